@@ -1,0 +1,56 @@
+"""Running things together without losing any of them.
+
+Knows how to run a step to its end although its task is being canceled. Does not know what
+the steps do.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from core.clock import Deadline
+
+__all__ = ["run_shielded", "wait_for_event"]
+
+_T = TypeVar("_T")
+
+
+async def run_shielded(step: Callable[[], Awaitable[_T]], *, name: str, deadline: Deadline) -> _T:
+    """Return what `step` returns, finishing it even if the caller is canceled meanwhile.
+
+    A cancellation is raised after the step has ended. The step itself is canceled when
+    `deadline` passes.
+
+    Raises:
+        TimeoutError: the step did not end in time.
+    """
+
+    async def bounded() -> _T:
+        async with asyncio.timeout(deadline.remaining_seconds):
+            return await step()
+
+    task = asyncio.ensure_future(bounded())
+    if isinstance(task, asyncio.Task):
+        task.set_name(name)
+    canceled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as e:
+            if task.cancelled():
+                raise
+            canceled = e
+        except Exception:  # noqa: BLE001 - the task holds it; it is raised below
+            break
+    if canceled is not None:
+        raise canceled
+    return task.result()
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until `event` is set or `seconds` have passed; return whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()

@@ -1,0 +1,76 @@
+"""Time, through one door.
+
+Knows the wall clock, the monotonic clock and deadlines measured on it. Does not know what
+anybody waits for. Tests inject a clock of their own.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from core.errors import DeadlineError
+
+__all__ = ["Clock", "Deadline", "SystemClock"]
+
+
+class Clock(Protocol):
+    """The time of day (UTC), a monotonic reading in seconds, and sleeping."""
+
+    def now(self) -> datetime:
+        """Return the time of day in UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return seconds on a clock that never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after that many seconds."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> datetime:
+        """Return the time of day in UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Return seconds on a clock that never goes back."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after that many seconds."""
+        await asyncio.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A moment on a clock's monotonic scale, passed down instead of a number of seconds."""
+
+    clock: Clock
+    at_seconds: float
+
+    @classmethod
+    def after(cls, clock: Clock, span: timedelta) -> "Deadline":
+        """Return the deadline that lies `span` from now."""
+        return cls(clock, clock.monotonic() + span.total_seconds())
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self.at_seconds - self.clock.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        """Whether the moment has passed."""
+        return self.remaining_seconds <= 0.0
+
+    def check(self, what: str) -> None:
+        """Raise DeadlineError naming `what` if the moment has passed."""
+        if self.expired:
+            message = f"{what}: the time it had is over"
+            raise DeadlineError(message)

@@ -1,0 +1,191 @@
+"""What the node agent and a data mover pod say to each other.
+
+Knows the mover's command line, its Events' reasons and progress message, and the result it
+leaves as termination message. Does not know who runs a mover or what moves the bytes.
+Source: Velero v1.18, pkg/datapath and pkg/cmd/cli/datamover, as recorded in
+tests/recordings/velero-1.18.2.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from pydantic import Field, ValidationError
+
+from core.errors import ContractError, ResultError
+from core.models.base import WireModel
+from core.models.duration import format_duration
+
+__all__ = [
+    "CANCELED_ENDING",
+    "TERMINATION_MESSAGE_LIMIT_BYTES",
+    "BackupResult",
+    "DataPathReason",
+    "InitResult",
+    "MoverArgs",
+    "MoverVerb",
+    "ProgressMessage",
+    "RestoreResult",
+    "VolumeMode",
+    "VolumePath",
+    "parse_progress",
+    "parse_result",
+    "shorten_message",
+]
+
+CANCELED_ENDING: Final = "data path is canceled"
+"""A termination message that ends so means canceled, not failed."""
+
+TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
+"""Source: Kubernetes, what the kubelet keeps of a container's termination message."""
+
+
+class DataPathReason(StrEnum):
+    """`reason` of the Events a mover writes on its custom resource."""
+
+    STARTED = "Data-Path-Started"
+    PROGRESS = "Data-Path-Progress"
+    COMPLETED = "Data-Path-Completed"
+    FAILED = "Data-Path-Failed"
+    CANCELED = "Data-Path-Canceled"
+    CANCELING = "Data-Path-Canceling"
+    STOPPED = "Data-Path-Stopped"
+
+
+class VolumeMode(StrEnum):
+    """`volumeMode` of a claim."""
+
+    FILESYSTEM = "Filesystem"
+    BLOCK = "Block"
+
+
+class MoverVerb(StrEnum):
+    """The mover's commands that run in a pod."""
+
+    BACKUP = "backup"
+    RESTORE = "restore"
+    INIT_REPOSITORY = "init-repository"
+
+
+@dataclass(frozen=True)
+class MoverArgs:
+    """The command line of a mover pod: `python -m datamover` and then `argv`.
+
+    `kind_flag` is the flag that names the custom resource: `data-upload`, `data-download`,
+    `pod-volume-backup`, `pod-volume-restore` or `backup-repository`. Paths are absolute and
+    inside the pod; an empty one is left out.
+    """
+
+    verb: MoverVerb
+    kind_flag: str
+    resource_name: str
+    volume_path: str = ""
+    volume_mode: VolumeMode = VolumeMode.FILESYSTEM
+    cache_volume_path: str = ""
+    resource_timeout: timedelta = timedelta(minutes=10)
+    log_level: str = "info"
+    log_format: str = "text"
+
+    @property
+    def argv(self) -> list[str]:
+        """The arguments after `python -m datamover`."""
+        flags = {
+            self.kind_flag: self.resource_name,
+            "volume-path": self.volume_path,
+            "volume-mode": str(self.volume_mode) if self.volume_path else "",
+            "cache-volume-path": self.cache_volume_path,
+            "resource-timeout": format_duration(self.resource_timeout),
+            "log-level": self.log_level,
+            "log-format": self.log_format,
+        }
+        return [str(self.verb), *(f"--{flag}={value}" for flag, value in flags.items() if value)]
+
+
+class ProgressMessage(WireModel):
+    """The message of a `Data-Path-Progress` Event; zero fields are left out.
+
+    The last three are ours; readers ignore keys they do not know.
+    """
+
+    total_bytes: int = 0
+    done_bytes: int = 0
+    bytes_per_second: int = 0
+    sent_bytes: int = 0
+    deduped_bytes: int = 0
+
+    def to_json(self) -> str:
+        """Return the message's text."""
+        fields = self.model_dump(by_alias=True)
+        return json.dumps({k: v for k, v in fields.items() if v}, separators=(",", ":"))
+
+
+class VolumePath(WireModel):
+    """`source` or `target` of a result: the volume's path inside the mover pod."""
+
+    by_path: str
+    volume_mode: str = ""
+
+
+class BackupResult(WireModel):
+    """The termination message of a backup that succeeded; sizes in bytes."""
+
+    snapshot_id: str = Field(alias="snapshotID", min_length=1)
+    empty_snapshot: bool = False
+    source: VolumePath
+    total_bytes: int = 0
+    incremental_bytes: int = 0
+
+
+class RestoreResult(WireModel):
+    """The termination message of a restore that succeeded; sizes in bytes."""
+
+    target: VolumePath
+    total_bytes: int = 0
+
+
+class InitResult(WireModel):
+    """The termination message of `init-repository` that succeeded."""
+
+    unique_id: str = Field(alias="uniqueID", min_length=1)
+
+
+_Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult)
+
+
+def parse_result(model: type[_Result], message: str) -> _Result:
+    """Return what a mover that exited with 0 left behind.
+
+    Raises:
+        ResultError: the message is not the JSON of `model`; never read as an empty success.
+    """
+    try:
+        return model.model_validate_json(message)
+    except ValidationError as e:
+        shown = message if message else "nothing"
+        text = f"the data mover ended well but its result cannot be read; it said: {shown}"
+        raise ResultError(text) from e
+
+
+def parse_progress(message: str) -> ProgressMessage:
+    """Return the progress an Event's message tells.
+
+    Raises:
+        ContractError: it is not a progress message.
+    """
+    try:
+        return ProgressMessage.model_validate_json(message)
+    except ValidationError as e:
+        text = f"progress message {message[:200]!r} cannot be read"
+        raise ContractError(text) from e
+
+
+def shorten_message(message: str) -> str:
+    """Return `message` cut from the front to what a termination message holds."""
+    raw = message.encode()
+    if len(raw) <= TERMINATION_MESSAGE_LIMIT_BYTES:
+        return message
+    mark = "… "
+    kept = raw[-(TERMINATION_MESSAGE_LIMIT_BYTES - len(mark.encode())) :]
+    return mark + kept.decode(errors="ignore")

@@ -1,0 +1,1 @@
+"""The API client: transport, errors, retries, list and watch, Events."""

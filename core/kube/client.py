@@ -1,0 +1,221 @@
+"""Reads and writes single objects and lists of them.
+
+Knows how verbs become requests, preconditions and paging. Does not know watches
+(`core.kube.watch`), or what an object means. Objects are JSON dicts.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from core.kube.errors import ConflictError, NotFoundError, raise_for_status
+from core.kube.resources import Resource
+from core.kube.retry import Retry
+from core.kube.transport import MERGE_PATCH, Request, Response, Transport
+from core.models.base import JsonDict
+
+__all__ = ["KubeClient", "ListPage", "Selection"]
+
+_PAGE_SIZE = 500
+"""Objects a list request asks for at a time: the size client-go uses."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which objects a list or watch is about; an empty namespace means all of them."""
+
+    resource: Resource
+    namespace: str = ""
+    label_selector: str = ""
+    field_selector: str = ""
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The selectors as query parameters."""
+        pairs = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
+        return {key: value for key, value in pairs.items() if value}
+
+
+@dataclass(frozen=True)
+class ListPage:
+    """One page of a list: its objects, and the list's resourceVersion."""
+
+    items: list[JsonDict]
+    resource_version: str
+
+
+def _attempted(verb: str, resource: Resource, namespace: str, name: str = "") -> str:
+    place = f"{namespace}/{name}" if namespace and name else name or namespace or "all namespaces"
+    return f"{verb} {resource.kind} {place}"
+
+
+class KubeClient:
+    """Verbs over a transport, with bounded retries of what may be tried again."""
+
+    def __init__(self, transport: Transport, retry: Retry) -> None:
+        """Send through `transport`, try again as `retry` says."""
+        self._transport = transport
+        self._retry = retry
+
+    @property
+    def transport(self) -> Transport:
+        """What the requests go through."""
+        return self._transport
+
+    async def _send(self, request: Request, attempted: str, *, again: bool) -> Response:
+        """Send a request; `again` says whether losing the answer allows another try."""
+
+        async def once() -> Response:
+            response = await self._transport.request(request)
+            raise_for_status(
+                response.status,
+                response.body,
+                attempted=attempted,
+                retry_after=response.retry_after,
+            )
+            return response
+
+        return await self._retry.run(once, after_lost_answer=again)
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> JsonDict:
+        """Return the object by a quorum read.
+
+        Raises:
+            NotFoundError: it does not exist.
+            KubeError: any other refusal.
+        """
+        response = await self._send(
+            Request("GET", resource.path(namespace, name)),
+            _attempted("get", resource, namespace, name),
+            again=True,
+        )
+        return _loads(response)
+
+    async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
+        """Return the object, or None where it does not exist."""
+        try:
+            return await self.get(resource, namespace, name)
+        except NotFoundError:
+            return None
+
+    async def pages(self, selection: Selection) -> AsyncIterator[ListPage]:
+        """Yield the selected objects page by page, by a quorum read.
+
+        Raises:
+            GoneError: the continue token grew too old; begin anew.
+        """
+        resource = selection.resource
+        token = ""
+        while True:
+            query = selection.query | {"limit": str(_PAGE_SIZE)}
+            if token:
+                query["continue"] = token
+            response = await self._send(
+                Request("GET", resource.path(selection.namespace), query),
+                _attempted("list", resource, selection.namespace),
+                again=True,
+            )
+            body = _loads(response)
+            items = body.get("items") or []
+            for item in items:
+                # A list leaves these out of its items; every reader of one object wants them.
+                item.setdefault("apiVersion", resource.api_version)
+                item.setdefault("kind", resource.kind)
+            yield ListPage(items, body["metadata"].get("resourceVersion", ""))
+            token = body["metadata"].get("continue", "")
+            if not token:
+                return
+
+    async def list(self, selection: Selection) -> list[JsonDict]:
+        """Return all selected objects."""
+        return [item async for page in self.pages(selection) for item in page.items]
+
+    async def create(self, resource: Resource, manifest: JsonDict) -> JsonDict:
+        """Create the object and return it as stored.
+
+        Raises:
+            AlreadyExistsError: one of that name exists; possibly ours, made by a try whose
+                answer was lost.
+        """
+        meta = manifest["metadata"]
+        namespace = meta.get("namespace", "")
+        name = meta.get("name") or meta.get("generateName", "")
+        response = await self._send(
+            Request("POST", resource.path(namespace), body=json.dumps(manifest).encode()),
+            _attempted("create", resource, namespace, name),
+            # With a fixed name a second try cannot make a second object.
+            again="name" in meta,
+        )
+        return _loads(response)
+
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, patch: JsonDict, *, again: bool = True
+    ) -> JsonDict:
+        """Apply a JSON merge patch and return the object as stored.
+
+        Put `metadata.uid` and `metadata.resourceVersion` into `patch` to make them
+        preconditions. `again=False` never repeats a patch whose answer was lost.
+
+        Raises:
+            ConflictError: a precondition did not hold.
+            NotFoundError: the object does not exist.
+        """
+        response = await self._send(
+            Request(
+                "PATCH",
+                resource.path(namespace, name),
+                body=json.dumps(patch).encode(),
+                content_type=MERGE_PATCH,
+            ),
+            _attempted("patch", resource, namespace, name),
+            again=again,
+        )
+        return _loads(response)
+
+    async def delete(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        uid: str = "",
+        grace_seconds: int | None = None,
+    ) -> bool:
+        """Ask for the object's deletion; return False where it is gone already.
+
+        A `uid` that does not match any more counts as gone: somebody else's object of the
+        same name is never touched.
+        """
+        options: JsonDict = {"propagationPolicy": "Background"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        request = Request(
+            "DELETE", resource.path(namespace, name), body=json.dumps(options).encode()
+        )
+        attempted = _attempted("delete", resource, namespace, name)
+        try:
+            await self._send(request, attempted, again=True)
+        except NotFoundError:
+            return False
+        except ConflictError:
+            if not uid:
+                raise
+            return False
+        return True
+
+    async def pod_log(self, namespace: str, name: str, *, limit_bytes: int) -> str:
+        """Return the last `limit_bytes` of the log of a pod's only container."""
+        request = Request(
+            "GET",
+            f"/api/v1/namespaces/{namespace}/pods/{name}/log",
+            {"tailLines": str(max(1, limit_bytes // 100)), "limitBytes": str(limit_bytes)},
+        )
+        response = await self._send(request, f"log of Pod {namespace}/{name}", again=True)
+        return response.body[-limit_bytes:].decode(errors="replace")
+
+
+def _loads(response: Response) -> JsonDict:
+    body: JsonDict = json.loads(response.body)
+    return body

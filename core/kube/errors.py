@@ -1,0 +1,152 @@
+"""What the API server's refusals become: one class a cause, made in one place.
+
+Knows status codes and `Status` objects. Does not know what anybody does about an error.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from core.errors import AgentError
+
+__all__ = [
+    "AlreadyExistsError",
+    "ConflictError",
+    "ForbiddenError",
+    "GoneError",
+    "InvalidError",
+    "KubeError",
+    "NotFoundError",
+    "ServerError",
+    "ThrottledError",
+    "UnauthorizedError",
+    "UnreachableError",
+    "raise_for_status",
+]
+
+
+class KubeError(AgentError):
+    """A request to the API server that did not succeed.
+
+    `status` is the HTTP status, 0 where no answer came. `reason` is the Status object's.
+    `retry_after_seconds` is what the server asked for, if it did.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        reason: str = "",
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        """Keep the facts beside the message."""
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
+
+
+class NotFoundError(KubeError):
+    """404: the object, or its kind, is not there."""
+
+
+class ConflictError(KubeError):
+    """409: somebody else wrote first; read again and decide again."""
+
+    retry = True
+
+
+class AlreadyExistsError(ConflictError):
+    """409 with reason AlreadyExists."""
+
+
+class GoneError(KubeError):
+    """410: the resourceVersion or continue token is too old; list again."""
+
+    retry = True
+
+
+class InvalidError(KubeError):
+    """400 or 422: the server refused the object's content."""
+
+
+class ForbiddenError(KubeError):
+    """403: RBAC, quota or an admission check said no."""
+
+
+class UnauthorizedError(KubeError):
+    """401: the credentials are not accepted."""
+
+    retry = True
+
+
+class ThrottledError(KubeError):
+    """429: the server asks to come later."""
+
+    retry = True
+
+
+class ServerError(KubeError):
+    """5xx: the server, or something behind it, failed. The write may have been applied."""
+
+    retry = True
+
+
+class UnreachableError(ServerError):
+    """No answer arrived: connection refused, reset or timed out. The write may be applied."""
+
+
+_BY_STATUS: dict[int, type[KubeError]] = {
+    400: InvalidError,
+    401: UnauthorizedError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    409: ConflictError,
+    410: GoneError,
+    422: InvalidError,
+    429: ThrottledError,
+}
+_FIRST_ERROR = 400
+_FIRST_SERVER_ERROR = 500
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    message: str
+    reason: str
+
+
+def _parse_refusal(body: bytes) -> _Refusal:
+    """Read a `Status` object; anything else is shown as text, shortened."""
+    try:
+        status: Any = json.loads(body)
+        return _Refusal(str(status["message"]), str(status.get("reason", "")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return _Refusal(body[:300].decode(errors="replace").strip(), "")
+
+
+def raise_for_status(
+    status: int, body: bytes, *, attempted: str, retry_after: str | None = None
+) -> None:
+    """Return if `status` is a success.
+
+    Args:
+        status: the HTTP status.
+        body: the answer's body, a `Status` object when the API server itself refused.
+        attempted: what was tried on which object, such as `patch Pod velero/x`.
+        retry_after: the `Retry-After` header, seconds.
+
+    Raises:
+        KubeError: the subclass for the status; the message says what was attempted, on
+            which object, and what came back.
+    """
+    if status < _FIRST_ERROR:
+        return
+    refusal = _parse_refusal(body)
+    cls = _BY_STATUS.get(status, ServerError if status >= _FIRST_SERVER_ERROR else KubeError)
+    if cls is ConflictError and refusal.reason == "AlreadyExists":
+        cls = AlreadyExistsError
+    text = f"{attempted}: {status} {refusal.reason or ''}".rstrip() + f": {refusal.message}"
+    seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+    raise cls(text, status=status, reason=refusal.reason, retry_after_seconds=seconds)

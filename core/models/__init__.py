@@ -1,0 +1,1 @@
+"""Custom resources, phases and every name on the wire; no I/O."""

@@ -1,0 +1,59 @@
+"""Go durations, as custom resources and flags spell them.
+
+Source: Go, time.ParseDuration and time.Duration.String.
+"""
+
+import re
+from datetime import timedelta
+from typing import Final
+
+__all__ = ["format_duration", "parse_duration"]
+
+_UNIT_SECONDS: Final = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
+_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+
+
+def parse_duration(text: str) -> timedelta:
+    """Return the span that `text`, such as `1h30m` or `10m0s`, names.
+
+    Raises:
+        ValueError: `text` is not a Go duration.
+    """
+    sign = -1.0 if text.startswith("-") else 1.0
+    rest = text[1:] if text[:1] in {"-", "+"} else text
+    if rest == "0":
+        return timedelta(0)
+    position = 0
+    seconds = 0.0
+    while position < len(rest):
+        part = _PART.match(rest, position)
+        if part is None:
+            break
+        seconds += float(part[1]) * _UNIT_SECONDS[part[2]]
+        position = part.end()
+    if not rest or position < len(rest):
+        message = f"{text!r} is not a duration such as 30s, 10m or 1h30m"
+        raise ValueError(message)
+    return timedelta(seconds=sign * seconds)
+
+
+def format_duration(span: timedelta) -> str:
+    """Return `span` the way Go prints it, such as `10m0s` or `1.5s`."""
+    total = span.total_seconds()
+    if total < 0:
+        return "-" + format_duration(-span)
+    hours, rest = divmod(total, 3600)
+    minutes, seconds = divmod(rest, 60)
+    text = f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+    if hours:
+        return f"{int(hours)}h{int(minutes)}m{text}"
+    return f"{int(minutes)}m{text}" if minutes else text

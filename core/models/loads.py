@@ -1,0 +1,243 @@
+"""The four kinds of load: DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore.
+
+Source: Velero v1.18, pkg/apis/velero/v2alpha1 and pkg/apis/velero/v1, as recorded in
+tests/recordings/velero-1.18.2/crds. Phases are read through `Load.phase`, where an absent
+phase is New.
+"""
+
+from datetime import timedelta
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from core.models.base import CustomResource, Timestamp, WireModel
+from core.models.duration import parse_duration
+from core.models.phases import Phase
+
+__all__ = [
+    "CSISnapshotSpec",
+    "DataDownload",
+    "DataDownloadSpec",
+    "DataUpload",
+    "DataUploadSpec",
+    "Load",
+    "LoadSpec",
+    "LoadStatus",
+    "PodReference",
+    "PodVolumeBackup",
+    "PodVolumeBackupSpec",
+    "PodVolumeRestore",
+    "PodVolumeRestoreSpec",
+    "Progress",
+    "TargetVolume",
+]
+
+# Go writes an absent map as null.
+_Settings = Annotated[dict[str, str], BeforeValidator(lambda value: value or {})]
+
+
+class Progress(WireModel):
+    """`status.progress`, in bytes."""
+
+    total_bytes: int = 0
+    bytes_done: int = 0
+
+
+class LoadStatus(WireModel):
+    """What the status of all four kinds may hold; each kind's CRD prunes what it lacks."""
+
+    phase: Phase | None = None
+    message: str = ""
+    progress: Progress = Field(default_factory=Progress)
+    accepted_timestamp: Timestamp | None = None
+    start_timestamp: Timestamp | None = None
+    completion_timestamp: Timestamp | None = None
+    accepted_by_node: str = ""
+    node: str = ""
+    node_os: str = Field(default="", alias="nodeOS")
+    path: str = ""
+    snapshot_id: str = Field(default="", alias="snapshotID")
+    incremental_bytes: int = 0
+
+
+class LoadSpec(WireModel):
+    """What the spec of all four kinds holds."""
+
+    backup_storage_location: str
+    cancel: bool = False
+
+
+class Load(CustomResource):
+    """One load: the data of one volume, on its way out or back."""
+
+    spec: LoadSpec
+    status: LoadStatus = Field(default_factory=LoadStatus)
+
+    @property
+    def phase(self) -> Phase:
+        """`status.phase`; absent and empty read as New."""
+        return self.status.phase or Phase.NEW
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The uploader's settings of this load, such as `ParallelFilesUpload`."""
+        raise NotImplementedError
+
+    @property
+    def repository_namespace(self) -> str:
+        """The volume namespace whose backup repository holds the data."""
+        raise NotImplementedError
+
+
+class CSISnapshotSpec(WireModel):
+    """`spec.csiSnapshot` of a DataUpload."""
+
+    volume_snapshot: str
+    storage_class: str
+    snapshot_class: str = ""
+    driver: str = ""
+
+
+class _MoverSpec(LoadSpec):
+    """What DataUpload and DataDownload share."""
+
+    datamover: str = ""
+    source_namespace: str
+    data_mover_config: _Settings = Field(default_factory=dict)
+    operation_timeout: str = ""
+
+    @property
+    def operation_timeout_span(self) -> timedelta | None:
+        """`operationTimeout` as a span; None where it is absent.
+
+        Raises:
+            ValueError: it is not a Go duration.
+        """
+        return parse_duration(self.operation_timeout) if self.operation_timeout else None
+
+
+class DataUploadSpec(_MoverSpec):
+    """`spec` of a DataUpload."""
+
+    snapshot_type: str
+    csi_snapshot: CSISnapshotSpec | None = None
+    source_pvc: str = Field(alias="sourcePVC")
+
+
+class DataUpload(Load):
+    """A CSI snapshot on its way into the backup repository."""
+
+    kind_name: ClassVar[str] = "DataUpload"
+    spec: DataUploadSpec
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """`spec.dataMoverConfig`."""
+        return self.spec.data_mover_config
+
+    @property
+    def repository_namespace(self) -> str:
+        """The namespace the source claim lives in."""
+        return self.spec.source_namespace
+
+
+class TargetVolume(WireModel):
+    """`spec.targetVolume` of a DataDownload."""
+
+    pvc: str
+    namespace: str
+    pv: str = ""
+
+
+class DataDownloadSpec(_MoverSpec):
+    """`spec` of a DataDownload."""
+
+    target_volume: TargetVolume
+    snapshot_id: str = Field(alias="snapshotID")
+    snapshot_size: int = 0
+    node_os: str = Field(default="", alias="nodeOS")
+
+
+class DataDownload(Load):
+    """A kopia snapshot on its way back into a claim."""
+
+    kind_name: ClassVar[str] = "DataDownload"
+    spec: DataDownloadSpec
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """`spec.dataMoverConfig`."""
+        return self.spec.data_mover_config
+
+    @property
+    def repository_namespace(self) -> str:
+        """The namespace the data was backed up from."""
+        return self.spec.source_namespace
+
+
+class PodReference(WireModel):
+    """`spec.pod`: the workload pod whose volume is meant."""
+
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    kind: str = ""
+
+
+class _PodVolumeSpec(LoadSpec):
+    """What PodVolumeBackup and PodVolumeRestore share."""
+
+    pod: PodReference
+    volume: str
+    repo_identifier: str
+    uploader_type: str = ""
+    uploader_settings: _Settings = Field(default_factory=dict)
+
+
+class PodVolumeBackupSpec(_PodVolumeSpec):
+    """`spec` of a PodVolumeBackup."""
+
+    node: str
+    tags: _Settings = Field(default_factory=dict)
+
+
+class PodVolumeBackup(Load):
+    """A running pod's volume on its way into the backup repository."""
+
+    kind_name: ClassVar[str] = "PodVolumeBackup"
+    spec: PodVolumeBackupSpec
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """`spec.uploaderSettings`."""
+        return self.spec.uploader_settings
+
+    @property
+    def repository_namespace(self) -> str:
+        """The workload pod's namespace."""
+        return self.spec.pod.namespace
+
+
+class PodVolumeRestoreSpec(_PodVolumeSpec):
+    """`spec` of a PodVolumeRestore."""
+
+    snapshot_id: str = Field(alias="snapshotID")
+    source_namespace: str
+    snapshot_size: int = 0
+
+
+class PodVolumeRestore(Load):
+    """A kopia snapshot on its way back into a waiting pod's volume."""
+
+    kind_name: ClassVar[str] = "PodVolumeRestore"
+    spec: PodVolumeRestoreSpec
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """`spec.uploaderSettings`."""
+        return self.spec.uploader_settings
+
+    @property
+    def repository_namespace(self) -> str:
+        """The namespace the data was backed up from."""
+        return self.spec.source_namespace

@@ -1,0 +1,101 @@
+"""Every name that both sides of the wire spell alike.
+
+Source: Velero v1.18 (pkg/apis/velero/v1/labels_annotations.go, pkg/exposer, pkg/datapath) as
+recorded in tests/recordings/velero-1.18.2, and our own names beyond the peer's.
+"""
+
+import hashlib
+from typing import Final
+
+__all__ = [
+    "ACCEPT_FENCE_ANNOTATION",
+    "ADMISSIONS_CONFIGMAP",
+    "AGENT_DAEMONSET",
+    "AGENT_LABELS",
+    "ASYNC_OPERATION_ID_LABEL",
+    "DATA_DOWNLOAD_LABEL",
+    "DATA_MOVER_FINALIZER",
+    "DATA_UPLOAD_LABEL",
+    "DISPATCHER_LEASE",
+    "DYNAMIC_PV_RESTORE_LABEL",
+    "EXPOSER_POD_GROUP_LABEL",
+    "EXPOSE_ON_GOING_LABEL",
+    "MANAGED_BY_LABEL",
+    "NODE_LABEL",
+    "OUTCOME_ANNOTATION",
+    "OWNER_UID_LABEL",
+    "POD_VOLUME_BACKUP_LABEL",
+    "POD_VOLUME_FINALIZER",
+    "POD_VOLUME_RESTORE_LABEL",
+    "PVC_NAME_ANNOTATION",
+    "REPOSITORY_TYPE_LABEL",
+    "REPO_CREDENTIALS_KEY",
+    "REPO_CREDENTIALS_SECRET",
+    "REPO_DEFAULT_PASSWORD",
+    "SELECTED_NODE_ANNOTATION",
+    "SERVICE_ACCOUNT",
+    "STORAGE_LOCATION_LABEL",
+    "VOLUME_NAMESPACE_LABEL",
+    "label_value",
+]
+
+# On a data mover pod: the name of its custom resource.
+DATA_UPLOAD_LABEL: Final = "velero.io/data-upload"
+DATA_DOWNLOAD_LABEL: Final = "velero.io/data-download"
+POD_VOLUME_BACKUP_LABEL: Final = "velero.io/pod-volume-backup"
+POD_VOLUME_RESTORE_LABEL: Final = "velero.io/pod-volume-restore"
+
+# On a custom resource.
+EXPOSE_ON_GOING_LABEL: Final = "velero.io/expose-on-going"
+ASYNC_OPERATION_ID_LABEL: Final = "velero.io/async-operation-id"
+PVC_NAME_ANNOTATION: Final = "velero.io/pvc-name"
+DATA_MOVER_FINALIZER: Final = "velero.io/data-upload-download-finalizer"
+POD_VOLUME_FINALIZER: Final = "velero.io/pod-volume-finalizer"
+
+# On a BackupRepository: what it is looked up by.
+VOLUME_NAMESPACE_LABEL: Final = "velero.io/volume-namespace"
+STORAGE_LOCATION_LABEL: Final = "velero.io/storage-location"
+REPOSITORY_TYPE_LABEL: Final = "velero.io/repository-type"
+
+# On the objects of an expose.
+EXPOSER_POD_GROUP_LABEL: Final = "velero.io/exposer-pod-group"
+DYNAMIC_PV_RESTORE_LABEL: Final = "velero.io/dynamic-pv-restore"
+MANAGED_BY_LABEL: Final = "snapshot.storage.kubernetes.io/managed-by"
+SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
+
+# The repository's password, shared by all peers.
+REPO_CREDENTIALS_SECRET: Final = "velero-repo-credentials"  # noqa: S105 - the Secret's name
+REPO_CREDENTIALS_KEY: Final = "repository-password"
+REPO_DEFAULT_PASSWORD: Final = "static-passw0rd"  # noqa: S105 - the peers' published default
+
+# The agent itself.
+AGENT_DAEMONSET: Final = "node-agent"
+AGENT_LABELS: Final = {"role": "node-agent"}
+SERVICE_ACCOUNT: Final = "node-agent"
+
+# Ours, beyond the peer's.
+NODE_LABEL: Final = "nodeagent.io/node"
+"""The record of which node's agent works on a custom resource, for every kind."""
+OWNER_UID_LABEL: Final = "nodeagent.io/owner-uid"
+"""On every object we make; the sweeper touches nothing without it."""
+OUTCOME_ANNOTATION: Final = "nodeagent.io/outcome"
+"""On a custom resource: the mover's result, kept before anything that produced it is touched."""
+ACCEPT_FENCE_ANNOTATION: Final = "nodeagent.io/fence"
+"""On a New custom resource: rewritten to make a late accept conflict."""
+DISPATCHER_LEASE: Final = "node-agent-dispatcher"
+ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
+
+_LABEL_VALUE_LIMIT: Final = 63
+_HASHED_PREFIX: Final = 57
+_HASH_DIGITS: Final = 6
+
+
+def label_value(name: str) -> str:
+    """Return `name` as a label value: itself, or 57 characters and 6 digits of its SHA-256.
+
+    Source: Kubernetes, label values have at most 63 characters.
+    """
+    if len(name) <= _LABEL_VALUE_LIMIT:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return name[:_HASHED_PREFIX] + digest[:_HASH_DIGITS]

@@ -1,0 +1,123 @@
+"""Where backups are kept: BackupStorageLocation and BackupRepository.
+
+Source: Velero v1.18, pkg/apis/velero/v1, as recorded in tests/recordings/velero-1.18.2/crds.
+"""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from core.models.base import CustomResource, Timestamp, WireModel
+
+__all__ = [
+    "BackupRepository",
+    "BackupRepositorySpec",
+    "BackupRepositoryStatus",
+    "BackupStorageLocation",
+    "BackupStorageLocationSpec",
+    "BackupStorageLocationStatus",
+    "ObjectStorage",
+    "RepositoryPhase",
+    "SecretKey",
+    "repository_name",
+]
+
+_Settings = Annotated[dict[str, str], BeforeValidator(lambda value: value or {})]
+
+
+class SecretKey(WireModel):
+    """One key of a Secret in the same namespace."""
+
+    name: str = ""
+    key: str
+
+
+class ObjectStorage(WireModel):
+    """`spec.objectStorage`: the bucket, and whom to trust. `ca_cert` is base64 of PEM."""
+
+    bucket: str
+    prefix: str = ""
+    ca_cert: str = Field(default="", alias="caCert")
+    ca_cert_ref: SecretKey | None = None
+
+
+class BackupStorageLocationSpec(WireModel):
+    """`spec` of a BackupStorageLocation."""
+
+    provider: str
+    config: _Settings = Field(default_factory=dict)
+    credential: SecretKey | None = None
+    object_storage: ObjectStorage
+    access_mode: str = ""
+    default: bool = False
+
+
+class BackupStorageLocationStatus(WireModel):
+    """`status` of a BackupStorageLocation; an empty phase counts as available."""
+
+    phase: str = ""
+    message: str = ""
+
+
+class BackupStorageLocation(CustomResource):
+    """A bucket or folder that holds backup repositories."""
+
+    kind_name: ClassVar[str] = "BackupStorageLocation"
+    spec: BackupStorageLocationSpec
+    status: BackupStorageLocationStatus = Field(default_factory=BackupStorageLocationStatus)
+
+    @property
+    def available(self) -> bool:
+        """Whether loads may use it."""
+        return self.status.phase in {"", "Available"}
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing may be written to it."""
+        return self.spec.access_mode == "ReadOnly"
+
+
+class RepositoryPhase(StrEnum):
+    """`status.phase` of a BackupRepository; absent reads as NEW."""
+
+    NEW = "New"
+    READY = "Ready"
+    NOT_READY = "NotReady"
+
+
+class BackupRepositorySpec(WireModel):
+    """`spec` of a BackupRepository."""
+
+    volume_namespace: str
+    backup_storage_location: str
+    repository_type: str = ""
+    restic_identifier: str = ""
+    maintenance_frequency: str
+    repository_config: _Settings = Field(default_factory=dict)
+
+
+class BackupRepositoryStatus(WireModel):
+    """`status` of a BackupRepository."""
+
+    phase: RepositoryPhase | None = None
+    message: str = ""
+    last_maintenance_time: Timestamp | None = None
+
+
+class BackupRepository(CustomResource):
+    """One kopia repository: a volume namespace in a backup storage location."""
+
+    kind_name: ClassVar[str] = "BackupRepository"
+    spec: BackupRepositorySpec
+    status: BackupRepositoryStatus = Field(default_factory=BackupRepositoryStatus)
+
+    @property
+    def phase(self) -> RepositoryPhase:
+        """`status.phase`; absent reads as New."""
+        return self.status.phase or RepositoryPhase.NEW
+
+
+def repository_name(volume_namespace: str, location: str, repository_type: str = "kopia") -> str:
+    """Return the name under which peers create a BackupRepository."""
+    return f"{volume_namespace}-{location}-{repository_type}"

@@ -1,0 +1,1 @@
+"""The process in a data mover pod: one volume, through kopia."""

@@ -1,0 +1,1 @@
+"""Brings volumes to data mover pods: builders make manifests, exposers send them."""

@@ -1,0 +1,1 @@
+"""The per-node daemon: admits loads, exposes volumes, watches movers, reports."""

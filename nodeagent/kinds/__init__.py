@@ -1,0 +1,1 @@
+"""One small adapter for each kind of load."""
