@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Builds one of the Go tools beside this script unless the cache has it, and prints the folder of its binaries.
+#
+#   tools/build.sh NAME [BINARY…]      all binaries of the tool, or only the named ones
+#   tools/build.sh --dir NAME          prints the folder and builds nothing
+#
+# The folder is keyed by go.mod, go.sum and build.conf. A binary appears in it complete or not at all.
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+# Lines of build.conf that start with this word, without it.
+configured() {
+    sed -n "s/^$1 //p" "$source_dir/build.conf"
+}
+
+# Package that a binary is built from.
+package_of() {
+    local package
+    package="$(configured "$1")"
+    [ -n "$package" ] || die "tools/$name has no binary '$1'"
+    printf '%s\n' "$package"
+}
+
+# Binaries that build.conf names, in the order they are to be built.
+all_binaries() {
+    grep -v -E '^(#|tags |ldflags |$)' "$source_dir/build.conf" | cut -d' ' -f1
+}
+
+check_go() {
+    local wanted have
+    wanted="$(sed -n 's/^go //p' "$source_dir/go.mod")"
+    command -v go >/dev/null || die "Go $wanted or later is needed to build $name, and there is no 'go' on the PATH"
+    have="$(cd "$source_dir/.." && GOTOOLCHAIN=local GOFLAGS='' go env GOVERSION)"
+    have="${have#go}"
+    # An older Go may fetch the wanted one by itself; it says so in one line when it cannot.
+    version_at_least "${have%% *}" "$wanted" || [ "$(go env GOTOOLCHAIN)" != local ] ||
+        die "Go $wanted or later is needed to build $name; 'go' on the PATH is $have"
+}
+
+build() {
+    local binary="$1" package began=$SECONDS
+    package="$(package_of "$binary")"
+    say "$name: building $binary"
+    (
+        cd "$source_dir"
+        # Static and without debug tables: runs in any image, links faster.
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false \
+            -tags "$(configured tags)" -ldflags "-s -w $(configured ldflags | tr '\n' ' ')" \
+            -o "$out_dir/.$binary.part" "$package" 2> >(grep -v '^go: downloading' >&2)
+    ) || die "$name: building $binary failed"
+    mv "$out_dir/.$binary.part" "$out_dir/$binary"
+    say "$name: $binary is built ($((SECONDS - began)) s)"
+}
+
+missing() {
+    local binary
+    for binary in "${binaries[@]}"; do
+        [ -x "$out_dir/$binary" ] || printf '%s\n' "$binary"
+    done
+}
+
+only_dir=''
+if [ "${1:-}" = --dir ]; then
+    only_dir=yes
+    shift
+fi
+name="${1:-}"
+source_dir="$project_dir/tools/$name"
+[ -n "$name" ] && [ -f "$source_dir/build.conf" ] ||
+    die "usage: tools/build.sh [--dir] NAME [BINARY…], where NAME is one of: $(cd "$project_dir/tools" && printf '%s ' */ | tr -d '/')"
+shift
+key="$(name_and_content "$source_dir"/{go.mod,go.sum,build.conf} | short_hash)"
+out_dir="$cache_dir/tools/$name-$key/bin"
+
+if [ -z "$only_dir" ]; then
+    mapfile -t binaries < <([ "$#" -gt 0 ] && printf '%s\n' "$@" || all_binaries)
+    if [ -n "$(missing)" ]; then
+        check_go
+        lock "$name-$key"
+        mkdir -p "$out_dir"
+        for binary in $(missing); do
+            build "$binary"
+        done
+    fi
+fi
+printf '%s\n' "$out_dir"
