@@ -1,0 +1,183 @@
+"""A small blocking client of the Kubernetes API, for the test bed's own use.
+
+Standard library only: the bed must start before anything else of the project works,
+and must not test the product with the product's own client. Objects are JSON dicts.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Api", "ApiError", "Json", "Resource"]
+
+Json = dict[str, Any]
+
+_WATCH_SECONDS = 300
+_ERROR_FROM = 400
+
+
+class ApiError(Exception):
+    """The API server refused a request."""
+
+    def __init__(self, status: int, message: str) -> None:
+        """Keep the HTTP status beside the server's message."""
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Resource:
+    """Where a kind of object is found, such as `/api/v1` and `pods`."""
+
+    prefix: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The URL path of one object, or of a collection when `name` is empty."""
+        parts = [self.prefix]
+        if self.namespaced and namespace:
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "/".join(parts)
+
+
+@dataclass
+class Api:
+    """Talks to the server a kubeconfig names; the file must be JSON, as the bed writes it."""
+
+    kubeconfig: Path
+    _context: ssl.SSLContext = field(init=False)
+    _headers: dict[str, str] = field(init=False)
+    _address: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the server's address and the credentials."""
+        config = json.loads(self.kubeconfig.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        self._address = urlsplit(cluster["server"]).netloc
+        self._context = ssl.create_default_context(cafile=cluster["certificate-authority"])
+        self._headers = {"Accept": "application/json"}
+        if "token" in user:
+            self._headers["Authorization"] = f"Bearer {user['token']}"
+        else:
+            self._context.load_cert_chain(user["client-certificate"], user["client-key"])
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        """Send one request and return the parsed answer.
+
+        Raises:
+            ApiError: The server refused it.
+            OSError: The server was not reached.
+        """
+        text = self.text(method, path, body=body, content_type=content_type)
+        parsed: Json = json.loads(text)
+        return parsed
+
+    def text(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> str:
+        """Like `request`, for answers that are not JSON, such as a log."""
+        connection = http.client.HTTPSConnection(self._address, context=self._context, timeout=60)
+        try:
+            data = None if body is None else json.dumps(body)
+            headers = {**self._headers, "Content-Type": content_type}
+            connection.request(method, path, body=data, headers=headers)
+            response = connection.getresponse()
+            text = response.read().decode()
+        finally:
+            connection.close()
+        if response.status >= _ERROR_FROM:
+            raise ApiError(response.status, f"{method} {path}: {_message(text)}")
+        return text
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """One object, or None when there is none of that name."""
+        try:
+            return self.request("GET", resource.path(namespace, name))
+        except ApiError as error:
+            if error.status == http.HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    def list(self, resource: Resource, namespace: str = "", *, selector: str = "") -> list[Json]:
+        """All objects of a kind, in one namespace or in all."""
+        query = f"?{urlencode({'labelSelector': selector})}" if selector else ""
+        items: list[Json] = self.request("GET", resource.path(namespace) + query)["items"]
+        return items
+
+    def snapshot(self, resource: Resource) -> tuple[list[Json], str]:
+        """All objects of a kind, and the resource version from which to watch for changes."""
+        answer = self.request("GET", resource.path())
+        return answer["items"], answer["metadata"]["resourceVersion"]
+
+    def create(self, resource: Resource, body: Json) -> Json:
+        """Create an object in the namespace its metadata names."""
+        namespace = body["metadata"].get("namespace", "")
+        return self.request("POST", resource.path(namespace), body=body)
+
+    def patch(
+        self, resource: Resource, body: Json, *, name: str, namespace: str = "", sub: str = ""
+    ) -> Json:
+        """Send a JSON merge patch; `sub` is a subresource, such as `status`."""
+        path = resource.path(namespace, name, sub)
+        return self.request("PATCH", path, body=body, content_type="application/merge-patch+json")
+
+    def delete(self, resource: Resource, namespace: str, name: str) -> None:
+        """Ask for the deletion of an object; one that is gone already is no error."""
+        try:
+            self.request("DELETE", resource.path(namespace, name))
+        except ApiError as error:
+            if error.status != http.HTTPStatus.NOT_FOUND:
+                raise
+
+    def watch(self, resource: Resource, resource_version: str) -> Iterator[Json]:
+        """Yield watch events of a kind in all namespaces, from a resource version on.
+
+        Ends when the server ends the watch; the caller then starts with a new `snapshot`.
+        """
+        query = urlencode(
+            {
+                "watch": "1",
+                "resourceVersion": resource_version,
+                "timeoutSeconds": _WATCH_SECONDS,
+            }
+        )
+        connection = http.client.HTTPSConnection(self._address, context=self._context)
+        try:
+            connection.request("GET", f"{resource.path()}?{query}", headers=self._headers)
+            response = connection.getresponse()
+            if response.status >= _ERROR_FROM:
+                raise ApiError(response.status, f"watch of {resource.plural}")
+            for line in response:
+                yield json.loads(line)
+        finally:
+            connection.close()
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text).get("message", text))
+    except ValueError:
+        return text

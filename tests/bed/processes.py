@@ -1,0 +1,117 @@
+"""Child processes that run beside the one who starts them, each with a log file.
+
+A child gets SIGKILL from the kernel when the thread that started it ends, so nothing
+survives its starter, however that dies. Knows nothing of what runs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["BedError", "Component", "Supervisor"]
+
+_POLL_SECONDS = 0.05
+_LOG_LINES_SHOWN = 15
+
+
+class BedError(Exception):
+    """The test bed could not do what was asked; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """A running child and the file its output goes to."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def last_lines(self) -> str:
+        """The end of the log, for an error message."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(f"    {line[:400]}" for line in lines[-_LOG_LINES_SHOWN:])
+
+
+@dataclass
+class Supervisor:
+    """Starts components and notices when one ends that should run on."""
+
+    logs: Path
+    components: list[Component] = field(default_factory=list)
+
+    def start(
+        self, name: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None
+    ) -> Component:
+        """Start a component; its output goes to `<name>.log`.
+
+        Args:
+            name: What messages call it.
+            argv: The command.
+            env: Added to this process's own environment.
+        """
+        self.logs.mkdir(parents=True, exist_ok=True)
+        log = self.logs / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *map(str, argv)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+            )
+        component = Component(name, process, log)
+        self.components.append(component)
+        return component
+
+    def check(self) -> None:
+        """Raise when a component has ended.
+
+        Raises:
+            BedError: With the last lines of that component's log.
+        """
+        for component in self.components:
+            code = component.process.poll()
+            if code is not None:
+                message = f"{component.name} ended with {code}; the end of {component.log}:"
+                raise BedError(f"{message}\n{component.last_lines()}")
+
+    def wait(self, what: str, ready: Callable[[], bool], *, seconds: float) -> None:
+        """Return once `ready` says so.
+
+        Args:
+            what: Completes the sentence "waited for …".
+            ready: Asked again and again; it must not raise.
+            seconds: The longest wait.
+
+        Raises:
+            BedError: Time ran out, or a component ended meanwhile.
+        """
+        deadline = time.monotonic() + seconds
+        while not ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise BedError(f"waited {seconds:.0f} s for {what}\n{self._all_last_lines()}")
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """End all components at once; none is left when this returns.
+
+        They get no chance to end well: an API server takes 5 s for that, and all that
+        they could save is thrown away anyway.
+        """
+        for component in reversed(self.components):
+            component.process.kill()
+        for component in self.components:
+            component.process.wait()
+        self.components.clear()
+
+    def _all_last_lines(self) -> str:
+        return "\n".join(f"{c.log}:\n{c.last_lines()}" for c in self.components)

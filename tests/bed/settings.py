@@ -1,0 +1,49 @@
+"""Every address, name and size of the test bed.
+
+Knows nothing of processes or files. All addresses live in a network namespace of
+the bed's own, so fixed ones cannot clash with the machine's or with another bed's.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AGENT_IMAGE",
+    "API_PORT",
+    "BUCKET",
+    "PAUSE_IMAGE",
+    "S3_ADDRESS",
+    "S3_PORT",
+    "SERVICE_ADDRESS",
+    "SERVICE_RANGE",
+    "node_address",
+    "node_name",
+    "pod_subnet",
+]
+
+SERVICE_RANGE = "10.96.0.0/24"
+SERVICE_ADDRESS = "10.96.0.1"
+"""The API server listens here itself, on `lo`, so pods reach it without kube-proxy."""
+
+API_PORT = 443
+
+S3_ADDRESS = "10.97.0.1"
+S3_PORT = 7070
+BUCKET = "velero"
+
+AGENT_IMAGE = "node-agent:dev"
+PAUSE_IMAGE = "node-agent-pause:dev"
+
+
+def node_name(index: int) -> str:
+    """The name of a node; nodes are counted from 1."""
+    return f"bed-{index}"
+
+
+def node_address(index: int) -> str:
+    """The address of a node; it is not a loopback address, which the API server would refuse."""
+    return f"10.97.0.{index}"
+
+
+def pod_subnet(index: int) -> str:
+    """The subnet from which the pods of a node get their addresses."""
+    return f"10.98.{index}.0/24"

@@ -1,0 +1,173 @@
+"""A real kube-apiserver with etcd, and nothing else, for the integration tests.
+
+There is no controller: nothing makes `default` service accounts, collects garbage,
+binds claims or ends a namespace. Tests do by hand what a controller would do.
+Needs no root and no network beyond loopback.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed.api import Api, Json, Resource
+from tests.bed.controlplane import ControlPlane, Endpoint
+from tests.bed.processes import BedError, Supervisor
+from tests.support.tools import tool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ApiServer", "apply_crds", "run_apiserver"]
+
+_ROOT = Path(__file__).parents[2]
+_CRD_FOLDERS = (_ROOT / "deploy" / "crds", _ROOT / "tests" / "bed" / "crds")
+_TOKEN_SECONDS = 3600
+_START_ATTEMPTS = 3
+
+_NAMESPACES = Resource("/api/v1", "namespaces", namespaced=False)
+_ACCOUNTS = Resource("/api/v1", "serviceaccounts")
+
+
+@dataclass(frozen=True)
+class ApiServer:
+    """A running API server and how to reach it as its administrator.
+
+    Attributes:
+        url: `https://127.0.0.1:<port>`.
+        kubeconfig: The administrator's, as JSON, which every YAML reader reads too.
+        ca: The certificate that the server's own is signed with.
+        token: A token of a service account bound to `cluster-admin`.
+        audit_log: One JSON document a line, for each request, at level Metadata.
+        api: A blocking client with the administrator's rights.
+    """
+
+    url: str
+    kubeconfig: Path
+    ca: Path
+    token: str
+    audit_log: Path
+    api: Api
+    plane: ControlPlane
+
+    def create_namespace(self) -> str:
+        """A new namespace that holds the service account `default`; returns its name."""
+        name = f"test-{secrets.token_hex(4)}"
+        self.api.create(_NAMESPACES, {"metadata": {"name": name}})
+        self.create_account(name, "default")
+        return name
+
+    def create_account(self, namespace: str, name: str) -> None:
+        """Make a service account; pods are only accepted with one."""
+        self.api.create(_ACCOUNTS, {"metadata": {"namespace": namespace, "name": name}})
+
+    def account_token(self, namespace: str, name: str) -> str:
+        """A token that acts as an existing service account, so that its rights are tested."""
+        return _request_token(self.api, namespace, name)
+
+    def account_kubeconfig(self, namespace: str, name: str, folder: Path) -> Path:
+        """A kubeconfig in `folder` that acts as an existing service account."""
+        path = folder / f"{namespace}-{name}.kubeconfig"
+        self.plane.write_kubeconfig(path, None, token=self.account_token(namespace, name))
+        return path
+
+    def audit_events(self) -> list[Json]:
+        """Everything the audit log holds so far."""
+        lines = self.audit_log.read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def run_apiserver() -> Iterator[ApiServer]:
+    """Run an API server that knows the project's custom resources; leaves nothing behind."""
+    folder = Path(tempfile.mkdtemp(prefix="node-agent-api-"))
+    try:
+        supervisor, plane = _start(folder)
+        try:
+            apply_crds(plane.kubeconfig)
+            api = Api(plane.kubeconfig)
+            yield ApiServer(
+                url=plane.endpoint.url,
+                kubeconfig=plane.kubeconfig,
+                ca=plane.authority.pair.certificate,
+                token=_administrator_token(api),
+                audit_log=plane.audit_log,
+                api=api,
+                plane=plane,
+            )
+        finally:
+            supervisor.stop()
+    finally:
+        shutil.rmtree(folder)
+
+
+def apply_crds(kubeconfig: Path) -> None:
+    """Apply all custom resource definitions; returns when they are served."""
+    kubectl = [tool("kubernetes", "kubectl"), "--kubeconfig", kubeconfig]
+    files = [file for folder in _CRD_FOLDERS for file in sorted(folder.glob("*.yaml"))]
+    # A folder that kustomize reads holds one file that is no object.
+    chosen = [("-f", file) for file in files if file.name != "kustomization.yaml"]
+    _run([*kubectl, "apply", "--server-side", *(part for pair in chosen for part in pair)])
+    _run([*kubectl, "wait", "crd", "--all", "--for=condition=Established", "--timeout=30s"])
+
+
+def _start(folder: Path) -> tuple[Supervisor, ControlPlane]:
+    """Start on free ports; a port may be taken between looking and listening, so try again."""
+    attempt = 1
+    while True:
+        here = folder / str(attempt)
+        supervisor = Supervisor(here / "logs")
+        plane = ControlPlane(here, _free_endpoint(), supervisor)
+        try:
+            plane.start()
+        except BedError:
+            supervisor.stop()
+            if attempt == _START_ATTEMPTS:
+                raise
+            attempt += 1
+        else:
+            return supervisor, plane
+
+
+def _free_endpoint() -> Endpoint:
+    sockets = [socket.socket() for _ in range(3)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    port, etcd_port, etcd_peer_port = (each.getsockname()[1] for each in sockets)
+    for each in sockets:
+        each.close()
+    return Endpoint("127.0.0.1", port, etcd_port, etcd_peer_port, advertised="127.0.0.1")
+
+
+def _administrator_token(api: Api) -> str:
+    namespace, name = "kube-system", "test-administrator"
+    subject = {"kind": "ServiceAccount", "namespace": namespace, "name": name}
+    api.create(_ACCOUNTS, {"metadata": {"namespace": namespace, "name": name}})
+    bindings = Resource(
+        "/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", namespaced=False
+    )
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+    body = {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]}
+    api.create(bindings, body)
+    return _request_token(api, namespace, name)
+
+
+def _request_token(api: Api, namespace: str, name: str) -> str:
+    body: Json = {"spec": {"expirationSeconds": _TOKEN_SECONDS}}
+    answer = api.request("POST", _ACCOUNTS.path(namespace, name, "token"), body=body)
+    token: str = answer["status"]["token"]
+    return token
+
+
+def _run(argv: list[str | Path]) -> None:
+    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BedError(f"{' '.join(map(str, argv))} ended with {done.returncode}: {done.stderr}")
