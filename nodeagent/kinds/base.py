@@ -1,0 +1,146 @@
+"""What the life cycle asks of a kind of load: the adapter's protocol.
+
+Knows the questions and the form of their answers. Does not know any kind; the adapters
+stand beside this file, and nothing outside this folder compares kinds.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol
+
+from core.kube.resources import Resource
+from core.models.base import JsonDict
+from core.models.loads import Load
+from exposer.model import Exposed, Guard, Waiting
+from nodeagent.outcome import Outcome
+
+__all__ = ["COMMON_STATUS_FIELDS", "Admission", "Kind", "Verdict"]
+
+COMMON_STATUS_FIELDS: Final = frozenset(
+    {
+        "phase",
+        "message",
+        "progress",
+        "acceptedTimestamp",
+        "startTimestamp",
+        "completionTimestamp",
+    }
+)
+"""What `status` of every kind holds.
+
+Source: Velero v1.18, config/crd (tests/recordings/velero-1.18.2/crds).
+"""
+
+
+class Verdict(Enum):
+    """Whether a load that nobody accepted may start."""
+
+    READY = "ready"
+    WAITS = "waits"
+    FAILS = "fails"
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The answer to "may this load be accepted now?".
+
+    `reason` is one CamelCase word, `message` a sentence for the custom resource's reader.
+    `node` names the only node that can do it, empty where any can. `patient` says that the
+    wait may last until somebody cancels: it never runs into the prepare timeout.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+    message: str = ""
+    node: str = ""
+    patient: bool = False
+
+
+class Kind(Protocol):
+    """One kind of load: its names, and the steps that differ from the other kinds'.
+
+    Every step is idempotent: it reads the cluster, does what is missing, and may be run
+    again after any interruption.
+    """
+
+    @property
+    def name(self) -> str:
+        """`kind` of the custom resource, such as `DataUpload`."""
+        ...
+
+    @property
+    def resource(self) -> Resource:
+        """Where the API serves it."""
+        ...
+
+    @property
+    def finalizer(self) -> str:
+        """The finalizer that marks pending clean-up."""
+        ...
+
+    @property
+    def pod_label(self) -> str:
+        """The label of a mover pod that holds its load's name."""
+        ...
+
+    @property
+    def status_fields(self) -> frozenset[str]:
+        """The API names of the status fields that the kind's CRD has."""
+        ...
+
+    def parse(self, raw: JsonDict) -> Load:
+        """Return the model of `raw`.
+
+        Raises:
+            ContractError: `raw` does not have the form of this kind.
+        """
+        ...
+
+    def managed(self, cr: Load) -> bool:
+        """Whether the load is meant for this data mover."""
+        ...
+
+    def queue_namespace(self, cr: Load) -> str:
+        """The namespace whose turn it is when the load is admitted: its volume's."""
+        ...
+
+    async def check_admission(self, cr: Load) -> Admission:
+        """Say whether `cr` may be accepted now; reads only."""
+        ...
+
+    async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
+        """Take the volume one step nearer to a mover pod, calling `guard` before each create.
+
+        Raises:
+            ExposeError: waiting will not help.
+            NotOwnerError: `guard` found the load in other hands; what this call made is gone.
+        """
+        ...
+
+    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:
+        """Return `outcome` with all that `complete` needs once the mover pod is gone."""
+        ...
+
+    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:
+        """Bring the moved data where it belongs; None says that it is there.
+
+        Raises:
+            ExposeError: that fails for good.
+        """
+        ...
+
+    async def clean_up(self, cr: Load) -> Waiting | None:
+        """Remove what was made for `cr`, which is final; None says that all of it is gone."""
+        ...
+
+    def parse_result(self, message: str) -> JsonDict:
+        """Return the result a mover that exited with 0 left as termination message.
+
+        Raises:
+            ResultError: it cannot be read.
+        """
+        ...
+
+    def final_status(self, outcome: Outcome) -> JsonDict:
+        """Return the status fields that a good `outcome` sets, beside phase and timestamps."""
+        ...

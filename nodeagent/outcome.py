@@ -1,0 +1,90 @@
+"""How a load ended, kept on its custom resource before anything that produced it is touched.
+
+Knows what a mover pod's end means for its load, and the form of the annotation
+`nodeagent.io/outcome`. Does not know the cluster, nor what is done about an outcome.
+"""
+
+from collections.abc import Callable
+
+from pydantic import Field, ValidationError
+
+from core.contract import CANCELED_ENDING
+from core.errors import ContractError, ResultError
+from core.models.base import JsonDict, Timestamp, WireModel
+from core.models.loads import Load
+from core.models.names import OUTCOME_ANNOTATION
+from core.models.phases import Phase
+from exposer.diagnose import PodEnd
+
+__all__ = ["Outcome", "decide_outcome", "parse_outcome"]
+
+
+class Outcome(WireModel):
+    """The end of a load: its final phase, and what is needed to get there.
+
+    `kept_at` is when it was written down. `result` is the mover's termination message as
+    JSON, empty unless Completed. `pv_name` and `reclaim_policy` are a DataDownload's volume
+    as it was before `Retain`.
+    """
+
+    phase: Phase
+    kept_at: Timestamp | None = None
+    message: str = ""
+    result: JsonDict = Field(default_factory=dict)
+    pv_name: str = ""
+    reclaim_policy: str = ""
+
+    def to_annotation(self) -> str:
+        """Return the annotation's text."""
+        return self.model_dump_json(by_alias=True, exclude_defaults=True)
+
+
+def parse_outcome(cr: Load) -> Outcome | None:
+    """Return the outcome that is kept on `cr`, None where there is none.
+
+    Raises:
+        ContractError: the annotation cannot be read.
+    """
+    text = cr.metadata.annotations.get(OUTCOME_ANNOTATION)
+    if not text:
+        return None
+    try:
+        return Outcome.model_validate_json(text)
+    except ValidationError as e:
+        message = f"{cr.kind_name} {cr.name}: annotation {OUTCOME_ANNOTATION} cannot be read"
+        raise ContractError(message) from e
+
+
+def decide_outcome(
+    end: PodEnd, parse_result: Callable[[str], JsonDict], *, cancel_asked: bool
+) -> Outcome:
+    """Return what a mover pod's end means for its load.
+
+    A mover that was stopped by anybody but the load's owner says "canceled" too; that load
+    is Failed, because a server takes an unasked Canceled for work it must wait for.
+
+    Args:
+        end: how the mover's container ended.
+        parse_result: reads a good end's message; raises ResultError.
+        cancel_asked: somebody set `spec.cancel` or deletes the custom resource.
+    """
+    said = end.message.strip()
+    if end.exit_code == 0:
+        try:
+            return Outcome(phase=Phase.COMPLETED, result=parse_result(said))
+        except ResultError as e:
+            return Outcome(phase=Phase.FAILED, message=str(e))
+    if said.endswith(CANCELED_ENDING):
+        if cancel_asked:
+            return Outcome(phase=Phase.CANCELED, message=said)
+        return Outcome(phase=Phase.FAILED, message=f"the data mover was stopped: {said}")
+    return Outcome(phase=Phase.FAILED, message=_name_cause(end, said))
+
+
+def _name_cause(end: PodEnd, said: str) -> str:
+    """Return why a mover failed: what the kubelet says, then what the mover said."""
+    plain = end.reason in {"", "Error"}
+    cause = "" if plain and said else f"data mover pod ended: {end.reason or 'Error'}"
+    if cause and end.exit_code is not None:
+        cause += f" (exit code {end.exit_code})"
+    return ": ".join(part for part in (cause, said) if part)

@@ -1,0 +1,146 @@
+"""The only writer of phases, and of anything else, on a load's custom resource.
+
+Knows the table of moves, the timestamps and labels that go with a phase, and that every
+write is one merge patch with uid and resourceVersion. Does not know why a load moves
+(`nodeagent.lifecycle` decides) and tells nobody about it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from core.clock import Clock
+from core.kube.client import KubeClient
+from core.models.base import JsonDict, format_time
+from core.models.loads import Load, Progress
+from core.models.names import EXPOSE_ON_GOING_LABEL
+from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
+from nodeagent.kinds.base import Kind
+
+__all__ = ["Change", "StatusWriter"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is written beside a phase, in API field names; None removes.
+
+    `finalizers` replaces the whole list where it is given.
+    """
+
+    status: Mapping[str, object] = field(default_factory=dict)
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    finalizers: list[str] | None = None
+
+
+class StatusWriter:
+    """Writes to loads, one patch at a time."""
+
+    def __init__(self, client: KubeClient, clock: Clock) -> None:
+        """Write through `client`, with timestamps of `clock`."""
+        self._client = client
+        self._clock = clock
+
+    async def move(
+        self, kind: Kind, cr: Load, to: Phase, change: Change | None = None, *, again: bool = True
+    ) -> Load:
+        """Move `cr` to the phase `to` and return it as stored.
+
+        Args:
+            kind: the adapter of the load's kind.
+            cr: the load as read; its uid and resourceVersion are the write's preconditions.
+            to: the phase to move to.
+            change: what is written in the same patch. A move without a `message` removes
+                the one that is there.
+            again: False never repeats a patch whose answer was lost.
+
+        Raises:
+            IllegalMoveError: the table has no such move, or Failed comes without a message,
+                which the server would take for a success; nothing was written.
+            ConflictError: somebody else wrote first: read again, decide again.
+            NotFoundError: the load is gone.
+        """
+        change = change or Change()
+        if to not in TRANSITIONS[cr.phase]:
+            message = f"{kind.name} {cr.name} cannot move from {cr.phase} to {to}"
+            raise IllegalMoveError(message)
+        if to is Phase.FAILED and not change.status.get("message"):
+            message = f"{kind.name} {cr.name} cannot move to Failed without a message"
+            raise IllegalMoveError(message)
+        status = {"phase": str(to)} | self._timestamps(cr, to) | dict(change.status)
+        if cr.status.message:
+            status.setdefault("message", None)
+        labels = _expose_label(cr, to) | dict(change.labels)
+        whole = Change(status, labels, change.annotations, change.finalizers)
+        return await self._write(kind, cr, whole, again=again)
+
+    async def annotate(self, kind: Kind, cr: Load, change: Change) -> Load:
+        """Write `change` without moving `cr`, and return it as stored.
+
+        Raises:
+            IllegalMoveError: `change` holds a phase.
+            ConflictError: somebody else wrote first.
+            NotFoundError: the load is gone.
+        """
+        if "phase" in change.status:
+            message = f"{kind.name} {cr.name}: a phase is written by a move only"
+            raise IllegalMoveError(message)
+        return await self._write(kind, cr, change, again=True)
+
+    async def report(
+        self, kind: Kind, cr: Load, *, message: str | None = None, progress: Progress | None = None
+    ) -> Load:
+        """Tell the reader of `cr` why it waits or how far it is, and return it as stored.
+
+        An empty `message` removes the one that is there.
+
+        Raises:
+            ConflictError: somebody else wrote first.
+            NotFoundError: the load is gone.
+        """
+        status: JsonDict = {}
+        if message is not None:
+            status["message"] = message or None
+        if progress is not None:
+            status["progress"] = progress.model_dump(mode="json", by_alias=True)
+        return await self._write(kind, cr, Change(status), again=True)
+
+    def _timestamps(self, cr: Load, to: Phase) -> JsonDict:
+        """Return the timestamps that the phase `to` sets."""
+        now = format_time(self._clock.now())
+        stamps: JsonDict = {}
+        if to is Phase.ACCEPTED:
+            stamps["acceptedTimestamp"] = now
+        if to is Phase.IN_PROGRESS or (to.final and cr.status.start_timestamp is None):
+            stamps["startTimestamp"] = now
+        if to.final:
+            stamps["completionTimestamp"] = now
+        return stamps
+
+    async def _write(self, kind: Kind, cr: Load, change: Change, *, again: bool) -> Load:
+        """Send one merge patch with uid and resourceVersion of `cr`."""
+        metadata: JsonDict = {
+            "uid": cr.uid,
+            "resourceVersion": cr.metadata.resource_version,
+        }
+        if change.labels:
+            metadata["labels"] = dict(change.labels)
+        if change.annotations:
+            metadata["annotations"] = dict(change.annotations)
+        if change.finalizers is not None:
+            metadata["finalizers"] = change.finalizers
+        patch: JsonDict = {"metadata": metadata}
+        # The peer's CRDs prune what they do not name; such a field is never written.
+        status = {key: value for key, value in change.status.items() if key in kind.status_fields}
+        if status:
+            patch["status"] = status
+        stored = await self._client.patch(
+            kind.resource, cr.metadata.namespace, cr.name, patch, again=again
+        )
+        return kind.parse(stored)
+
+
+def _expose_label(cr: Load, to: Phase) -> dict[str, str | None]:
+    """Return the label that marks a load while it holds a place of the queue."""
+    if to in HOLDING_PHASES:
+        return {EXPOSE_ON_GOING_LABEL: "true"}
+    return {EXPOSE_ON_GOING_LABEL: None} if EXPOSE_ON_GOING_LABEL in cr.metadata.labels else {}
