@@ -1,0 +1,92 @@
+"""What a log line looks like, in both formats."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from core.errors import ConfigError
+from core.logs import bind, fields, set_up_logging
+
+
+@pytest.fixture(autouse=True)
+def _root_logger_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def _lines(log_format: str, level: str = "info") -> io.StringIO:
+    stream = io.StringIO()
+    set_up_logging(level, log_format, stream)
+    return stream
+
+
+def test_text_line_holds_message_and_fields() -> None:
+    stream = _lines("text")
+    told = fields(kind="DataUpload", namespace="velero", name="b1", seconds=1.23456)
+    logging.getLogger("nodeagent.status").info("phase moved", extra=told)
+    line = stream.getvalue()
+    assert line.startswith("time=20")
+    assert line.endswith(
+        'level=info msg="phase moved" logger=nodeagent.status '
+        "kind=DataUpload namespace=velero name=b1 seconds=1.235\n"
+    )
+
+
+def test_json_line_holds_message_and_fields() -> None:
+    stream = _lines("json")
+    logging.getLogger("x").warning("going on", extra=fields(bytes=7, reason="Unschedulable"))
+    record = json.loads(stream.getvalue())
+    del record["time"]
+    assert record == {
+        "level": "warning",
+        "msg": "going on",
+        "logger": "x",
+        "reason": "Unschedulable",
+        "bytes": 7,
+    }
+
+
+def test_bound_fields_are_added_and_those_of_the_call_win() -> None:
+    stream = _lines("json")
+    log = bind(bind(logging.getLogger("x"), kind="DataUpload", phase="New"), name="b1")
+    log.info("moved", extra=fields(phase="Accepted"))
+    record = json.loads(stream.getvalue())
+    assert (record["kind"], record["name"], record["phase"]) == ("DataUpload", "b1", "Accepted")
+
+
+def test_a_traceback_stays_on_the_line() -> None:
+    stream = _lines("text")
+    try:
+        message = "no such\nvolume"
+        raise ValueError(message)  # noqa: TRY301 - a traceback is what this test needs
+    except ValueError:
+        logging.getLogger("x").exception("ended badly")
+    assert stream.getvalue().count("\n") == 1
+    assert "traceback=" in stream.getvalue()
+
+
+def test_whatever_else_hangs_on_a_record_is_not_printed() -> None:
+    for log_format in ("text", "json"):
+        stream = _lines(log_format)
+        logging.getLogger("x").info("made", extra={"password": "hunter2"})
+        assert "hunter2" not in stream.getvalue()
+
+
+def test_libraries_that_log_bodies_stay_quiet_at_debug() -> None:
+    stream = _lines("text", "debug")
+    logging.getLogger("kubernetes_asyncio.client.rest").debug("response body: …")
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("level", "log_format"), [("loud", "text"), ("info", "xml")], ids=["level", "format"]
+)
+def test_an_unknown_level_or_format_is_refused(level: str, log_format: str) -> None:
+    with pytest.raises(ConfigError, match="is none of"):
+        set_up_logging(level, log_format)
