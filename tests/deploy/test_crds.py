@@ -1,0 +1,76 @@
+"""Our definitions of the custom resources against the peer's, field by field."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+_ROOT = Path(__file__).parents[2]
+_OURS = _ROOT / "deploy" / "crds"
+_PEERS = _ROOT / "tests" / "recordings" / "velero-1.18.2" / "crds"
+_NAMES = sorted(path.name for path in _PEERS.glob("*.yaml"))
+
+
+def _load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def _schema_nodes(schema: dict[str, Any], path: str = "") -> dict[str, dict[str, Any]]:
+    """Return every field by its path, with what the schema says of it save words and order."""
+    nested = {"properties", "items", "description"}
+    said = {key: sorted(value) if key in {"required", "enum"} else value for key, value in schema.items()}
+    nodes = {path or ".": {key: value for key, value in said.items() if key not in nested}}
+    for name, child in schema.get("properties", {}).items():
+        nodes |= _schema_nodes(child, f"{path}.{name}")
+    if "items" in schema:
+        nodes |= _schema_nodes(schema["items"], f"{path}[]")
+    return nodes
+
+
+def _descriptions(schema: dict[str, Any], path: str = "") -> dict[str, str]:
+    texts = {path or ".": schema.get("description", "")}
+    for name, child in schema.get("properties", {}).items():
+        texts |= _descriptions(child, f"{path}.{name}")
+    if "items" in schema:
+        texts |= _descriptions(schema["items"], f"{path}[]")
+    return texts
+
+
+def test_there_is_one_definition_for_each_of_the_peers() -> None:
+    assert sorted(path.name for path in _OURS.glob("*.yaml")) == _NAMES
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_fields_are_the_peers(name: str) -> None:
+    for ours, peers in zip(
+        _load(_OURS / name)["spec"]["versions"], _load(_PEERS / name)["spec"]["versions"], strict=True
+    ):
+        assert _schema_nodes(ours["schema"]["openAPIV3Schema"]) == _schema_nodes(peers["schema"]["openAPIV3Schema"])
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_names_versions_columns_and_subresources_are_the_peers(name: str) -> None:
+    ours, peers = _load(_OURS / name), _load(_PEERS / name)
+    for crd in (ours, peers):
+        for version in crd["spec"]["versions"]:
+            del version["schema"]
+            # An empty one says the same as none: no status subresource.
+            version.setdefault("subresources", {})
+    assert ours["metadata"]["name"] == peers["metadata"]["name"]
+    assert ours["spec"] == peers["spec"]
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_unknown_fields_are_pruned(name: str) -> None:
+    text = (_OURS / name).read_text(encoding="utf-8")
+    assert "preserve" not in text.lower()
+    assert _load(_OURS / name)["apiVersion"] == "apiextensions.k8s.io/v1"
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_every_field_is_described(name: str) -> None:
+    """`kubectl explain` then answers for all of them; `metadata` is described by Kubernetes."""
+    schema = _load(_OURS / name)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    bare = [path for path, text in _descriptions(schema).items() if not text]
+    assert bare == [".metadata"]
