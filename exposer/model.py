@@ -1,0 +1,260 @@
+"""What goes into an exposer and what comes out of it.
+
+Knows owners, requests, settings of mover pods, and the answers of an exposer. Does no I/O
+and does not know how a volume is brought to a pod (`exposer.csi_snapshot`,
+`exposer.generic_restore`).
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol, Self, TypeVar
+
+from core.errors import AgentError
+from core.models.base import CustomResource, JsonDict
+from core.models.names import OWNER_UID_LABEL
+from exposer.template import AgentTemplate
+
+__all__ = [
+    "BackupPVCSettings",
+    "CacheVolume",
+    "Exposed",
+    "Exposer",
+    "Guard",
+    "KeptVolume",
+    "MoverOptions",
+    "NotOwnerError",
+    "Owner",
+    "PodEnd",
+    "PodSettings",
+    "RestoreExposer",
+    "RestoreRequest",
+    "SnapshotRequest",
+    "Waiting",
+]
+
+
+class NotOwnerError(AgentError):
+    """The custom resource is not this agent's to expose any more.
+
+    `ended` is true where nobody will carry it on (final, gone, or replaced by another UID):
+    an exposer then deletes by UID what its run made or found of that owner. Where another
+    agent goes on (another node's label, a later phase) everything stays: the other one
+    continues from these very objects.
+    """
+
+    def __init__(self, message: str, *, ended: bool) -> None:
+        """Keep whether anybody else goes on."""
+        super().__init__(message)
+        self.ended = ended
+
+
+Guard = Callable[[], Awaitable[None]]
+"""Called before each create and once after the last; raises NotOwnerError."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The custom resource that everything of one expose belongs to."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+    @classmethod
+    def of(cls, cr: CustomResource) -> Self:
+        """Return the owner that `cr` is."""
+        meta = cr.metadata
+        return cls(cr.api_version, cr.kind, meta.namespace, meta.name, meta.uid)
+
+    @property
+    def reference(self) -> JsonDict:
+        """The entry of `metadata.ownerReferences`."""
+        return {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+        }
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What every object of the expose is labelled with."""
+        return {OWNER_UID_LABEL: self.uid}
+
+    @property
+    def object_name(self) -> str:
+        """What the expose's objects are called."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """The volume is reachable in `pod` (a v1 Pod as JSON dict): it runs or has ended."""
+
+    pod: JsonDict
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Not yet: `reason` in CamelCase, `message` for the custom resource's reader."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class PodEnd:
+    """How a mover pod ended.
+
+    `exit_code` is None where no container ran to an end; `message` is the termination
+    message, or the pod's own where there is none; `reason` is such as `OOMKilled`, `Evicted`.
+    """
+
+    exit_code: int | None
+    message: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class KeptVolume:
+    """A restored volume: its PersistentVolume, and the reclaim policy it came with."""
+
+    pv_name: str
+    reclaim_policy: str
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """What configuration asks of every mover pod.
+
+    `labels` and `annotations` replace the inherited ones; None keeps these.
+    """
+
+    priority_class_name: str = ""
+    resources: JsonDict = field(default_factory=dict)
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    tolerations: tuple[JsonDict, ...] = ()
+
+
+@dataclass(frozen=True)
+class MoverOptions:
+    """What a mover is told beside its volume and its custom resource."""
+
+    resource_timeout: timedelta = timedelta(minutes=10)
+    log_level: str = "info"
+    log_format: str = "text"
+
+
+@dataclass(frozen=True)
+class BackupPVCSettings:
+    """How the claim for a snapshot differs from its source; empty class: the source's."""
+
+    storage_class: str = ""
+    read_only: bool = False
+    annotations: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CacheVolume:
+    """A claim of its own for a restore's cache."""
+
+    storage_class: str
+    size_gib: int
+
+
+@dataclass(frozen=True)
+class SnapshotRequest:
+    """Bring the data of a CSI snapshot to a mover pod."""
+
+    owner: Owner
+    source_namespace: str
+    source_claim: str
+    volume_snapshot: str
+    storage_class: str
+    template: AgentTemplate
+    settings: PodSettings = field(default_factory=PodSettings)
+    mover: MoverOptions = field(default_factory=MoverOptions)
+    backup_pvc: BackupPVCSettings = field(default_factory=BackupPVCSettings)
+    node_os: str = "linux"
+
+
+@dataclass(frozen=True)
+class RestoreRequest:
+    """Bring a new volume to a mover pod, to be handed to a waiting claim afterwards."""
+
+    owner: Owner
+    target_namespace: str
+    target_claim: str
+    template: AgentTemplate
+    settings: PodSettings = field(default_factory=PodSettings)
+    mover: MoverOptions = field(default_factory=MoverOptions)
+    ignore_delay_binding: bool = False
+    cache: CacheVolume | None = None
+    node_os: str = "linux"
+
+
+_Request = TypeVar("_Request", contravariant=True)
+
+
+class Exposer(Protocol[_Request]):
+    """Brings a volume to a mover pod, in steps that may be cut and repeated anywhere."""
+
+    async def check(self, request: _Request) -> Waiting | None:
+        """Say what the expose still has to wait for before it can begin; reads only.
+
+        Raises:
+            ExposeError: it can never begin.
+            KubeError: the API server refused a read.
+        """
+        ...
+
+    async def ensure(self, request: _Request, guard: Guard) -> Exposed | Waiting:
+        """Do what is still to do and return the pod, or what has to be waited for.
+
+        Raises:
+            ExposeError: it can never be done.
+            NotOwnerError: from `guard`; its `ended` decides what was done about it.
+            KubeError: the API server refused; InvalidError and ForbiddenError tell that it
+                does not want one of the objects.
+        """
+        ...
+
+    async def clean_up(self, request: _Request) -> Waiting | None:
+        """Delete one thing after the other; None once nothing of the owner is left.
+
+        Works at any stage, also where nothing was ever made. Only what belongs to the
+        owner's UID is touched.
+        """
+        ...
+
+
+class RestoreExposer(Exposer[RestoreRequest], Protocol):
+    """Exposes a new volume and gives it to the target claim."""
+
+    async def read_volume(self, request: RestoreRequest) -> KeptVolume:
+        """Return the volume that was written, before anything is done to it.
+
+        Raises:
+            ExposeError: there is none.
+        """
+        ...
+
+    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+        """Give the volume to the target claim; None once it is bound.
+
+        Raises:
+            ExposeError: that can never be; call `drop_volume`.
+        """
+        ...
+
+    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+        """Delete the volume that cannot be handed over; None once it is gone.
+
+        A volume that the target claim has is left alone.
+        """
+        ...
