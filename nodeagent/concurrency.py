@@ -1,0 +1,87 @@
+"""The node's slots: how many loads move data here at a time, and whose turn it is.
+
+Knows the loads of this node that wait for a slot or hold one, as they were last seen. Does
+not know the cluster; `nodeagent.reconciler` tells it what it sees.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from core.models.phases import Phase
+
+__all__ = ["Claim", "Slots"]
+
+_RUNNING = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
+
+
+@dataclass(frozen=True, order=True)
+class Claim:
+    """A load that waits for a slot; in order: first accepted first, then by name.
+
+    `key` is the load's key in the work queue.
+    """
+
+    accepted_at: datetime
+    key: tuple[str, str, str]
+    uid: str
+
+
+class Slots:
+    """At most `limit` loads of a node hold a slot; one quota for all kinds.
+
+    A slot that was taken stays taken until its load is seen final or gone: a late sight of
+    an older phase frees nothing.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """Start with `limit` free slots."""
+        self._limit = limit
+        self._waiting: dict[str, Claim] = {}
+        self._running: set[str] = set()
+
+    @property
+    def limit(self) -> int:
+        """How many loads may hold a slot at a time."""
+        return self._limit
+
+    @property
+    def used(self) -> int:
+        """How many loads hold a slot; more than `limit` where it was lowered meanwhile."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """How many loads wait for a slot."""
+        return len(self._waiting)
+
+    def observe(self, claim: Claim, phase: Phase) -> None:
+        """Note that the load of `claim` was seen in `phase`."""
+        if phase in _RUNNING:
+            self._waiting.pop(claim.uid, None)
+            self._running.add(claim.uid)
+        elif phase.final:
+            self.forget(claim.uid)
+        elif phase is Phase.PREPARED and claim.uid not in self._running:
+            self._waiting[claim.uid] = claim
+
+    def forget(self, uid: str) -> None:
+        """Note that the load of that uid ended, or is no longer this node's."""
+        self._waiting.pop(uid, None)
+        self._running.discard(uid)
+
+    def is_turn_of(self, uid: str) -> bool:
+        """Whether that load holds a slot, or is among the first for whom one is free."""
+        return uid in self._running or uid in {claim.uid for claim in self.next_claims()}
+
+    def take(self, uid: str) -> bool:
+        """Take a slot for that load if it is its turn; return whether it holds one."""
+        if not self.is_turn_of(uid):
+            return False
+        self._waiting.pop(uid, None)
+        self._running.add(uid)
+        return True
+
+    def next_claims(self) -> list[Claim]:
+        """Return the waiting loads for whom a slot is free, in order."""
+        free = max(0, self._limit - len(self._running))
+        return sorted(self._waiting.values())[:free]

@@ -1,0 +1,80 @@
+"""A mover's log, taken over into the agent's own before the pod goes.
+
+Knows how much is taken and how each line is marked. Does not know when a pod is deleted.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from core.kube.client import KubeClient
+from core.kube.errors import KubeError
+from core.logs import bind
+from core.models.base import JsonDict
+from core.models.loads import Load
+
+__all__ = ["MoverLogs"]
+
+_log = logging.getLogger(__name__)
+
+_LIMIT_BYTES: Final = 4 * 1024 * 1024
+"""What is taken over of one mover's log: its end."""
+
+_TIMEOUT_SECONDS: Final = 30.0
+"""A kubelet that does not answer holds up the load's end for no longer than this."""
+
+_LINES_AT_A_TIME: Final = 500
+"""After so many lines everything else gets its turn."""
+
+_TAIL_LINES: Final = 5
+_TAIL_LIMIT_BYTES: Final = 1024
+"""What of the log reaches a message where the mover left none."""
+
+
+class MoverLogs:
+    """Takes over each mover's log once."""
+
+    def __init__(self, client: KubeClient) -> None:
+        """Read logs through `client`."""
+        self._client = client
+        self._taken: dict[str, str] = {}
+
+    async def take_over(self, cr: Load, pod: JsonDict | None) -> str:
+        """Write the log of `pod`, the mover of `cr`, into the agent's log.
+
+        Does nothing where there is no pod, or where its log was taken before. A log that
+        cannot be had is told and given up: the load's end is worth more.
+
+        Returns:
+            the log's last lines, empty where nothing was taken.
+        """
+        if pod is None or self._taken.get(cr.uid) == pod["metadata"]["uid"]:
+            return ""
+        meta = pod["metadata"]
+        log = bind(
+            _log,
+            kind=cr.kind_name,
+            namespace=cr.metadata.namespace,
+            name=cr.name,
+            uid=cr.uid,
+            pod=meta["name"],
+        )
+        try:
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                text = await self._client.pod_log(
+                    meta["namespace"], meta["name"], limit_bytes=_LIMIT_BYTES
+                )
+        except (KubeError, TimeoutError) as e:
+            log.warning("the mover's log could not be taken over: %s", e)
+            return ""
+        self._taken[cr.uid] = meta["uid"]
+        lines = text.splitlines()
+        for number, line in enumerate(lines, 1):
+            log.info("mover: %s", line)
+            if number % _LINES_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_LIMIT_BYTES:]
+
+    def forget(self, uid: str) -> None:
+        """Drop what is remembered about the load of that uid."""
+        self._taken.pop(uid, None)
