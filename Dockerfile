@@ -1,0 +1,69 @@
+# The image of both programs: the node agent and the data mover.
+#
+#   docker build .                       Python's image as base, kopia compiled in a stage of its own
+#   tools/image.sh                       the same without any image registry (see docs/development.md)
+#
+# Build arguments:
+#   BASE      image with python3 (3.11 or later, with venv), certificates and util-linux
+#   GO        image with the Go compiler, for KOPIA=built
+#   KOPIA     "built", or "ready": take the binary image-parts/kopia of the build context
+#   PACKAGES  "index", or "ready": take the Python packages in image-parts/wheels of the build context
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+ARG GO=docker.io/library/golang:1.26-bookworm
+ARG KOPIA=built
+ARG PACKAGES=index
+
+FROM ${GO} AS kopia-built
+WORKDIR /source
+COPY tools/kopia/ ./
+RUN CGO_ENABLED=0 go build -mod=readonly -trimpath \
+      -tags "$(sed -n 's/^tags //p' build.conf)" \
+      -ldflags "-s -w $(sed -n 's/^ldflags //p' build.conf | tr '\n' ' ')" \
+      -o /kopia github.com/kopia/kopia
+
+FROM scratch AS kopia-ready
+COPY image-parts/kopia /kopia
+
+FROM kopia-${KOPIA} AS kopia
+
+FROM ${BASE} AS packages-index
+RUN mkdir /wheels
+ENV PIP_OPTIONS=""
+
+FROM ${BASE} AS packages-ready
+COPY image-parts/wheels /wheels
+ENV PIP_OPTIONS="--no-index --find-links=/wheels"
+
+# Everything that does not change with the sources. -OO writes .opt-2.pyc: without docstrings the processes take less
+# memory, and a read-only container could not write them later. "unchecked-hash" never looks at the sources again.
+FROM packages-${PACKAGES} AS packages
+COPY requirements.txt /
+RUN python3 -m venv --without-pip /opt/venv && \
+    python3 -m venv /tmp/pip && \
+    /tmp/pip/bin/pip --python /opt/venv/bin/python install --no-compile --no-cache-dir --disable-pip-version-check \
+      --require-hashes --only-binary :all: $PIP_OPTIONS --requirement /requirements.txt && \
+    rm -r /tmp/pip && \
+    /opt/venv/bin/python -OO -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv
+
+FROM ${BASE}
+# The standard library of the base; what was compiled without -OO is of no use here.
+RUN library="$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" && \
+    find "$library" -name '*.pyc' -delete && \
+    python3 -OO -m compileall -q -j 0 --invalidation-mode unchecked-hash \
+      -x '/(site-packages|dist-packages|test|tests|lib2to3|idlelib|ensurepip)/' "$library"
+COPY --from=kopia /kopia /usr/local/bin/kopia
+COPY --from=packages /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PYTHONPATH=/opt/node-agent \
+    PYTHONOPTIMIZE=2 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    KOPIA_CHECK_FOR_UPDATES=false
+COPY core/ /opt/node-agent/core/
+COPY exposer/ /opt/node-agent/exposer/
+COPY nodeagent/ /opt/node-agent/nodeagent/
+COPY datamover/ /opt/node-agent/datamover/
+RUN python -OO -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/node-agent
+WORKDIR /
+# No entry point: pods name the whole command, `python -m nodeagent …` or `python -m datamover …`.
+CMD ["python", "-m", "nodeagent", "serve"]

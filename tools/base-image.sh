@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Makes the base of the image from Debian packages unless the cache has it, and prints the path of its tar file.
+#
+# For building without an image registry; `docker build` takes a published base instead.
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+readonly suite=bookworm
+readonly include=python3,python3-venv,ca-certificates,util-linux
+
+key="$({ echo "$suite $include"; name_and_content "$0"; } | short_hash)"
+tar="$cache_dir/images/base-$key.tar"
+if [ -f "$tar" ]; then
+    printf '%s\n' "$tar"
+    exit 0
+fi
+
+[ "$(id -u)" = 0 ] || die 'building the base image needs root'
+lock "base-$key"
+if ! [ -f "$tar" ]; then
+    mkdir -p "$cache_dir/images"
+    root="$(mktemp -d "$cache_dir/base.XXXXXX")"
+    trap 'rm -rf "$root"' EXIT
+    # The mirror that this machine's own apt uses, if it is a Debian.
+    mirror="$(apt-get indextargets --format '$(ORIGIN) $(SITE)' 'Created-By: Packages' 2>/dev/null |
+        sed -n 's/^Debian //p' | grep -v security | head -n 1 || true)"
+    say "base image: installing Debian $suite with $include"
+    # shellcheck disable=SC2086  # no mirror is no argument
+    debootstrap --variant=minbase --include="$include" "$suite" "$root" $mirror >"$cache_dir/base.log" 2>&1 ||
+        die "debootstrap failed: $(tail -n 1 "$cache_dir/base.log") (all of it: $cache_dir/base.log)"
+    # Nobody reads these in a container, and each layer of the store is a copy of all.
+    rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* \
+        "$root"/usr/share/{doc,man,info,locale,lintian}/* "$root"/dev/*
+    tar --create --file "$tar.part" --directory "$root" --numeric-owner .
+    mv "$tar.part" "$tar"
+    say 'base image: done'
+fi
+printf '%s\n' "$tar"
