@@ -46,7 +46,7 @@ class Retry:
         """
         began = self.clock.monotonic()
         backoff = wait_exponential_jitter(
-            initial=self.first_wait_seconds,
+            multiplier=self.first_wait_seconds,
             max=self.wait_limit_seconds,
             jitter=self.first_wait_seconds,
         )
