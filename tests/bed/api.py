@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ Json = dict[str, Any]
 
 _WATCH_SECONDS = 300
 _ERROR_FROM = 400
+_BUSY_ATTEMPTS = 50
+_BUSY_SECONDS = 0.2
 
 
 class ApiError(Exception):
@@ -99,18 +102,29 @@ class Api:
         content_type: str = "application/json",
     ) -> str:
         """Like `request`, for answers that are not JSON, such as a log."""
+        status, text = self._send(method, path, body=body, content_type=content_type)
+        attempts = 1
+        # A kind that was defined a moment ago is answered so until its storage is there.
+        while status == http.HTTPStatus.TOO_MANY_REQUESTS and attempts < _BUSY_ATTEMPTS:
+            time.sleep(_BUSY_SECONDS)
+            status, text = self._send(method, path, body=body, content_type=content_type)
+            attempts += 1
+        if status >= _ERROR_FROM:
+            raise ApiError(status, f"{method} {path}: {_message(text)}")
+        return text
+
+    def _send(
+        self, method: str, path: str, *, body: Json | None, content_type: str
+    ) -> tuple[int, str]:
         connection = http.client.HTTPSConnection(self._address, context=self._context, timeout=60)
         try:
             data = None if body is None else json.dumps(body)
             headers = {**self._headers, "Content-Type": content_type}
             connection.request(method, path, body=data, headers=headers)
             response = connection.getresponse()
-            text = response.read().decode()
+            return response.status, response.read().decode()
         finally:
             connection.close()
-        if response.status >= _ERROR_FROM:
-            raise ApiError(response.status, f"{method} {path}: {_message(text)}")
-        return text
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """One object, or None when there is none of that name."""
@@ -130,7 +144,9 @@ class Api:
     def snapshot(self, resource: Resource) -> tuple[list[Json], str]:
         """All objects of a kind, and the resource version from which to watch for changes."""
         answer = self.request("GET", resource.path())
-        return answer["items"], answer["metadata"]["resourceVersion"]
+        # Items of a list do not say what they are, objects of a watch do.
+        what = {"apiVersion": answer["apiVersion"], "kind": answer["kind"].removesuffix("List")}
+        return [{**item, **what} for item in answer["items"]], answer["metadata"]["resourceVersion"]
 
     def create(self, resource: Resource, body: Json) -> Json:
         """Create an object in the namespace its metadata names."""

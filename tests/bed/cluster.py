@@ -1,0 +1,171 @@
+"""Brings the cluster up inside the bed's namespaces, as far in parallel as it goes.
+
+Order: containerd and the images on one side, etcd, API server, controllers on the other;
+the kubelet when both are there. Nothing is taken down here: the namespaces end.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed import cgroups, machine, settings
+from tests.bed.api import Api, Resource
+from tests.bed.controlplane import ControlPlane, Endpoint
+from tests.bed.images import import_images
+from tests.bed.node import Node
+from tests.bed.processes import Supervisor
+from tests.bed.storage.objects import class_objects
+from tests.support.apiserver import apply_crds
+from tests.support.tools import tool
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from tests.bed.layout import Layout
+
+__all__ = ["Cluster"]
+
+_NODE_SECONDS = 60
+_NODES = Resource("/api/v1", "nodes", namespaced=False)
+_ACCOUNTS = Resource("/api/v1", "serviceaccounts")
+
+
+@dataclass
+class Cluster:
+    """A whole cluster in the current namespaces."""
+
+    layout: Layout
+    bed: str
+    nodes: int
+    image: Path
+    _began: float = field(default_factory=time.monotonic)
+    _access_key: str = field(default_factory=lambda: secrets.token_hex(10))
+    _secret_key: str = field(default_factory=lambda: secrets.token_hex(20))
+
+    def start(self) -> None:
+        """Bring everything up; returns when pods can be made.
+
+        Raises:
+            BedError: Something did not start; the message tells what it last said.
+        """
+        machine.prepare_mounts(self.layout.base)
+        machine.add_addresses(settings.SERVICE_ADDRESS, settings.node_address(1))
+        supervisor = Supervisor(self.layout.logs)
+        plane = self._control_plane(supervisor)
+        node = Node(1, self.layout.node(1), cgroups.group_name(self.bed, 1), plane)
+        supervisor.start("containerd-1", node.containerd)
+        self._start_s3(supervisor)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            images = pool.submit(self._import_images, node)
+            plane.start()
+            self._say("API server ready")
+            self._start_controllers(plane, supervisor)
+            supervisor.start("kubelet-1", node.kubelet)
+            self._prepare_api(plane)
+            supervisor.start("provisioner", self._provisioner())
+            self._wait_for_node(node, supervisor, images)
+        supervisor.check()
+        self._say("cluster ready")
+
+    def environment(self) -> dict[str, str]:
+        """What a command in the cluster finds in its environment."""
+        folders = {tool("kubernetes", "kubectl").parent, tool("kopia", "kopia").parent}
+        path = ":".join([*sorted(map(str, folders)), os.environ["PATH"]])
+        return {
+            "PATH": path,
+            "KUBECONFIG": str(self.layout.kubeconfig),
+            "KUBECACHEDIR": str(self.layout.base / "kubectl-cache"),
+            "BED_DIR": str(self.layout.base),
+            "BED_NODE": settings.node_name(1),
+            "BED_IMAGE": settings.AGENT_IMAGE,
+            "BED_S3_URL": f"http://{settings.S3_ADDRESS}:{settings.S3_PORT}",
+            "BED_S3_BUCKET": settings.BUCKET,
+            "BED_S3_ACCESS_KEY": self._access_key,
+            "BED_S3_SECRET_KEY": self._secret_key,
+        }
+
+    def _control_plane(self, supervisor: Supervisor) -> ControlPlane:
+        folder = self.layout.kubeconfig.parent
+        folder.mkdir(parents=True)
+        endpoint = Endpoint(
+            settings.SERVICE_ADDRESS,
+            settings.API_PORT,
+            etcd_port=2379,
+            etcd_peer_port=2380,
+            advertised=settings.node_address(1),
+        )
+        return ControlPlane(folder, endpoint, supervisor)
+
+    def _start_s3(self, supervisor: Supervisor) -> None:
+        (self.layout.s3 / settings.BUCKET).mkdir(parents=True)
+        keys = {"ROOT_ACCESS_KEY": self._access_key, "ROOT_SECRET_KEY": self._secret_key}
+        address = f"{settings.S3_ADDRESS}:{settings.S3_PORT}"
+        argv = [tool("versitygw", "versitygw"), "--port", address]
+        supervisor.start("s3", [*argv, "posix", "--nometa", self.layout.s3], env=keys)
+
+    def _import_images(self, node: Node) -> None:
+        deadline = time.monotonic() + _NODE_SECONDS
+        while not Path(node.socket).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        import_images(node, self.image)
+        self._say("images imported")
+
+    def _start_controllers(self, plane: ControlPlane, supervisor: Supervisor) -> None:
+        common = [f"--kubeconfig={plane.kubeconfig}", "--leader-elect=false"]
+        manager = [
+            f"--root-ca-file={plane.authority.pair.certificate}",
+            f"--service-account-private-key-file={plane.accounts.key}",
+            "--use-service-account-credentials=true",
+            f"--cert-dir={self.layout.base}/controller-manager",
+        ]
+        binary = tool("kubernetes", "kube-controller-manager")
+        supervisor.start("kube-controller-manager", [binary, *common, *manager])
+        supervisor.start("kube-scheduler", [tool("kubernetes", "kube-scheduler"), *common])
+
+    def _prepare_api(self, plane: ControlPlane) -> None:
+        apply_crds(plane.kubeconfig)
+        api = Api(plane.kubeconfig)
+        for resource, body in class_objects():
+            api.create(resource, body)
+
+    def _provisioner(self) -> list[str]:
+        argv = [sys.executable, "-m", "tests.bed.provisioner", "--base", str(self.layout.base)]
+        return [*argv, "--node", settings.node_name(1)]
+
+    def _wait_for_node(self, node: Node, supervisor: Supervisor, images: Future[None]) -> None:
+        api = Api(self.layout.kubeconfig)
+
+        def is_ready() -> bool:
+            found = api.get(_NODES, "", node.name) or {}
+            conditions = found.get("status", {}).get("conditions", [])
+            return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+        supervisor.wait(f"node {node.name}", is_ready, seconds=_NODE_SECONDS)
+        self._say(f"node {node.name} ready")
+        supervisor.wait(
+            "the service account default",
+            lambda: api.get(_ACCOUNTS, "default", "default") is not None,
+            seconds=_NODE_SECONDS,
+        )
+        supervisor.wait("the S3 server", _s3_answers, seconds=_NODE_SECONDS)
+        supervisor.wait("the images", images.done, seconds=_NODE_SECONDS)
+        images.result()
+
+    def _say(self, what: str) -> None:
+        print(f"[{time.monotonic() - self._began:5.1f} s] {what}", file=sys.stderr, flush=True)
+
+
+def _s3_answers() -> bool:
+    try:
+        socket.create_connection((settings.S3_ADDRESS, settings.S3_PORT), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,116 @@
+"""Brings images onto a node: the project's own, and the one that holds a pod's namespaces.
+
+No registry is involved: archives are imported into containerd.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed.processes import BedError
+from tests.bed.settings import AGENT_IMAGE, PAUSE_IMAGE
+
+if TYPE_CHECKING:
+    from tests.bed.node import Node
+
+__all__ = ["import_images", "pause_archive"]
+
+_PAUSE_SOURCE = """\
+// Holds the namespaces of a pod until it is told to end.
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGINT, syscall.SIGTERM)
+	<-ended
+}
+"""
+
+
+def import_images(node: Node, agent_archive: Path) -> None:
+    """Import both images into a node whose containerd runs.
+
+    Args:
+        node: The node.
+        agent_archive: The project's own image, as a docker-archive.
+
+    Raises:
+        BedError: An import failed.
+    """
+    for archive, image in ((pause_archive(), PAUSE_IMAGE), (agent_archive, AGENT_IMAGE)):
+        argv = node.ctr("images", "import", str(archive))
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BedError(f"could not import {image} from {archive}: {done.stderr.strip()}")
+
+
+def pause_archive() -> Path:
+    """The pause image as a docker-archive; built on first use and then kept in the cache."""
+    cache = Path(os.environ.get("NODE_AGENT_CACHE") or Path.home() / ".cache" / "node-agent")
+    key = hashlib.sha256(_PAUSE_SOURCE.encode()).hexdigest()[:16]
+    archive = cache / "images" / f"pause-{key}.tar"
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+            part = Path(folder) / archive.name
+            _write_archive(part, _build_pause(Path(folder)))
+            part.rename(archive)
+    return archive
+
+
+def _build_pause(folder: Path) -> bytes:
+    source, binary = folder / "pause.go", folder / "pause"
+    source.write_text(_PAUSE_SOURCE)
+    argv = ["go", "build", "-trimpath", "-ldflags", "-s -w", "-o", str(binary), str(source)]
+    env = {**os.environ, "CGO_ENABLED": "0"}
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BedError(f"could not build the pause image: {done.stderr.strip()}")
+    return binary.read_bytes()
+
+
+def _write_archive(path: Path, binary: bytes) -> None:
+    """Write an image of one file in the form of `docker save`.
+
+    Source: https://github.com/moby/docker-image-spec/blob/main/v1.2.md
+    """
+    layer = _tar({"pause": binary}, mode=0o755)
+    digest = hashlib.sha256(layer).hexdigest()
+    config = {
+        "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
+        "os": "linux",
+        "config": {"Entrypoint": ["/pause"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        "history": [{"created_by": "pause"}],
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [PAUSE_IMAGE], "Layers": ["layer.tar"]}]
+    files = {
+        "layer.tar": layer,
+        "config.json": json.dumps(config).encode(),
+        "manifest.json": json.dumps(manifest).encode(),
+    }
+    path.write_bytes(_tar(files, mode=0o644))
+
+
+def _tar(files: dict[str, bytes], *, mode: int) -> bytes:
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), mode
+            archive.addfile(entry, io.BytesIO(content))
+    return output.getvalue()

@@ -1,0 +1,91 @@
+"""What runs inside the namespaces: the first process, and under it the cluster and the command.
+
+The first process only waits: it collects orphans, as containerd's shims become its
+children, and when it ends the kernel ends everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed.cluster import Cluster
+from tests.bed.layout import ROOT, Layout
+from tests.bed.processes import BedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import FrameType
+
+__all__ = ["main"]
+
+_GREETING = """
+A cluster of your own. KUBECONFIG is set; the S3 bucket is {BED_S3_URL} {BED_S3_BUCKET}.
+  kubectl get nodes,storageclasses
+  ls                                what to apply: a Secret, a location, one manifest for each kind
+  kubectl apply -k {root}/deploy/crds && kubectl apply -k {root}/deploy
+  tail -f $BED_DIR/logs/*.log       what the components say
+It ends, with everything in it, when you leave this shell.
+"""
+
+
+def main() -> int:
+    """Fork, let the child work, collect orphans until it ends, return its exit code."""
+    worker = os.fork()
+    if worker == 0:
+        os._exit(_work(*sys.argv[1:5], arguments=sys.argv[5:]))
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        os.kill(worker, number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker gets it from the terminal itself
+    while True:
+        pid, status = os.wait()
+        if pid == worker:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _work(base: str, bed: str, nodes: str, image: str, *, arguments: Sequence[str]) -> int:
+    """Bring the cluster up and run what was asked for in it."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        cluster = Cluster(Layout(Path(base)), bed, int(nodes), Path(image))
+        cluster.start()
+        return _run(arguments[0], arguments[1:], {**os.environ, **cluster.environment()})
+    except BedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(action: str, command: Sequence[str], env: Mapping[str, str]) -> int:
+    folder = Path.cwd()
+    if action == "demo":
+        command = [sys.executable, "-m", "tests.bed.demo"]
+    elif action == "shell":
+        command = [os.environ.get("SHELL", "/bin/bash")]
+        folder = ROOT / "examples"
+        print(_GREETING.format(root=ROOT, **env), file=sys.stderr)
+    try:
+        done = subprocess.run(list(command), env=dict(env), cwd=folder, check=False)
+    except OSError as error:
+        raise BedError(f"could not run {command[0]}: {error.strerror}") from error
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Runs a command of the bed as the first process of new namespaces, and cleans up behind it.
+
+Outside: this process, which waits, and the janitor. Inside: everything else, which the
+kernel ends together with the first process. Nothing inside survives SIGKILL of this one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed import cgroups, janitor
+from tests.bed.images import pause_archive
+from tests.bed.layout import ROOT, make_layout
+from tests.bed.processes import BedError
+from tests.support.tools import image_archive, tool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["build_parts", "check_machine", "run_isolated"]
+
+_TOOLS = {
+    "etcd": ("etcd",),
+    "kubernetes": ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"),
+    "kopia": ("kopia",),
+    "versitygw": ("versitygw",),
+}
+
+_PROGRAMS = {
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+    "losetup": "mount",
+    "ip": "iproute2",
+    "openssl": "openssl",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "iptables": "iptables",
+}
+"""Programs of the machine that the bed needs, and the Debian packages that bring them."""
+
+
+def check_machine() -> None:
+    """Check what no later step could do without.
+
+    Raises:
+        BedError: Not root, or a program is missing.
+    """
+    if os.geteuid() != 0:
+        raise BedError("the test bed needs root: it makes namespaces, mounts and containers")
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = {package for name, package in _PROGRAMS.items() if not _which(name, path)}
+    if missing:
+        raise BedError(f"missing programs; install the packages {' '.join(sorted(missing))}")
+
+
+def build_parts() -> Path:
+    """Build what is not in the cache yet, as there is no network inside; returns the image."""
+    for name, binaries in _TOOLS.items():
+        for binary in binaries:
+            tool(name, binary)
+    pause_archive()
+    return image_archive()
+
+
+def run_isolated(arguments: Sequence[str], *, nodes: int) -> int:
+    """Run `python -m tests.bed.inside` with these arguments in new namespaces.
+
+    Args:
+        arguments: For `inside`, behind the bed's folder and its cgroup.
+        nodes: How many kubelets there will be.
+
+    Returns:
+        The exit code of the command inside, when all traces of the bed are gone.
+    """
+    image = build_parts()
+    layout = make_layout()
+    bed = f"node-agent-bed-{os.getpid()}"
+    cleaner = janitor.start(layout.base, bed, root=ROOT)
+    try:
+        cgroups.make_groups(bed, nodes)
+        return _run(["tests.bed.inside", str(layout.base), bed, str(nodes), str(image), *arguments])
+    finally:
+        if cleaner.stdin is not None:
+            cleaner.stdin.close()
+        cleaner.wait()
+
+
+def _run(module_and_arguments: list[str]) -> int:
+    argv = ["setpriv", "--pdeathsig", "KILL", "unshare", "--kill-child"]
+    argv += ["--mount", "--net", "--pid", "--fork", "--mount-proc"]
+    argv += [sys.executable, "-m", *module_and_arguments]
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    # A terminal's interrupt reaches the inside by itself, as it is in the same process group.
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = subprocess.Popen(argv, env=env, preexec_fn=_restore_interrupt)  # noqa: PLW1509 - one thread
+    signal.signal(signal.SIGTERM, lambda *_: _terminate_first_process(child.pid))
+    try:
+        code = child.wait()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return code if code >= 0 else 128 - code
+
+
+def _restore_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _terminate_first_process(unshare_pid: int) -> None:
+    """Tell the first process inside to end; `unshare` passes no signals on."""
+    children = Path(f"/proc/{unshare_pid}/task/{unshare_pid}/children").read_text().split()
+    for pid in children:
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGTERM)
+
+
+def _which(name: str, path: str) -> bool:
+    return any(os.access(Path(folder or ".") / name, os.X_OK) for folder in path.split(":"))

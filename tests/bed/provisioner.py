@@ -1,0 +1,89 @@
+"""The bed's provisioner and snapshotter: a controller of its own over the real API.
+
+`python -m tests.bed.provisioner --base FOLDER --node NAME`. It looks at everything again
+whenever anything changes, and once a second for what only time changes. It keeps no state
+but the folders, so it may be ended and started again at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed.api import Api, ApiError
+from tests.bed.layout import Layout
+from tests.bed.storage import objects
+from tests.bed.storage.cache import Cache
+from tests.bed.storage.claims import Claims
+from tests.bed.storage.contents import Contents
+from tests.bed.storage.disk import Disk
+from tests.bed.storage.events import Recorder
+from tests.bed.storage.jobs import Jobs
+from tests.bed.storage.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.bed.api import Json, Resource
+
+__all__ = ["main"]
+
+_KINDS = (
+    objects.STORAGE_CLASSES,
+    objects.SNAPSHOT_CLASSES,
+    objects.CONFIG_MAPS,
+    objects.CLAIMS,
+    objects.VOLUMES,
+    objects.CONTENTS,
+    objects.SNAPSHOTS,
+)
+_IDLE_SECONDS = 1.0
+_STALE = (404, 409)
+"""The cache was behind: the next look will be at something newer."""
+
+_log = logging.getLogger("provisioner")
+
+
+def main() -> None:
+    """Run until the process is ended."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base", type=Path, required=True, help="folder of the bed")
+    parser.add_argument("--node", required=True, help="node of volumes that nobody chose one for")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    layout = Layout(arguments.base)
+    api = Api(layout.kubeconfig)
+    cache = Cache(api, _KINDS)
+    disk, jobs = Disk(layout.volumes, layout.snapshots), Jobs(cache)
+    claims = Claims(api, cache, disk, jobs, Recorder(api), arguments.node)
+    snapshots, contents = Snapshots(api, cache), Contents(api, cache, disk, jobs)
+    rounds: list[tuple[Resource, Callable[[Json], None]]] = [
+        (objects.SNAPSHOTS, snapshots.reconcile),
+        (objects.CONTENTS, contents.reconcile),
+        (objects.CLAIMS, claims.reconcile_claim),
+        (objects.VOLUMES, claims.reconcile_volume),
+    ]
+    while True:
+        for resource, reconcile in rounds:
+            for item in cache.all(resource):
+                _attempt(reconcile, item)
+        claims.drop_orphans()
+        cache.wait(_IDLE_SECONDS)
+
+
+def _attempt(reconcile: Callable[[Json], None], item: Json) -> None:
+    name = f"{item['kind']} {item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
+    try:
+        reconcile(item)
+    except ApiError as error:
+        if error.status not in _STALE:
+            _log.warning("%s: %s", name, error)
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning("%s: %s", name, error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Claims become volumes, and volumes that are released with policy Delete go away.
+
+Behaves as kubernetes-csi/external-provisioner does, as far as a peer can tell: the same
+conditions, annotations, finalizer and reasons of Events; claims with a selector are left alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.bed.api import ApiError
+from tests.bed.storage.faults import find_fault
+from tests.bed.storage.objects import CLAIMS, CONTENTS, DRIVER, SNAPSHOTS, STORAGE_CLASSES, VOLUMES
+from tests.bed.storage.quantity import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from tests.bed.api import Api, Json
+    from tests.bed.storage.cache import Cache
+    from tests.bed.storage.disk import Disk
+    from tests.bed.storage.events import Recorder
+    from tests.bed.storage.jobs import Jobs
+
+__all__ = ["Claims", "Refused"]
+
+_PROVISIONER_ANNOTATION = "volume.kubernetes.io/storage-provisioner"
+_SELECTED_NODE = "volume.kubernetes.io/selected-node"
+_PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
+_FINALIZER = "external-provisioner.volume.kubernetes.io/finalizer"
+_SNAPSHOT_GROUP = "snapshot.storage.k8s.io"
+
+
+class Refused(Exception):  # noqa: N818 - no error of the program: the answer to a claim
+    """A claim cannot be served as it is; the message goes into an Event."""
+
+
+class Claims:
+    """Makes and removes PersistentVolumes."""
+
+    def __init__(self, api: Api, cache: Cache, disk: Disk, jobs: Jobs, events: Recorder, node: str) -> None:  # noqa: PLR0913, PLR0917
+        """Give volumes of Immediate classes to `node`."""
+        self._api = api
+        self._cache = cache
+        self._disk = disk
+        self._jobs = jobs
+        self._events = events
+        self._node = node
+
+    def reconcile_claim(self, claim: Json) -> None:
+        """Take the next step towards a volume for this claim, if it is ours to serve."""
+        storage_class = self._class_to_serve(claim)
+        if storage_class is None:
+            return
+        fault = find_fault(self._cache, "provision", claim, storage_class)
+        try:
+            if fault is not None:
+                if fault.message:
+                    raise Refused(fault.message)
+                return
+            self._events.tell(claim, "Provisioning", f"External provisioner is provisioning volume for claim {_name(claim)}")
+            self._provision(claim, storage_class)
+        except Refused as refused:
+            text = f'failed to provision volume with StorageClass "{storage_class["metadata"]["name"]}": {refused}'
+            self._events.tell(claim, "ProvisioningFailed", text)
+
+    def reconcile_volume(self, volume: Json) -> None:
+        """Keep the finalizer of one of our volumes in step with its policy, and reclaim it."""
+        metadata, spec = volume["metadata"], volume["spec"]
+        if metadata.get("annotations", {}).get(_PROVISIONED_BY) != DRIVER:
+            return
+        finalizers = metadata.get("finalizers", [])
+        deletes = spec["persistentVolumeReclaimPolicy"] == "Delete"
+        if deletes and volume.get("status", {}).get("phase") == "Released":
+            self._reclaim(volume)
+        elif deletes and _FINALIZER not in finalizers and "deletionTimestamp" not in metadata:
+            self._set_finalizers(volume, [*finalizers, _FINALIZER])
+        elif not deletes and _FINALIZER in finalizers:
+            self._set_finalizers(volume, [each for each in finalizers if each != _FINALIZER])
+
+    def drop_orphans(self) -> None:
+        """Remove the data of volumes whose claim went away while they were made."""
+        wanted = {_volume_name(claim) for claim in self._cache.all(CLAIMS)}
+        for name in self._jobs.keys():  # noqa: SIM118 - no mapping
+            if name.startswith("pvc-") and name not in wanted and self._jobs.forget(name):
+                self._disk.delete(name)
+
+    def _class_to_serve(self, claim: Json) -> Json | None:
+        """The class of a claim that waits for us; None if it waits for something else."""
+        metadata, spec = claim["metadata"], claim["spec"]
+        if spec.get("volumeName") or spec.get("selector") or "deletionTimestamp" in metadata:
+            return None
+        annotations = metadata.get("annotations", {})
+        if annotations.get(_PROVISIONER_ANNOTATION) != DRIVER:
+            return None
+        found = self._cache.get(STORAGE_CLASSES, "", spec.get("storageClassName", ""))
+        waits = found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"
+        return None if waits and not annotations.get(_SELECTED_NODE) else found
+
+    def _provision(self, claim: Json, storage_class: Json) -> None:
+        name = _volume_name(claim)
+        size_bytes = parse_bytes(claim["spec"]["resources"]["requests"]["storage"])
+        block = claim["spec"].get("volumeMode") == "Block"
+        source = self._source(claim, size_bytes, block=block)
+        path = self._jobs.result(name, lambda: self._disk.create(name, size_bytes, block=block, source=source))
+        if path is None:
+            return
+        try:
+            self._api.create(VOLUMES, self._volume(claim, storage_class, path))
+        except ApiError as error:
+            if error.status != 409:  # made by an earlier pass whose claim is not bound yet
+                raise
+        self._events.tell(claim, "ProvisioningSucceeded", f"Successfully provisioned volume {name}")
+
+    def _source(self, claim: Json, size_bytes: int, *, block: bool) -> str:
+        """Handle of the snapshot a claim starts from, empty if from none.
+
+        Raises:
+            Refused: The snapshot is not to be had, or does not fit.
+        """
+        source = claim["spec"].get("dataSource") or claim["spec"].get("dataSourceRef")
+        if not source:
+            return ""
+        if source.get("apiGroup") != _SNAPSHOT_GROUP or source["kind"] != "VolumeSnapshot":
+            raise Refused(f"data source {source['kind']} {source['name']} is not supported")
+        snapshot = self._cache.get(SNAPSHOTS, claim["metadata"]["namespace"], source["name"])
+        if snapshot is None:
+            raise Refused(f"error getting handle for DataSource Type VolumeSnapshot by Name {source['name']}: not found")
+        status = snapshot.get("status", {})
+        content = self._cache.get(CONTENTS, "", status.get("boundVolumeSnapshotContentName", ""))
+        if not status.get("readyToUse") or content is None:
+            raise Refused(f"snapshot {source['name']} is not Ready")
+        found = self._disk.find_snapshot(content.get("status", {}).get("snapshotHandle", ""))
+        if found is None:
+            raise Refused(f"the data of snapshot {source['name']} is gone")
+        if found.size_bytes > size_bytes:
+            raise Refused(f"requested volume size {size_bytes} is less than the size {found.size_bytes} for the source snapshot {source['name']}")
+        if found.block is not block:
+            raise Refused(f"requested volume mode does not match that of snapshot {source['name']}")
+        return found.handle
+
+    def _volume(self, claim: Json, storage_class: Json, path: str) -> Json:
+        metadata, spec = claim["metadata"], claim["spec"]
+        policy = storage_class.get("reclaimPolicy", "Delete")
+        node = metadata.get("annotations", {}).get(_SELECTED_NODE) or self._node
+        term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+        reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+        reference |= {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion")}
+        return {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {
+                "name": _volume_name(claim),
+                "annotations": {_PROVISIONED_BY: DRIVER},
+                "finalizers": [_FINALIZER] if policy == "Delete" else [],
+            },
+            "spec": {
+                "accessModes": spec["accessModes"],
+                "capacity": {"storage": format_bytes(parse_bytes(spec["resources"]["requests"]["storage"]))},
+                "claimRef": reference,
+                "local": {"path": path},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [term]}]}},
+                "persistentVolumeReclaimPolicy": policy,
+                "storageClassName": storage_class["metadata"]["name"],
+                "volumeMode": spec.get("volumeMode", "Filesystem"),
+            },
+        }
+
+    def _reclaim(self, volume: Json) -> None:
+        name = volume["metadata"]["name"]
+        stand_in = {"metadata": {**volume["metadata"], **_only_name(volume["spec"]["claimRef"])}}
+        storage_class = self._cache.get(STORAGE_CLASSES, "", volume["spec"].get("storageClassName", ""))
+        if find_fault(self._cache, "delete", stand_in, storage_class) is not None:
+            return
+        self._disk.delete(name)
+        if "deletionTimestamp" not in volume["metadata"]:
+            self._api.delete(VOLUMES, "", name)  # and when the watch tells of it, the finalizer
+            return
+        finalizers = volume["metadata"].get("finalizers", [])
+        if _FINALIZER in finalizers:
+            self._set_finalizers(volume, [each for each in finalizers if each != _FINALIZER])
+
+    def _set_finalizers(self, volume: Json, finalizers: list[str]) -> None:
+        metadata = volume["metadata"]
+        body = {"metadata": {"finalizers": finalizers, "resourceVersion": metadata["resourceVersion"]}}
+        self._api.patch(VOLUMES, body, name=metadata["name"])
+
+
+def _volume_name(claim: Json) -> str:
+    return f"pvc-{claim['metadata']['uid']}"
+
+
+def _only_name(reference: Json) -> Json:
+    return {key: reference[key] for key in ("namespace", "name")}
+
+
+def _name(claim: Json) -> str:
+    return f'"{claim["metadata"]["namespace"]}/{claim["metadata"]["name"]}"'

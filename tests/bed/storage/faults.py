@@ -1,0 +1,85 @@
+"""Faults that tests ask the storage for.
+
+A fault is one word: `slow:SECONDS`, `fail:MESSAGE` or `never`. It is given by
+
+* the annotation `bed.node-agent.test/fault` on the object (a claim or a VolumeSnapshot),
+* the same annotation on its class,
+* a line of the key `faults` of the ConfigMap `default/bed-faults`, for objects whose maker
+  does not ask the test: `WHAT NAMESPACE/NAME FAULT`, where WHAT is `provision`, `snapshot`
+  or `delete`, and NAMESPACE/NAME is a pattern, as in `provision velero/* slow:20`. A volume
+  and a VolumeSnapshotContent have the namespace and name of the claim or snapshot they are for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from tests.bed.storage.objects import CONFIG_MAPS
+
+if TYPE_CHECKING:
+    from tests.bed.api import Json
+    from tests.bed.storage.cache import Cache
+
+__all__ = ["ANNOTATION", "CONFIG_MAP", "Fault", "find_fault"]
+
+ANNOTATION = "bed.node-agent.test/fault"
+CONFIG_MAP = ("default", "bed-faults")
+_PARTS_OF_A_LINE = 3
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong: `holds` says whether it still does, `message` is set if it is an error."""
+
+    kind: str
+    value: str
+
+    @property
+    def message(self) -> str:
+        """The error to report, empty if the fault is a mere wait."""
+        return self.value.strip() if self.kind == "fail" else ""
+
+    def holds(self, since: str) -> bool:
+        """Whether the object must not be served yet.
+
+        Args:
+            since: When it was made or its deletion asked for, as Kubernetes writes it.
+        """
+        if self.kind != "slow":
+            return True
+        age = datetime.now(UTC) - datetime.fromisoformat(since)
+        return age.total_seconds() < float(self.value)
+
+
+def find_fault(cache: Cache, what: str, item: Json, *classes: Json | None) -> Fault | None:
+    """The fault that holds for an object now, from the nearest place that names one.
+
+    Args:
+        cache: Holds the ConfigMap.
+        what: `provision`, `snapshot` or `delete`.
+        item: The claim, or the VolumeSnapshot, or what stands in for one, with its metadata.
+        classes: The classes of the object.
+    """
+    metadata = item["metadata"]
+    words = [each["metadata"].get("annotations", {}).get(ANNOTATION) for each in (item, *classes) if each]
+    name = f"{metadata.get('namespace', '')}/{metadata['name']}"
+    words.append(_from_config_map(cache, what, name))
+    word = next((word for word in words if word), None)
+    if word is None:
+        return None
+    kind, _, value = word.partition(":")
+    fault = Fault(kind, value)
+    since = metadata.get("deletionTimestamp") or metadata["creationTimestamp"]
+    return fault if fault.holds(since) else None
+
+
+def _from_config_map(cache: Cache, what: str, name: str) -> str | None:
+    found = cache.get(CONFIG_MAPS, *CONFIG_MAP) or {}
+    for line in found.get("data", {}).get("faults", "").splitlines():
+        parts = line.split(None, _PARTS_OF_A_LINE - 1)
+        if len(parts) == _PARTS_OF_A_LINE and parts[0] == what and fnmatchcase(name, parts[1]):
+            return parts[2]
+    return None

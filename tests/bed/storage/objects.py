@@ -1,0 +1,65 @@
+"""Kinds of objects that the bed's storage deals with, its classes, and every name it uses."""
+
+from __future__ import annotations
+
+from tests.bed.api import Json, Resource
+
+__all__ = [
+    "CLAIMS",
+    "CONFIG_MAPS",
+    "CONTENTS",
+    "DRIVER",
+    "EVENTS",
+    "SNAPSHOTS",
+    "SNAPSHOT_CLASSES",
+    "STORAGE_CLASSES",
+    "VOLUMES",
+    "class_objects",
+]
+
+DRIVER = "bed.node-agent.test/local"
+"""Provisioner of the storage classes and driver of the snapshot classes."""
+
+_SNAPSHOT_GROUP = "/apis/snapshot.storage.k8s.io/v1"
+_STORAGE_GROUP = "/apis/storage.k8s.io/v1"
+
+CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
+VOLUMES = Resource("/api/v1", "persistentvolumes", namespaced=False)
+CONFIG_MAPS = Resource("/api/v1", "configmaps")
+EVENTS = Resource("/api/v1", "events")
+STORAGE_CLASSES = Resource(_STORAGE_GROUP, "storageclasses", namespaced=False)
+SNAPSHOTS = Resource(_SNAPSHOT_GROUP, "volumesnapshots")
+CONTENTS = Resource(_SNAPSHOT_GROUP, "volumesnapshotcontents", namespaced=False)
+SNAPSHOT_CLASSES = Resource(_SNAPSHOT_GROUP, "volumesnapshotclasses", namespaced=False)
+
+
+def class_objects() -> list[tuple[Resource, Json]]:
+    """The classes that every bed has, with the kind of each."""
+    return [
+        (STORAGE_CLASSES, _storage_class("bed", "Immediate", "Delete")),
+        (STORAGE_CLASSES, _storage_class("bed-wait", "WaitForFirstConsumer", "Delete")),
+        (STORAGE_CLASSES, _storage_class("bed-retain", "Immediate", "Retain")),
+        (SNAPSHOT_CLASSES, _snapshot_class("bed", "Delete")),
+        (SNAPSHOT_CLASSES, _snapshot_class("bed-retain", "Retain")),
+    ]
+
+
+def _storage_class(name: str, binding: str, reclaim: str) -> Json:
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": DRIVER,
+        "volumeBindingMode": binding,
+        "reclaimPolicy": reclaim,
+    }
+
+
+def _snapshot_class(name: str, policy: str) -> Json:
+    return {
+        "apiVersion": "snapshot.storage.k8s.io/v1",
+        "kind": "VolumeSnapshotClass",
+        "metadata": {"name": name},
+        "driver": DRIVER,
+        "deletionPolicy": policy,
+    }
