@@ -25,7 +25,6 @@ __all__ = [
     "MoverOptions",
     "NotOwnerError",
     "Owner",
-    "PodEnd",
     "PodSettings",
     "RestoreExposer",
     "RestoreRequest",
@@ -107,19 +106,6 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class PodEnd:
-    """How a mover pod ended.
-
-    `exit_code` is None where no container ran to an end; `message` is the termination
-    message, or the pod's own where there is none; `reason` is such as `OOMKilled`, `Evicted`.
-    """
-
-    exit_code: int | None
-    message: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class KeptVolume:
     """A restored volume: its PersistentVolume, and the reclaim policy it came with."""
 
@@ -198,13 +184,13 @@ class RestoreRequest:
     node_os: str = "linux"
 
 
-_Request = TypeVar("_Request", contravariant=True)
+_Request_contra = TypeVar("_Request_contra", contravariant=True)
 
 
-class Exposer(Protocol[_Request]):
+class Exposer(Protocol[_Request_contra]):
     """Brings a volume to a mover pod, in steps that may be cut and repeated anywhere."""
 
-    async def check(self, request: _Request) -> Waiting | None:
+    async def check(self, request: _Request_contra) -> Waiting | None:
         """Say what the expose still has to wait for before it can begin; reads only.
 
         Raises:
@@ -213,7 +199,7 @@ class Exposer(Protocol[_Request]):
         """
         ...
 
-    async def ensure(self, request: _Request, guard: Guard) -> Exposed | Waiting:
+    async def ensure(self, request: _Request_contra, guard: Guard) -> Exposed | Waiting:
         """Do what is still to do and return the pod, or what has to be waited for.
 
         Raises:
@@ -224,7 +210,7 @@ class Exposer(Protocol[_Request]):
         """
         ...
 
-    async def clean_up(self, request: _Request) -> Waiting | None:
+    async def clean_up(self, request: _Request_contra) -> Waiting | None:
         """Delete one thing after the other; None once nothing of the owner is left.
 
         Works at any stage, also where nothing was ever made. Only what belongs to the

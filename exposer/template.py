@@ -78,13 +78,9 @@ class AgentTemplate:
             volume_mounts=tuple(mount for mount in mounts if mount["name"] not in withheld),
             volume_devices=tuple(container.get("volumeDevices") or []),
             env=tuple(container.get("env") or []),
-            pod_fields=_picked(
-                spec, ("serviceAccountName", "dnsPolicy", "dnsConfig", "imagePullSecrets")
-            ),
+            pod_fields=_picked(spec, ("serviceAccountName", "dnsPolicy", "dnsConfig", "imagePullSecrets")),
             container_fields=_picked(container, ("envFrom",)),
-            read_only_root=bool(
-                (container.get("securityContext") or {}).get("readOnlyRootFilesystem")
-            ),
+            read_only_root=bool((container.get("securityContext") or {}).get("readOnlyRootFilesystem")),
             kubelet_root=root,
             host_pods_mounted=mounted,
         )

@@ -1,0 +1,114 @@
+"""Builds the claims of an expose.
+
+Knows the form of a claim for a snapshot, for a restored volume and for a cache. Does no I/O.
+Source: Velero v1.18, pkg/exposer, as recorded in tests/recordings/velero-1.18.2/pvc-of-*.json;
+Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go (annotations of a binding).
+"""
+
+from typing import Final
+
+from core.contract import VolumeMode
+from core.models.base import JsonDict
+from core.models.names import SELECTED_NODE_ANNOTATION
+from exposer.model import CacheVolume, Owner, SnapshotRequest
+
+__all__ = [
+    "build_backup_claim",
+    "build_cache_claim",
+    "build_restore_claim",
+    "cache_claim_name",
+    "claim_volume_mode",
+]
+
+_BINDING_ANNOTATIONS: Final = frozenset(
+    {
+        "pv.kubernetes.io/bind-completed",
+        "pv.kubernetes.io/bound-by-controller",
+        "volume.beta.kubernetes.io/storage-provisioner",
+        "volume.kubernetes.io/storage-provisioner",
+        SELECTED_NODE_ANNOTATION,
+    }
+)
+"""What controllers note on one claim about its own volume; another claim must not have it."""
+
+_COPIED_SPEC: Final = (
+    "accessModes",
+    "resources",
+    "storageClassName",
+    "volumeMode",
+    "volumeAttributesClassName",
+)
+"""What a volume must match to be bound to the target claim afterwards."""
+
+
+def claim_volume_mode(claim: JsonDict) -> VolumeMode:
+    """Return the volume mode of a claim; absent means Filesystem."""
+    return VolumeMode(claim["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
+
+
+def cache_claim_name(owner: Owner) -> str:
+    """Return the name of the cache's claim."""
+    return f"{owner.object_name}-cache"
+
+
+def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode) -> JsonDict:
+    """Return the claim whose volume is made from the backup VolumeSnapshot.
+
+    `size` is a quantity.
+    """
+    settings = request.backup_pvc
+    spec: JsonDict = {
+        "accessModes": ["ReadOnlyMany" if settings.read_only else "ReadWriteOnce"],
+        "dataSource": {
+            "apiGroup": "snapshot.storage.k8s.io",
+            "kind": "VolumeSnapshot",
+            "name": request.owner.object_name,
+        },
+        "resources": {"requests": {"storage": size}},
+        "volumeMode": str(mode),
+    }
+    if storage_class := settings.storage_class or request.storage_class:
+        spec["storageClassName"] = storage_class
+    return _build_claim(request.owner, request.owner.object_name, spec, annotations=dict(settings.annotations))
+
+
+def build_restore_claim(owner: Owner, target: JsonDict, *, node: str) -> JsonDict:
+    """Return a claim like `target` (a v1 PersistentVolumeClaim as JSON dict) for a new volume.
+
+    It has neither the target's selector nor its data source nor anything of its binding: a
+    volume is provisioned empty. `node`: where the volume must be reachable; empty: anywhere.
+    """
+    meta = target["metadata"]
+    annotations = {
+        key: value for key, value in (meta.get("annotations") or {}).items() if key not in _BINDING_ANNOTATIONS
+    }
+    if node:
+        annotations[SELECTED_NODE_ANNOTATION] = node
+    spec = {key: target["spec"][key] for key in _COPIED_SPEC if key in target["spec"]}
+    claim = _build_claim(owner, owner.object_name, spec, annotations=annotations)
+    claim["metadata"]["labels"] = dict(meta.get("labels") or {}) | owner.labels
+    return claim
+
+
+def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str) -> JsonDict:
+    """Return the claim of a restore's cache; `node` as for the restore claim."""
+    spec: JsonDict = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": f"{cache.size_gib}Gi"}},
+        "storageClassName": cache.storage_class,
+        "volumeMode": str(VolumeMode.FILESYSTEM),
+    }
+    annotations = {SELECTED_NODE_ANNOTATION: node} if node else {}
+    return _build_claim(owner, cache_claim_name(owner), spec, annotations=annotations)
+
+
+def _build_claim(owner: Owner, name: str, spec: JsonDict, *, annotations: dict[str, str]) -> JsonDict:
+    meta: JsonDict = {
+        "name": name,
+        "namespace": owner.namespace,
+        "labels": owner.labels,
+        "ownerReferences": [owner.reference],
+    }
+    if annotations:
+        meta["annotations"] = annotations
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}

@@ -1,0 +1,197 @@
+"""Exposes a CSI snapshot: a DataUpload's source becomes a volume in a mover pod.
+
+Knows the order of the steps and what each waits for. Does not know what the objects look
+like (`exposer.snapshots`, `exposer.claims`, `exposer.pod`), how the source is handed over
+(`exposer.handover`), who owns the DataUpload, or what the mover does.
+"""
+
+from dataclasses import replace
+
+from core.contract import MoverVerb
+from core.kube.client import KubeClient, Selection
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    VOLUME_ATTACHMENTS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+)
+from core.models.base import JsonDict
+from core.models.names import DATA_UPLOAD_LABEL
+from exposer.claims import build_backup_claim
+from exposer.diagnose import diagnose_pod
+from exposer.handover import SourceHandover
+from exposer.model import Exposed, Guard, NotOwnerError, SnapshotRequest, Waiting
+from exposer.ownership import CLEANING_UP, ExposeRun, belongs, patch_if_there, remove, remove_owned
+from exposer.pod import MoverPod, MoverVolume, build_mover_pod, mover_args, volume_path
+from exposer.snapshots import (
+    VOLUME_ANNOTATION,
+    SnapshotSource,
+    build_backup_content,
+    build_backup_snapshot,
+    diagnose_snapshot,
+    remembered_source,
+)
+from exposer.volumes import condemn_volume_of
+
+__all__ = ["CSISnapshotExposer"]
+
+_GROUP = "snapshot-exposer"
+_FAST_CLONE_ANNOTATION = "csi.vsphere.volume/fast-provisioning"
+
+
+class CSISnapshotExposer:
+    """The `Exposer` of DataUploads."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._source = SourceHandover(client)
+
+    async def check(self, request: SnapshotRequest) -> Waiting | None:
+        """Say what the expose still has to wait for; reads only.
+
+        Raises:
+            ExposeError: snapshot, content or claim of the source do not exist.
+            KubeError: the API server refused a read.
+        """
+        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.object_name)
+        if content is not None and belongs(content, request.owner):
+            # An earlier attempt has taken the snapshot over; the source may be gone.
+            return None
+        found = await self._source.read(request)
+        return found if isinstance(found, Waiting) else None
+
+    async def ensure(self, request: SnapshotRequest, guard: Guard) -> Exposed | Waiting:
+        """Take the next steps and return the pod, or what has to be waited for.
+
+        Raises:
+            ExposeError: it can never be done.
+            NotOwnerError: the DataUpload is somebody else's by now.
+            KubeError: the API server refused.
+        """
+        run = ExposeRun(self._client, request.owner, guard)
+        try:
+            return await self._ensure(request, run)
+        except NotOwnerError as e:
+            await run.undo(e)
+            raise
+
+    async def clean_up(self, request: SnapshotRequest) -> Waiting | None:
+        """Delete what was made, and the source snapshot; None once nothing is left."""
+        owner = request.owner
+        waiting = await remove_owned(self._client, owner, PODS, owner.object_name)
+        waiting = waiting or await self._remove_claim(request)
+        waiting = waiting or await self._source.remove(request)
+        waiting = waiting or await remove_owned(self._client, owner, VOLUME_SNAPSHOTS, owner.object_name)
+        return waiting or await remove_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.object_name)
+
+    async def _ensure(self, request: SnapshotRequest, run: ExposeRun) -> Exposed | Waiting:
+        pod = await run.read(PODS, request.owner.object_name)
+        if pod is None:
+            # The pod is made last: where it exists, all else was made before it.
+            pod = await self._ensure_all(request, run)
+        if isinstance(pod, Waiting):
+            return pod
+        return diagnose_pod(pod) or Exposed(pod)
+
+    async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Waiting:
+        content = await self._ensure_content(request, run)
+        if isinstance(content, Waiting):
+            return content
+        snapshot = await run.ensure(VOLUME_SNAPSHOTS, build_backup_snapshot(request.owner, content))
+        if isinstance(snapshot, Waiting):
+            return snapshot
+        source = remembered_source(content)
+        waiting = await self._source.take_over(request, source) or diagnose_snapshot(snapshot)
+        if waiting:
+            return waiting
+        manifest = build_backup_claim(request, size=source.size, mode=source.volume_mode)
+        claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
+        if isinstance(claim, Waiting):
+            return claim
+        pod = await run.ensure(PODS, await self._build_pod(request, source))
+        await run.confirm()
+        return pod
+
+    async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Waiting:
+        content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.object_name)
+        if content is not None:
+            return content
+        found = await self._source.read(request)
+        if isinstance(found, Waiting):
+            return found
+        source, source_content = found
+        manifest = build_backup_content(request.owner, source_content, source)
+        return await run.ensure(VOLUME_SNAPSHOT_CONTENTS, manifest)
+
+    async def _build_pod(self, request: SnapshotRequest, source: SnapshotSource) -> JsonDict:
+        owner = request.owner
+        claim = {"claimName": owner.object_name}
+        volume = MoverVolume(
+            source={
+                "persistentVolumeClaim": claim | ({"readOnly": True} if request.backup_pvc.read_only else {}),
+            },
+            mode=source.volume_mode,
+            read_only=request.backup_pvc.read_only,
+        )
+        args = mover_args(MoverVerb.BACKUP, "data-upload", owner, request.mover)
+        plan = MoverPod(
+            owner=owner,
+            name=owner.object_name,
+            args=replace(args, volume_path=volume_path(owner), volume_mode=source.volume_mode),
+            volume=volume,
+            label=DATA_UPLOAD_LABEL,
+            group=_GROUP,
+            avoid_nodes=await self._nodes_to_avoid(request),
+            node_os=request.node_os,
+        )
+        return build_mover_pod(plan, request.template, request.settings)
+
+    async def _nodes_to_avoid(self, request: SnapshotRequest) -> tuple[str, ...]:
+        """Return the nodes where a linked clone of the source volume cannot be attached."""
+        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
+        if claim is None:
+            return ()
+        annotations = (claim["metadata"].get("annotations") or {}) | request.backup_pvc.annotations
+        if _FAST_CLONE_ANNOTATION not in annotations:
+            return ()
+        attachments = await self._client.list(Selection(VOLUME_ATTACHMENTS))
+        volume = claim["spec"].get("volumeName")
+        specs = [attachment["spec"] for attachment in attachments]
+        return tuple(sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") == volume}))
+
+    async def _remove_claim(self, request: SnapshotRequest) -> Waiting | None:
+        """Have the claim deleted, and its volume gone before the snapshot may go.
+
+        Some storages cannot delete a snapshot while a volume made from it exists. The
+        volume's name is kept on the snapshot: once the claim is gone nothing else tells it.
+        """
+        owner = request.owner
+        snapshot = await self._client.read(VOLUME_SNAPSHOTS, owner.namespace, owner.object_name)
+        if snapshot is not None and not belongs(snapshot, owner):
+            snapshot = None
+        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.object_name)
+        if claim is not None and belongs(claim, owner):
+            volume = claim["spec"].get("volumeName", "")
+            if snapshot is not None and volume:
+                await self._remember_volume(snapshot, volume)
+            await condemn_volume_of(self._client, claim)
+            waiting = await remove(self._client, PERSISTENT_VOLUME_CLAIMS, claim)
+            if waiting:
+                return waiting
+        elif snapshot is not None:
+            volume = (snapshot["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION, "")
+        else:
+            return None
+        left = await self._client.read(PERSISTENT_VOLUMES, "", volume) if volume else None
+        if left is None:
+            return None
+        return Waiting(CLEANING_UP, f"PersistentVolume {volume} of the snapshot is being deleted")
+
+    async def _remember_volume(self, snapshot: JsonDict, volume: str) -> None:
+        meta = snapshot["metadata"]
+        if (meta.get("annotations") or {}).get(VOLUME_ANNOTATION) == volume:
+            return
+        patch: JsonDict = {"metadata": {"annotations": {VOLUME_ANNOTATION: volume}}}
+        await patch_if_there(self._client, VOLUME_SNAPSHOTS, snapshot, patch)

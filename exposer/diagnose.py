@@ -1,0 +1,117 @@
+"""What a mover pod's status says: why it does not run yet, and how it ended.
+
+Knows the words of scheduler and kubelet. Pure: knows nothing beside the pod it is shown.
+Source: Kubernetes v1.34, pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go and
+pkg/kubelet/kuberuntime/kuberuntime_container.go (reasons of a waiting container),
+pkg/apis/core/types.go (conditions PodScheduled and DisruptionTarget).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from core.errors import ExposeError
+from core.models.base import JsonDict
+from exposer.model import Waiting
+
+__all__ = ["PodEnd", "diagnose_pod", "parse_pod_end"]
+
+_PERMANENT: Final = frozenset({"ErrImageNeverPull", "InvalidImageName"})
+"""Reasons of a waiting container that only another pod manifest would change."""
+
+_IMAGE: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
+)
+_STARTING: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
+
+
+@dataclass(frozen=True)
+class PodEnd:
+    """How a mover pod ended.
+
+    `exit_code` is None where no container ran to an end; `message` is the termination
+    message, or the pod's own where there is none; `reason` is such as `OOMKilled`, `Evicted`.
+    """
+
+    exit_code: int | None
+    message: str
+    reason: str
+
+
+def diagnose_pod(pod: JsonDict) -> Waiting | None:
+    """Return what keeps `pod` (a v1 Pod as JSON dict) from running; None where nothing does.
+
+    Raises:
+        ExposeError: it will never run.
+    """
+    status: JsonDict = pod.get("status") or {}
+    if status.get("phase", "Pending") != "Pending":
+        return None
+    place = _place(pod)
+    node = (pod.get("spec") or {}).get("nodeName", "")
+    if not node:
+        return _diagnose_placement(status, place)
+    waiting = _waiting_state(status)
+    reason, words = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in _PERMANENT:
+        raise ExposeError(f"pod {place} cannot start on node {node}: {_told(reason, words)}")
+    if reason in _IMAGE:
+        return Waiting(reason, f"pod {place} waits for its image on node {node}: {_told(reason, words)}")
+    if reason in _STARTING:
+        return Waiting("ContainerCreating", f"pod {place} is being started on node {node}")
+    return Waiting(reason, f"pod {place} cannot start on node {node} yet: {_told(reason, words)}")
+
+
+def parse_pod_end(pod: JsonDict) -> PodEnd | None:
+    """Return how `pod` (a v1 Pod as JSON dict) ended, None while it has not."""
+    status: JsonDict = pod.get("status") or {}
+    disruption = _condition(status, "DisruptionTarget")
+    # Whoever ended the whole pod knows more than the container that was killed for it.
+    above = status.get("reason") or disruption.get("reason") or ""
+    words = status.get("message") or disruption.get("message") or ""
+    for container in status.get("containerStatuses") or []:
+        terminated = (container.get("state") or {}).get("terminated")
+        if terminated:
+            exit_code = int(terminated.get("exitCode", 0))
+            if exit_code == 0:
+                return PodEnd(0, terminated.get("message", ""), terminated.get("reason", ""))
+            said = "; ".join(part for part in (words, terminated.get("message", "")) if part)
+            return PodEnd(exit_code, said, above or terminated.get("reason", ""))
+    if status.get("phase") in {"Failed", "Succeeded"}:
+        # No container to speak for it: rejected by the kubelet, or evicted before it began.
+        return PodEnd(None, words, above or str(status["phase"]))
+    return None
+
+
+def _diagnose_placement(status: JsonDict, place: str) -> Waiting:
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        reason = scheduled.get("reason") or "Unschedulable"
+        words = scheduled.get("message") or "the scheduler gives no reason"
+        return Waiting(reason, f"no node takes pod {place}: {words}")
+    return Waiting("Scheduling", f"pod {place} waits for the scheduler")
+
+
+def _waiting_state(status: JsonDict) -> JsonDict:
+    """Return the state of the first container that waits; empty where none says so."""
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        waiting: JsonDict | None = (container.get("state") or {}).get("waiting")
+        if waiting:
+            return waiting
+    return {}
+
+
+def _condition(status: JsonDict, name: str) -> JsonDict:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == name and (name == "PodScheduled" or condition.get("status") == "True"):
+            found: JsonDict = condition
+            return found
+    return {}
+
+
+def _told(reason: str, words: str) -> str:
+    return f"{reason}: {words}" if words else reason
+
+
+def _place(pod: JsonDict) -> str:
+    meta = pod.get("metadata") or {}
+    return f"{meta.get('namespace', '')}/{meta.get('name', '?')}"

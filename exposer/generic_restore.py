@@ -1,0 +1,189 @@
+"""Exposes a new volume for a restore: a DataDownload's data gets a place to go.
+
+Knows the order of the steps and what each waits for. Does not know how the volume is given
+to the target claim afterwards (`exposer.rebind`), what the objects look like
+(`exposer.claims`, `exposer.pod`), or who owns the DataDownload.
+"""
+
+from dataclasses import replace
+
+from core.contract import MoverVerb
+from core.errors import ExposeError
+from core.kube.client import KubeClient
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    STORAGE_CLASSES,
+)
+from core.models.base import JsonDict
+from core.models.names import DATA_DOWNLOAD_LABEL, SELECTED_NODE_ANNOTATION
+from exposer.claims import (
+    build_cache_claim,
+    build_restore_claim,
+    cache_claim_name,
+    claim_volume_mode,
+)
+from exposer.diagnose import diagnose_pod
+from exposer.model import Exposed, Guard, KeptVolume, NotOwnerError, RestoreRequest, Waiting
+from exposer.ownership import ExposeRun, belongs, remove, remove_owned
+from exposer.pod import MoverPod, MoverVolume, build_mover_pod, cache_path, mover_args, volume_path
+from exposer.rebind import Rebinder
+from exposer.volumes import condemn_volume_of
+
+__all__ = ["GenericRestoreExposer"]
+
+_GROUP = "generic-restore-exposer"
+
+
+class GenericRestoreExposer:
+    """The `RestoreExposer` of DataDownloads."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._rebinder = Rebinder(client)
+
+    async def check(self, request: RestoreRequest) -> Waiting | None:
+        """Say what the expose still has to wait for; reads only.
+
+        Raises:
+            ExposeError: the target claim has a volume already.
+            KubeError: the API server refused a read.
+        """
+        found = await self._read_target(request)
+        return found if isinstance(found, Waiting) else None
+
+    async def ensure(self, request: RestoreRequest, guard: Guard) -> Exposed | Waiting:
+        """Take the next steps and return the pod, or what has to be waited for.
+
+        Raises:
+            ExposeError: it can never be done.
+            NotOwnerError: the DataDownload is somebody else's by now.
+            KubeError: the API server refused.
+        """
+        run = ExposeRun(self._client, request.owner, guard)
+        try:
+            return await self._ensure(request, run)
+        except NotOwnerError as e:
+            await run.undo(e)
+            raise
+
+    async def read_volume(self, request: RestoreRequest) -> KeptVolume:
+        """Return the volume that was written, before anything is done to it.
+
+        Raises:
+            ExposeError: claim or volume are gone.
+        """
+        owner = request.owner
+        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.object_name)
+        if claim is None or not belongs(claim, owner):
+            raise ExposeError(f"claim {owner.namespace}/{owner.object_name} with the restored data is gone")
+        name = claim["spec"].get("volumeName", "")
+        volume = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
+        if volume is None:
+            raise ExposeError(f"claim {owner.namespace}/{owner.object_name} with the restored data has lost its volume")
+        return KeptVolume(name, volume["spec"].get("persistentVolumeReclaimPolicy", "Retain"))
+
+    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+        """Give the volume to the target claim; None once it is bound.
+
+        Raises:
+            ExposeError: that can never be; call `drop_volume`.
+        """
+        return await self._rebinder.rebind(request, kept)
+
+    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+        """Delete the volume that cannot be handed over; None once it is gone."""
+        return await self._rebinder.drop_volume(request, kept)
+
+    async def clean_up(self, request: RestoreRequest) -> Waiting | None:
+        """Delete what was made; None once nothing is left. A handed-over volume stays."""
+        owner = request.owner
+        waiting = await remove_owned(self._client, owner, PODS, owner.object_name)
+        waiting = waiting or await self._remove_claim(request, owner.object_name)
+        return waiting or await self._remove_claim(request, cache_claim_name(owner))
+
+    async def _ensure(self, request: RestoreRequest, run: ExposeRun) -> Exposed | Waiting:
+        pod = await run.read(PODS, request.owner.object_name)
+        if pod is None:
+            # The pod is made last: where it exists, all else was made before it.
+            pod = await self._ensure_all(request, run)
+        if isinstance(pod, Waiting):
+            return pod
+        return diagnose_pod(pod) or Exposed(pod)
+
+    async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> JsonDict | Waiting:
+        target = await self._read_target(request)
+        if isinstance(target, Waiting):
+            return target
+        node = _selected_node(request, target)
+        manifests = [build_restore_claim(request.owner, target, node=node)]
+        if request.cache is not None:
+            manifests.append(build_cache_claim(request.owner, request.cache, node=node))
+        for manifest in manifests:
+            claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
+            if isinstance(claim, Waiting):
+                return claim
+        pod = await run.ensure(PODS, _build_pod(request, target, node=node))
+        await run.confirm()
+        return pod
+
+    async def _read_target(self, request: RestoreRequest) -> JsonDict | Waiting:
+        """Return the target claim once a volume may be made for it."""
+        namespace, name = request.target_namespace, request.target_claim
+        place = f"target claim {namespace}/{name}"
+        target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
+        if target is None:
+            return Waiting("TargetClaimAbsent", f"{place} does not exist yet")
+        if target["metadata"].get("deletionTimestamp"):
+            return Waiting("TargetClaimAbsent", f"{place} is being deleted")
+        if volume := target["spec"].get("volumeName"):
+            raise ExposeError(f"{place} is bound to PersistentVolume {volume} already; nothing can be restored into it")
+        class_name = target["spec"].get("storageClassName")
+        if request.ignore_delay_binding or not class_name or _annotated_node(target):
+            return target
+        storage_class = await self._client.read(STORAGE_CLASSES, "", class_name)
+        if storage_class is None:
+            return Waiting("StorageClassMissing", f"StorageClass {class_name} of {place} does not exist")
+        if storage_class.get("volumeBindingMode") == "WaitForFirstConsumer":
+            return Waiting("TargetClaimUnconsumed", f"{place} waits for the first pod that uses it")
+        return target
+
+    async def _remove_claim(self, request: RestoreRequest, name: str) -> Waiting | None:
+        owner = request.owner
+        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, name)
+        if claim is None or not belongs(claim, owner):
+            return None
+        await condemn_volume_of(self._client, claim)
+        return await remove(self._client, PERSISTENT_VOLUME_CLAIMS, claim)
+
+
+def _annotated_node(target: JsonDict) -> str:
+    return str((target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, ""))
+
+
+def _selected_node(request: RestoreRequest, target: JsonDict) -> str:
+    """Return the node of the target's consumer; empty where any node will do."""
+    return "" if request.ignore_delay_binding else _annotated_node(target)
+
+
+def _build_pod(request: RestoreRequest, target: JsonDict, *, node: str) -> JsonDict:
+    owner, mode = request.owner, claim_volume_mode(target)
+    args = mover_args(MoverVerb.RESTORE, "data-download", owner, request.mover)
+    plan = MoverPod(
+        owner=owner,
+        name=owner.object_name,
+        args=replace(
+            args,
+            volume_path=volume_path(owner),
+            volume_mode=mode,
+            cache_volume_path=cache_path(owner) if request.cache else "",
+        ),
+        volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.object_name}}, mode),
+        cache_claim=cache_claim_name(owner) if request.cache else "",
+        label=DATA_DOWNLOAD_LABEL,
+        group=_GROUP,
+        node=node,
+        node_os=request.node_os,
+    )
+    return build_mover_pod(plan, request.template, request.settings)

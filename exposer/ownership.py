@@ -1,0 +1,176 @@
+"""Makes and removes objects that belong to one custom resource, and touches no others.
+
+Knows how belonging is told, creation that may run twice, and deletion by UID. Does not know
+what the objects are for.
+"""
+
+import logging
+from typing import Final
+
+from core.errors import ExposeError
+from core.kube.client import KubeClient
+from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError, NotFoundError
+from core.kube.resources import PODS, Resource
+from core.logs import fields
+from core.models.base import JsonDict
+from core.models.names import OWNER_UID_LABEL
+from exposer.model import Guard, NotOwnerError, Owner, Waiting
+
+__all__ = ["CLEANING_UP", "ExposeRun", "belongs", "patch_if_there", "place_of", "remove", "remove_owned"]
+
+CLEANING_UP: Final = "CleaningUp"
+"""The reason of every wait for something to be gone."""
+
+_log = logging.getLogger(__name__)
+
+
+def place_of(resource: Resource, obj: JsonDict) -> str:
+    """Return how messages name an object: kind, namespace, name."""
+    meta = obj["metadata"]
+    namespace = meta.get("namespace", "")
+    return f"{resource.kind} {namespace}/{meta['name']}" if namespace else f"{resource.kind} {meta['name']}"
+
+
+def belongs(obj: JsonDict, owner: Owner) -> bool:
+    """Whether `obj` was made for `owner`, told by its UID and never by a name."""
+    meta = obj["metadata"]
+    if (meta.get("labels") or {}).get(OWNER_UID_LABEL) == owner.uid:
+        return True
+    return any(reference.get("uid") == owner.uid for reference in meta.get("ownerReferences") or [])
+
+
+def _made_for(obj: JsonDict, owner: Owner) -> bool:
+    """Whether `obj` is one that an expose of ours made for `owner`, not just another agent's.
+
+    Snapshots and their contents have no owner reference; a reference to another UID is never
+    ours, whatever a label says.
+    """
+    meta = obj["metadata"]
+    labelled = (meta.get("labels") or {}).get(OWNER_UID_LABEL) == owner.uid
+    references = [reference.get("uid") for reference in meta.get("ownerReferences") or []]
+    return labelled and (owner.uid in references or not references)
+
+
+async def patch_if_there(client: KubeClient, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
+    """Apply `patch` to `obj`, as it was just read, unless it went away or was replaced."""
+    meta = obj["metadata"]
+    held = patch | {"metadata": patch.get("metadata", {}) | {"uid": meta["uid"]}}
+    try:
+        await client.patch(resource, meta.get("namespace", ""), meta["name"], held)
+    except NotFoundError:
+        _log.debug("object went away before it was changed", extra=fields(kind=resource.kind, name=meta["name"]))
+
+
+async def remove(client: KubeClient, resource: Resource, obj: JsonDict) -> Waiting | None:
+    """Have `obj`, as it was just read, deleted by its UID; None once it is gone."""
+    meta = obj["metadata"]
+    namespace, name, uid = meta.get("namespace", ""), meta["name"], meta["uid"]
+    waiting = Waiting(CLEANING_UP, f"{place_of(resource, obj)} is being deleted")
+    if meta.get("deletionTimestamp"):
+        return waiting
+    if await client.delete(resource, namespace, name, uid=uid):
+        extra = fields(kind=resource.kind, namespace=namespace, name=name, uid=uid)
+        _log.info("object is being removed", extra=extra)
+    left = await client.read(resource, namespace, name)
+    return waiting if left is not None and left["metadata"]["uid"] == uid else None
+
+
+async def remove_owned(client: KubeClient, owner: Owner, resource: Resource, name: str) -> Waiting | None:
+    """Have the owner's object of that name deleted; None once it is gone or never was."""
+    namespace = owner.namespace if resource.namespaced else ""
+    obj = await client.read(resource, namespace, name)
+    if obj is None or not belongs(obj, owner):
+        return None
+    return await remove(client, resource, obj)
+
+
+class ExposeRun:
+    """One run of an expose: every object is the owner's, made by this run or an earlier one."""
+
+    def __init__(self, client: KubeClient, owner: Owner, guard: Guard) -> None:
+        self._client = client
+        self._owner = owner
+        self._guard = guard
+        self._seen: list[tuple[Resource, JsonDict]] = []
+
+    async def read(self, resource: Resource, name: str) -> JsonDict | Waiting | None:
+        """Return the owner's object of that name; Waiting while a leftover is in its place.
+
+        Raises:
+            ExposeError: the name is taken by somebody else's object.
+        """
+        obj = await self._client.read(resource, self._namespace(resource), name)
+        if obj is None:
+            return None
+        place = place_of(resource, obj)
+        if obj["metadata"].get("deletionTimestamp"):
+            return Waiting("NameTaken", f"{place} of an earlier attempt is still being deleted")
+        if _made_for(obj, self._owner):
+            self._seen.append((resource, obj))
+            return obj
+        if (obj["metadata"].get("labels") or {}).get(OWNER_UID_LABEL, self._owner.uid) != self._owner.uid:
+            return Waiting("NameTaken", f"{place} is left from an earlier {self._owner.kind} and has to go first")
+        raise ExposeError(f"{place} exists already and does not belong to {self._owner.kind} {self._owner.name}")
+
+    async def ensure(self, resource: Resource, manifest: JsonDict) -> JsonDict | Waiting:
+        """Return the owner's object, made from `manifest` where it does not exist yet.
+
+        Raises:
+            ExposeError: the name is taken by somebody else's object.
+            NotOwnerError: from the guard; nothing was made.
+        """
+        name = manifest["metadata"]["name"]
+        found = await self.read(resource, name)
+        if found is not None:
+            return found
+        await self._guard()
+        try:
+            made = await self._create(resource, manifest)
+        except AlreadyExistsError:
+            # A try whose answer was lost has made it, or somebody was faster.
+            found = await self.read(resource, name)
+            if found is None:
+                return Waiting("NameTaken", f"{resource.kind} {name} has just been deleted")
+            return found
+        self._seen.append((resource, made))
+        extra = fields(kind=resource.kind, namespace=self._namespace(resource), name=name, uid=made["metadata"]["uid"])
+        _log.info("object was made", extra=extra)
+        return made
+
+    async def confirm(self) -> None:
+        """Ask the guard once more, after the last object was made."""
+        await self._guard()
+
+    async def undo(self, cause: NotOwnerError) -> None:
+        """Delete by UID what this run met of the owner, if nobody goes on with it.
+
+        What cannot be deleted is left to the sweeper, which finds it by the owner's label.
+        """
+        if not cause.ended:
+            return
+        for resource, obj in reversed(self._seen):
+            meta = obj["metadata"]
+            extra = fields(kind=resource.kind, namespace=self._namespace(resource), name=meta["name"], uid=meta["uid"])
+            try:
+                await self._client.delete(resource, self._namespace(resource), meta["name"], uid=meta["uid"])
+            except KubeError:
+                _log.warning("object of an ended load could not be removed", extra=extra, exc_info=True)
+            else:
+                _log.info("object of an ended load is being removed", extra=extra)
+
+    def _namespace(self, resource: Resource) -> str:
+        return self._owner.namespace if resource.namespaced else ""
+
+    async def _create(self, resource: Resource, manifest: JsonDict) -> JsonDict:
+        """Create the object; a pod whose PriorityClass does not exist any more goes without."""
+        try:
+            return await self._client.create(resource, manifest)
+        except ForbiddenError as e:
+            # Source: Kubernetes v1.34, plugin/pkg/admission/priority/admission.go.
+            priority_class = manifest["spec"].get("priorityClassName")
+            if resource != PODS or not priority_class or "no PriorityClass with name" not in str(e):
+                raise
+            extra = fields(kind=resource.kind, name=manifest["metadata"]["name"], reason=str(e))
+            _log.warning("PriorityClass is gone, the pod is made without one", extra=extra)
+            spec = {key: value for key, value in manifest["spec"].items() if key != "priorityClassName"}
+            return await self._client.create(resource, manifest | {"spec": spec})

@@ -1,0 +1,176 @@
+"""Builds the snapshot objects of an expose, and reads the source's.
+
+Knows VolumeSnapshot and VolumeSnapshotContent, and what has to be remembered of the source
+once it is gone. Does no I/O.
+Source: Velero v1.18, pkg/exposer/csi_snapshot.go, as recorded in
+tests/recordings/velero-1.18.2/volumesnapshot*.json; external-snapshotter v8,
+pkg/utils/util.go (annotations of a content).
+"""
+
+from typing import Final
+
+from pydantic import ValidationError
+
+from core.contract import VolumeMode
+from core.errors import ContractError, ExposeError
+from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
+from core.models.base import JsonDict, WireModel
+from core.models.names import MANAGED_BY_LABEL
+from core.models.quantity import parse_quantity
+from exposer.claims import claim_volume_mode
+from exposer.model import Owner, Waiting
+
+__all__ = [
+    "SOURCE_ANNOTATION",
+    "VOLUME_ANNOTATION",
+    "SnapshotSource",
+    "build_backup_content",
+    "build_backup_snapshot",
+    "diagnose_snapshot",
+    "parse_snapshot_source",
+    "remembered_source",
+    "snapshot_handle",
+]
+
+SOURCE_ANNOTATION: Final = "nodeagent.io/snapshot-source"
+"""On the backup content: what is needed of the source after it was deleted, as JSON."""
+
+VOLUME_ANNOTATION: Final = "nodeagent.io/snapshot-volume"
+"""On the backup snapshot: the volume that was made from it, which must be gone before it."""
+
+_CONTROLLER_ANNOTATIONS: Final = frozenset(
+    {
+        "snapshot.storage.kubernetes.io/volumesnapshot-being-created",
+        "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted",
+        SOURCE_ANNOTATION,
+    }
+)
+"""What belongs to the life of one content; all else (the deletion secret's name, a driver's
+own notes) describes the snapshot behind it and goes with the handle."""
+
+
+class SnapshotSource(WireModel):
+    """The source of a backup snapshot: who it was, and what its volume was like.
+
+    `size` is a quantity.
+    """
+
+    snapshot_uid: str
+    content: str
+    content_uid: str
+    size: str
+    volume_mode: VolumeMode
+
+    def to_annotation(self) -> str:
+        """Return the annotation's text."""
+        return self.model_dump_json(by_alias=True)
+
+
+def parse_snapshot_source(snapshot: JsonDict, content: JsonDict, claim: JsonDict) -> SnapshotSource:
+    """Return what has to be remembered of a source: its snapshot, content and claim."""
+    return SnapshotSource(
+        snapshot_uid=snapshot["metadata"]["uid"],
+        content=content["metadata"]["name"],
+        content_uid=content["metadata"]["uid"],
+        size=_restore_size(snapshot, claim),
+        volume_mode=claim_volume_mode(claim),
+    )
+
+
+def remembered_source(content: JsonDict) -> SnapshotSource:
+    """Return what the backup content remembers of its source.
+
+    Raises:
+        ContractError: its annotation is missing or was changed.
+    """
+    meta = content["metadata"]
+    try:
+        return SnapshotSource.model_validate_json((meta.get("annotations") or {}).get(SOURCE_ANNOTATION, ""))
+    except ValidationError as e:
+        message = (
+            f"VolumeSnapshotContent {meta['name']}: annotation {SOURCE_ANNOTATION}, "
+            "which remembers the source snapshot, cannot be read"
+        )
+        raise ContractError(message) from e
+
+
+def snapshot_handle(content: JsonDict) -> str:
+    """Return the storage's own name of the snapshot; empty while it has none."""
+    status = content.get("status") or {}
+    return str(status.get("snapshotHandle") or content["spec"]["source"].get("snapshotHandle") or "")
+
+
+def diagnose_snapshot(snapshot: JsonDict) -> Waiting | None:
+    """Return what a VolumeSnapshot is waited for; None once it is ready to use."""
+    meta, status = snapshot["metadata"], snapshot.get("status") or {}
+    place = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
+    if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
+        return None
+    words = (status.get("error") or {}).get("message")
+    if words:
+        return Waiting("SnapshotError", f"{place} is not ready: {words}")
+    return Waiting("SnapshotNotReady", f"{place} is still being made")
+
+
+def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource) -> JsonDict:
+    """Return a content of our own for the snapshot behind the source's `content`.
+
+    Raises:
+        ExposeError: the source content has no handle to share.
+    """
+    handle = snapshot_handle(content)
+    if not handle:
+        raise ExposeError(f"VolumeSnapshotContent {source.content} is ready but names no snapshot handle")
+    meta, spec = content["metadata"], content["spec"]
+    annotations = {
+        key: value for key, value in (meta.get("annotations") or {}).items() if key not in _CONTROLLER_ANNOTATIONS
+    }
+    kept = {key: value for key, value in (meta.get("labels") or {}).items() if key == MANAGED_BY_LABEL}
+    backup_spec: JsonDict = {
+        "deletionPolicy": "Delete",
+        "driver": spec["driver"],
+        "source": {"snapshotHandle": handle},
+        "volumeSnapshotRef": {
+            "apiVersion": VOLUME_SNAPSHOTS.api_version,
+            "kind": VOLUME_SNAPSHOTS.kind,
+            "namespace": owner.namespace,
+            "name": owner.object_name,
+        },
+    }
+    if snapshot_class := spec.get("volumeSnapshotClassName"):
+        backup_spec["volumeSnapshotClassName"] = snapshot_class
+    return {
+        "apiVersion": VOLUME_SNAPSHOT_CONTENTS.api_version,
+        "kind": VOLUME_SNAPSHOT_CONTENTS.kind,
+        "metadata": {
+            "name": owner.object_name,
+            "labels": kept | owner.labels,
+            "annotations": annotations | {SOURCE_ANNOTATION: source.to_annotation()},
+        },
+        "spec": backup_spec,
+    }
+
+
+def build_backup_snapshot(owner: Owner, content: JsonDict) -> JsonDict:
+    """Return the VolumeSnapshot that is bound to the backup `content`."""
+    spec: JsonDict = {"source": {"volumeSnapshotContentName": content["metadata"]["name"]}}
+    if snapshot_class := content["spec"].get("volumeSnapshotClassName"):
+        spec["volumeSnapshotClassName"] = snapshot_class
+    return {
+        "apiVersion": VOLUME_SNAPSHOTS.api_version,
+        "kind": VOLUME_SNAPSHOTS.kind,
+        "metadata": {
+            "name": owner.object_name,
+            "namespace": owner.namespace,
+            "labels": owner.labels,
+        },
+        "spec": spec,
+    }
+
+
+def _restore_size(snapshot: JsonDict, claim: JsonDict) -> str:
+    """Return the least size of a volume for the snapshot; a driver may tell none, or zero."""
+    told = (snapshot.get("status") or {}).get("restoreSize")
+    if told and parse_quantity(told) > 0:
+        return str(told)
+    return str(claim["spec"]["resources"]["requests"]["storage"])

@@ -1,0 +1,50 @@
+"""What exposers do to PersistentVolumes.
+
+Knows reclaim policies and preconditions. Does not know why a volume is kept or given up.
+"""
+
+from core.kube.client import KubeClient
+from core.kube.errors import NotFoundError
+from core.kube.resources import PERSISTENT_VOLUMES
+from core.models.base import JsonDict
+
+__all__ = ["DELETE", "RETAIN", "condemn_volume_of", "patch_volume", "set_reclaim_policy"]
+
+DELETE = "Delete"
+RETAIN = "Retain"
+
+
+async def patch_volume(client: KubeClient, volume: JsonDict, patch: JsonDict) -> JsonDict:
+    """Apply `patch` to `volume` as it was just read; the UID and version must still hold.
+
+    Raises:
+        ConflictError: somebody wrote to it meanwhile; read again.
+        NotFoundError: it is gone.
+    """
+    meta = volume["metadata"]
+    held = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+    return await client.patch(
+        PERSISTENT_VOLUMES, "", meta["name"], patch | {"metadata": patch.get("metadata", {}) | held}
+    )
+
+
+async def set_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) -> JsonDict:
+    """Return `volume` with that reclaim policy."""
+    if volume["spec"].get("persistentVolumeReclaimPolicy") == policy:
+        return volume
+    return await patch_volume(client, volume, {"spec": {"persistentVolumeReclaimPolicy": policy}})
+
+
+async def condemn_volume_of(client: KubeClient, claim: JsonDict) -> None:
+    """Have the volume of `claim` go with it, whatever its class says about reclaiming.
+
+    A volume that is bound to another claim by now is left alone.
+    """
+    name = claim["spec"].get("volumeName")
+    volume = await client.read(PERSISTENT_VOLUMES, "", name) if name else None
+    if volume is None or (volume["spec"].get("claimRef") or {}).get("uid") != claim["metadata"]["uid"]:
+        return
+    try:
+        await set_reclaim_policy(client, volume, DELETE)
+    except NotFoundError:
+        return
