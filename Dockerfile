@@ -59,11 +59,11 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     KOPIA_CHECK_FOR_UPDATES=false
+WORKDIR /
+# No entry point: pods name the whole command, `python -m nodeagent …` or `python -m datamover …`.
+CMD ["python", "-m", "nodeagent", "serve"]
 COPY core/ /opt/node-agent/core/
 COPY exposer/ /opt/node-agent/exposer/
 COPY nodeagent/ /opt/node-agent/nodeagent/
 COPY datamover/ /opt/node-agent/datamover/
 RUN python -OO -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/node-agent
-WORKDIR /
-# No entry point: pods name the whole command, `python -m nodeagent …` or `python -m datamover …`.
-CMD ["python", "-m", "nodeagent", "serve"]

@@ -10,9 +10,15 @@ readonly image=localhost/node-agent:dev
 readonly python_of_base=3.11
 readonly store="$cache_dir/buildah"
 
-# A daemon-less store of our own; images and containers of the machine are not touched.
+# A store of our own without a daemon; images and containers of the machine are not touched.
 build_tool() {
-    BUILDAH_ISOLATION=chroot buildah --root "$store/root" --runroot "$store/run" --storage-driver vfs "$@"
+    BUILDAH_ISOLATION=chroot buildah --root "$store/$driver" --runroot "$store/$driver-run" --storage-driver "$driver" "$@"
+}
+
+# Overlay is quick but does not work everywhere, such as within a container; vfs copies the whole image for each step.
+choose_driver() {
+    driver=overlay
+    build_tool images --quiet >/dev/null 2>&1 && [ "$(stat -f -c %T "$store")" != overlayfs ] || driver=vfs
 }
 
 # Copies all that goes into the image, but for what the cache holds: what is hashed is then what is built.
@@ -47,11 +53,11 @@ ensure_wheels() {
     mv "$part" "$wheels"
 }
 
-# Archives and images of earlier sources.
+# Removes the image of earlier sources ($1 is its ID) and all but a few archives. Steps that are still of use stay.
 remove_old() {
+    # shellcheck disable=SC2012  # the names are ours
     ls -t "$cache_dir"/images/node-agent-*.tar | tail -n +4 | xargs --no-run-if-empty rm -f
-    build_tool images --quiet --filter dangling=true | xargs --no-run-if-empty \
-        buildah --root "$store/root" --runroot "$store/run" --storage-driver vfs rmi >/dev/null 2>&1 || true
+    [ -z "$1" ] || [ "$1" = "$(build_tool images --quiet "$image")" ] || build_tool rmi "$1" >/dev/null 2>&1 || true
 }
 
 mkdir -p "$cache_dir/images" "$store"
@@ -77,22 +83,24 @@ wheels="$cache_dir/wheels-$({ echo "$python_of_base"; name_and_content "$project
 
 lock image
 if ! [ -f "$archive" ]; then
+    choose_driver
+    earlier="$(build_tool images --quiet "$image" 2>/dev/null || true)"
     ensure_base "$base_image"
     ensure_wheels
 
     mkdir "$context/image-parts"
     cp -l "$kopia" "$context/image-parts/kopia" 2>/dev/null || cp "$kopia" "$context/image-parts/kopia"
-    cp -r "$wheels" "$context/image-parts/wheels"
+    cp -a "$wheels" "$context/image-parts/wheels"
 
     say 'image: building'
-    build_tool bud --quiet --layers --pull-never --tag "$image" \
+    build_tool bud --layers --pull-never --tag "$image" \
         --build-arg BASE="$base_image" --build-arg GO="$base_image" --build-arg KOPIA=ready \
         --build-arg PACKAGES=ready "$context" >"$cache_dir/image.log" 2>&1 ||
         die "buildah failed: $(tail -n 3 "$cache_dir/image.log" | tr '\n' ' ') (all of it: $cache_dir/image.log)"
     rm -f "$archive.part"
     build_tool push --quiet "$image" "docker-archive:$archive.part:docker.io/library/node-agent:dev"
     mv "$archive.part" "$archive"
-    remove_old
+    remove_old "$earlier"
     say "image: done ($(du -h "$archive" | cut -f1))"
 fi
 printf '%s\n' "$archive"
