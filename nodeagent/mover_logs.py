@@ -61,9 +61,7 @@ class MoverLogs:
         )
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
-                text = await self._client.pod_log(
-                    meta["namespace"], meta["name"], limit_bytes=_LIMIT_BYTES
-                )
+                text = await self._client.pod_log(meta["namespace"], meta["name"], limit_bytes=_LIMIT_BYTES)
         except (KubeError, TimeoutError) as e:
             log.warning("the mover's log could not be taken over: %s", e)
             return ""

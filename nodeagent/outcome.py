@@ -4,19 +4,23 @@ Knows what a mover pod's end means for its load, and the form of the annotation
 `nodeagent.io/outcome`. Does not know the cluster, nor what is done about an outcome.
 """
 
+import logging
 from collections.abc import Callable
 
 from pydantic import Field, ValidationError
 
 from core.contract import CANCELED_ENDING
-from core.errors import ContractError, ResultError
+from core.errors import ResultError
+from core.logs import fields
 from core.models.base import JsonDict, Timestamp, WireModel
 from core.models.loads import Load
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from exposer.diagnose import PodEnd
 
-__all__ = ["Outcome", "decide_outcome", "parse_outcome"]
+__all__ = ["Outcome", "decide_outcome", "read_outcome"]
+
+_log = logging.getLogger(__name__)
 
 
 class Outcome(WireModel):
@@ -34,30 +38,34 @@ class Outcome(WireModel):
     pv_name: str = ""
     reclaim_policy: str = ""
 
+    @property
+    def total_bytes(self) -> int:
+        """How much the mover says it moved."""
+        return int(self.result.get("totalBytes", 0))
+
     def to_annotation(self) -> str:
         """Return the annotation's text."""
         return self.model_dump_json(by_alias=True, exclude_defaults=True)
 
 
-def parse_outcome(cr: Load) -> Outcome | None:
+def read_outcome(cr: Load) -> Outcome | None:
     """Return the outcome that is kept on `cr`, None where there is none.
 
-    Raises:
-        ContractError: the annotation cannot be read.
+    One that somebody made unreadable counts as lost: as long as the mover pod is there it is
+    written anew.
     """
     text = cr.metadata.annotations.get(OUTCOME_ANNOTATION)
     if not text:
         return None
     try:
         return Outcome.model_validate_json(text)
-    except ValidationError as e:
-        message = f"{cr.kind_name} {cr.name}: annotation {OUTCOME_ANNOTATION} cannot be read"
-        raise ContractError(message) from e
+    except ValidationError:
+        told = fields(kind=cr.kind_name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
+        _log.warning("annotation %s cannot be read", OUTCOME_ANNOTATION, extra=told)
+        return None
 
 
-def decide_outcome(
-    end: PodEnd, parse_result: Callable[[str], JsonDict], *, cancel_asked: bool
-) -> Outcome:
+def decide_outcome(end: PodEnd, parse_result: Callable[[str], JsonDict], *, cancel_asked: bool) -> Outcome:
     """Return what a mover pod's end means for its load.
 
     A mover that was stopped by anybody but the load's owner says "canceled" too; that load

@@ -40,9 +40,7 @@ class StatusWriter:
         self._client = client
         self._clock = clock
 
-    async def move(
-        self, kind: Kind, cr: Load, to: Phase, change: Change | None = None, *, again: bool = True
-    ) -> Load:
+    async def move(self, kind: Kind, cr: Load, to: Phase, change: Change | None = None, *, again: bool = True) -> Load:
         """Move `cr` to the phase `to` and return it as stored.
 
         Args:
@@ -133,9 +131,7 @@ class StatusWriter:
         status = {key: value for key, value in change.status.items() if key in kind.status_fields}
         if status:
             patch["status"] = status
-        stored = await self._client.patch(
-            kind.resource, cr.metadata.namespace, cr.name, patch, again=again
-        )
+        stored = await self._client.patch(kind.resource, cr.metadata.namespace, cr.name, patch, again=again)
         return kind.parse(stored)
 
 

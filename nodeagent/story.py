@@ -6,8 +6,9 @@ never holds up the work.
 
 import logging
 
-from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
+
+from core.kube.errors import KubeError
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.loads import Load
@@ -40,9 +41,7 @@ class Story:
         """Record on `raw`, an object that cannot be parsed, that it is left alone."""
         await self._record(ObjectRef.of(raw), "Unreadable", message, warning=True)
 
-    async def _record(
-        self, about: ObjectRef, reason: str, message: str, *, warning: bool
-    ) -> None:
+    async def _record(self, about: ObjectRef, reason: str, message: str, *, warning: bool) -> None:
         try:
             await self._recorder.record(about, reason, message, warning=warning)
         except KubeError as e:

@@ -4,12 +4,10 @@ Knows how a phase, a label, a pod's status and the clock become a `View`. Does n
 rules (`nodeagent.lifecycle`), and reads nothing itself.
 """
 
-import logging
 from dataclasses import dataclass
 from datetime import timedelta
 
 from core.clock import Clock
-from core.errors import ContractError
 from core.models.base import JsonDict
 from core.models.loads import Load
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL, label_value
@@ -18,11 +16,9 @@ from exposer.diagnose import parse_pod_end
 from nodeagent.concurrency import Claim, Slots
 from nodeagent.kinds.base import Kind
 from nodeagent.lifecycle import PodState, Stop, View
-from nodeagent.outcome import Outcome, parse_outcome
+from nodeagent.outcome import Outcome, read_outcome
 
 __all__ = ["Case", "Limits", "LoadKey", "Site", "Viewer", "pod_state"]
-
-_log = logging.getLogger(__name__)
 
 LoadKey = tuple[str, str, str]
 """A load in the work queue: kind, namespace, name."""
@@ -105,11 +101,11 @@ class Viewer:
         ours = cr.metadata.labels.get(NODE_LABEL) == self._site.label
         if ours:
             self._note_slot(kind, cr)
-        outcome = _readable_outcome(cr)
+        outcome = read_outcome(cr)
         view = View(
             phase=cr.phase,
             ours=ours,
-            stop=self._stop(cr),
+            stop=self._stop(cr, ours=ours),
             pod=pod_state(pod),
             outcome_kept=outcome is not None,
             slot=self._slots.is_turn_of(cr.uid),
@@ -132,9 +128,11 @@ class Viewer:
         key = (kind.name, cr.metadata.namespace, cr.name)
         self._slots.observe(Claim(accepted_at or self._clock.now(), key, cr.uid), cr.phase)
 
-    def _stop(self, cr: Load) -> Stop:
+    def _stop(self, cr: Load, *, ours: bool) -> Stop:
         if not (cr.spec.cancel or cr.deleting):
             return Stop.NONE
+        if not ours:
+            return Stop.ASKED
         # spec.cancel carries no time: a restarted agent gives the mover its full time again.
         self._stop_seen_at.setdefault(cr.uid, self._clock.monotonic())
         return Stop.OVERDUE if self.seconds_until_overdue(cr) <= 0 else Stop.ASKED
@@ -144,12 +142,3 @@ class Viewer:
         if cr.phase is not Phase.ACCEPTED or since is None:
             return False
         return self._clock.now() - since >= self._limits.prepare
-
-
-def _readable_outcome(cr: Load) -> Outcome | None:
-    """Return the kept outcome; one that cannot be read is written anew or counts as lost."""
-    try:
-        return parse_outcome(cr)
-    except ContractError as e:
-        _log.warning("%s", e, extra={"kind": cr.kind_name, "uid": cr.uid})
-        return None

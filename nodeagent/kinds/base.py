@@ -4,17 +4,18 @@ Knows the questions and the form of their answers. Does not know any kind; the a
 stand beside this file, and nothing outside this folder compares kinds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.loads import Load
-from exposer.model import Exposed, Guard, Waiting
+from exposer.model import Exposed, Guard, MoverOptions, PodSettings, Waiting
+from exposer.template import AgentTemplate
 from nodeagent.outcome import Outcome
 
-__all__ = ["COMMON_STATUS_FIELDS", "Admission", "Kind", "Verdict"]
+__all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "Kind", "MoverPlan", "Verdict"]
 
 COMMON_STATUS_FIELDS: Final = frozenset(
     {
@@ -54,6 +55,19 @@ class Admission:
     message: str = ""
     node: str = ""
     patient: bool = False
+
+
+READY: Final = Admission(Verdict.READY)
+"""Nothing stands against accepting the load."""
+
+
+@dataclass(frozen=True)
+class MoverPlan:
+    """What is the same for every mover pod: what it inherits, is given and is told."""
+
+    template: AgentTemplate
+    settings: PodSettings = field(default_factory=PodSettings)
+    options: MoverOptions = field(default_factory=MoverOptions)
 
 
 class Kind(Protocol):

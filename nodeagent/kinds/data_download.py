@@ -1,0 +1,136 @@
+"""DataDownload: data comes out of the backup repository into a claim that waits for it.
+
+Knows what of the life cycle is particular to it. Does not know the life cycle, nor how a
+volume is made and handed over (`exposer.generic_restore`).
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar, Final, cast
+
+from core.clock import Clock
+from core.contract import RestoreResult, parse_result
+from core.errors import ExposeError
+from core.kube.client import KubeClient
+from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, Resource
+from core.models.base import JsonDict
+from core.models.loads import DataDownload, Load
+from core.models.names import DATA_DOWNLOAD_LABEL, DATA_MOVER_FINALIZER
+from core.models.phases import Phase
+from exposer.model import Exposed, Guard, KeptVolume, Owner, RestoreExposer, RestoreRequest, Waiting
+from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, MoverPlan, Verdict
+from nodeagent.kinds.location import check_location
+from nodeagent.outcome import Outcome, read_outcome
+
+__all__ = ["DataDownloadKind"]
+
+_TARGET_PATIENCE: Final = timedelta(minutes=2)
+"""A server makes the DataDownload before its target claim.
+
+Source: Velero v1.18, the CSI restore action of PersistentVolumeClaims.
+"""
+
+
+@dataclass(frozen=True)
+class DataDownloadKind:
+    """The adapter of DataDownloads.
+
+    `datamovers` are the names in `spec.datamover` that mean this agent.
+    """
+
+    client: KubeClient
+    clock: Clock
+    exposer: RestoreExposer
+    plan: MoverPlan
+    datamovers: frozenset[str]
+
+    name: ClassVar[str] = DataDownload.kind_name
+    resource: ClassVar[Resource] = DATA_DOWNLOADS
+    finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
+    pod_label: ClassVar[str] = DATA_DOWNLOAD_LABEL
+    status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"acceptedByNode", "node"}
+
+    def parse(self, raw: JsonDict) -> Load:
+        """Return the DataDownload that `raw` is."""
+        return DataDownload.parse(raw)
+
+    def managed(self, cr: Load) -> bool:
+        """Whether it is meant for this data mover."""
+        return _download(cr).spec.datamover in self.datamovers
+
+    def queue_namespace(self, cr: Load) -> str:
+        """The namespace of the claim that waits for the data."""
+        return _download(cr).spec.target_volume.namespace
+
+    async def check_admission(self, cr: Load) -> Admission:
+        """Say whether the location can be used and the target claim waits for its volume."""
+        admission = await check_location(self.client, cr)
+        if admission.verdict is not Verdict.READY:
+            return admission
+        target = _download(cr).spec.target_volume
+        claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.pvc)
+        if claim is None:
+            message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
+            verdict = Verdict.FAILS if self._target_overdue(cr) else Verdict.WAITS
+            return Admission(verdict, "TargetClaimMissing", message)
+        try:
+            waiting = await self.exposer.check(self._request(cr))
+        except ExposeError as e:
+            return Admission(Verdict.FAILS, "TargetClaimUnusable", str(e))
+        return READY if waiting is None else Admission(Verdict.WAITS, waiting.reason, waiting.message)
+
+    async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
+        """Bring a new volume one step nearer to a mover pod."""
+        return await self.exposer.ensure(self._request(cr), guard)
+
+    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:
+        """Return `outcome` with the volume that was written."""
+        kept = await self.exposer.read_volume(self._request(cr))
+        return outcome.model_copy(update={"pv_name": kept.pv_name, "reclaim_policy": kept.reclaim_policy})
+
+    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:
+        """Hand the volume over to the target claim."""
+        return await self.exposer.rebind(self._request(cr), _kept_volume(outcome))
+
+    async def clean_up(self, cr: Load) -> Waiting | None:
+        """Remove pod and claims; and the volume, if it was kept but never handed over."""
+        request = self._request(cr)
+        outcome = read_outcome(cr)
+        if outcome is not None and outcome.pv_name and cr.phase is not Phase.COMPLETED:
+            waiting = await self.exposer.drop_volume(request, _kept_volume(outcome))
+            if waiting is not None:
+                return waiting
+        return await self.exposer.clean_up(request)
+
+    def parse_result(self, message: str) -> JsonDict:
+        """Return the mover's result."""
+        return parse_result(RestoreResult, message).to_wire()
+
+    def final_status(self, outcome: Outcome) -> JsonDict:
+        """Return how much data there is."""
+        result = RestoreResult.model_validate(outcome.result)
+        return {"progress": {"totalBytes": result.total_bytes, "bytesDone": result.total_bytes}}
+
+    def _target_overdue(self, cr: Load) -> bool:
+        created = cr.metadata.creation_timestamp
+        return created is not None and self.clock.now() - created >= _TARGET_PATIENCE
+
+    def _request(self, cr: Load) -> RestoreRequest:
+        target = _download(cr).spec.target_volume
+        return RestoreRequest(
+            owner=Owner.of(cr),
+            target_namespace=target.namespace,
+            target_claim=target.pvc,
+            template=self.plan.template,
+            settings=self.plan.settings,
+            mover=self.plan.options,
+        )
+
+
+def _kept_volume(outcome: Outcome) -> KeptVolume:
+    return KeptVolume(outcome.pv_name, outcome.reclaim_policy)
+
+
+def _download(cr: Load) -> DataDownload:
+    """Return `cr` as what `DataDownloadKind.parse` made it."""
+    return cast("DataDownload", cr)

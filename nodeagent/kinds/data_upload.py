@@ -1,0 +1,135 @@
+"""DataUpload: a CSI snapshot goes into the backup repository.
+
+Knows what of the life cycle is particular to it. Does not know the life cycle, nor how a
+snapshot becomes a volume (`exposer.csi_snapshot`).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, cast
+
+from core.contract import BackupResult, parse_result
+from core.errors import ExposeError
+from core.kube.client import KubeClient
+from core.kube.resources import DATA_UPLOADS, Resource
+from core.models.base import JsonDict
+from core.models.loads import DataUpload, Load
+from core.models.names import DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
+from exposer.model import Exposed, Exposer, Guard, Owner, SnapshotRequest, Waiting
+from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, MoverPlan, Verdict
+from nodeagent.kinds.location import check_location
+from nodeagent.outcome import Outcome
+
+__all__ = ["DataUploadKind"]
+
+_CSI: Final = "CSI"
+"""The only snapshot type there is. Source: Velero v1.18, SnapshotType."""
+
+
+@dataclass(frozen=True)
+class DataUploadKind:
+    """The adapter of DataUploads.
+
+    `datamovers` are the names in `spec.datamover` that mean this agent.
+    """
+
+    client: KubeClient
+    exposer: Exposer[SnapshotRequest]
+    plan: MoverPlan
+    datamovers: frozenset[str]
+
+    name: ClassVar[str] = DataUpload.kind_name
+    resource: ClassVar[Resource] = DATA_UPLOADS
+    finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
+    pod_label: ClassVar[str] = DATA_UPLOAD_LABEL
+    status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {
+        "acceptedByNode",
+        "node",
+        "nodeOS",
+        "path",
+        "snapshotID",
+        "incrementalBytes",
+        "dataMoverResult",
+    }
+
+    def parse(self, raw: JsonDict) -> Load:
+        """Return the DataUpload that `raw` is."""
+        return DataUpload.parse(raw)
+
+    def managed(self, cr: Load) -> bool:
+        """Whether it is meant for this data mover."""
+        return _upload(cr).spec.datamover in self.datamovers
+
+    def queue_namespace(self, cr: Load) -> str:
+        """The namespace of the claim that is backed up."""
+        return _upload(cr).spec.source_namespace
+
+    async def check_admission(self, cr: Load) -> Admission:
+        """Say whether location and snapshot are there and ready."""
+        spec = _upload(cr).spec
+        if spec.snapshot_type != _CSI or spec.csi_snapshot is None:
+            message = f"snapshot type {spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
+            return Admission(Verdict.FAILS, "SnapshotTypeUnknown", message)
+        admission = await check_location(self.client, cr)
+        if admission.verdict is not Verdict.READY:
+            return admission
+        try:
+            waiting = await self.exposer.check(self._request(cr))
+        except ExposeError as e:
+            return Admission(Verdict.FAILS, "SourceMissing", str(e))
+        if waiting is None:
+            return READY
+        # Taking a snapshot may last for hours on some storages.
+        return Admission(Verdict.WAITS, waiting.reason, waiting.message, patient=True)
+
+    async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
+        """Bring the snapshot's data one step nearer to a mover pod."""
+        return await self.exposer.ensure(self._request(cr), guard)
+
+    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:  # noqa: ARG002 - as the protocol has it
+        """Return `outcome`: the repository holds all that counts."""
+        return outcome
+
+    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:  # noqa: ARG002 - as the protocol has it
+        """Return None: the data is where it belongs."""
+        return None
+
+    async def clean_up(self, cr: Load) -> Waiting | None:
+        """Remove pod, claim and snapshots."""
+        if _upload(cr).spec.csi_snapshot is None:
+            # It was refused for that; nothing was made.
+            return None
+        return await self.exposer.clean_up(self._request(cr))
+
+    def parse_result(self, message: str) -> JsonDict:
+        """Return the mover's result."""
+        return parse_result(BackupResult, message).to_wire()
+
+    def final_status(self, outcome: Outcome) -> JsonDict:
+        """Return where the data is and how much of it there is."""
+        result = BackupResult.model_validate(outcome.result)
+        return {
+            "path": result.source.by_path,
+            "snapshotID": result.snapshot_id,
+            "incrementalBytes": result.incremental_bytes,
+            "progress": {"totalBytes": result.total_bytes, "bytesDone": result.total_bytes},
+        }
+
+    def _request(self, cr: Load) -> SnapshotRequest:
+        spec = _upload(cr).spec
+        if spec.csi_snapshot is None:
+            raise ExposeError(f"DataUpload {cr.metadata.namespace}/{cr.name} names no CSI snapshot")
+        return SnapshotRequest(
+            owner=Owner.of(cr),
+            source_namespace=spec.source_namespace,
+            source_claim=spec.source_pvc,
+            volume_snapshot=spec.csi_snapshot.volume_snapshot,
+            storage_class=spec.csi_snapshot.storage_class,
+            template=self.plan.template,
+            settings=self.plan.settings,
+            mover=self.plan.options,
+        )
+
+
+def _upload(cr: Load) -> DataUpload:
+    """Return `cr` as what `DataUploadKind.parse` made it."""
+    return cast("DataUpload", cr)

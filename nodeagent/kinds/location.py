@@ -1,0 +1,36 @@
+"""Whether a load's backup storage location can be used now.
+
+Knows what of a location is checked before a load is accepted. Does not open the bucket: the
+mover does, and says what is wrong with it.
+"""
+
+from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS
+from core.models.loads import Load
+from core.models.storage import BackupStorageLocation
+from nodeagent.kinds.base import READY, Admission, Verdict
+
+__all__ = ["check_location"]
+
+
+async def check_location(client: KubeClient, cr: Load) -> Admission:
+    """Return whether the location that `cr` names exists, is available and has its Secret.
+
+    Raises:
+        ContractError: the location cannot be read.
+    """
+    namespace, name = cr.metadata.namespace, cr.spec.backup_storage_location
+    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
+    if raw is None:
+        message = f"BackupStorageLocation {namespace}/{name} does not exist"
+        return Admission(Verdict.FAILS, "LocationMissing", message)
+    location = BackupStorageLocation.parse(raw)
+    secret = location.spec.credential
+    if secret is not None and await client.read(SECRETS, namespace, secret.name) is None:
+        message = f"Secret {namespace}/{secret.name} of BackupStorageLocation {name} does not exist"
+        return Admission(Verdict.FAILS, "LocationSecretMissing", message)
+    if not location.available:
+        why = f": {location.status.message}" if location.status.message else ""
+        message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"
+        return Admission(Verdict.WAITS, "LocationUnavailable", message)
+    return READY

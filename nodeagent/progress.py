@@ -1,0 +1,142 @@
+"""How far running loads are: from their movers' Events into `status.progress` and metrics.
+
+Knows the Events of a running load and what of them was counted. Does not know when a load
+runs (`nodeagent.reconciler` tells), nor how it ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from core.kube.watch import ChangeKind, watch_objects
+
+from core.clock import Clock
+from core.contract import DataPathReason, ProgressMessage, parse_progress
+from core.errors import ContractError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError
+from core.kube.resources import EVENTS
+from core.logs import fields
+from core.models.base import JsonDict
+from core.models.loads import Load, Progress
+from core.models.phases import Phase
+from nodeagent.kinds.base import Kind
+from nodeagent.metrics import Metrics
+from nodeagent.status import StatusWriter
+
+__all__ = ["ProgressFollower"]
+
+_log = logging.getLogger(__name__)
+
+_RUNNING: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
+
+ReadLoad = Callable[[], Load | None]
+
+
+@dataclass
+class _Reading:
+    """What was last read of a load: bytes, and the part of them that is counted."""
+
+    message: ProgressMessage = field(default_factory=ProgressMessage)
+    counted_done_bytes: int = 0
+    counted_sent_bytes: int = 0
+
+
+class ProgressFollower:
+    """Follows the Events of the node's running loads, one watch a load."""
+
+    def __init__(self, client: KubeClient, clock: Clock, *, status: StatusWriter, metrics: Metrics) -> None:
+        """Watch through `client`, write through `status`, count in `metrics`."""
+        self._client = client
+        self._clock = clock
+        self._status = status
+        self._metrics = metrics
+        self._wanted: dict[str, tuple[Kind, Load, ReadLoad]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._readings: dict[str, _Reading] = {}
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keep one watch for each load that is followed, until canceled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                for uid in [uid for uid in self._tasks if uid not in self._wanted]:
+                    self._tasks.pop(uid).cancel()
+                for uid, (kind, cr, read_load) in self._wanted.items():
+                    if uid not in self._tasks:
+                        self._tasks[uid] = group.create_task(
+                            self._follow(kind, cr, read_load), name=f"progress of {uid}"
+                        )
+                await self._changed.wait()
+
+    def follow(self, kind: Kind, cr: Load, read_load: ReadLoad) -> None:
+        """Follow `cr` from now on; `read_load` returns it as last seen."""
+        if cr.uid not in self._wanted:
+            self._wanted[cr.uid] = (kind, cr, read_load)
+            self._changed.set()
+
+    def leave(self, kind_name: str, uid: str) -> None:
+        """Follow that load no longer."""
+        if self._wanted.pop(uid, None) is not None:
+            self._readings.pop(uid, None)
+            self._metrics.rate_gone(kind_name, uid)
+            self._changed.set()
+
+    def finish(self, kind_name: str, uid: str, total_bytes: int) -> None:
+        """Count what a load that ended well moved since its last Event."""
+        reading = self._readings.get(uid)
+        if reading is not None:
+            self._metrics.bytes_moved(kind_name, total_bytes - reading.counted_done_bytes)
+            reading.counted_done_bytes = max(total_bytes, reading.counted_done_bytes)
+
+    async def _follow(self, kind: Kind, cr: Load, read_load: ReadLoad) -> None:
+        # What an earlier agent process wrote down, it has counted too.
+        done_bytes = cr.status.progress.bytes_done
+        reading = _Reading(ProgressMessage(done_bytes=done_bytes), counted_done_bytes=done_bytes)
+        self._readings[cr.uid] = reading
+        resumed = done_bytes > 0
+        selection = Selection(
+            EVENTS,
+            cr.metadata.namespace,
+            field_selector=f"involvedObject.uid={cr.uid},reason={DataPathReason.PROGRESS}",
+        )
+        async for change in watch_objects(self._client, selection, clock=self._clock):
+            message = _parse_message(change.obj) if change.kind is not ChangeKind.DELETED else None
+            if message is None or message.done_bytes < reading.message.done_bytes:
+                # A list comes in no order; an older Event tells nothing new.
+                continue
+            if resumed:
+                reading.counted_sent_bytes = message.sent_bytes
+                resumed = False
+            self._count(kind.name, cr.uid, reading, message)
+            await self._write(kind, read_load(), message)
+
+    def _count(self, kind_name: str, uid: str, reading: _Reading, message: ProgressMessage) -> None:
+        reading.message = message
+        self._metrics.bytes_moved(kind_name, message.done_bytes - reading.counted_done_bytes)
+        self._metrics.bytes_sent(kind_name, message.sent_bytes - reading.counted_sent_bytes)
+        self._metrics.rate(kind_name, uid, float(message.bytes_per_second))
+        reading.counted_done_bytes = max(message.done_bytes, reading.counted_done_bytes)
+        reading.counted_sent_bytes = max(message.sent_bytes, reading.counted_sent_bytes)
+
+    async def _write(self, kind: Kind, cr: Load | None, message: ProgressMessage) -> None:
+        progress = Progress(total_bytes=message.total_bytes, bytes_done=message.done_bytes)
+        if cr is None or cr.phase not in _RUNNING or cr.status.progress == progress:
+            return
+        try:
+            await self._status.report(kind, cr, progress=progress)
+        except KubeError as e:
+            # The next Event brings it up to date; the end writes the final figures.
+            told = fields(kind=kind.name, namespace=cr.metadata.namespace, name=cr.name)
+            _log.debug("progress was not written: %s", e, extra=told)
+
+
+def _parse_message(event: JsonDict) -> ProgressMessage | None:
+    try:
+        return parse_progress(event.get("message", ""))
+    except ContractError as e:
+        _log.warning("%s", e)
+        return None
