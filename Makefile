@@ -1,0 +1,106 @@
+# Everything is done through these targets; each does the set-up that it needs, and is quick when that stands.
+#
+# Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
+# TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PYTHON ?= python3
+TESTS ?=
+export PYTHON
+
+venv = $$(tools/venv.sh)/bin
+pytest = $(venv)/python -m pytest -q $(TESTS)
+step = @printf '\n== %s\n' "$@"
+is_root := $(filter 0,$(shell id -u))
+
+.PHONY: help
+help: ## print this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# -- to see it work ---------------------------------------------------------------------------------------------------
+.PHONY: demo cluster
+demo: setup ## move a volume out and back on a real cluster (root)
+	$(step)
+	@$(venv)/python -m tests.bed demo
+
+cluster: setup ## open a shell in a running cluster, with kubectl and examples/ (root)
+	$(step)
+	@$(venv)/python -m tests.bed shell
+
+# -- to check it ------------------------------------------------------------------------------------------------------
+.PHONY: test lint format types contracts unit integration cluster-test
+test: lint types contracts unit integration cluster-test ## all of the checks below
+	@printf '\nAll checks passed.\n'
+
+lint: venv ## style (ruff)
+	$(step)
+	@$(venv)/ruff check
+	@$(venv)/ruff format --check
+
+format: venv ## rewrite the sources in the style that lint asks for
+	@$(venv)/ruff check --fix --exit-zero
+	@$(venv)/ruff format
+
+types: venv ## types (mypy)
+	$(step)
+	@$(venv)/mypy
+
+contracts: venv ## who may import whom (import-linter)
+	$(step)
+	@$(venv)/lint-imports --no-logo
+
+unit: venv ## tests that need nothing but Python
+	$(step)
+	@$(pytest) -m 'not integration and not cluster'
+
+integration: venv integration-tools ## tests against a real kube-apiserver, kopia and S3 server
+	$(step)
+	@$(pytest) -m integration
+
+cluster-test: ## tests on a real kubelet (root; skipped without, unless CI=true)
+	$(step)
+ifneq ($(is_root),)
+	@$(MAKE) --no-print-directory setup
+	@$(venv)/python -m tests.bed run -- $(pytest) -m cluster
+else
+	@if [ "$${CI:-}" = true ]; then echo 'error: tests on a real kubelet need root, and CI=true lets no tier be skipped' >&2; exit 1; fi
+	@echo 'skipped: tests on a real kubelet need root'
+endif
+
+# -- set-up -----------------------------------------------------------------------------------------------------------
+.PHONY: setup root packages venv integration-tools tools image lock clean
+setup: root venv tools image ## all set-up: packages, Python, Go tools, image (root)
+
+root:
+ifeq ($(is_root),)
+	@echo 'error: this needs root: it installs Debian packages and starts a kubelet in namespaces of its own' >&2; exit 1
+endif
+
+packages: ## the Debian packages that are missing (root)
+	@tools/packages.sh
+
+# As root the packages come first: Debian's Python needs one to make virtual environments.
+venv: $(if $(is_root),packages) ## the Python environment for development
+	@tools/venv.sh >/dev/null
+
+integration-tools:
+	@tools/build.sh etcd >/dev/null
+	@tools/build.sh kubernetes kube-apiserver kubectl >/dev/null
+	@tools/build.sh kopia >/dev/null
+	@tools/build.sh versitygw >/dev/null
+
+tools: integration-tools ## kopia, kubernetes, etcd and an S3 server, built from Go modules
+	@tools/build.sh kubernetes >/dev/null
+
+image: $(if $(is_root),packages) ## the image node-agent:dev, as an archive in the cache (root)
+	@tools/image.sh
+
+lock: ## look for the newest versions that pyproject.toml allows, and pin them
+	@tools/lock.sh --upgrade
+
+clean: ## remove all that was built, here and in the cache
+	@tools/clean.sh

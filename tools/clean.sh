@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Removes everything that the scripts of this folder and the tests have made: in the checkout, and in the cache.
+#
+# Go's own caches and the Debian packages stay: they belong to the machine.
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+cd "$project_dir"
+rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist ./*.egg-info
+find . -name __pycache__ -prune -exec rm -rf {} +
+
+# By name: the cache may be a folder that somebody keeps other things in.
+[ -d "$cache_dir" ] || exit 0
+cd "$cache_dir"
+rm -rf tools images buildah venv venv-* wheels-* lock-env locks base.?????? base.log image.log packages.log
+rmdir --ignore-fail-on-non-empty "$cache_dir"
