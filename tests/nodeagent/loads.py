@@ -1,0 +1,58 @@
+"""Loads and mover pods as JSON dicts, for the tests of the life cycle."""
+
+import json
+from pathlib import Path
+
+from core.models.base import JsonDict
+from core.models.names import NODE_LABEL, OWNER_UID_LABEL
+
+__all__ = ["NAMESPACE", "NODE", "data_download", "data_upload", "mover_pod"]
+
+NAMESPACE = "velero"
+NODE = "node-a"
+_RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
+
+
+def _first_recorded(kind: str) -> JsonDict:
+    recorded = json.loads((_RECORDINGS / f"{kind}.json").read_text())
+    load: JsonDict = recorded[0]["object"]
+    return load
+
+
+def _load(kind: str, name: str, *, node: str, meta: JsonDict, status: JsonDict) -> JsonDict:
+    load = _first_recorded(kind)
+    metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-of-{name}", "resourceVersion": "1"}
+    metadata["creationTimestamp"] = "2026-11-21T11:00:00Z"
+    labels = load["metadata"]["labels"] | ({NODE_LABEL: node} if node else {})
+    load["metadata"] = metadata | {"labels": labels} | meta
+    load["status"] = status
+    return load
+
+
+def data_upload(name: str = "du-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
+    """Return a DataUpload, New and nobody's unless told otherwise."""
+    return _load("dataupload", name, node=node, meta=dict(meta), status=status or {})
+
+
+def data_download(name: str = "dd-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
+    """Return a DataDownload, New and nobody's unless told otherwise."""
+    return _load("datadownload", name, node=node, meta=dict(meta), status=status or {})
+
+
+def mover_pod(load: JsonDict, *, node: str = NODE, **status: object) -> JsonDict:
+    """Return the mover pod of `load` on `node`; `status` is the pod's."""
+    meta = load["metadata"]
+    reference = {"apiVersion": load["apiVersion"], "kind": load["kind"], "name": meta["name"], "uid": meta["uid"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": f"pod-of-{meta['uid']}",
+            "labels": {OWNER_UID_LABEL: meta["uid"]},
+            "ownerReferences": [reference | {"controller": True}],
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "mover"}]},
+        "status": status or {"phase": "Pending"},
+    }
