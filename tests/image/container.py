@@ -1,0 +1,88 @@
+"""The image, unpacked and run as a read-only container would be: its own root, environment and no way to write.
+
+Knows the form of `docker save`. Does not know what is in the image.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Container", "unpacked"]
+
+_RUN = """
+mount --bind "$1" "$1"
+mount --options remount,bind,ro "$1"
+mount --types proc proc "$1/proc"
+mount --rbind /dev "$1/dev"
+root=$1; shift
+exec chroot "$root" /usr/bin/env --ignore-environment "$@"
+"""
+"""Arguments: the root folder, then NAME=value for the environment, then the command."""
+
+_TIMEOUT_SECONDS = 50
+_WHITEOUT = ".wh."
+
+
+@dataclass(frozen=True)
+class Container:
+    """An unpacked image: its root folder, and the environment of its processes as NAME=value."""
+
+    root: Path
+    environment: tuple[str, ...]
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in it, read-only, and return how it ended."""
+        script = ["sh", "-e", "-c", _RUN, "sh", str(self.root), *self.environment, *command]
+        argv = ["unshare", "--mount", "--propagation", "private", *script]
+        return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS)
+
+
+@contextmanager
+def unpacked(archive: Path) -> Iterator[Container]:
+    """Unpack an image, a docker-archive, for as long as the context lasts.
+
+    Source: https://github.com/moby/docker-image-spec/blob/main/v1.2.md
+    """
+    with tempfile.TemporaryDirectory(prefix="node-agent-image-") as folder:
+        root = Path(folder) / "root"
+        root.mkdir()
+        with tarfile.open(archive) as image:
+            manifest = _read_json(image, "manifest.json")[0]
+            config = _read_json(image, manifest["Config"])
+            for layer in manifest["Layers"]:
+                _apply(image, layer, root)
+        yield Container(root=root, environment=tuple(config["config"]["Env"]))
+
+
+def _read_json(image: tarfile.TarFile, name: str) -> Any:
+    member = image.extractfile(name)
+    if member is None:
+        raise ValueError(f"{name} of the image is no file")
+    return json.load(member)
+
+
+def _apply(image: tarfile.TarFile, layer: str, root: Path) -> None:
+    """Unpack a layer over those below it, and remove what it marks as gone."""
+    argv = ["tar", "--extract", "--directory", str(root), "--numeric-owner", "--same-permissions"]
+    with tempfile.NamedTemporaryFile(dir=root.parent) as part:
+        member = image.extractfile(layer)
+        if member is None:
+            raise ValueError(f"layer {layer} of the image is no file")
+        while chunk := member.read(1 << 20):
+            part.write(chunk)
+        part.flush()
+        with tarfile.open(part.name) as entries:
+            gone = [Path(name) for name in entries.getnames() if Path(name).name.startswith(_WHITEOUT)]
+        for path in gone:
+            subprocess.run(["rm", "-rf", str(root / path.parent / path.name.removeprefix(_WHITEOUT))], check=True)
+        subprocess.run([*argv, "--exclude", f"{_WHITEOUT}*", "--file", part.name], check=True)

@@ -1,0 +1,85 @@
+"""The image runs read-only, loads what was compiled for it, and takes little memory."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.image.container import Container
+
+__all__: list[str] = []
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+MOVER_RSS_LIMIT_KIB = 45 * 1024
+AGENT_RSS_LIMIT_KIB = 75 * 1024
+
+PROBE = """
+import importlib, json, os, sys
+importlib.import_module(sys.argv[1])
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+caches = {name: module.__cached__ for name, module in sys.modules.items() if getattr(module, "__cached__", None)}
+print(json.dumps({
+    "rss_kib": int(status["VmRSS"].split()[0]),
+    "modules": sorted(sys.modules),
+    "not_compiled": sorted(name for name, path in caches.items() if not os.path.exists(path)),
+    "not_optimized": sorted(name for name, path in caches.items() if not path.endswith(".opt-2.pyc")),
+}))
+"""
+"""Imports the module named by its argument and prints what that cost."""
+
+
+def import_in(container: Container, module: str) -> dict[str, Any]:
+    done = container.run("python", "-c", PROBE, module)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("python", "-m", "nodeagent", "--version"), id="nodeagent-version"),
+        pytest.param(("python", "-m", "nodeagent", "serve", "--help"), id="nodeagent-serve-help"),
+        pytest.param(("python", "-m", "datamover", "--version"), id="datamover-version"),
+        pytest.param(("python", "-m", "datamover", "backup", "--help"), id="datamover-backup-help"),
+        pytest.param(("kopia", "--version"), id="kopia"),
+    ],
+)
+def test_program_starts_in_a_read_only_container(container: Container, command: tuple[str, ...]) -> None:
+    done = container.run(*command)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
+
+
+def test_nothing_can_be_written(container: Container) -> None:
+    """Without this the other tests would prove nothing about a read-only container."""
+    done = container.run("python", "-c", "open('/opt/node-agent/written', 'w')")
+
+    assert "Read-only file system" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["nodeagent.app", "nodeagent.__main__", "datamover.__main__"])
+def test_every_module_is_loaded_from_its_optimized_cache(container: Container, module: str) -> None:
+    report = import_in(container, module)
+
+    assert report["not_compiled"] == []
+    assert report["not_optimized"] == []
+
+
+def test_mover_is_light(container: Container) -> None:
+    report = import_in(container, "datamover.__main__")
+
+    assert "kubernetes_asyncio" not in report["modules"]
+    assert report["rss_kib"] < MOVER_RSS_LIMIT_KIB
+
+
+def test_agent_is_light(container: Container) -> None:
+    """The client library of Kubernetes alone takes most of this."""
+    report = import_in(container, "nodeagent.transport")
+
+    assert report["rss_kib"] < AGENT_RSS_LIMIT_KIB
