@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.bed.isolation import check_machine, run_isolated
+from tests.bed.isolation import build_parts, check_machine, run_isolated
 from tests.bed.processes import BedError
 
 __all__ = ["main"]
@@ -22,10 +22,11 @@ def main() -> int:
         return 2
     try:
         check_machine()
-    except BedError as error:
+        image = build_parts()
+    except (BedError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return run_isolated([arguments.action, *command], nodes=arguments.nodes)
+    return run_isolated([arguments.action, *command], nodes=arguments.nodes, image=image)
 
 
 def _parser() -> argparse.ArgumentParser:

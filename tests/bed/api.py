@@ -113,9 +113,7 @@ class Api:
             raise ApiError(status, f"{method} {path}: {_message(text)}")
         return text
 
-    def _send(
-        self, method: str, path: str, *, body: Json | None, content_type: str
-    ) -> tuple[int, str]:
+    def _send(self, method: str, path: str, *, body: Json | None, content_type: str) -> tuple[int, str]:
         connection = http.client.HTTPSConnection(self._address, context=self._context, timeout=60)
         try:
             data = None if body is None else json.dumps(body)
@@ -135,7 +133,7 @@ class Api:
                 return None
             raise
 
-    def list(self, resource: Resource, namespace: str = "", *, selector: str = "") -> list[Json]:
+    def objects(self, resource: Resource, namespace: str = "", *, selector: str = "") -> list[Json]:
         """All objects of a kind, in one namespace or in all."""
         query = f"?{urlencode({'labelSelector': selector})}" if selector else ""
         items: list[Json] = self.request("GET", resource.path(namespace) + query)["items"]
@@ -153,9 +151,7 @@ class Api:
         namespace = body["metadata"].get("namespace", "")
         return self.request("POST", resource.path(namespace), body=body)
 
-    def patch(
-        self, resource: Resource, body: Json, *, name: str, namespace: str = "", sub: str = ""
-    ) -> Json:
+    def patch(self, resource: Resource, body: Json, *, name: str, namespace: str = "", sub: str = "") -> Json:
         """Send a JSON merge patch; `sub` is a subresource, such as `status`."""
         path = resource.path(namespace, name, sub)
         return self.request("PATCH", path, body=body, content_type="application/merge-patch+json")

@@ -108,7 +108,7 @@ class Cluster:
         (self.layout.s3 / settings.BUCKET).mkdir(parents=True)
         keys = {"ROOT_ACCESS_KEY": self._access_key, "ROOT_SECRET_KEY": self._secret_key}
         address = f"{settings.S3_ADDRESS}:{settings.S3_PORT}"
-        argv = [tool("versitygw", "versitygw"), "--port", address]
+        argv: list[str | Path] = [tool("versitygw", "versitygw"), "--port", address]
         supervisor.start("s3", [*argv, "posix", "--nometa", self.layout.s3], env=keys)
 
     def _import_images(self, node: Node) -> None:

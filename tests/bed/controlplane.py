@@ -113,9 +113,7 @@ class ControlPlane:
         context = ssl.create_default_context(cafile=str(self.authority.pair.certificate))
         context.load_cert_chain(self.admin.certificate, self.admin.key)
         try:
-            with urllib.request.urlopen(
-                f"{self.endpoint.url}/readyz", context=context, timeout=2
-            ) as answer:
+            with urllib.request.urlopen(f"{self.endpoint.url}/readyz", context=context, timeout=2) as answer:
                 return bool(answer.status == 200)
         except (OSError, urllib.error.URLError):
             return False

@@ -61,7 +61,11 @@ def check_machine() -> None:
 
 
 def build_parts() -> Path:
-    """Build what is not in the cache yet, as there is no network inside; returns the image."""
+    """Build what is not in the cache yet, as there is no network inside; returns the image.
+
+    Raises:
+        BedError, RuntimeError: A build failed; the message tells which.
+    """
     for name, binaries in _TOOLS.items():
         for binary in binaries:
             tool(name, binary)
@@ -69,17 +73,17 @@ def build_parts() -> Path:
     return image_archive()
 
 
-def run_isolated(arguments: Sequence[str], *, nodes: int) -> int:
+def run_isolated(arguments: Sequence[str], *, nodes: int, image: Path) -> int:
     """Run `python -m tests.bed.inside` with these arguments in new namespaces.
 
     Args:
         arguments: For `inside`, behind the bed's folder and its cgroup.
         nodes: How many kubelets there will be.
+        image: The project's image, as a docker-archive.
 
     Returns:
         The exit code of the command inside, when all traces of the bed are gone.
     """
-    image = build_parts()
     layout = make_layout()
     bed = f"node-agent-bed-{os.getpid()}"
     cleaner = janitor.start(layout.base, bed, root=ROOT)

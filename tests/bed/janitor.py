@@ -7,6 +7,7 @@ the namespaces; this removes loop devices, cgroups and the folder.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -49,30 +50,37 @@ def main(base: Path, bed: str) -> int:
 
 
 def _clean(base: Path, bed: str) -> bool:
+    """Remove what can be removed now; True when nothing is left."""
     for pid in cgroups.processes_in(bed):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    _detach_loop_devices(base)
-    shutil.rmtree(base, ignore_errors=True)
+    devices = _loop_devices(base)
+    for device in devices:
+        subprocess.run(["losetup", "--detach", device], check=False, capture_output=True)
+    if not devices:
+        # Not earlier: a file's name is how its device is found.
+        shutil.rmtree(base, ignore_errors=True)
     return cgroups.remove_groups(bed) and not base.exists()
 
 
-def _detach_loop_devices(base: Path) -> None:
-    """Detach the devices over files below `base`, and those that kubelets laid over these."""
-    files = Path("/sys/block").glob("loop*/loop/backing_file")
-    backing = {f"/dev/{file.parts[3]}": _read(file) for file in files}
-    ours = {device: Path(file).name for device, file in backing.items() if file.startswith(f"{base}/")}
-    # A kubelet's own device has a path of the inside, in which the volume's name is a folder.
-    above = {device for device, file in backing.items() if set(Path(file).parts) & set(ours.values())} - set(ours)
-    for device in (*above, *ours):
-        subprocess.run(["losetup", "--detach", device], check=False, capture_output=True)
+def _loop_devices(base: Path) -> list[str]:
+    """Loop devices over files below `base`, behind those that kubelets laid over these.
+
+    A kubelet's own are known by the inode of the device below: their paths were those of the
+    mount namespace that has ended.
+    """
+    argv = ["losetup", "--list", "--json", "--output", "NAME,BACK-INO,BACK-MAJ:MIN,BACK-FILE"]
+    output = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    devices = json.loads(output)["loopdevices"] if output.strip() else []
+    ours = [each["name"] for each in devices if (each["back-file"] or "").startswith(f"{base}/")]
+    inodes = {_identity(Path(name).stat()) for name in ours}
+    above = [each["name"] for each in devices if (each["back-ino"], each["back-maj:min"].strip()) in inodes]
+    return [*above, *ours]
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""  # detached meanwhile
+def _identity(status: os.stat_result) -> tuple[int, str]:
+    device = status.st_dev
+    return status.st_ino, f"{os.major(device)}:{os.minor(device)}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ __all__ = ["ROOT", "Layout", "make_layout"]
 ROOT = Path(__file__).parents[2]
 """The project's folder."""
 
-_ON_DISK = "/var/tmp"  # noqa: S108 - only the parent of a folder that mkdtemp makes
+_ON_DISK = "/var/tmp"
 
 
 @dataclass(frozen=True)

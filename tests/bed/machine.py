@@ -35,8 +35,8 @@ _PRIVATE = ("/var/lib", "/var/log")
 def prepare_mounts(base: Path) -> None:
     """Give this mount namespace its own `/run` and a writable layer over `/var`, kept in `base`."""
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
-    for path in _PRIVATE:
-        _cover(Path(path), base / "over" / path.strip("/").replace("/", "-"))
+    for private in _PRIVATE:
+        _cover(Path(private), base / "over" / private.strip("/").replace("/", "-"))
     kubelet, source = Path("/var/lib/kubelet"), base / "kubelet"
     for path in (kubelet, source):
         path.mkdir(parents=True, exist_ok=True)

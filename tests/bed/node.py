@@ -75,9 +75,7 @@ class Node:
         plugins = next(path for path in _CNI_PLUGINS if Path(path).is_dir())
         config = self.folder / "containerd.toml"
         config.write_text(
-            _CONTAINERD.format(
-                folder=self.folder, socket=self.socket, pause=PAUSE_IMAGE, plugins=plugins
-            )
+            _CONTAINERD.format(folder=self.folder, socket=self.socket, pause=PAUSE_IMAGE, plugins=plugins)
         )
         return ["containerd", "--config", str(config)]
 
@@ -85,9 +83,7 @@ class Node:
     def kubelet(self) -> list[str]:
         """The command that runs the kubelet; writes its configuration."""
         authority = self.plane.authority
-        user = authority.issue(
-            f"kubelet-{self.index}", user=f"system:node:{self.name}", group="system:nodes"
-        )
+        user = authority.issue(f"kubelet-{self.index}", user=f"system:node:{self.name}", group="system:nodes")
         kubeconfig = self.folder / "kubelet.kubeconfig"
         self.plane.write_kubeconfig(kubeconfig, user)
         config = self.folder / "kubelet.json"

@@ -51,9 +51,7 @@ class Authority:
         self._config.write_text(_CONFIG)
         self.pair = self._request("ca", subject="/CN=bed-ca", extensions="authority", more=[])
 
-    def issue(
-        self, name: str, *, user: str, group: str = "", addresses: tuple[str, ...] = ()
-    ) -> KeyPair:
+    def issue(self, name: str, *, user: str, group: str = "", addresses: tuple[str, ...] = ()) -> KeyPair:
         """A certificate for both ends of a connection.
 
         Args:

@@ -47,9 +47,7 @@ class Supervisor:
     logs: Path
     components: list[Component] = field(default_factory=list)
 
-    def start(
-        self, name: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None
-    ) -> Component:
+    def start(self, name: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> Component:
         """Start a component; its output goes to `<name>.log`.
 
         Args:

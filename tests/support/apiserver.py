@@ -111,7 +111,7 @@ def run_apiserver() -> Iterator[ApiServer]:
 
 def apply_crds(kubeconfig: Path) -> None:
     """Apply all custom resource definitions; returns when they are served."""
-    kubectl = [tool("kubernetes", "kubectl"), "--kubeconfig", kubeconfig]
+    kubectl: list[str | Path] = [tool("kubernetes", "kubectl"), "--kubeconfig", kubeconfig]
     files = [file for folder in _CRD_FOLDERS for file in sorted(folder.glob("*.yaml"))]
     # A folder that kustomize reads holds one file that is no object.
     chosen = [("-f", file) for file in files if file.name != "kustomization.yaml"]
@@ -151,9 +151,7 @@ def _administrator_token(api: Api) -> str:
     namespace, name = "kube-system", "test-administrator"
     subject = {"kind": "ServiceAccount", "namespace": namespace, "name": name}
     api.create(_ACCOUNTS, {"metadata": {"namespace": namespace, "name": name}})
-    bindings = Resource(
-        "/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", namespaced=False
-    )
+    bindings = Resource("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", namespaced=False)
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
     body = {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]}
     api.create(bindings, body)

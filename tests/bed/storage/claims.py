@@ -53,10 +53,11 @@ class Claims:
         fault = find_fault(self._cache, "provision", claim, storage_class)
         try:
             if fault is not None:
-                if fault.message:
-                    raise Refused(fault.message)
+                fault.raise_as(Refused)
                 return
-            self._events.tell(claim, "Provisioning", f"External provisioner is provisioning volume for claim {_name(claim)}")
+            self._events.tell(
+                claim, "Provisioning", f"External provisioner is provisioning volume for claim {_name(claim)}"
+            )
             self._provision(claim, storage_class)
         except Refused as refused:
             text = f'failed to provision volume with StorageClass "{storage_class["metadata"]["name"]}": {refused}'
@@ -123,7 +124,9 @@ class Claims:
             raise Refused(f"data source {source['kind']} {source['name']} is not supported")
         snapshot = self._cache.get(SNAPSHOTS, claim["metadata"]["namespace"], source["name"])
         if snapshot is None:
-            raise Refused(f"error getting handle for DataSource Type VolumeSnapshot by Name {source['name']}: not found")
+            raise Refused(
+                f"error getting handle for DataSource Type VolumeSnapshot by Name {source['name']}: not found"
+            )
         status = snapshot.get("status", {})
         content = self._cache.get(CONTENTS, "", status.get("boundVolumeSnapshotContentName", ""))
         if not status.get("readyToUse") or content is None:
@@ -132,7 +135,10 @@ class Claims:
         if found is None:
             raise Refused(f"the data of snapshot {source['name']} is gone")
         if found.size_bytes > size_bytes:
-            raise Refused(f"requested volume size {size_bytes} is less than the size {found.size_bytes} for the source snapshot {source['name']}")
+            raise Refused(
+                f"requested volume size {size_bytes} is less than the size {found.size_bytes} "
+                f"for the source snapshot {source['name']}"
+            )
         if found.block is not block:
             raise Refused(f"requested volume mode does not match that of snapshot {source['name']}")
         return found.handle

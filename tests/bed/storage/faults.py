@@ -42,6 +42,11 @@ class Fault:
         """The error to report, empty if the fault is a mere wait."""
         return self.value.strip() if self.kind == "fail" else ""
 
+    def raise_as(self, error: type[Exception]) -> None:
+        """Raise the error to report, if there is one."""
+        if self.message:
+            raise error(self.message)
+
     def holds(self, since: str) -> bool:
         """Whether the object must not be served yet.
 
@@ -67,7 +72,7 @@ def find_fault(cache: Cache, what: str, item: Json, *classes: Json | None) -> Fa
     words = [each["metadata"].get("annotations", {}).get(ANNOTATION) for each in (item, *classes) if each]
     name = f"{metadata.get('namespace', '')}/{metadata['name']}"
     words.append(_from_config_map(cache, what, name))
-    word = next((word for word in words if word), None)
+    word: str | None = next((word for word in words if word), None)
     if word is None:
         return None
     kind, _, value = word.partition(":")
@@ -81,5 +86,5 @@ def _from_config_map(cache: Cache, what: str, name: str) -> str | None:
     for line in found.get("data", {}).get("faults", "").splitlines():
         parts = line.split(None, _PARTS_OF_A_LINE - 1)
         if len(parts) == _PARTS_OF_A_LINE and parts[0] == what and fnmatchcase(name, parts[1]):
-            return parts[2]
+            return str(parts[2])
     return None
