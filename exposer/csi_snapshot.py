@@ -5,9 +5,6 @@ like (`exposer.snapshots`, `exposer.claims`, `exposer.pod`), how the source is h
 (`exposer.handover`), who owns the DataUpload, or what the mover does.
 """
 
-from dataclasses import replace
-
-from core.contract import MoverVerb
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
@@ -18,16 +15,14 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
 )
 from core.models.base import JsonDict
-from core.models.names import DATA_UPLOAD_LABEL
 from exposer.claims import build_backup_claim
 from exposer.diagnose import diagnose_pod
 from exposer.handover import SourceHandover
 from exposer.model import Exposed, Guard, NotOwnerError, SnapshotRequest, Waiting
 from exposer.ownership import CLEANING_UP, ExposeRun, belongs, patch_if_there, remove, remove_owned
-from exposer.pod import MoverPod, MoverVolume, build_mover_pod, mover_args, volume_path
+from exposer.pod import build_backup_pod
 from exposer.snapshots import (
     VOLUME_ANNOTATION,
-    SnapshotSource,
     build_backup_content,
     build_backup_snapshot,
     diagnose_snapshot,
@@ -37,7 +32,6 @@ from exposer.volumes import condemn_volume_of
 
 __all__ = ["CSISnapshotExposer"]
 
-_GROUP = "snapshot-exposer"
 _FAST_CLONE_ANNOTATION = "csi.vsphere.volume/fast-provisioning"
 
 
@@ -110,7 +104,7 @@ class CSISnapshotExposer:
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
         if isinstance(claim, Waiting):
             return claim
-        pod = await run.ensure(PODS, await self._build_pod(request, source))
+        pod = await run.ensure(PODS, build_backup_pod(request, source, await self._nodes_to_avoid(request)))
         await run.confirm()
         return pod
 
@@ -124,29 +118,6 @@ class CSISnapshotExposer:
         source, source_content = found
         manifest = build_backup_content(request.owner, source_content, source)
         return await run.ensure(VOLUME_SNAPSHOT_CONTENTS, manifest)
-
-    async def _build_pod(self, request: SnapshotRequest, source: SnapshotSource) -> JsonDict:
-        owner = request.owner
-        claim = {"claimName": owner.object_name}
-        volume = MoverVolume(
-            source={
-                "persistentVolumeClaim": claim | ({"readOnly": True} if request.backup_pvc.read_only else {}),
-            },
-            mode=source.volume_mode,
-            read_only=request.backup_pvc.read_only,
-        )
-        args = mover_args(MoverVerb.BACKUP, "data-upload", owner, request.mover)
-        plan = MoverPod(
-            owner=owner,
-            name=owner.object_name,
-            args=replace(args, volume_path=volume_path(owner), volume_mode=source.volume_mode),
-            volume=volume,
-            label=DATA_UPLOAD_LABEL,
-            group=_GROUP,
-            avoid_nodes=await self._nodes_to_avoid(request),
-            node_os=request.node_os,
-        )
-        return build_mover_pod(plan, request.template, request.settings)
 
     async def _nodes_to_avoid(self, request: SnapshotRequest) -> tuple[str, ...]:
         """Return the nodes where a linked clone of the source volume cannot be attached."""

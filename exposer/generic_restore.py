@@ -5,9 +5,6 @@ to the target claim afterwards (`exposer.rebind`), what the objects look like
 (`exposer.claims`, `exposer.pod`), or who owns the DataDownload.
 """
 
-from dataclasses import replace
-
-from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import (
@@ -17,7 +14,7 @@ from core.kube.resources import (
     STORAGE_CLASSES,
 )
 from core.models.base import JsonDict
-from core.models.names import DATA_DOWNLOAD_LABEL, SELECTED_NODE_ANNOTATION
+from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.claims import (
     build_cache_claim,
     build_restore_claim,
@@ -27,13 +24,11 @@ from exposer.claims import (
 from exposer.diagnose import diagnose_pod
 from exposer.model import Exposed, Guard, KeptVolume, NotOwnerError, RestoreRequest, Waiting
 from exposer.ownership import ExposeRun, belongs, remove, remove_owned
-from exposer.pod import MoverPod, MoverVolume, build_mover_pod, cache_path, mover_args, volume_path
+from exposer.pod import build_restore_pod
 from exposer.rebind import Rebinder
 from exposer.volumes import condemn_volume_of
 
 __all__ = ["GenericRestoreExposer"]
-
-_GROUP = "generic-restore-exposer"
 
 
 class GenericRestoreExposer:
@@ -124,7 +119,7 @@ class GenericRestoreExposer:
             claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
             if isinstance(claim, Waiting):
                 return claim
-        pod = await run.ensure(PODS, _build_pod(request, target, node=node))
+        pod = await run.ensure(PODS, build_restore_pod(request, claim_volume_mode(target), node=node))
         await run.confirm()
         return pod
 
@@ -165,25 +160,3 @@ def _annotated_node(target: JsonDict) -> str:
 def _selected_node(request: RestoreRequest, target: JsonDict) -> str:
     """Return the node of the target's consumer; empty where any node will do."""
     return "" if request.ignore_delay_binding else _annotated_node(target)
-
-
-def _build_pod(request: RestoreRequest, target: JsonDict, *, node: str) -> JsonDict:
-    owner, mode = request.owner, claim_volume_mode(target)
-    args = mover_args(MoverVerb.RESTORE, "data-download", owner, request.mover)
-    plan = MoverPod(
-        owner=owner,
-        name=owner.object_name,
-        args=replace(
-            args,
-            volume_path=volume_path(owner),
-            volume_mode=mode,
-            cache_volume_path=cache_path(owner) if request.cache else "",
-        ),
-        volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.object_name}}, mode),
-        cache_claim=cache_claim_name(owner) if request.cache else "",
-        label=DATA_DOWNLOAD_LABEL,
-        group=_GROUP,
-        node=node,
-        node_os=request.node_os,
-    )
-    return build_mover_pod(plan, request.template, request.settings)

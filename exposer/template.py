@@ -1,7 +1,7 @@
 """What mover pods inherit from the node agent's own DaemonSet.
 
 Knows which fields of a DaemonSet's pod template are handed down and which are held back.
-Does not know what else a mover pod holds (`exposer.pod`).
+Does not know what else a mover pod holds (`exposer.pod_form`).
 Source: Velero v1.18, pkg/util/kube/pod.go, pkg/nodeagent/node_agent.go and
 pkg/util/third_party.go.
 """
@@ -42,7 +42,6 @@ class AgentTemplate:
     tolerations: tuple[JsonDict, ...] = ()
     volumes: tuple[JsonDict, ...] = ()
     volume_mounts: tuple[JsonDict, ...] = ()
-    volume_devices: tuple[JsonDict, ...] = ()
     env: tuple[JsonDict, ...] = ()
     pod_fields: JsonDict = field(default_factory=dict)
     container_fields: JsonDict = field(default_factory=dict)
@@ -63,7 +62,7 @@ class AgentTemplate:
         volumes: list[JsonDict] = spec.get("volumes") or []
         mounts: list[JsonDict] = container.get("volumeMounts") or []
         root, mounted = _kubelet_root(volumes, mounts)
-        withheld = {volume["name"] for volume in volumes if _shows_kubelet(volume, root)}
+        kept = {volume["name"]: volume for volume in volumes if not _shows_kubelet(volume, root)}
         meta: JsonDict = template.get("metadata") or {}
         return cls(
             image=container["image"],
@@ -74,9 +73,8 @@ class AgentTemplate:
                 for toleration in spec.get("tolerations") or []
                 if toleration.get("key") in _INHERITED_TOLERATIONS
             ),
-            volumes=tuple(volume for volume in volumes if volume["name"] not in withheld),
-            volume_mounts=tuple(mount for mount in mounts if mount["name"] not in withheld),
-            volume_devices=tuple(container.get("volumeDevices") or []),
+            volumes=tuple(kept.values()),
+            volume_mounts=tuple(mount for mount in mounts if mount["name"] in kept),
             env=tuple(container.get("env") or []),
             pod_fields=_picked(spec, ("serviceAccountName", "dnsPolicy", "dnsConfig", "imagePullSecrets")),
             container_fields=_picked(container, ("envFrom",)),

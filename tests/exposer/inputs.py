@@ -1,0 +1,130 @@
+"""What the recorded cluster was given: the peer's DaemonSet and configuration, and requests."""
+
+from typing import Any
+
+from core.models.base import JsonDict
+from core.models.loads import DataDownload, DataUpload
+from exposer.model import (
+    BackupPVCSettings,
+    Owner,
+    PodSettings,
+    RestoreRequest,
+    SnapshotRequest,
+)
+from exposer.template import AgentTemplate
+from tests.support.golden import recorded
+
+__all__ = ["SETTINGS", "daemonset", "restore_request", "snapshot_request", "template"]
+
+_CREDENTIALS = (
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AZURE_CREDENTIALS_FILE",
+    "ALIBABA_CLOUD_CREDENTIALS_FILE",
+)
+
+SETTINGS = PodSettings(
+    priority_class_name="data-mover-low",
+    resources={
+        "limits": {"cpu": "4", "memory": "2Gi"},
+        "requests": {"cpu": "100m", "memory": "64Mi"},
+    },
+    labels={"team": "storage"},
+    annotations={"note": "x"},
+)
+"""What the recorded ConfigMap asked of pods."""
+
+
+def daemonset() -> JsonDict:
+    """The peer's DaemonSet, as `velero install --use-node-agent` makes it."""
+    field_env = {"NODE_NAME": "spec.nodeName", "VELERO_NAMESPACE": "metadata.namespace"}
+    env: list[JsonDict] = [
+        {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+        for name, path in field_env.items()
+    ]
+    env.append({"name": "VELERO_SCRATCH_DIR", "value": "/scratch"})
+    env += [{"name": name, "value": "/credentials/cloud"} for name in _CREDENTIALS]
+    host = "HostToContainer"
+    container: JsonDict = {
+        "name": "node-agent",
+        "image": "velero/velero:v1.18.2",
+        "command": ["/velero"],
+        "args": ["node-agent", "server"],
+        "env": env,
+        "ports": [{"name": "metrics", "containerPort": 8085}],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 8085}},
+        "livenessProbe": {"httpGet": {"path": "/healthz", "port": 8085}},
+        "resources": {"limits": {"memory": "512Mi"}},
+        "volumeMounts": [
+            {"name": "host-pods", "mountPath": "/host_pods", "mountPropagation": host},
+            {"name": "host-plugins", "mountPath": "/var/lib/kubelet/plugins", "mountPropagation": host},
+            {"name": "scratch", "mountPath": "/scratch"},
+            {"name": "cloud-credentials", "mountPath": "/credentials"},
+        ],
+    }
+    spec: JsonDict = {
+        "serviceAccountName": "velero",
+        "securityContext": {"runAsUser": 0},
+        "tolerations": [
+            {"key": "CriticalAddonsOnly", "operator": "Exists"},
+            {"key": "dedicated", "operator": "Exists"},
+        ],
+        "volumes": [
+            {"name": "host-pods", "hostPath": {"path": "/var/lib/kubelet/pods", "type": ""}},
+            {"name": "host-plugins", "hostPath": {"path": "/var/lib/kubelet/plugins", "type": ""}},
+            {"name": "scratch", "emptyDir": {}},
+            {"name": "cloud-credentials", "secret": {"defaultMode": 292, "secretName": "cloud-credentials"}},
+        ],
+        "containers": [container],
+    }
+    labels = {"name": "node-agent", "role": "node-agent", "azure.workload.identity/use": "true"}
+    annotations = {"iam.amazonaws.com/role": "mover", "prometheus.io/scrape": "true"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "node-agent", "namespace": "velero"},
+        "spec": {"template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}},
+    }
+
+
+def template(**changes: Any) -> AgentTemplate:
+    """What movers inherit; `changes` replace fields of the DaemonSet's pod spec."""
+    raw = daemonset()
+    raw["spec"]["template"]["spec"] |= changes
+    return AgentTemplate.parse(raw)
+
+
+def _recorded_template() -> AgentTemplate:
+    """The recorded DaemonSet had no tolerations of its own."""
+    return template(tolerations=[])
+
+
+def snapshot_request(recording: str = "dataupload", **changes: Any) -> SnapshotRequest:
+    """The expose of a recorded DataUpload; `changes` replace the request's fields."""
+    du = DataUpload.parse(recorded(recording))
+    csi = du.spec.csi_snapshot
+    assert csi is not None
+    values: dict[str, Any] = {
+        "owner": Owner.of(du),
+        "source_namespace": du.spec.source_namespace,
+        "source_claim": du.spec.source_pvc,
+        "volume_snapshot": csi.volume_snapshot,
+        "storage_class": csi.storage_class,
+        "template": _recorded_template(),
+        "settings": SETTINGS,
+        "backup_pvc": BackupPVCSettings(annotations={"a/b": "c"}),
+    }
+    return SnapshotRequest(**(values | changes))
+
+
+def restore_request(recording: str = "datadownload", **changes: Any) -> RestoreRequest:
+    """The expose of a recorded DataDownload; `changes` replace the request's fields."""
+    dd = DataDownload.parse(recorded(recording))
+    values: dict[str, Any] = {
+        "owner": Owner.of(dd),
+        "target_namespace": dd.spec.target_volume.namespace,
+        "target_claim": dd.spec.target_volume.pvc,
+        "template": _recorded_template(),
+        "settings": SETTINGS,
+    }
+    return RestoreRequest(**(values | changes))

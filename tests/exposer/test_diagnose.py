@@ -1,0 +1,143 @@
+"""What a pod's status is taken for; the statuses are those real kubelets and schedulers write."""
+
+from typing import Any
+
+import pytest
+
+from core.errors import ExposeError
+from core.models.base import JsonDict
+from exposer.diagnose import PodEnd, diagnose_pod, parse_pod_end
+from tests.support.golden import recorded
+
+
+def pod(*, node: str = "node-a", **status: Any) -> JsonDict:
+    spec = {"nodeName": node} if node else {}
+    return {"metadata": {"namespace": "velero", "name": "b1"}, "spec": spec, "status": {"phase": "Pending"} | status}
+
+
+def waiting(reason: str, message: str = "") -> list[JsonDict]:
+    return [{"name": "c", "state": {"waiting": {"reason": reason, "message": message}}}]
+
+
+def terminated(exit_code: int, reason: str, message: str = "") -> list[JsonDict]:
+    state = {"exitCode": exit_code, "reason": reason, "message": message}
+    return [{"name": "c", "state": {"terminated": state}}]
+
+
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/1 nodes are available: 1 node(s) had untolerated taint {dedicated: db}.",
+}
+GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+
+
+@pytest.mark.parametrize(
+    ("stuck", "reason", "words"),
+    [
+        pytest.param(pod(node="", conditions=[UNSCHEDULABLE]), "Unschedulable", "untolerated taint", id="taint"),
+        pytest.param(pod(node="", conditions=[GATED]), "SchedulingGated", "gives no reason", id="gated"),
+        pytest.param(pod(node=""), "Scheduling", "waits for the scheduler", id="unseen"),
+        pytest.param(pod(), "ContainerCreating", "is being started on node node-a", id="no container status"),
+        pytest.param(pod(containerStatuses=waiting("ContainerCreating")), "ContainerCreating", "node-a", id="creating"),
+        pytest.param(
+            pod(containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "x"')),
+            "ImagePullBackOff",
+            'waits for its image on node node-a: ImagePullBackOff: Back-off pulling image "x"',
+            id="image pull",
+        ),
+        pytest.param(
+            pod(containerStatuses=waiting("CreateContainerConfigError", 'secret "cloud-credentials" not found')),
+            "CreateContainerConfigError",
+            'secret "cloud-credentials" not found',
+            id="missing secret",
+        ),
+        pytest.param(
+            pod(containerStatuses=waiting("RunContainerError")), "RunContainerError", "cannot start", id="no words"
+        ),
+    ],
+)
+def test_a_stuck_pod_says_why(stuck: JsonDict, reason: str, words: str) -> None:
+    found = diagnose_pod(stuck)
+
+    assert found is not None
+    assert found.reason == reason
+    assert words in found.message
+    assert "velero/b1" in found.message
+
+
+@pytest.mark.parametrize("reason", ["ErrImageNeverPull", "InvalidImageName"])
+def test_a_pod_that_can_never_start_is_an_error(reason: str) -> None:
+    with pytest.raises(ExposeError, match=f"velero/b1 cannot start on node node-a: {reason}: words"):
+        diagnose_pod(pod(containerStatuses=waiting(reason, "words")))
+
+
+@pytest.mark.parametrize("phase", ["Running", "Succeeded", "Failed"])
+def test_a_pod_past_pending_waits_for_nothing(phase: str) -> None:
+    assert diagnose_pod(pod(phase=phase)) is None
+
+
+@pytest.mark.parametrize("recording", ["pod-of-dataupload", "block-pod-of-datadownload"])
+def test_a_recorded_pod_runs_and_ends_well(recording: str) -> None:
+    ends = [parse_pod_end(recorded(recording, index)) for index in (0, -1)]
+
+    assert diagnose_pod(recorded(recording, 0)) is not None
+    assert ends[0] is None
+    assert ends[1] is not None
+    assert ends[1].exit_code == 0
+    assert ends[1].message.startswith("{")
+
+
+PREEMPTED = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "PreemptionByScheduler",
+    "message": "default-scheduler: preempting to accommodate a higher priority pod",
+}
+
+
+@pytest.mark.parametrize(
+    ("ended", "end"),
+    [
+        pytest.param(pod(phase="Running"), None, id="running"),
+        pytest.param(
+            pod(phase="Failed", containerStatuses=terminated(12, "Error", "repository is locked")),
+            PodEnd(12, "repository is locked", "Error"),
+            id="failed",
+        ),
+        pytest.param(
+            pod(phase="Failed", containerStatuses=terminated(137, "OOMKilled")),
+            PodEnd(137, "", "OOMKilled"),
+            id="out of memory",
+        ),
+        pytest.param(
+            pod(
+                phase="Failed",
+                reason="Evicted",
+                message="The node was low on resource: memory.",
+                containerStatuses=terminated(137, "ContainerStatusUnknown", "could not be located"),
+            ),
+            PodEnd(137, "The node was low on resource: memory.; could not be located", "Evicted"),
+            id="evicted while it ran",
+        ),
+        pytest.param(
+            pod(phase="Failed", reason="NodeAffinity", message="Pod was rejected"),
+            PodEnd(None, "Pod was rejected", "NodeAffinity"),
+            id="rejected by the kubelet",
+        ),
+        pytest.param(
+            pod(phase="Failed", conditions=[PREEMPTED], containerStatuses=terminated(143, "Error", "stopped")),
+            PodEnd(143, f"{PREEMPTED['message']}; stopped", "PreemptionByScheduler"),
+            id="preempted",
+        ),
+        pytest.param(
+            pod(phase="Running", conditions=[PREEMPTED], containerStatuses=terminated(0, "Completed", "{}")),
+            PodEnd(0, "{}", "Completed"),
+            id="finished before it was preempted",
+        ),
+        pytest.param(pod(phase="Failed"), PodEnd(None, "", "Failed"), id="no word from anybody"),
+    ],
+)
+def test_the_end_of_a_pod_is_read(ended: JsonDict, end: PodEnd | None) -> None:
+    assert parse_pod_end(ended) == end

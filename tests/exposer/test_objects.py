@@ -1,0 +1,135 @@
+"""Claims and snapshot objects: golden manifests, and what the recordings do not show."""
+
+from typing import Any
+
+import pytest
+
+from core.contract import VolumeMode
+from core.errors import ContractError, ExposeError
+from core.models.base import JsonDict
+from exposer.claims import build_backup_claim, build_cache_claim, build_restore_claim
+from exposer.model import BackupPVCSettings, CacheVolume, Waiting
+from exposer.snapshots import (
+    build_backup_content,
+    build_backup_snapshot,
+    diagnose_snapshot,
+    parse_snapshot_source,
+    remembered_source,
+)
+from tests.exposer.inputs import restore_request, snapshot_request
+from tests.exposer.test_pod_against_peer import source_objects
+from tests.support.golden import assert_golden, recorded
+
+OWNER = snapshot_request().owner
+
+
+def backup_claim(mode: VolumeMode = VolumeMode.FILESYSTEM, **settings: Any) -> JsonDict:
+    request = snapshot_request(backup_pvc=BackupPVCSettings(**settings))
+    return build_backup_claim(request, size="2Gi", mode=mode)
+
+
+def restore_claim(recording: str, *, node: str = "") -> JsonDict:
+    return build_restore_claim(restore_request().owner, recorded(recording), node=node)
+
+
+def content() -> JsonDict:
+    snapshot, source, claim = source_objects()
+    source["metadata"] |= {
+        "labels": {"snapshot.storage.kubernetes.io/managed-by": "node-a", "other": "x"},
+        "annotations": {
+            "snapshot.storage.kubernetes.io/deletion-secret-name": "secret",
+            "snapshot.storage.kubernetes.io/deletion-secret-namespace": "csi",
+            "snapshot.storage.kubernetes.io/volumesnapshot-being-created": "yes",
+        },
+    }
+    return build_backup_content(OWNER, source, parse_snapshot_source(snapshot, source, claim))
+
+
+@pytest.mark.parametrize(
+    ("name", "manifest"),
+    [
+        ("claim-backup", backup_claim()),
+        ("claim-backup-block", backup_claim(VolumeMode.BLOCK)),
+        ("claim-backup-read-only-other-class", backup_claim(read_only=True, storage_class="shallow")),
+        ("claim-restore", restore_claim("target-pvc-of-datadownload")),
+        ("claim-restore-block-on-node", restore_claim("block-target-pvc", node="node-b")),
+        ("claim-cache", build_cache_claim(OWNER, CacheVolume("fast", 7), node="")),
+        ("claim-cache-on-node", build_cache_claim(OWNER, CacheVolume("fast", 7), node="node-b")),
+        ("content-backup", content()),
+        ("snapshot-backup", build_backup_snapshot(OWNER, content())),
+    ],
+)
+def test_an_object_is_its_golden_manifest(name: str, manifest: JsonDict) -> None:
+    assert_golden(name, manifest)
+
+
+def test_nothing_of_the_targets_own_binding_reaches_the_restore_claim() -> None:
+    """The last recorded version of the target has all that controllers note on it."""
+    bound = recorded("target-pvc-of-datadownload", -1)
+    bound["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = "node-a"
+    bound["spec"] |= {"dataSource": {"kind": "Other"}, "volumeAttributesClassName": "gold"}
+
+    claim = build_restore_claim(restore_request().owner, bound, node="")
+
+    kept = {"backup.velero.io/must-include-additional-items", "kubectl.kubernetes.io/last-applied-configuration"}
+    assert set(claim["metadata"]["annotations"]) == kept
+    expected = {"accessModes", "resources", "storageClassName", "volumeMode", "volumeAttributesClassName"}
+    assert set(claim["spec"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("restore_size", "size"),
+    [("2Gi", "2Gi"), (None, "1Gi"), ("0", "1Gi")],
+    ids=["told", "not told", "zero"],
+)
+def test_the_size_is_what_the_snapshot_needs_or_else_the_source_claims(restore_size: str | None, size: str) -> None:
+    snapshot, source, claim = source_objects()
+    snapshot["status"]["restoreSize"] = restore_size
+
+    assert parse_snapshot_source(snapshot, source, claim).size == size
+
+
+def test_a_content_remembers_its_source() -> None:
+    snapshot, source, claim = source_objects(VolumeMode.BLOCK)
+    parsed = parse_snapshot_source(snapshot, source, claim)
+
+    assert remembered_source(build_backup_content(OWNER, source, parsed)) == parsed
+
+
+def test_a_content_that_remembers_nothing_is_an_error() -> None:
+    forgotten = content()
+    del forgotten["metadata"]["annotations"]
+
+    with pytest.raises(ContractError, match="nodeagent.io/snapshot-source"):
+        remembered_source(forgotten)
+
+
+def test_a_source_without_a_handle_is_refused() -> None:
+    snapshot, source, claim = source_objects()
+    parsed = parse_snapshot_source(snapshot, source, claim)
+    del source["status"]["snapshotHandle"]
+
+    with pytest.raises(ExposeError, match="names no snapshot handle"):
+        build_backup_content(OWNER, source, parsed)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        pytest.param({}, "SnapshotNotReady", id="new"),
+        pytest.param({"readyToUse": False}, "SnapshotNotReady", id="not ready"),
+        pytest.param({"readyToUse": True}, "SnapshotNotReady", id="not bound"),
+        pytest.param({"error": {"message": "quota"}}, "SnapshotError", id="error"),
+        pytest.param(
+            {"readyToUse": True, "boundVolumeSnapshotContentName": "c", "error": {"message": "old"}},
+            None,
+            id="ready after an error",
+        ),
+    ],
+)
+def test_a_snapshot_says_what_it_waits_for(status: JsonDict, reason: str | None) -> None:
+    found = diagnose_snapshot({"metadata": {"namespace": "app", "name": "s"}, "status": status})
+
+    assert (found.reason if isinstance(found, Waiting) else None) == reason
+    if reason == "SnapshotError":
+        assert found == Waiting("SnapshotError", "VolumeSnapshot app/s is not ready: quota")

@@ -1,0 +1,186 @@
+"""The peer's recorded objects, built from the same inputs; every difference is listed."""
+
+from typing import Any
+
+import pytest
+
+from core.contract import VolumeMode
+from core.models.base import JsonDict
+from core.models.names import OWNER_UID_LABEL
+from exposer.claims import build_backup_claim, build_restore_claim
+from exposer.model import Owner
+from exposer.pod import build_backup_pod, build_restore_pod
+from exposer.snapshots import (
+    SOURCE_ANNOTATION,
+    build_backup_content,
+    build_backup_snapshot,
+    parse_snapshot_source,
+)
+from tests.exposer.inputs import restore_request, snapshot_request
+from tests.support.golden import recorded
+
+_STORED = {
+    "metadata.creationTimestamp",
+    "metadata.generation",
+    "metadata.resourceVersion",
+    "metadata.uid",
+    "status",
+    "metadata.finalizers",
+    # Defaults and admission: the recording shows the pod as the API server stored it.
+    "spec.dnsPolicy",
+    "spec.enableServiceLinks",
+    "spec.preemptionPolicy",
+    "spec.priority",
+    "spec.schedulerName",
+    "spec.serviceAccount",
+    "spec.tolerations",
+    "spec.dataSourceRef",
+}
+_IN_CONTAINER = {"terminationMessagePath"}
+
+
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Every leaf of `value` by its path; named elements of a list are keyed by their name."""
+    leaves: dict[str, Any] = {}
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            leaves |= flat(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            leaves |= flat(item, f"{path}[{item.get('name', index)}]")
+    else:
+        leaves[path] = value
+    return leaves
+
+
+def differences(theirs: JsonDict, ours: JsonDict) -> dict[str, tuple[Any, Any]]:
+    """The leaves that differ, less what the API server itself adds: path to (peer's, ours)."""
+    peer, mine = flat(theirs), flat(ours)
+    found = {}
+    for path in sorted(peer.keys() | mine.keys()):
+        pair = peer.get(path), mine.get(path)
+        stored = any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in _STORED)
+        service_account_token = "kube-api-access" in path
+        default = path.rsplit(".", 1)[-1] in _IN_CONTAINER
+        if pair[0] != pair[1] and not (stored or service_account_token or default):
+            found[path] = pair
+    return found
+
+
+def pod_differences(owner: Owner, args: list[str], ours: list[str], verb: str) -> dict[str, tuple[Any, Any]]:
+    """What differs on every mover pod, and why."""
+    container = f"spec.containers[{owner.uid}]"
+    expected: dict[str, tuple[Any, Any]] = {
+        # The mover is ours.
+        f"{container}.command": (["/velero", "data-mover", verb], ["python", "-m", "datamover"]),
+        f"{container}.args": (args, ours),
+        # The image of a newly labelled node may be missing there: it is pulled then.
+        f"{container}.imagePullPolicy": ("Never", "IfNotPresent"),
+        # A mover that dies without a word leaves the end of its log.
+        f"{container}.terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
+        # With 0 a pod vanishes from the API while its mover still writes.
+        "spec.terminationGracePeriodSeconds": (0, 30),
+        # Our sweeper finds by it what belongs to whom.
+        f"metadata.labels.{OWNER_UID_LABEL}": (None, owner.uid),
+    }
+    # A mover sees its own volume, not those of all pods of its node.
+    for name, mount, path in (
+        ("host-pods", "/host_pods", "/var/lib/kubelet/pods"),
+        ("host-plugins", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins"),
+    ):
+        expected |= {
+            f"{container}.volumeMounts[{name}].name": (name, None),
+            f"{container}.volumeMounts[{name}].mountPath": (mount, None),
+            f"{container}.volumeMounts[{name}].mountPropagation": ("HostToContainer", None),
+            f"spec.volumes[{name}].name": (name, None),
+            f"spec.volumes[{name}].hostPath.path": (path, None),
+            f"spec.volumes[{name}].hostPath.type": ("", None),
+        }
+    return expected
+
+
+LOGGING = ["--log-level=info", "--log-format=text"]
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["file system", "block"])
+def test_a_backup_pod_differs_from_the_peers_only_as_listed(block: bool) -> None:
+    prefix = "block-" if block else ""
+    mode = VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM
+    request = snapshot_request(f"{prefix}dataupload")
+    owner = request.owner
+    snapshot, content, claim = source_objects(mode)
+    common = [f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"]
+    name, timeout = f"--data-upload={owner.name}", "--resource-timeout=10m0s"
+
+    ours = build_backup_pod(request, parse_snapshot_source(snapshot, content, claim), ())
+
+    assert differences(recorded(f"{prefix}pod-of-dataupload"), ours) == pod_differences(
+        owner, [*common, name, timeout], ["backup", name, *common, timeout, *LOGGING], "backup"
+    )
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["file system", "block"])
+def test_a_restore_pod_differs_from_the_peers_only_as_listed(block: bool) -> None:
+    prefix = "block-" if block else ""
+    mode = VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM
+    request = restore_request(f"{prefix}datadownload")
+    owner = request.owner
+    common = [f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"]
+    name, timeout = f"--data-download={owner.name}", "--resource-timeout=10m0s"
+    theirs = [*common, name, timeout, "--cache-volume-path="]  # an empty flag says nothing: left out
+
+    ours = build_restore_pod(request, mode, node="")
+
+    assert differences(recorded(f"{prefix}pod-of-datadownload"), ours) == pod_differences(
+        owner, theirs, ["restore", name, *common, timeout, *LOGGING], "restore"
+    )
+
+
+def source_objects(mode: VolumeMode = VolumeMode.FILESYSTEM) -> tuple[JsonDict, JsonDict, JsonDict]:
+    """The recorded source: snapshot and content as they were when ready, and its claim."""
+    content_name = "snapcontent-f925c1b6-086b-4e7e-bee5-e1ac13c7ea42"
+    claim = {"spec": {"volumeMode": str(mode), "resources": {"requests": {"storage": "1Gi"}}}}
+    return recorded("volumesnapshot-source", -1), recorded("volumesnapshotcontents", 4, called=content_name), claim
+
+
+def owner_label(owner: Owner) -> dict[str, tuple[Any, Any]]:
+    return {f"metadata.labels.{OWNER_UID_LABEL}": (None, owner.uid)}
+
+
+def test_a_backup_claim_is_the_peers_with_our_label() -> None:
+    request = snapshot_request()
+    source = parse_snapshot_source(*source_objects())
+
+    ours = build_backup_claim(request, size=source.size, mode=source.volume_mode)
+
+    assert differences(recorded("pvc-of-dataupload"), ours) == owner_label(request.owner)
+
+
+def test_a_restore_claim_is_the_peers_with_our_label() -> None:
+    request = restore_request()
+
+    ours = build_restore_claim(request.owner, recorded("target-pvc-of-datadownload"), node="")
+
+    assert differences(recorded("pvc-of-datadownload"), ours) == owner_label(request.owner)
+
+
+def test_snapshot_and_content_are_the_peers_with_our_notes() -> None:
+    request = snapshot_request()
+    owner = request.owner
+    snapshot, content, claim = source_objects()
+    source = parse_snapshot_source(snapshot, content, claim)
+
+    our_content = build_backup_content(owner, content, source)
+    our_snapshot = build_backup_snapshot(owner, our_content)
+
+    assert differences(recorded("volumesnapshot-of-dataupload"), our_snapshot) == owner_label(owner)
+    assert differences(recorded("volumesnapshotcontents", called=owner.name), our_content) == owner_label(owner) | {
+        # The source goes away; what it was has to outlive it.
+        f"metadata.annotations.{SOURCE_ANNOTATION}": (None, source.to_annotation()),
+        # The content is made before the snapshot, so that a restart finds its way: its
+        # controller fills in which snapshot it is bound to.
+        "spec.volumeSnapshotRef.apiVersion": (None, "snapshot.storage.k8s.io/v1"),
+        "spec.volumeSnapshotRef.kind": (None, "VolumeSnapshot"),
+        "spec.volumeSnapshotRef.resourceVersion": ("622", None),
+        "spec.volumeSnapshotRef.uid": ("748ca852-11b9-47fe-9419-d8ee82e698e0", None),
+    }

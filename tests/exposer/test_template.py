@@ -1,0 +1,97 @@
+"""What mover pods inherit from the DaemonSet, and what is held back."""
+
+import pytest
+
+from core.errors import ContractError
+from core.models.base import JsonDict
+from exposer.template import AgentTemplate
+from tests.exposer.inputs import daemonset, template
+
+
+def host_path(name: str, path: str) -> JsonDict:
+    return {"name": name, "hostPath": {"path": path}}
+
+
+def test_third_party_labels_annotations_and_tolerations_are_inherited_and_no_others() -> None:
+    parsed = template()
+
+    assert parsed.labels == {"azure.workload.identity/use": "true"}
+    assert parsed.annotations == {"iam.amazonaws.com/role": "mover"}
+    assert [toleration["key"] for toleration in parsed.tolerations] == ["CriticalAddonsOnly"]
+
+
+def test_fields_of_pod_and_container_are_inherited_and_probes_are_not() -> None:
+    raw = daemonset()
+    pod = raw["spec"]["template"]["spec"]
+    pod |= {
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["10.0.0.1"]},
+        "imagePullSecrets": [{"name": "pull"}],
+        "hostNetwork": True,
+    }
+    pod["containers"][0]["envFrom"] = [{"secretRef": {"name": "extra"}}]
+
+    parsed = AgentTemplate.parse(raw)
+
+    assert parsed.pod_fields == {
+        "serviceAccountName": "velero",
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["10.0.0.1"]},
+        "imagePullSecrets": [{"name": "pull"}],
+    }
+    assert parsed.container_fields == {"envFrom": [{"secretRef": {"name": "extra"}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("/var/lib/kubelet/pods", False),
+        ("/var/lib/kubelet/", False),
+        ("/var/lib/kubelet/plugins/x", False),
+        ("/var/lib", False),
+        ("/", False),
+        ("/var/lib/../lib/kubelet", False),
+        ("/var/lib/kubelet-ca", True),
+        ("/etc/ssl/certs", True),
+    ],
+)
+def test_a_folder_of_the_node_that_shows_the_kubelets_is_held_back(path: str, kept: bool) -> None:
+    raw = daemonset()
+    pod = raw["spec"]["template"]["spec"]
+    pod["volumes"].append(host_path("extra", path))
+    pod["containers"][0]["volumeMounts"].append({"name": "extra", "mountPath": "/extra"})
+
+    parsed = AgentTemplate.parse(raw)
+
+    assert ("extra" in {volume["name"] for volume in parsed.volumes}) is kept
+    assert ("extra" in {mount["name"] for mount in parsed.volume_mounts}) is kept
+
+
+def test_the_kubelet_root_is_where_the_agent_sees_pods() -> None:
+    moved = template(volumes=[host_path("host-pods", "/data/kubelet/pods/"), host_path("p", "/data/kubelet/plugins")])
+
+    assert moved.kubelet_root == "/data/kubelet"
+    assert moved.host_pods_mounted
+    assert moved.volumes == ()
+
+
+def test_an_agent_without_host_paths_says_so() -> None:
+    bare = template(volumes=[])
+
+    assert bare.kubelet_root == "/var/lib/kubelet"
+    assert not bare.host_pods_mounted
+
+
+def test_a_sidecar_is_not_taken_for_the_agent() -> None:
+    raw = daemonset()
+    raw["spec"]["template"]["spec"]["containers"].insert(0, {"name": "sidecar", "image": "other"})
+
+    assert AgentTemplate.parse(raw).image == "velero/velero:v1.18.2"
+
+
+def test_a_daemonset_without_an_image_is_refused() -> None:
+    raw = daemonset()
+    raw["spec"]["template"]["spec"]["containers"] = []
+
+    with pytest.raises(ContractError, match="DaemonSet velero/node-agent has no container with an image"):
+        AgentTemplate.parse(raw)

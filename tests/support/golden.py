@@ -1,0 +1,36 @@
+"""Golden manifests: what a builder returns is compared whole with a JSON file.
+
+`UPDATE_GOLDEN=1 pytest tests/exposer` writes the files anew; read the difference before it
+is committed.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from core.models.base import JsonDict
+
+__all__ = ["assert_golden", "recorded"]
+
+_TESTS = Path(__file__).parent.parent
+_GOLDEN = _TESTS / "golden"
+_RECORDINGS = _TESTS / "recordings" / "velero-1.18.2"
+
+
+def assert_golden(name: str, manifest: JsonDict) -> None:
+    """Fail unless `manifest` is exactly what `tests/golden/<name>.json` holds."""
+    path = _GOLDEN / f"{name}.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    assert json.loads(path.read_text()) == manifest
+
+
+def recorded(name: str, index: int = 0, *, called: str = "") -> JsonDict:
+    """Return the object of one watch event of a recording.
+
+    `index` counts the events; `called` narrows them to those of one object.
+    """
+    events = json.loads((_RECORDINGS / f"{name}.json").read_text())
+    objects = [event["object"] for event in events]
+    named: list[JsonDict] = [o for o in objects if not called or o["metadata"]["name"] == called]
+    return named[index]
