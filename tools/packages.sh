@@ -28,8 +28,10 @@ missing_packages() {
         [ -n "$package" ] || continue
         [ -e "$probe" ] || command -v "$probe" >/dev/null || printf '%s ' "$package"
     done <<<"$wanted"
-    # Debian's Python comes without the part that makes virtual environments.
-    "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || printf 'python3-venv '
+    # Debian's own Python comes without the part that makes virtual environments.
+    local python
+    python="$(readlink -f "$(command -v "${PYTHON:-python3}")" || true)"
+    [[ $python != /usr/bin/* ]] || "$python" -c 'import ensurepip' 2>/dev/null || printf 'python3-venv '
 }
 
 # As root /usr/sbin is on the PATH in most shells, but not in all.
