@@ -19,7 +19,7 @@ from core.kube.errors import NotFoundError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
 from exposer.model import KeptVolume, Owner, RestoreRequest, Waiting
-from exposer.ownership import CLEANING_UP, remove, remove_owned
+from exposer.ownership import CLEANING_UP, remove_owned
 from exposer.volumes import DELETE, RETAIN, patch_volume, set_reclaim_policy
 
 __all__ = ["Rebinder"]
@@ -65,15 +65,14 @@ class Rebinder:
             return None
         waiting = Waiting(CLEANING_UP, f"PersistentVolume {kept.pv_name} is being deleted")
         try:
-            await set_reclaim_policy(self._client, volume, DELETE)
+            volume = await set_reclaim_policy(self._client, volume, DELETE)
+            left = await self._remove_pod_and_claim(request.owner)
+            if left:
+                return left
+            if not volume["spec"].get("claimRef") or (target is not None and _claimed_by(volume, target)):
+                await self._release(request.owner, volume)
         except NotFoundError:
             return None
-        left = await self._remove_pod_and_claim(request.owner)
-        if left:
-            return left
-        if not volume["spec"].get("claimRef") or (target is not None and _claimed_by(volume, target)):
-            # Nobody's claim is gone, so no controller would reclaim it by itself.
-            await remove(self._client, PERSISTENT_VOLUMES, volume)
         return waiting
 
     async def _rebind(
@@ -96,6 +95,16 @@ class Rebinder:
             return Waiting("Binding", f"target claim {place} is being bound to PersistentVolume {kept.pv_name}")
         await set_reclaim_policy(self._client, volume, kept.reclaim_policy)
         return None
+
+    async def _release(self, owner: Owner, volume: JsonDict) -> None:
+        """Point the volume at a claim that is gone: its controller reclaims it for that.
+
+        A volume that was just deleted would stay: a provisioner waits until it is Released.
+        Source: sig-storage-lib-external-provisioner v11, controller/controller.go.
+        """
+        reference = {"namespace": owner.namespace, "name": owner.object_name, "uid": owner.uid, "resourceVersion": None}
+        claim = {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind} | reference
+        await patch_volume(self._client, volume, {"spec": {"claimRef": claim}})
 
     async def _remove_pod_and_claim(self, owner: Owner) -> Waiting | None:
         waiting = await remove_owned(self._client, owner, PODS, owner.object_name)

@@ -100,7 +100,7 @@ def test_a_content_that_remembers_nothing_is_an_error() -> None:
     forgotten = content()
     del forgotten["metadata"]["annotations"]
 
-    with pytest.raises(ContractError, match="nodeagent.io/snapshot-source"):
+    with pytest.raises(ContractError, match="annotation nodeagent"):
         remembered_source(forgotten)
 
 
