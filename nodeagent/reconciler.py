@@ -46,6 +46,10 @@ _RUNNING: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
 _NEEDS_POD: Final = _RUNNING | {Phase.PREPARED}
 
 
+class _UnreadableError(AgentError):
+    """The load itself cannot be read; nothing can be done about it."""
+
+
 class Reconciler:
     """Carries the loads with this node's label, and takes over those whose mover runs here."""
 
@@ -158,7 +162,7 @@ class Reconciler:
                 except ConflictError as e:
                     _log.debug("read and decided again: %s", e, extra=_told(key))
             return await self._step(key)
-        except ContractError as e:
+        except _UnreadableError as e:
             await self._leave_alone(key, str(e))
             return None
         except NotFoundError as e:
@@ -179,7 +183,7 @@ class Reconciler:
         cached = self._loads[kind.name].get(key[1], key[2])
         pod = self._pods.get(key[1], key[2])
         if cached is not None:
-            case = self._look(kind, kind.parse(cached), pod)
+            case = self._look(kind, _parse(kind, cached), pod)
             if decide(case.view) is Action.NOTHING:
                 return self._revisit(case)
         elif pod_state(pod) not in {PodState.RUNNING, PodState.ENDED}:
@@ -187,7 +191,7 @@ class Reconciler:
         raw = await self._tools.client.read(kind.resource, key[1], key[2])
         if raw is None:
             return None
-        cr = kind.parse(raw)
+        cr = _parse(kind, raw)
         if pod is None and cr.phase in _NEEDS_POD:
             # A cache may lag behind; a pod is missing only if the API says so.
             pod = await self._tools.client.read(PODS, key[1], key[2])
@@ -249,6 +253,13 @@ class Reconciler:
         self._steps.forget(uid)
         self._tools.progress.leave(kind.name, uid)
         self._unreadable.discard(uid)
+
+
+def _parse(kind: Kind, raw: JsonDict) -> Load:
+    try:
+        return kind.parse(raw)
+    except ContractError as e:
+        raise _UnreadableError(str(e)) from e
 
 
 def _trim_load(raw: JsonDict) -> JsonDict:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from core.clock import Clock
-from core.errors import ExposeError
+from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError
 from core.logs import BoundLogger, bind
@@ -104,7 +104,7 @@ class Steps:
                 answer = judge_refusal(e)
             except ExposeError as refused:
                 return await self._end(case, Phase.FAILED, str(refused))
-        except ExposeError as e:
+        except (ExposeError, ContractError) as e:
             return await self._end(case, Phase.FAILED, str(e))
         if isinstance(answer, Waiting):
             await self._tell_wait(case, answer)

@@ -1,7 +1,6 @@
 """The one writer of phases."""
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,24 +14,13 @@ from nodeagent.kinds.base import Kind
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.status import Change, StatusWriter
+from tests.nodeagent.hand_clock import HandClock
 from tests.nodeagent.loads import data_download, data_upload
 from tests.support.scripted import answer, scripted_client
 
-NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 STAMP = "2026-11-21T12:30:00Z"
 UPLOADS = DataUploadKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
 DOWNLOADS = DataDownloadKind(client=None, clock=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
-
-
-class FixedClock:
-    def now(self) -> datetime:
-        return NOW
-
-    def monotonic(self) -> float:
-        return 0.0
-
-    async def sleep(self, seconds: float) -> None:
-        raise NotImplementedError
 
 
 class Recorder:
@@ -41,7 +29,7 @@ class Recorder:
     def __init__(self, load: JsonDict) -> None:
         self.patches: list[JsonDict] = []
         self._load = load
-        self.writer = StatusWriter(scripted_client(self._answer), FixedClock())
+        self.writer = StatusWriter(scripted_client(self._answer), HandClock(1800.0))
 
     def _answer(self, request: Request) -> Response:
         self.patches.append(json.loads(request.body or b"{}"))
