@@ -77,9 +77,7 @@ def fields(**values: Unpack[Fields]) -> dict[str, Any]:
 class BoundLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger that adds the fields it is bound to; those of a call win."""
 
-    def process(
-        self, msg: object, kwargs: MutableMapping[str, Any]
-    ) -> tuple[object, MutableMapping[str, Any]]:
+    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[object, MutableMapping[str, Any]]:
         """Merge the bound fields with those of this call."""
         extra = dict(kwargs.get("extra") or {})
         extra[_ATTRIBUTE] = {**(self.extra or {}), **extra.get(_ATTRIBUTE, {})}

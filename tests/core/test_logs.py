@@ -33,8 +33,7 @@ def test_text_line_holds_message_and_fields() -> None:
     line = stream.getvalue()
     assert line.startswith("time=20")
     assert line.endswith(
-        'level=info msg="phase moved" logger=nodeagent.status '
-        "kind=DataUpload namespace=velero name=b1 seconds=1.235\n"
+        'level=info msg="phase moved" logger=nodeagent.status kind=DataUpload namespace=velero name=b1 seconds=1.235\n'
     )
 
 
@@ -84,9 +83,7 @@ def test_libraries_that_log_bodies_stay_quiet_at_debug() -> None:
     assert stream.getvalue() == ""
 
 
-@pytest.mark.parametrize(
-    ("level", "log_format"), [("loud", "text"), ("info", "xml")], ids=["level", "format"]
-)
+@pytest.mark.parametrize(("level", "log_format"), [("loud", "text"), ("info", "xml")], ids=["level", "format"])
 def test_an_unknown_level_or_format_is_refused(level: str, log_format: str) -> None:
     with pytest.raises(ConfigError, match="is none of"):
         set_up_logging(level, log_format)
