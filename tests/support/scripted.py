@@ -1,0 +1,42 @@
+"""An API server that is one function: for tests that ask a few questions and store nothing."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.retry import Retry
+from core.kube.transport import Request, Response
+
+__all__ = ["ScriptedTransport", "answer", "refusal", "scripted_client"]
+
+
+class ScriptedTransport:
+    """Answers every request with what `script` returns for it, or raises."""
+
+    def __init__(self, script: Callable[[Request], Response]) -> None:
+        self._script = script
+
+    async def request(self, request: Request) -> Response:
+        return self._script(request)
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+def scripted_client(script: Callable[[Request], Response]) -> KubeClient:
+    """A client over `script` that tries nothing twice."""
+    return KubeClient(ScriptedTransport(script), Retry(SystemClock(), attempts=1))
+
+
+def answer(body: Any, status: int = 200) -> Response:
+    return Response(status, json.dumps(body).encode())
+
+
+def refusal(status: int, message: str, reason: str = "") -> Response:
+    return answer({"kind": "Status", "message": message, "reason": reason}, status)
