@@ -1,0 +1,119 @@
+"""What a scraper reads."""
+
+import re
+
+import pytest
+
+from core.models.phases import Phase
+from nodeagent.metrics import Metrics
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("node-a")
+
+
+def _samples(metrics: Metrics) -> dict[str, float]:
+    """Return each sample's value by its name and labels, as they are printed."""
+    lines = metrics.render().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+@pytest.mark.parametrize("kind", ["upload", "download"])
+@pytest.mark.parametrize("ending", ["success", "failure", "cancel"])
+def test_the_peers_counters_are_there_from_the_start(metrics: Metrics, kind: str, ending: str) -> None:
+    assert _samples(metrics)[f'podVolume_data_{kind}_{ending}_total{{node="node-a"}}'] == 0
+
+
+@pytest.mark.parametrize("name", ["enqueue_count", "dequeue_count"])
+def test_the_peers_pod_volume_counters_keep_their_names(metrics: Metrics, name: str) -> None:
+    assert _samples(metrics)[f'podVolume_pod_volume_backup_{name}{{node="node-a"}}'] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "counted"),
+    [
+        ("DataUpload", Phase.COMPLETED, "upload_success"),
+        ("DataUpload", Phase.FAILED, "upload_failure"),
+        ("DataDownload", Phase.CANCELED, "download_cancel"),
+    ],
+)
+def test_an_ended_load_is_counted_once_under_its_ending(
+    metrics: Metrics, kind: str, phase: Phase, counted: str
+) -> None:
+    metrics.load_finished(kind, phase)
+    changed = {name: value for name, value in _samples(metrics).items() if "podVolume_data" in name and value}
+    totals = {name: value for name, value in changed.items() if "_created" not in name}
+    assert totals == {f'podVolume_data_{counted}_total{{node="node-a"}}': 1}
+
+
+def test_kinds_that_the_peer_does_not_count_are_passed_over(metrics: Metrics) -> None:
+    metrics.load_finished("PodVolumeBackup", Phase.COMPLETED)
+    assert "podVolume_pod_volume_backup_success_total" not in metrics.render().decode()
+
+
+def test_bytes_are_summed_by_kind_and_never_go_back(metrics: Metrics) -> None:
+    for delta in (5, 7, -3):
+        metrics.bytes_moved("DataUpload", delta)
+        metrics.bytes_sent("DataUpload", delta)
+    samples = _samples(metrics)
+    assert samples['nodeagent_moved_bytes_total{kind="DataUpload",node="node-a"}'] == 12
+    assert samples['nodeagent_sent_bytes_total{kind="DataUpload",node="node-a"}'] == 12
+
+
+def test_a_rate_is_shown_while_its_load_runs(metrics: Metrics) -> None:
+    name = 'nodeagent_rate_bytes_per_second{kind="DataUpload",node="node-a",uid="u1"}'
+    metrics.rate("DataUpload", "u1", 10.5)
+    assert _samples(metrics)[name] == 10.5
+    metrics.rate_gone("DataUpload", "u1")
+    assert name not in _samples(metrics)
+
+
+def test_a_rate_that_was_never_shown_may_go(metrics: Metrics) -> None:
+    metrics.rate_gone("DataUpload", "u1")
+
+
+def test_only_the_hash_in_force_is_shown(metrics: Metrics) -> None:
+    metrics.config_hash("one")
+    metrics.config_hash("two")
+    shown = [name for name in _samples(metrics) if name.startswith("nodeagent_config_info")]
+    assert shown == ['nodeagent_config_info{hash="two",node="node-a"}']
+
+
+def test_states_are_shown(metrics: Metrics) -> None:
+    metrics.queue_length("DataUpload", "waiting", 3)
+    metrics.slots(1, 2)
+    metrics.config_valid(ok=False)
+    metrics.leader(is_leader=True)
+    metrics.repository("app-default-kopia", ok=True)
+    metrics.request("list", 200)
+    metrics.waited("DataUpload", 2.0)
+    samples = _samples(metrics)
+    shown = {re.sub(r'node="node-a",?|,node="node-a"', "", name).replace("{}", ""): v for name, v in samples.items()}
+    expected = {
+        'nodeagent_queue_length{kind="DataUpload",state="waiting"}': 3,
+        'nodeagent_slots{state="used"}': 1,
+        'nodeagent_slots{state="total"}': 2,
+        "nodeagent_config_valid": 0,
+        "nodeagent_dispatcher": 1,
+        'nodeagent_repository_ready{repository_name="app-default-kopia"}': 1,
+        'nodeagent_api_requests_total{status="200",verb="list"}': 1,
+        'nodeagent_wait_seconds_sum{kind="DataUpload"}': 2,
+    }
+    normal = {re.sub(r",(?=})", "", name): value for name, value in shown.items()}
+    assert {name: normal.get(name) for name in expected} == expected
+
+
+def test_pod_volume_operations_and_maintenance_have_the_peers_labels(metrics: Metrics) -> None:
+    metrics.pod_volume_operation("backup", "b1", name="b1-cmssg", seconds=3)
+    metrics.maintenance_finished("app-default-kopia", ok=False, seconds=4)
+    text = metrics.render().decode()
+    labels = r'\{backupName="b1",node="node-a",operation="backup",pod_volume_backup="b1-cmssg"\} 3.0'
+    assert re.search(r"podVolume_pod_volume_operation_latency_seconds_gauge" + labels, text)
+    assert 'velero_repo_maintenance_failure_total{repository_name="app-default-kopia"} 1.0' in text
+    assert 'velero_repo_maintenance_duration_seconds_sum{repository_name="app-default-kopia"} 4.0' in text
+
+
+def test_the_process_is_shown(metrics: Metrics) -> None:
+    assert _samples(metrics)["process_resident_memory_bytes"] > 0
