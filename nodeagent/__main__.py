@@ -1,0 +1,10 @@
+"""`python -m nodeagent`."""
+
+import sys
+
+from nodeagent.cli import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Every right the agent and its data movers need, with the reason.
+
+Knows resources, verbs and where they are needed. `deploy/rbac.yaml` grants exactly this (a test
+compares them), and `nodeagent.preflight` asks the cluster for it before the agent starts.
+Agent and movers share one ServiceAccount, as the peer's do.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from core.kube import resources as kube
+from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET, DISPATCHER_LEASE
+
+__all__ = ["RIGHTS", "Right", "Scope"]
+
+
+class Scope(StrEnum):
+    """Where a right holds."""
+
+    OWN_NAMESPACE = "own namespace"
+    CLUSTER = "cluster"
+    """Cluster-scoped objects, or namespaced ones in every namespace."""
+
+
+@dataclass(frozen=True)
+class Right:
+    """Some verbs on one resource; `names` narrows them to single objects where it is not empty."""
+
+    scope: Scope
+    resource: kube.Resource
+    verbs: tuple[str, ...]
+    reason: str
+    subresource: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """The resource as RBAC spells it, such as `pods/log`."""
+        return f"{self.resource.plural}/{self.subresource}" if self.subresource else self.resource.plural
+
+    @property
+    def where(self) -> str:
+        """Where it is needed, in words."""
+        if self.scope is Scope.OWN_NAMESPACE:
+            return "in its namespace"
+        return "in every namespace" if self.resource.namespaced else "in the cluster"
+
+
+_OWN = Scope.OWN_NAMESPACE
+_ALL = Scope.CLUSTER
+
+RIGHTS: Final = (
+    Right(_OWN, kube.DATA_UPLOADS, ("get", "list", "watch", "patch"), "carry them out, report into their status"),
+    Right(_OWN, kube.DATA_DOWNLOADS, ("get", "list", "watch", "patch"), "carry them out, report into their status"),
+    Right(_OWN, kube.POD_VOLUME_BACKUPS, ("get", "list", "watch"), "they share the queue's places"),
+    Right(_OWN, kube.POD_VOLUME_RESTORES, ("get", "list", "watch"), "they share the queue's places"),
+    Right(
+        _OWN,
+        kube.BACKUP_REPOSITORIES,
+        ("get", "list", "watch", "create", "patch"),
+        "a mover asks for the repository it needs; the repository controller makes it ready",
+    ),
+    Right(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list", "watch"), "where a bucket is, whether it is available"),
+    Right(_OWN, kube.PODS, ("get", "list", "watch", "create", "delete"), "mover pods; which agents are alive"),
+    Right(_OWN, kube.PODS, ("get",), "a mover's log is taken over before its pod goes", subresource="log"),
+    Right(
+        _OWN,
+        kube.PERSISTENT_VOLUME_CLAIMS,
+        ("get", "list", "watch", "create", "delete"),
+        "the claims that bring volumes to mover pods",
+    ),
+    Right(
+        _OWN,
+        kube.VOLUME_SNAPSHOTS,
+        ("get", "list", "create", "delete"),
+        "the snapshot a mover's volume is made from",
+    ),
+    Right(_OWN, kube.EVENTS, ("list", "watch", "create"), "movers report progress by Events; loads tell their story"),
+    Right(_OWN, kube.CONFIG_MAPS, ("get", "create"), "the configuration; the ledger of admissions"),
+    Right(_OWN, kube.CONFIG_MAPS, ("patch",), "the ledger of admissions", names=(ADMISSIONS_CONFIGMAP,)),
+    Right(
+        _OWN,
+        kube.SECRETS,
+        ("get", "create"),
+        "credentials and CA of storage locations; the repository password, made when absent",
+    ),
+    Right(_OWN, kube.LEASES, ("create",), "who is the dispatcher"),
+    Right(_OWN, kube.LEASES, ("get", "list", "watch", "patch"), "who is the dispatcher", names=(DISPATCHER_LEASE,)),
+    Right(_OWN, kube.DAEMON_SETS, ("get",), "what mover pods inherit", names=(AGENT_DAEMONSET,)),
+    Right(_OWN, kube.DEPLOYMENTS, ("list",), "whether a Velero server runs here"),
+    Right(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "source and target claims of the workloads"),
+    Right(_ALL, kube.VOLUME_SNAPSHOTS, ("get", "delete"), "the snapshots to back up, which a backup takes over"),
+    Right(_ALL, kube.PODS, ("get",), "the workload pods that use a volume"),
+    Right(
+        _ALL,
+        kube.VOLUME_SNAPSHOT_CONTENTS,
+        ("get", "list", "create", "patch", "delete"),
+        "hand a snapshot from the workload's namespace to the agent's",
+    ),
+    Right(
+        _ALL,
+        kube.PERSISTENT_VOLUMES,
+        ("get", "list", "patch", "delete"),
+        "bind a restored volume to its claim; remove the temporary ones",
+    ),
+    Right(_ALL, kube.NODES, ("get", "list"), "which nodes there are, and their operating systems"),
+    Right(_ALL, kube.STORAGE_CLASSES, ("get", "list"), "when the volumes of a class are bound"),
+    Right(_ALL, kube.PRIORITY_CLASSES, ("get", "list"), "whether the configured priority class exists"),
+)
+"""All rights, the reason with each."""

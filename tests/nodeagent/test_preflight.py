@@ -1,0 +1,93 @@
+"""What is missing in a cluster is told in one line before the agent starts."""
+
+import json
+
+import pytest
+
+from core.errors import ConfigError
+from core.kube.errors import UnreachableError
+from core.kube.transport import Request, Response
+from nodeagent.preflight import check_cluster
+from tests.support.scripted import answer, refusal, scripted_client
+
+
+class _Cluster:
+    """Allows and serves everything but what a test takes away."""
+
+    def __init__(self) -> None:
+        self.denied: set[tuple[str, str, str]] = set()
+        self.absent: set[str] = set()
+
+    def __call__(self, request: Request) -> Response:
+        if request.path.endswith("/selfsubjectaccessreviews"):
+            asked = json.loads(request.body or b"")["spec"]["resourceAttributes"]
+            key = (asked["verb"], asked["resource"], asked["namespace"])
+            return answer({"status": {"allowed": key not in self.denied}}, 201)
+        if any(kind in request.path for kind in self.absent):
+            return refusal(404, "the server could not find the requested resource")
+        return answer({"metadata": {}, "items": []})
+
+
+async def test_a_cluster_with_everything_passes(caplog: pytest.LogCaptureFixture) -> None:
+    await check_cluster(scripted_client(_Cluster()), "velero")
+    assert caplog.records == []
+
+
+async def test_missing_rights_are_named_with_verb_resource_and_place() -> None:
+    cluster = _Cluster()
+    cluster.denied = {
+        ("patch", "datauploads", "velero"),
+        ("watch", "datauploads", "velero"),
+        ("patch", "persistentvolumes", ""),
+        ("patch", "persistentvolumeclaims", ""),
+    }
+    with pytest.raises(ConfigError) as caught:
+        await check_cluster(scripted_client(cluster), "velero")
+    told = str(caught.value)
+    assert "watch,patch datauploads in its namespace" in told
+    assert "patch persistentvolumes in the cluster" in told
+    assert "patch persistentvolumeclaims in every namespace" in told
+    assert "\n" not in told
+
+
+async def test_an_account_without_any_rights_is_told_in_a_line_of_bearable_length() -> None:
+    def script(_: Request) -> Response:
+        return answer({"status": {"allowed": False}}, 201)
+
+    with pytest.raises(ConfigError, match=r"and \d+ more: compare") as caught:
+        await check_cluster(scripted_client(script), "velero")
+    assert len(str(caught.value)) < 600
+
+
+async def test_missing_definitions_are_named_with_the_command_that_installs_them() -> None:
+    cluster = _Cluster()
+    cluster.absent = {"datauploads", "backuprepositories"}
+    with pytest.raises(ConfigError) as caught:
+        await check_cluster(scripted_client(cluster), "velero")
+    assert "datauploads.velero.io/v2alpha1, backuprepositories.velero.io/v1" in str(caught.value)
+    assert "kubectl apply -k deploy/crds" in str(caught.value)
+
+
+async def test_a_cluster_without_the_snapshot_api_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = _Cluster()
+    cluster.absent = {"snapshot.storage.k8s.io"}
+    await check_cluster(scripted_client(cluster), "velero")
+    assert "there is no snapshot API" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "response",
+    [refusal(401, "Unauthorized"), refusal(403, "no reviews for you"), refusal(503, "not now")],
+    ids=["unauthorized", "forbidden", "unavailable"],
+)
+async def test_a_server_that_refuses_is_told(response: Response) -> None:
+    with pytest.raises(ConfigError, match=r"the cluster cannot be checked: .*SelfSubjectAccessReview.*: (401|403|503)"):
+        await check_cluster(scripted_client(lambda _: response), "velero")
+
+
+async def test_a_server_that_does_not_answer_is_told() -> None:
+    def script(_: Request) -> Response:
+        raise UnreachableError("connection refused")
+
+    with pytest.raises(ConfigError, match="the cluster cannot be checked: connection refused"):
+        await check_cluster(scripted_client(script), "velero")
