@@ -35,12 +35,12 @@ _EXAMPLES: Final = """\
 examples:
   nodeagent serve --help
         all flags, with their defaults
-  kubectl apply -k deploy/crds && kubectl apply -k deploy
+  kubectl apply -f deploy/crds && kubectl apply -k deploy
         install the agent on every node of a cluster
 """
 
 _SERVE_ABOUT: Final = """\
-Runs the agent until it is told to stop. In a cluster, deploy/daemonset.yaml starts it so, and
+Runs the agent until it is told to stop. In a cluster, deploy/agent/daemonset.yaml starts it so, and
 nothing has to be said but where the configuration is. Flags that Velero's node-agent has mean
 the same here."""
 

@@ -67,7 +67,7 @@ async def check_cluster(client: KubeClient, namespace: str) -> None:
         raise ConfigError(f"the cluster cannot be checked: {e}") from e
     if missing:
         raise ConfigError(
-            f"custom resource definitions are missing: {', '.join(missing)}: run kubectl apply -k deploy/crds"
+            f"custom resource definitions are missing: {', '.join(missing)}: run kubectl apply -f deploy/crds"
         )
     if without:
         _log.warning("there is no snapshot API in this cluster (%s): every DataUpload will fail", ", ".join(without))
@@ -110,7 +110,7 @@ async def _check_rights(client: KubeClient, namespace: str) -> None:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
         raise ConfigError(
             f"rights are missing: {'; '.join(lacking[:_SHOWN])}{more}: "
-            "compare what the ServiceAccount is bound to with deploy/rbac.yaml"
+            "compare what the ServiceAccount is bound to with deploy/agent/rbac.yaml"
         )
 
 

@@ -94,6 +94,6 @@ def node_name_from(flag: str, environ: Mapping[str, str], *, kubeconfig: str | N
             "or give --kubeconfig FILE and --node-name NODE to run it by hand"
         )
     raise ConfigError(
-        "which node to serve is not known: set NODE_NAME from spec.nodeName as deploy/daemonset.yaml does, "
+        "which node to serve is not known: set NODE_NAME from spec.nodeName as deploy/agent/daemonset.yaml does, "
         "or give --node-name NODE"
     )

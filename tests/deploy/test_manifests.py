@@ -1,0 +1,100 @@
+"""What `deploy/` installs, against the code that runs in it."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, SERVICE_ACCOUNT
+from exposer.template import AgentTemplate
+from nodeagent.cli import _parser, parse_settings
+from nodeagent.config import parse_config
+from nodeagent.config_map import document_of
+from nodeagent.settings import Settings
+
+_DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def _load(name: str) -> Any:
+    return yaml.safe_load((_DEPLOY / name).read_text(encoding="utf-8"))
+
+
+def _daemonset() -> dict[str, Any]:
+    daemonset: dict[str, Any] = _load("agent/daemonset.yaml")
+    return daemonset
+
+
+def _pod() -> dict[str, Any]:
+    pod: dict[str, Any] = _daemonset()["spec"]["template"]["spec"]
+    return pod
+
+
+def _settings() -> Settings:
+    container = _pod()["containers"][0]
+    assert container["command"] == ["python", "-m", "nodeagent"]
+    environ = {"NODE_NAME": "node-a", "VELERO_NAMESPACE": "velero"}
+    return parse_settings(_parser().parse_args(container["args"]), environ)
+
+
+def test_every_file_is_installed() -> None:
+    installed = {f"agent/{name}" for name in _load("agent/kustomization.yaml")["resources"]}
+    installed |= set(_load("kustomization.yaml")["resources"]) - {"agent"}
+    files = {str(path.relative_to(_DEPLOY)) for path in _DEPLOY.rglob("*.yaml") if "crds" not in path.parts}
+    assert installed == {name for name in files if not name.endswith("kustomization.yaml")}
+
+
+def test_names_and_labels_are_those_the_agents_look_for() -> None:
+    daemonset = _daemonset()
+    assert daemonset["metadata"]["name"] == AGENT_DAEMONSET
+    assert AGENT_LABELS.items() <= daemonset["spec"]["template"]["metadata"]["labels"].items()
+    assert _pod()["serviceAccountName"] == SERVICE_ACCOUNT == _load("agent/serviceaccount.yaml")["metadata"]["name"]
+
+
+def test_the_named_config_map_is_shipped_and_has_nothing_to_complain_about() -> None:
+    config_map = _load("config.yaml")
+    assert _settings().config_map_name == config_map["metadata"]["name"]
+    assert parse_config(document_of(config_map)).warnings == []
+
+
+def test_node_and_namespace_come_from_the_pod() -> None:
+    env = {item["name"]: item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for item in _env()}
+    assert env["NODE_NAME"] == "spec.nodeName"
+    assert env["VELERO_NAMESPACE"] == "metadata.namespace"
+
+
+def _env() -> list[dict[str, Any]]:
+    env: list[dict[str, Any]] = _pod()["containers"][0]["env"]
+    return env
+
+
+def test_the_port_that_is_probed_and_scraped_is_the_one_that_is_served() -> None:
+    container = _pod()["containers"][0]
+    port = _settings().metrics_address.port
+    assert container["ports"] == [{"name": "metrics", "containerPort": port}]
+    assert _daemonset()["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(port)
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+
+
+def test_the_agent_runs_without_privileges() -> None:
+    context = _pod()["containers"][0]["securityContext"]
+    assert _pod()["securityContext"]["runAsNonRoot"] is True
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_mover_pods_inherit_credentials_and_scratch_and_no_folder_of_the_kubelet() -> None:
+    template = AgentTemplate.parse(_daemonset())
+    assert template.host_pods_mounted
+    assert [volume["name"] for volume in template.volumes] == ["scratch", "cloud-credentials"]
+    assert [mount["mountPath"] for mount in template.volume_mounts] == ["/scratch", "/credentials"]
+    files = {
+        item["name"]: item.get("value") for item in template.env if item["name"].endswith(("_FILE", "_CREDENTIALS"))
+    }
+    assert set(files.values()) == {"/credentials/cloud"}
+
+
+def test_credentials_may_be_absent() -> None:
+    volume = next(volume for volume in _pod()["volumes"] if volume["name"] == "cloud-credentials")
+    assert volume["secret"] == {"secretName": "cloud-credentials", "optional": True}

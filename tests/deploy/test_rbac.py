@@ -1,0 +1,86 @@
+"""What `deploy/` grants against what the agent says it needs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodeagent.rights import RIGHTS, Right, Scope
+
+_ROOT = Path(__file__).parents[2]
+_RBAC = _ROOT / "deploy" / "agent" / "rbac.yaml"
+
+
+def _documents() -> dict[str, dict[str, Any]]:
+    return {doc["kind"]: doc for doc in yaml.safe_load_all(_RBAC.read_text(encoding="utf-8"))}
+
+
+def _granted(kind: str) -> set[tuple[str, str, str, str]]:
+    """Return what a role grants: group, resource, verb, and the one object's name or nothing."""
+    return {
+        (group, resource, verb, name)
+        for rule in _documents()[kind]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [""])
+    }
+
+
+def _needed(scope: Scope) -> set[tuple[str, str, str, str]]:
+    return {
+        (right.resource.group, right.path, verb, name)
+        for right in RIGHTS
+        if right.scope is scope
+        for verb in right.verbs
+        for name in right.names or ("",)
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "scope"), [("Role", Scope.OWN_NAMESPACE), ("ClusterRole", Scope.CLUSTER)], ids=["Role", "ClusterRole"]
+)
+def test_a_role_grants_what_is_needed_and_nothing_else(kind: str, scope: Scope) -> None:
+    assert _granted(kind) == _needed(scope)
+
+
+@pytest.mark.parametrize("kind", ["Role", "ClusterRole"])
+def test_there_are_no_wildcards(kind: str) -> None:
+    assert not [granted for granted in _granted(kind) if any("*" in part for part in granted)]
+
+
+@pytest.mark.parametrize("kind", ["Role", "ClusterRole"])
+def test_no_role_can_widen_itself_or_run_commands_in_pods(kind: str) -> None:
+    forbidden = {"pods/exec", "pods/attach", "pods/portforward", "pods/ephemeralcontainers", "serviceaccounts/token"}
+    for group, resource, verb, _ in _granted(kind):
+        assert group != "rbac.authorization.k8s.io"
+        assert resource not in forbidden
+        assert verb not in {"escalate", "bind", "impersonate", "deletecollection"}
+
+
+def test_secrets_are_never_listed_nor_read_outside_the_namespace() -> None:
+    assert {(scope, verb) for scope, verb in _secret_verbs()} == {
+        (Scope.OWN_NAMESPACE, "get"),
+        (Scope.OWN_NAMESPACE, "create"),
+    }
+
+
+def _secret_verbs() -> list[tuple[Scope, str]]:
+    return [(right.scope, verb) for right in RIGHTS if right.path == "secrets" for verb in right.verbs]
+
+
+@pytest.mark.parametrize("kind", ["RoleBinding", "ClusterRoleBinding"])
+def test_bindings_name_the_agents_account(kind: str) -> None:
+    binding = _documents()[kind]
+    assert binding["roleRef"]["name"] == "node-agent"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "node-agent", "namespace": "velero"}]
+
+
+@pytest.mark.parametrize("right", RIGHTS, ids=lambda right: f"{right.path}-{right.scope}-{right.names}")
+def test_every_right_is_told_to_operators_with_its_reason(right: Right) -> None:
+    verbs = ", ".join(right.verbs)
+    name = f"{right.resource.group}/{right.path}" if right.resource.group else right.path
+    only = f" (only {', '.join(right.names)})" if right.names else ""
+    row = f"| {right.where} | `{name}`{only} | {verbs} | {right.reason} |"
+    assert row in (_ROOT / "SECURITY.md").read_text(encoding="utf-8")
