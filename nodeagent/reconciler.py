@@ -42,6 +42,9 @@ _REFUSED_PAUSE_SECONDS: Final = 30.0
 _GONE_PAUSE_SECONDS: Final = 5.0
 """Before a load is looked at again after something of it was not there."""
 
+_UNSEEN_POD_PAUSE_SECONDS: Final = 5.0
+"""Between two looks at a mover pod that no watch of ours shows."""
+
 _RUNNING: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
 _NEEDS_POD: Final = _RUNNING | {Phase.PREPARED}
 
@@ -192,13 +195,15 @@ class Reconciler:
         if raw is None:
             return None
         cr = _parse(kind, raw)
-        if pod is None and cr.phase in _NEEDS_POD:
+        unseen = pod is None and cr.phase in _NEEDS_POD
+        if unseen:
             # A cache may lag behind; a pod is missing only if the API says so.
             pod = await self._tools.client.read(PODS, key[1], key[2])
         case = self._look(kind, cr, pod)
         action = decide(case.view)
         if action is Action.NOTHING:
-            return self._revisit(case)
+            # No watch of ours shows the mover of a peer, or one on another node.
+            return Requeue(_UNSEEN_POD_PAUSE_SECONDS) if unseen else self._revisit(case)
         return await self._steps.perform(action, case)
 
     def _look(self, kind: Kind, cr: Load, pod: JsonDict | None = None) -> Case:

@@ -132,9 +132,12 @@ class Steps:
 
     async def _await_slot(self, case: Case) -> Requeue | None:
         message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
-        await self._tell_wait(case, Waiting("WaitingForSlot", message))
-        # Freeing a slot wakes the next in line.
-        return None
+        waiting = Waiting("WaitingForSlot", message)
+        await self._tell_wait(case, waiting)
+        if self._waits.is_told(case.cr.uid, waiting.reason):
+            # Freeing a slot wakes the next in line.
+            return None
+        return Requeue(self._waits.seconds_to_next_look(case.cr.uid))
 
     async def _start(self, case: Case) -> Requeue | None:
         tools, cr = self._tools, case.cr

@@ -96,7 +96,7 @@ class Viewer:
 
     def look(self, kind: Kind, cr: Load, pod: JsonDict | None) -> Case:
         """Return the case of `cr`; a pod that belongs to another load counts as absent."""
-        if pod is not None and pod["metadata"].get("labels", {}).get(OWNER_UID_LABEL) != cr.uid:
+        if pod is not None and not _belongs(pod, cr):
             pod = None
         ours = cr.metadata.labels.get(NODE_LABEL) == self._site.label
         if ours:
@@ -142,3 +142,10 @@ class Viewer:
         if cr.phase is not Phase.ACCEPTED or since is None:
             return False
         return self._clock.now() - since >= self._limits.prepare
+
+
+def _belongs(pod: JsonDict, cr: Load) -> bool:
+    """Whether `pod` was made for `cr`; a peer's mover has no label of ours, but an owner."""
+    meta = pod["metadata"]
+    owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
+    return cr.uid in owners or (meta.get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid

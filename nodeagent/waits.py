@@ -1,7 +1,7 @@
 """Why loads wait, and when to look at them again.
 
-Knows for each load what its reader was told last and how often it was looked at in vain.
-Does not know the cluster, nor who tells. A restarted agent tells each reason once more.
+Knows for each load what it waits for, what its reader was told last, and how often it was
+looked at in vain. Does not know the cluster, nor who tells. A restarted agent begins anew.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,21 @@ __all__ = ["Telling", "Waits"]
 _BACKOFF_SECONDS: Final = (1.0, 2.0, 4.0, 5.0)
 """Source: Velero v1.18 looks at a constrained load every 5 s; ours begins sooner."""
 
+_GRACE_SECONDS: Final = 3.0
+"""A wait that is over sooner is part of every good run: telling it would only cost writes."""
+
 _SAME_REASON_PAUSE_SECONDS: Final = 10.0
 """Other words for the same reason are written at most so often: some count seconds."""
+
+_NOTHING: Final = Waiting("", "")
 
 
 @dataclass
 class _Wait:
+    current: Waiting = _NOTHING
+    since_seconds: float = 0.0
     looks: int = 0
-    reason: str = ""
-    message: str = ""
+    told: Waiting = _NOTHING
     told_at_seconds: float = 0.0
 
 
@@ -51,24 +57,29 @@ class Waits:
         return seconds
 
     def decide_telling(self, uid: str, waiting: Waiting) -> Telling:
-        """Return what is to be said now about `waiting`, given what was said before."""
-        wait = self._waits.setdefault(uid, _Wait())
-        if waiting.reason != wait.reason:
-            return Telling(message=True, event=True)
-        pause_over = self._clock.monotonic() >= wait.told_at_seconds + _SAME_REASON_PAUSE_SECONDS
-        return Telling(message=waiting.message != wait.message and pause_over)
+        """Note that the load waits for `waiting`; return what is to be said about it now."""
+        wait, now = self._waits.setdefault(uid, _Wait()), self._clock.monotonic()
+        if waiting.reason != wait.current.reason:
+            wait.since_seconds, wait.looks = now, 0
+        wait.current = waiting
+        if waiting.reason != wait.told.reason:
+            lasts = now - wait.since_seconds >= _GRACE_SECONDS
+            return Telling(message=lasts, event=lasts)
+        pause_over = now - wait.told_at_seconds >= _SAME_REASON_PAUSE_SECONDS
+        return Telling(message=waiting.message != wait.told.message and pause_over)
 
     def told(self, uid: str, waiting: Waiting) -> None:
         """Note that the reader was told `waiting`."""
         wait = self._waits.setdefault(uid, _Wait())
-        if waiting.reason != wait.reason:
-            wait.looks = 0
-        wait.reason, wait.message = waiting.reason, waiting.message
-        wait.told_at_seconds = self._clock.monotonic()
+        wait.told, wait.told_at_seconds = waiting, self._clock.monotonic()
+
+    def is_told(self, uid: str, reason: str) -> bool:
+        """Whether the reader was told that the load waits for `reason`."""
+        return uid in self._waits and self._waits[uid].told.reason == reason
 
     def last_message(self, uid: str) -> str:
-        """Return what the reader was told last, empty where nothing was."""
-        return self._waits[uid].message if uid in self._waits else ""
+        """Return what the load waits for, told or not; empty where nothing is known."""
+        return self._waits[uid].current.message if uid in self._waits else ""
 
     def forget(self, uid: str) -> None:
         """Drop what is remembered about that load."""

@@ -17,24 +17,44 @@ def test_looks_become_rarer_up_to_every_five_seconds() -> None:
     assert [waits.seconds_to_next_look("a") for _ in range(6)] == [1, 2, 4, 5, 5, 5]
 
 
-def test_a_reason_is_told_once() -> None:
+def telling(waits: Waits, waiting: Waiting) -> Telling:
+    """Return what is to be said about `waiting`, and note that it was said."""
+    said = waits.decide_telling("a", waiting)
+    if said.message:
+        waits.told("a", waiting)
+    return said
+
+
+IMAGE = Waiting("ImagePullBackOff", "no such image")
+ALL = Telling(message=True, event=True)
+
+
+def test_a_reason_is_told_once_and_not_before_it_lasts() -> None:
+    clock = HandClock()
+    waits = Waits(clock)
+    said = []
+    for clock.seconds in (0.0, 2.9, 3.0, 100.0):
+        said.append(telling(waits, UNSCHEDULABLE))
+    assert said == [Telling(), Telling(), ALL, Telling()]
+
+
+def test_a_wait_that_is_soon_over_is_known_but_never_told() -> None:
     waits = Waits(HandClock())
-    first = waits.decide_telling("a", UNSCHEDULABLE)
-    waits.told("a", UNSCHEDULABLE)
-    assert first == Telling(message=True, event=True)
-    assert waits.decide_telling("a", UNSCHEDULABLE) == Telling()
+    telling(waits, UNSCHEDULABLE)
     assert waits.last_message("a") == UNSCHEDULABLE.message
+    assert not waits.is_told("a", UNSCHEDULABLE.reason)
 
 
-def test_another_reason_is_told_at_once_and_looked_at_soon() -> None:
-    waits = Waits(HandClock())
-    waits.told("a", UNSCHEDULABLE)
-    for _ in range(5):
-        waits.seconds_to_next_look("a")
-    image = Waiting("ImagePullBackOff", "no such image")
-    assert waits.decide_telling("a", image) == Telling(message=True, event=True)
-    waits.told("a", image)
-    assert waits.seconds_to_next_look("a") == 1
+def test_another_reason_is_told_in_its_turn_and_looked_at_soon() -> None:
+    clock = HandClock()
+    waits = Waits(clock)
+    said = []
+    for clock.seconds, waiting in ((0.0, UNSCHEDULABLE), (5.0, UNSCHEDULABLE), (10.0, IMAGE), (13.0, IMAGE)):
+        said.append(telling(waits, waiting))
+        pause = waits.seconds_to_next_look("a")
+    assert said == [Telling(), ALL, Telling(), ALL]
+    assert pause == 2
+    assert waits.is_told("a", IMAGE.reason)
 
 
 def test_other_words_for_the_same_reason_are_written_now_and_then_and_make_no_event() -> None:
@@ -42,15 +62,15 @@ def test_other_words_for_the_same_reason_are_written_now_and_then_and_make_no_ev
     waits = Waits(clock)
     waits.told("a", UNSCHEDULABLE)
     other = Waiting("Unschedulable", "0/4 nodes are available")
-    tellings = []
+    said = []
     for clock.seconds in (9.0, 10.0):
-        tellings.append(waits.decide_telling("a", other))
-    assert tellings == [Telling(), Telling(message=True)]
+        said.append(telling(waits, other))
+    assert said == [Telling(), Telling(message=True)]
 
 
 def test_a_forgotten_load_starts_anew() -> None:
     waits = Waits(HandClock())
-    waits.told("a", UNSCHEDULABLE)
+    waits.decide_telling("a", UNSCHEDULABLE)
     waits.forget("a")
     assert waits.last_message("a") == ""
 
