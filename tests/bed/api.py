@@ -164,16 +164,23 @@ class Api:
             if error.status != http.HTTPStatus.NOT_FOUND:
                 raise
 
-    def watch(self, resource: Resource, resource_version: str) -> Iterator[Json]:
+    def watch(
+        self, resource: Resource, resource_version: str, *, name: str = "", seconds: int = _WATCH_SECONDS
+    ) -> Iterator[Json]:
         """Yield watch events of a kind in all namespaces, from a resource version on.
 
-        Ends when the server ends the watch; the caller then starts with a new `snapshot`.
+        Args:
+            resource: The kind.
+            resource_version: The version after which to begin; empty: what is there comes first, as ADDED.
+            name: If not empty, only objects of this name.
+            seconds: How long to watch. The server may end it before; the caller then starts anew.
         """
         query = urlencode(
             {
                 "watch": "1",
                 "resourceVersion": resource_version,
-                "timeoutSeconds": _WATCH_SECONDS,
+                "timeoutSeconds": seconds,
+                "fieldSelector": f"metadata.name={name}" if name else "",
             }
         )
         connection = http.client.HTTPSConnection(self._address, context=self._context)

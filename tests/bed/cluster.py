@@ -20,6 +20,7 @@ from tests.bed import cgroups, machine, settings
 from tests.bed.api import Api, Resource
 from tests.bed.controlplane import ControlPlane, Endpoint
 from tests.bed.images import import_images
+from tests.bed.layout import ROOT
 from tests.bed.node import Node
 from tests.bed.processes import Supervisor
 from tests.bed.storage.objects import class_objects
@@ -131,7 +132,7 @@ class Cluster:
         supervisor.start("kube-scheduler", [tool("kubernetes", "kube-scheduler"), *common])
 
     def _prepare_api(self, plane: ControlPlane) -> None:
-        apply_crds(plane.kubeconfig)
+        apply_crds(plane.kubeconfig, ROOT / "tests" / "bed" / "crds")
         api = Api(plane.kubeconfig)
         for resource, body in class_objects():
             api.create(resource, body)

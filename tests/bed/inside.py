@@ -27,7 +27,7 @@ _GREETING = """
 A cluster of your own. KUBECONFIG is set; the S3 bucket is {BED_S3_URL} {BED_S3_BUCKET}.
   kubectl get nodes,storageclasses
   ls                                what to apply: a Secret, a location, one manifest for each kind
-  kubectl apply -k {root}/deploy/crds && kubectl apply -k {root}/deploy
+  kubectl apply -f {root}/deploy/crds && kubectl apply -k {root}/deploy
   tail -f $BED_DIR/logs/*.log       what the components say
 It ends, with everything in it, when you leave this shell.
 """

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["ApiServer", "apply_crds", "run_apiserver"]
 
 _ROOT = Path(__file__).parents[2]
-_CRD_FOLDERS = (_ROOT / "deploy" / "crds", _ROOT / "tests" / "bed" / "crds")
+_AGENT_CRDS = _ROOT / "deploy" / "crds"
+_SNAPSHOT_CRDS = _ROOT / "tests" / "bed" / "crds"
 _TOKEN_SECONDS = 3600
 _START_ATTEMPTS = 3
 
@@ -92,7 +93,7 @@ def run_apiserver() -> Iterator[ApiServer]:
     try:
         supervisor, plane = _start(folder)
         try:
-            apply_crds(plane.kubeconfig)
+            apply_crds(plane.kubeconfig, _AGENT_CRDS, _SNAPSHOT_CRDS)
             api = Api(plane.kubeconfig)
             yield ApiServer(
                 url=plane.endpoint.url,
@@ -109,10 +110,10 @@ def run_apiserver() -> Iterator[ApiServer]:
         shutil.rmtree(folder)
 
 
-def apply_crds(kubeconfig: Path) -> None:
-    """Apply all custom resource definitions; returns when they are served."""
+def apply_crds(kubeconfig: Path, *folders: Path) -> None:
+    """Apply all custom resource definitions of some folders; returns when they are served."""
     kubectl: list[str | Path] = [tool("kubernetes", "kubectl"), "--kubeconfig", kubeconfig]
-    files = [file for folder in _CRD_FOLDERS for file in sorted(folder.glob("*.yaml"))]
+    files = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
     # A folder that kustomize reads holds one file that is no object.
     chosen = [("-f", file) for file in files if file.name != "kustomization.yaml"]
     _run([*kubectl, "apply", "--server-side", *(part for pair in chosen for part in pair)])

@@ -1,0 +1,189 @@
+"""The demonstration: a volume of real files goes to an S3 bucket and comes back, nothing lost.
+
+Runs inside the bed (`python -m tests.bed demo`). What it prints is read back from the API
+server and from the agent's `/metrics`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed.api import Api, ApiError, Resource
+from tests.bed.demonstration import manifests
+from tests.bed.demonstration.compare import Comparison, compare
+from tests.bed.demonstration.timeline import Timeline, follow, format_size
+from tests.bed.demonstration.user import User
+from tests.bed.install import AGENT_LABEL, METRICS_PORT, install_agent
+from tests.bed.processes import BedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.bed.api import Json
+
+__all__ = ["Demo", "main"]
+
+_SPACE = "demo"
+_SIZE = "3Gi"
+_MOVE_SECONDS = 600
+_POD_SECONDS = 300
+_LEAST_READINGS = 3
+_DIFFERENCES_SHOWN = 20
+_SCRIPTS = Path(__file__).parent / "demonstration"
+_UPLOADS = Resource("/apis/velero.io/v2alpha1", "datauploads")
+_DOWNLOADS = Resource("/apis/velero.io/v2alpha1", "datadownloads")
+_METRICS = ("nodeagent_moved_bytes_total", "nodeagent_sent_bytes_total", "nodeagent_rate_bytes_per_second")
+
+
+@dataclass
+class Demo:
+    """One run of the demonstration."""
+
+    env: Mapping[str, str]
+    user: User
+    _began: float = field(default_factory=time.monotonic)
+
+    def run(self) -> list[str]:
+        """Run all of it; returns what is wrong, nothing if all is well.
+
+        Raises:
+            BedError: A step could not be done.
+        """
+        self._title("Install the node agent")
+        install_agent(self.user, self.env)
+        self._say("DaemonSet node-agent is ready")
+        before = self._fill()
+        upload = self._upload()
+        faults = self._check_end(upload, "DataUpload")
+        if faults:
+            return faults
+        self._lose_the_volume()
+        download = self._download(upload.last["status"])
+        faults = self._check_end(download, "DataDownload")
+        if faults:
+            return faults
+        result = compare(before, self._survey("restored"))
+        self._show_comparison(result)
+        self._show_metrics()
+        return [*result.differences[:_DIFFERENCES_SHOWN], *self._check_leftovers()]
+
+    def _fill(self) -> dict[str, dict[str, object]]:
+        self._title("Fill a volume with real files")
+        self.user.apply(manifests.build_namespace(_SPACE))
+        self.user.apply(manifests.build_claim(_SPACE, "data", size=_SIZE))
+        folders = {"/scripts": _SCRIPTS, "/machine": Path("/usr")}
+        script = ["/scripts/fill.py", "/machine", "/data"]
+        pod = manifests.build_pod(_SPACE, "fill", claim="data", script=script, folders=folders)
+        self.user.run_pod(pod, seconds=_POD_SECONDS)
+        survey = self._survey("data")
+        found = compare(survey, survey)
+        self._say(
+            f"{found.files} files in {found.folders} folders, {found.links} links, {format_size(found.size_bytes)}"
+        )
+        return survey
+
+    def _survey(self, claim: str) -> dict[str, dict[str, object]]:
+        """Describe every entry of a claim's volume, from within a pod that mounts it."""
+        output = Path(self.env["BED_DIR"]) / "surveys"
+        output.mkdir(exist_ok=True)
+        folders = {"/scripts": _SCRIPTS, "/out": output}
+        script = ["/scripts/survey.py", "/data", f"/out/{claim}.json"]
+        pod = manifests.build_pod(_SPACE, f"survey-{claim}", claim=claim, script=script, folders=folders)
+        self.user.run_pod(pod, seconds=_POD_SECONDS)
+        survey: dict[str, dict[str, object]] = json.loads((output / f"{claim}.json").read_text())
+        return survey
+
+    def _upload(self) -> Timeline:
+        self._title("Take a snapshot and move it to the bucket: DataUpload demo-upload")
+        self.user.apply(manifests.build_snapshot(_SPACE, "data-snapshot", claim="data"))
+        ready = "jsonpath={.status.readyToUse}=true"
+        self.user.wait("volumesnapshot/data-snapshot", ready, namespace=_SPACE)
+        body = manifests.build_data_upload("demo-upload", namespace=_SPACE, claim="data", snapshot="data-snapshot")
+        return self._follow(_UPLOADS, body)
+
+    def _lose_the_volume(self) -> None:
+        self._title("Lose the volume")
+        name = self.user.kubectl("get", "pvc", "data", "-n", _SPACE, "-o", "jsonpath={.spec.volumeName}")
+        self.user.kubectl("delete", "pvc", "data", "-n", _SPACE, "--wait=true")
+        self.user.wait(f"pv/{name}", "delete", namespace=_SPACE)
+        self._say(f"claim data and volume {name} are gone")
+
+    def _download(self, uploaded: Json) -> Timeline:
+        self._title("Bring it back into a new claim: DataDownload demo-download")
+        claim = manifests.build_claim(_SPACE, "restored", size=_SIZE, restored_into="demo.restored.x7k2p")
+        self.user.apply(claim)
+        body = manifests.build_data_download(
+            "demo-download",
+            namespace=_SPACE,
+            claim="restored",
+            snapshot_id=uploaded["snapshotID"],
+            size_bytes=uploaded["progress"]["totalBytes"],
+        )
+        return self._follow(_DOWNLOADS, body)
+
+    def _follow(self, resource: Resource, body: Json) -> Timeline:
+        self.user.apply(body)
+        timeline = follow(self.user.api, resource, body, limit_seconds=_MOVE_SECONDS, say=print)
+        for line in self.user.kubectl("get", resource.plural, "-n", manifests.NAMESPACE).splitlines():
+            print(f"    {line}")
+        return timeline
+
+    def _check_end(self, timeline: Timeline, kind: str) -> list[str]:
+        faults = []
+        if timeline.phase != "Completed":
+            faults.append(f"{kind} ended {timeline.phase}: {timeline.last.get('status', {}).get('message')}")
+        elif len(timeline.readings) < _LEAST_READINGS:
+            faults.append(f"{kind} told its progress {len(timeline.readings)} times, expected {_LEAST_READINGS}")
+        return faults
+
+    def _check_leftovers(self) -> list[str]:
+        """What the agent should have removed after itself."""
+        names = self.user.names(["volumesnapshots", "volumesnapshotcontents", "pods", "pvc"])
+        agents = self.user.kubectl("get", "pods", "-A", "-l", AGENT_LABEL, "-o", "name").split()
+        ours = {*agents, "persistentvolumeclaim/restored"}
+        # The pod that made the repository is named after it and goes away on its own.
+        return [f"left behind: {name}" for name in names if name not in ours]
+
+    def _show_comparison(self, result: Comparison) -> None:
+        self._title("Compare every file: content, mode, owner, time, link target")
+        self._say(
+            f"{result.files} files, {result.folders} folders, {result.links} links, "
+            f"{format_size(result.size_bytes)}: {len(result.differences) or 'no'} differences"
+        )
+
+    def _show_metrics(self) -> None:
+        self._title("What the agent's /metrics say")
+        for line in self.user.metrics(manifests.NAMESPACE, AGENT_LABEL, port=METRICS_PORT):
+            if line.startswith(_METRICS) or ("_success_total" in line and not line.endswith(" 0.0")):
+                print(f"    {line}")
+
+    def _title(self, text: str) -> None:
+        print(f"\n== {text}", flush=True)
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:6.1f} s  {text}", flush=True)
+
+
+def main() -> int:
+    """Run the demonstration; 0 only if everything came back as it was."""
+    demo = Demo(os.environ, User(Api(Path(os.environ["KUBECONFIG"]))))
+    try:
+        faults = demo.run()
+    except (BedError, ApiError, OSError) as error:
+        print(f"\nFAILED: {error}", file=sys.stderr)
+        return 1
+    for fault in faults:
+        print(f"FAILED: {fault}", file=sys.stderr)
+    if not faults:
+        print("\nThe volume came back as it was.")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""A user with kubectl: applies manifests, waits for conditions, runs a pod to its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.bed.api import Api, Resource
+from tests.bed.processes import BedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tests.bed.api import Json
+
+__all__ = ["PODS", "User"]
+
+PODS = Resource("/api/v1", "pods")
+
+
+@dataclass(frozen=True)
+class User:
+    """Does everything through kubectl, which must be on the path; reads through `api`."""
+
+    api: Api
+
+    def kubectl(self, *arguments: str, stdin: str = "") -> str:
+        """Run kubectl and return what it printed.
+
+        Raises:
+            BedError: It failed; the message is its own.
+        """
+        argv = ["kubectl", *arguments]
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BedError(f"{' '.join(argv)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def apply(self, *manifests: Json) -> None:
+        """Apply manifests."""
+        body = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+
+    def wait(self, target: str, condition: str, *, namespace: str, seconds: int = 120) -> None:
+        """Wait until a condition holds, such as `jsonpath={.status.phase}=Bound` or `delete`."""
+        self.kubectl("wait", target, f"--for={condition}", "-n", namespace, f"--timeout={seconds}s")
+
+    def run_pod(self, pod: Json, *, seconds: int) -> None:
+        """Apply a pod, wait until it has ended well, delete it.
+
+        Raises:
+            BedError: It ended badly, or not in time; the message has its last words.
+        """
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        self.apply(pod)
+        ended = "jsonpath={.status.containerStatuses[0].state.terminated}"
+        try:
+            self.wait(f"pod/{name}", ended, namespace=namespace, seconds=seconds)
+        except BedError as error:
+            raise BedError(f"{error}\n{self.kubectl('describe', 'pod', name, '-n', namespace)}") from error
+        found = self.api.get(PODS, namespace, name) or {}
+        code = found["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
+        if code:
+            log = self.kubectl("logs", name, "-n", namespace, "--tail=20")
+            raise BedError(f"pod {name} ended with {code}:\n{log}")
+        self.kubectl("delete", "pod", name, "-n", namespace, "--wait=true")
+
+    def metrics(self, namespace: str, selector: str, *, port: int) -> list[str]:
+        """The lines that the one pod of a selector serves under `/metrics`, without comments."""
+        pods = self.api.objects(PODS, namespace, selector=selector)
+        if len(pods) != 1:
+            raise BedError(f"{len(pods)} pods are labelled {selector}, expected one")
+        url = f"http://{pods[0]['status']['podIP']}:{port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return [line for line in lines if not line.startswith("#")]
+
+    def apply_folders(self, *folders: Path, option: str) -> None:
+        """Apply whole folders, with `-f` as they are or with `-k` by kustomize."""
+        for folder in folders:
+            self.kubectl("apply", option, str(folder))
+
+    def names(self, kinds: Sequence[str]) -> list[str]:
+        """What there is of some kinds, in all namespaces, as kubectl names it."""
+        return self.kubectl("get", ",".join(kinds), "--all-namespaces", "-o", "name").split()

@@ -1,0 +1,41 @@
+"""Installs the node agent in the bed as its README says, with a location that is the bed's bucket.
+
+Shared by the demonstration and the cluster tests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.bed.demonstration.manifests import NAMESPACE, build_location, build_namespace
+from tests.bed.layout import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.bed.demonstration.user import User
+
+__all__ = ["AGENT_LABEL", "METRICS_PORT", "install_agent"]
+
+AGENT_LABEL = "role=node-agent"
+METRICS_PORT = 8085
+_ROLLOUT_SECONDS = 120
+
+
+def install_agent(user: User, env: Mapping[str, str]) -> None:
+    """Apply `deploy/`, the Secret and the location; returns when an agent is ready on each node.
+
+    Args:
+        user: Applies them.
+        env: The environment of a command in the bed.
+
+    Raises:
+        BedError: Something was refused, or the agent does not get ready.
+    """
+    deploy = ROOT / "deploy"
+    user.apply_folders(deploy / "crds", option="-f")
+    user.apply(build_namespace(NAMESPACE))
+    user.apply(*build_location(env))
+    user.apply_folders(deploy, option="-k")
+    timeout = f"--timeout={_ROLLOUT_SECONDS}s"
+    user.kubectl("rollout", "status", "daemonset/node-agent", "-n", NAMESPACE, timeout)
