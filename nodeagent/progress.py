@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from core.kube.watch import ChangeKind, watch_objects
-
 from core.clock import Clock
 from core.contract import DataPathReason, ProgressMessage, parse_progress
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import EVENTS
+from core.kube.watch import ChangeKind, watch_objects
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.loads import Load, Progress
@@ -31,6 +30,7 @@ __all__ = ["ProgressFollower"]
 _log = logging.getLogger(__name__)
 
 _RUNNING: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
+_NEWS: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})
 
 ReadLoad = Callable[[], Load | None]
 
@@ -104,7 +104,7 @@ class ProgressFollower:
             field_selector=f"involvedObject.uid={cr.uid},reason={DataPathReason.PROGRESS}",
         )
         async for change in watch_objects(self._client, selection, clock=self._clock):
-            message = _parse_message(change.obj) if change.kind is not ChangeKind.DELETED else None
+            message = _parse_message(change.obj) if change.kind in _NEWS else None
             if message is None or message.done_bytes < reading.message.done_bytes:
                 # A list comes in no order; an older Event tells nothing new.
                 continue

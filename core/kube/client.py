@@ -191,9 +191,7 @@ class KubeClient:
             options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        request = Request(
-            "DELETE", resource.path(namespace, name), body=json.dumps(options).encode()
-        )
+        request = Request("DELETE", resource.path(namespace, name), body=json.dumps(options).encode())
         attempted = _attempted("delete", resource, namespace, name)
         try:
             await self._send(request, attempted, again=True)

@@ -126,9 +126,7 @@ def _parse_refusal(body: bytes) -> _Refusal:
         return _Refusal(body[:300].decode(errors="replace").strip(), "")
 
 
-def raise_for_status(
-    status: int, body: bytes, *, attempted: str, retry_after: str | None = None
-) -> None:
+def raise_for_status(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> None:
     """Return if `status` is a success.
 
     Args:

@@ -79,15 +79,9 @@ DAEMON_SETS: Final = Resource("DaemonSet", "daemonsets", "apps")
 DEPLOYMENTS: Final = Resource("Deployment", "deployments", "apps")
 JOBS: Final = Resource("Job", "jobs", "batch")
 LEASES: Final = Resource("Lease", "leases", "coordination.k8s.io")
-STORAGE_CLASSES: Final = Resource(
-    "StorageClass", "storageclasses", "storage.k8s.io", namespaced=False
-)
-VOLUME_ATTACHMENTS: Final = Resource(
-    "VolumeAttachment", "volumeattachments", "storage.k8s.io", namespaced=False
-)
-PRIORITY_CLASSES: Final = Resource(
-    "PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False
-)
+STORAGE_CLASSES: Final = Resource("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False)
+VOLUME_ATTACHMENTS: Final = Resource("VolumeAttachment", "volumeattachments", "storage.k8s.io", namespaced=False)
+PRIORITY_CLASSES: Final = Resource("PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False)
 CUSTOM_RESOURCE_DEFINITIONS: Final = Resource(
     "CustomResourceDefinition",
     "customresourcedefinitions",
@@ -103,6 +97,4 @@ DATA_DOWNLOADS: Final = Resource("DataDownload", "datadownloads", "velero.io", "
 POD_VOLUME_BACKUPS: Final = Resource("PodVolumeBackup", "podvolumebackups", "velero.io")
 POD_VOLUME_RESTORES: Final = Resource("PodVolumeRestore", "podvolumerestores", "velero.io")
 BACKUP_REPOSITORIES: Final = Resource("BackupRepository", "backuprepositories", "velero.io")
-BACKUP_STORAGE_LOCATIONS: Final = Resource(
-    "BackupStorageLocation", "backupstoragelocations", "velero.io"
-)
+BACKUP_STORAGE_LOCATIONS: Final = Resource("BackupStorageLocation", "backupstoragelocations", "velero.io")

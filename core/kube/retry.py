@@ -32,9 +32,7 @@ class Retry:
     first_wait_seconds: float = 0.2
     wait_limit_seconds: float = 5.0
 
-    async def run(
-        self, once: Callable[[], Awaitable[_T]], *, after_lost_answer: bool = True
-    ) -> _T:
+    async def run(self, once: Callable[[], Awaitable[_T]], *, after_lost_answer: bool = True) -> _T:
         """Return what `once` returns, trying again after refusals that may pass.
 
         `after_lost_answer=False` forbids a second try when the first may have been applied

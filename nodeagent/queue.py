@@ -1,0 +1,157 @@
+"""A queue of keys: each worked on by one worker at a time, again when it changed meanwhile.
+
+Knows order, delays and backoff. Does not know what a key stands for.
+"""
+
+import asyncio
+import heapq
+import logging
+import random
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from core.clock import Clock
+from core.errors import AgentError
+
+__all__ = ["Requeue", "WorkQueue"]
+
+_log = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+_FIRST_BACKOFF_SECONDS: Final = 1.0
+_BACKOFF_LIMIT_SECONDS: Final = 300.0
+_BACKOFF_DOUBLINGS: Final = 10
+"""Beyond these the limit holds anyway."""
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """Look at the key again after so many seconds, if nothing wakes it before."""
+
+    after_seconds: float
+
+
+class WorkQueue(Generic[K]):
+    """Keys that wait, in order of arrival; keys that are due later; keys in work.
+
+    A key that is added while it waits is there once; one that is added while it is worked on
+    is worked on again afterwards, never by two workers at a time.
+    """
+
+    def __init__(self, clock: Clock, *, name: str, workers: int) -> None:
+        """Start empty; `run` gives the keys to so many workers."""
+        self._clock = clock
+        self._name = name
+        self._workers = workers
+        self._ready: dict[K, None] = {}
+        self._working: set[K] = set()
+        self._again: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._due: dict[K, float] = {}
+        self._timers: list[tuple[float, int, K]] = []
+        self._timer_count = 0
+        self._has_ready = asyncio.Event()
+        self._timers_changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        """How many keys wait for a worker."""
+        return len(self._ready)
+
+    def add(self, key: K) -> None:
+        """Have `key` worked on as soon as a worker is free."""
+        self._due.pop(key, None)
+        if key in self._working:
+            self._again.add(key)
+            return
+        self._ready[key] = None
+        self._has_ready.set()
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """Have `key` worked on in so many seconds; the earliest of several times counts."""
+        at = self._clock.monotonic() + max(0.0, seconds)
+        if key in self._due and self._due[key] <= at:
+            return
+        self._due[key] = at
+        self._timer_count += 1
+        heapq.heappush(self._timers, (at, self._timer_count, key))
+        self._timers_changed.set()
+
+    async def run(self, handle: Callable[[K], Awaitable[Requeue | None]]) -> None:
+        """Work until canceled: `handle` is called for each key and may ask for another time.
+
+        An error of `handle` is logged once, and its key comes back after a growing pause.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._fire_timers(), name=f"{self._name}: timers")
+            for number in range(self._workers):
+                group.create_task(self._work(handle), name=f"{self._name}: worker {number}")
+
+    async def _fire_timers(self) -> None:
+        while True:
+            now = self._clock.monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                at, _, key = heapq.heappop(self._timers)
+                # A timer that was overtaken by an add, or by an earlier timer, is void.
+                if self._due.get(key) == at:
+                    self.add(key)
+            self._timers_changed.clear()
+            pause = self._timers[0][0] - now if self._timers else None
+            await self._wait_for_timers(pause)
+
+    async def _wait_for_timers(self, pause: float | None) -> None:
+        """Wait until the next timer is due or the timers changed."""
+        if pause is None:
+            await self._timers_changed.wait()
+            return
+        async with asyncio.TaskGroup() as group:
+            sleeper = group.create_task(self._clock.sleep(pause), name=f"{self._name}: timer")
+            change = group.create_task(self._timers_changed.wait(), name=f"{self._name}: timers changed")
+            await asyncio.wait((sleeper, change), return_when=asyncio.FIRST_COMPLETED)
+            sleeper.cancel()
+            change.cancel()
+
+    async def _next_key(self) -> K:
+        while not self._ready:
+            self._has_ready.clear()
+            await self._has_ready.wait()
+        key = next(iter(self._ready))
+        del self._ready[key]
+        return key
+
+    async def _work(self, handle: Callable[[K], Awaitable[Requeue | None]]) -> None:
+        while True:
+            key = await self._next_key()
+            self._working.add(key)
+            try:
+                pause = await self._handle(handle, key)
+            finally:
+                self._working.discard(key)
+            if key in self._again:
+                self._again.discard(key)
+                self.add(key)
+            elif pause is not None:
+                self.add_after(key, pause)
+
+    async def _handle(self, handle: Callable[[K], Awaitable[Requeue | None]], key: K) -> float | None:
+        """Return after how many seconds the key is due again, None for never."""
+        try:
+            requeue = await handle(key)
+        except AgentError as e:
+            pause = self._back_off(key)
+            _log.warning("%s: %s failed and is tried again in %.1f s: %s", self._name, key, pause, e)
+            return pause
+        except Exception:  # noqa: BLE001 - logged with its traceback; the key comes back
+            # A fault of ours must not stop the other keys.
+            pause = self._back_off(key)
+            _log.exception("%s: %s failed and is tried again in %.1f s", self._name, key, pause)
+            return pause
+        self._failures.pop(key, None)
+        return None if requeue is None else requeue.after_seconds
+
+    def _back_off(self, key: K) -> float:
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        pause = min(_FIRST_BACKOFF_SECONDS * (1 << min(failures, _BACKOFF_DOUBLINGS)), _BACKOFF_LIMIT_SECONDS)
+        return pause * random.uniform(0.8, 1.0)  # noqa: S311 - spreads retries, no secret
