@@ -1,0 +1,164 @@
+"""A volume becomes a snapshot.
+
+Knows the source's policy, the arguments of `snapshot create`, and when a snapshot may be
+trusted. Does not know custom resources or who waits for the result.
+Source: kopia 0.23.1, cli/command_snapshot_create.go; tests/recordings/velero-1.18.2/kopia-policies.json.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from core.contract import BackupResult, VolumeMode, VolumePath
+from core.errors import DataPathError, KopiaError
+from core.models.base import JsonDict
+from datamover.block import device_size, open_device
+from datamover.kopia import Kopia, KopiaAnswer, KopiaFiles
+from datamover.progress import Meter
+from datamover.snapshot import Snapshot, delete_snapshot, parse_snapshot
+
+__all__ = ["BackupRequest", "back_up"]
+
+_PIN: Final = "velero-pin"
+"""kopia's retention never expires a pinned snapshot; the backup's owner deletes it."""
+
+_UNLIMITED: Final = 2**31 - 1
+_PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
+
+
+@dataclass(frozen=True)
+class BackupRequest:
+    """What to back up: the volume's path, its source path in the repository, tags, files read at a time."""
+
+    volume: Path
+    mode: VolumeMode
+    source: str
+    parallel: int
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        """The source as kopia spells it, with the interop identity."""
+        return f"default@default:{self.source}"
+
+
+async def back_up(kopia: Kopia, request: BackupRequest, meter: Meter) -> BackupResult:
+    """Take a snapshot of the volume and return its result; `kopia` is connected.
+
+    A snapshot that cannot be trusted is taken away again. Cancellation kills kopia, which
+    then saves none.
+
+    Raises:
+        KopiaError: there is no trustworthy snapshot; names the cause.
+    """
+    await _ensure_policy(kopia, request)
+    with _opened(request) as fd:
+        device_bytes = None if fd is None else device_size(fd)
+        meter.total_bytes = device_bytes or 0
+        answer = await kopia.transfer(
+            f"back up {request.volume}",
+            *meter.arguments,
+            *_create_arguments(request),
+            files=KopiaFiles(stdin_fd=fd),
+            is_progress=meter.is_progress,
+        )
+    snapshot = await _trusted(kopia, answer, device_bytes)
+    return BackupResult(
+        snapshot_id=snapshot.snapshot_id,
+        empty_snapshot=snapshot.entries == 0,
+        source=VolumePath(by_path=str(request.volume), volume_mode=str(request.mode)),
+        total_bytes=snapshot.size_bytes,
+        incremental_bytes=_incremental(meter, snapshot),
+    )
+
+
+def _opened(request: BackupRequest) -> AbstractContextManager[int | None]:
+    """Return the open device; nothing is opened for a folder, which only must be there."""
+    if request.mode is VolumeMode.BLOCK:
+        return open_device(request.volume, os.O_RDONLY)
+    if not request.volume.is_dir():
+        raise DataPathError(f"volume {request.volume} is not there, or is no folder")
+    return nullcontext()
+
+
+def _create_arguments(request: BackupRequest) -> list[str]:
+    device = request.mode is VolumeMode.BLOCK
+    return [
+        "snapshot",
+        "create",
+        "/" if device else str(request.volume),
+        *([f"--stdin-file={request.volume.name}"] if device else []),
+        f"--override-source={request.target}",
+        f"--pin={_PIN}",
+        *(f"--tags={key}:{value}" for key, value in request.tags.items()),
+        f"--parallel={request.parallel}",
+        "--fail-fast",
+        "--no-send-snapshot-report",
+        "--json",
+    ]
+
+
+async def _trusted(kopia: Kopia, answer: KopiaAnswer, device_bytes: int | None) -> Snapshot:
+    """Return the snapshot if all of it is there; otherwise take away what kopia saved, and raise."""
+    try:
+        snapshot = parse_snapshot(answer.document())
+    except KopiaError as e:
+        raise (e if answer.succeeded else answer.error()) from e
+    fault = snapshot.fault
+    if not fault and not answer.succeeded:
+        fault = f"kopia ended with exit code {answer.exit_code}"
+    if not fault and device_bytes is not None and snapshot.size_bytes != device_bytes:
+        fault = f"{snapshot.size_bytes} bytes of the device's {device_bytes} were read"
+    if not fault:
+        return snapshot
+    try:
+        await delete_snapshot(kopia, snapshot.snapshot_id)
+    except KopiaError as e:
+        fault = f"{fault}; and {e}"
+    raise answer.error(fault)
+
+
+def _incremental(meter: Meter, snapshot: Snapshot) -> int:
+    """Return the bytes of files that had changed since the parent snapshot, within half a percent."""
+    if meter.cached_bytes == 0:
+        return snapshot.size_bytes
+    return min(meter.hashed_bytes, snapshot.size_bytes)
+
+
+async def _ensure_policy(kopia: Kopia, request: BackupRequest) -> None:
+    """Give the source the peers' policy unless that is in force already.
+
+    Beyond the peers': folders marked as caches are kept, or their content would be missing.
+    """
+    attempted = f"policy of {request.source}"
+    shown = await kopia.call(attempted, "policy", "show", "--json", request.target)
+    if _policy_in_force(shown.check().document()):
+        return
+    change = await kopia.call(
+        attempted,
+        "policy",
+        "set",
+        request.target,
+        *(f"--keep-{period.lower()}={_UNLIMITED}" for period in _PERIODS),
+        "--manual",
+        "--compression=none",
+        "--ignore-unknown-types=true",
+        "--ignore-cache-dirs=false",
+        f"--max-parallel-file-reads={request.parallel}",
+        "--parallel-upload-above-size-mib=2048",
+    )
+    change.check()
+
+
+def _policy_in_force(policy: JsonDict) -> bool:
+    retention = policy.get("retention") or {}
+    return (
+        all(retention.get(f"keep{period}") == _UNLIMITED for period in _PERIODS)
+        and (policy.get("scheduling") or {}).get("manual") is True
+        and (policy.get("compression") or {}).get("compressorName") == "none"
+        and (policy.get("errorHandling") or {}).get("ignoreUnknownTypes") is True
+        and (policy.get("files") or {}).get("ignoreCacheDirs") is False
+    )

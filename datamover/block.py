@@ -1,0 +1,83 @@
+"""Block devices: a snapshot holds one as a folder with a single file, the device's bytes.
+
+Knows how kopia reads a device from its standard input and writes one to its standard output,
+so that no byte passes through this process. Does not know custom resources.
+Source: recordings of the peer, tests/recordings/velero-1.18.2/block-kopia-snapshots.json.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from core.errors import DataPathError, KopiaError
+from datamover.kopia import Kopia, KopiaFiles
+from datamover.progress import Meter
+from datamover.snapshot import Snapshot
+from datamover.sync import sync_device
+
+__all__ = ["device_size", "open_device", "restore_device"]
+
+
+@contextmanager
+def open_device(path: Path, flags: int) -> Iterator[int]:
+    """Open a device, or a file that stands for one, and close it at the end.
+
+    Raises:
+        DataPathError: it cannot be opened.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC)
+    except OSError as e:
+        raise DataPathError(f"device {path} cannot be opened: {e.strerror}") from e
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def device_size(fd: int) -> int:
+    """Return the device's size in bytes; reading and writing begin at its start."""
+    size = os.lseek(fd, 0, os.SEEK_END)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return size
+
+
+async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, meter: Meter) -> None:
+    """Write the snapshot's device back to `target`, in order, and onto the disk.
+
+    Raises:
+        DataPathError: the target is smaller than the data: nothing was written.
+        KopiaError: the snapshot is not one of a device, or the transfer broke.
+    """
+    name, data = await _streamed_file(kopia, snapshot)
+    with open_device(target, os.O_WRONLY) as fd:
+        size = device_size(fd)
+        if size < snapshot.size_bytes:
+            raise DataPathError(
+                f"device {target} has {size} bytes, the data of snapshot {snapshot.snapshot_id} "
+                f"{snapshot.size_bytes}: nothing was written"
+            )
+        answer = await kopia.transfer(
+            f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}",
+            *meter.arguments,
+            "show",
+            data,
+            files=KopiaFiles(stdout_fd=fd),
+            is_progress=meter.is_progress,
+        )
+        answer.check()
+        # kopia wrote through this very descriptor, so its position tells how far.
+        written = os.lseek(fd, 0, os.SEEK_CUR)
+    if written != snapshot.size_bytes:
+        raise answer.error(f"{written} bytes of {snapshot.size_bytes} were written")
+    await sync_device(target)
+
+
+async def _streamed_file(kopia: Kopia, snapshot: Snapshot) -> tuple[str, str]:
+    """Return name and object of the only file of a device's snapshot."""
+    answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", "show", snapshot.root_object)
+    entries = answer.check().document().get("entries") or []
+    if len(entries) != 1 or entries[0].get("type") != "f":
+        raise KopiaError(f"snapshot {snapshot.snapshot_id} is not one of a block device: it holds no single file")
+    return entries[0]["name"], entries[0]["obj"]

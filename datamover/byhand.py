@@ -1,0 +1,174 @@
+"""Backup and restore by hand: a folder or device, a repository, and no cluster.
+
+Knows how a repository is named on a command line. Does not know the command line itself, or
+what is printed of a result.
+"""
+
+import stat
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+from core.clock import Clock
+from core.contract import BackupResult, RestoreResult, VolumeMode
+from core.errors import ConfigError
+from datamover.backup import BackupRequest, back_up
+from datamover.bar import Bar
+from datamover.canceller import Canceller, run_beside, run_unless_canceled
+from datamover.credentials import parse_aws_keys, read_inherited
+from datamover.kopia import Kopia, kopia_environment
+from datamover.limits import Limits
+from datamover.progress import Direction, Meter
+from datamover.repository import NotInitializedError, Repository, RepositoryPlace
+from datamover.restore import RestoreRequest, restore
+from datamover.scrub import Scrubber
+from datamover.signals import StopSignal
+from datamover.snapshot import Snapshot, list_snapshots
+from datamover.storage import FileStorage, S3Storage, Storage
+from datamover.workfolder import WorkFolder, open_work_folder
+
+__all__ = ["ByHand", "RepositoryOptions", "storage_named"]
+
+_S3: Final = "s3"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class RepositoryOptions:
+    """What the command line says of the repository: a folder's path or `s3://bucket/prefix`."""
+
+    name: str
+    password: str = field(repr=False)
+    endpoint: str = ""
+    region: str = ""
+    profile: str = ""
+    ca_file: str = ""
+    verify_tls: bool = True
+
+
+def storage_named(options: RepositoryOptions, environment: Mapping[str, str]) -> Storage:
+    """Return the storage that the options name.
+
+    Raises:
+        ConfigError: they name none, or its CA cannot be read.
+    """
+    parts = urlsplit(options.name)
+    if not parts.scheme:
+        return FileStorage(Path(options.name).absolute())
+    if parts.scheme != _S3 or not parts.netloc:
+        raise ConfigError(f"--repository {options.name!r} is neither a folder nor s3://bucket/prefix")
+    try:
+        ca_pem = Path(options.ca_file).read_bytes() if options.ca_file else b""
+    except OSError as e:
+        raise ConfigError(f"--ca-file {options.ca_file} cannot be read: {e.strerror}") from e
+    source = read_inherited(environment, "AWS_SHARED_CREDENTIALS_FILE")
+    prefix = parts.path.strip("/")
+    return S3Storage(
+        bucket=parts.netloc,
+        prefix=f"{prefix}/" if prefix else "",
+        url=options.endpoint,
+        region=options.region,
+        keys=parse_aws_keys(source, options.profile) if source else None,
+        verify_tls=options.verify_tls,
+        ca_pem=ca_pem,
+    )
+
+
+class ByHand:
+    """Runs one command against one repository."""
+
+    def __init__(
+        self,
+        options: RepositoryOptions,
+        environment: Mapping[str, str],
+        *,
+        limits: Limits,
+        clock: Clock,
+        stop: StopSignal,
+    ) -> None:
+        self._options = options
+        self._environment = environment
+        self._limits = limits
+        self._clock = clock
+        self._stop = stop
+
+    async def back_up(self, source: Path, name: str, bar: Bar | None) -> BackupResult:
+        """Back a folder or device up under the source path `name`; an empty repository is created first."""
+        volume = _absolute(source)
+        request = BackupRequest(volume, _mode(volume), name or str(volume), parallel=self._limits.cpus)
+        meter = Meter(self._clock, Direction.UPLOAD)
+
+        async def work(repository: Repository) -> BackupResult:
+            try:
+                await repository.connect()
+            except NotInitializedError:
+                await repository.ensure()
+            return await _drawn(back_up(repository.kopia, request, meter), meter, bar)
+
+        result = await self._with_repository(work)
+        if bar is not None:
+            bar.draw(meter.finish(result.total_bytes), last=True)
+        return result
+
+    async def restore(self, snapshot_id: str, target: Path, bar: Bar | None) -> RestoreResult:
+        """Restore a snapshot into a folder or onto a device."""
+        volume = _absolute(target)
+        request = RestoreRequest(snapshot_id, volume, _mode(volume), self._limits.restore_workers)
+        meter = Meter(self._clock, Direction.RESTORE)
+
+        async def work(repository: Repository) -> RestoreResult:
+            await repository.connect(read_only=True)
+            return await _drawn(restore(repository.kopia, request, meter), meter, bar)
+
+        result = await self._with_repository(work)
+        if bar is not None:
+            bar.draw(meter.finish(result.total_bytes), last=True)
+        return result
+
+    async def list(self) -> list[Snapshot]:
+        """Return the snapshots of the repository."""
+
+        async def work(repository: Repository) -> list[Snapshot]:
+            await repository.connect(read_only=True)
+            return await list_snapshots(repository.kopia)
+
+        return await self._with_repository(work)
+
+    async def _with_repository(self, work: Callable[[Repository], Coroutine[None, None, _T]]) -> _T:
+        """Return what `work` makes of the repository, unless a signal comes first."""
+        canceller = Canceller()
+        canceller.heed(self._stop)
+        with open_work_folder(self._environment) as folder:
+            repository = self._repository(folder)
+            return await run_unless_canceled(lambda: work(repository), canceller)
+
+    def _repository(self, folder: WorkFolder) -> Repository:
+        storage = storage_named(self._options, self._environment)
+        reach = storage.reach(folder)
+        scrubber = Scrubber([self._options.password, *reach.secrets(self._environment)])
+        secrets = {
+            **self._limits.go_settings(self._environment),
+            **reach.environment,
+            "KOPIA_PASSWORD": self._options.password,
+        }
+        kopia = Kopia(kopia_environment(self._environment, folder, secrets), scrubber)
+        return Repository(kopia, RepositoryPlace(f"repository {storage.description}", storage, reach), folder)
+
+
+async def _drawn(moving: Coroutine[None, None, _T], meter: Meter, bar: Bar | None) -> _T:
+    if bar is None:
+        return await moving
+    return await run_beside(lambda: bar.follow(meter), moving, name="bar")
+
+
+def _absolute(path: Path) -> Path:
+    """Return the path as kopia shall see it: symbolic links in it stay."""
+    return path.absolute()
+
+
+def _mode(volume: Path) -> VolumeMode:
+    device = volume.exists() and stat.S_ISBLK(volume.stat().st_mode)
+    return VolumeMode.BLOCK if device else VolumeMode.FILESYSTEM

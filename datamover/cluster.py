@@ -1,0 +1,162 @@
+"""What a mover reads from the cluster: the location, its secrets, the repository's state and password.
+
+Knows the objects and how a missing one is told. Does not know kopia.
+"""
+
+import base64
+import binascii
+import logging
+from typing import Final
+
+from core.clock import Clock, Deadline
+from core.errors import RepositoryError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import AlreadyExistsError
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
+from core.models.base import JsonDict
+from core.models.names import (
+    REPO_CREDENTIALS_KEY,
+    REPO_CREDENTIALS_SECRET,
+    REPOSITORY_TYPE_LABEL,
+    STORAGE_LOCATION_LABEL,
+    VOLUME_NAMESPACE_LABEL,
+    label_value,
+)
+from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryPhase, SecretKey, repository_name
+from datamover.credentials import CredentialsText
+from datamover.location import LocationSecrets
+
+__all__ = ["ClusterReader", "build_repository"]
+
+_logger = logging.getLogger(__name__)
+
+_TYPE: Final = "kopia"
+_POLL_SECONDS: Final = 1.0
+
+
+def _labels(volume_namespace: str, location: str) -> dict[str, str]:
+    return {
+        VOLUME_NAMESPACE_LABEL: label_value(volume_namespace),
+        STORAGE_LOCATION_LABEL: label_value(location),
+        REPOSITORY_TYPE_LABEL: _TYPE,
+    }
+
+
+def build_repository(namespace: str, volume_namespace: str, location: str) -> JsonDict:
+    """Return a new BackupRepository, as the peer's mover creates it: its controller fills in the rest."""
+    return {
+        "apiVersion": BACKUP_REPOSITORIES.api_version,
+        "kind": BACKUP_REPOSITORIES.kind,
+        "metadata": {
+            "name": repository_name(volume_namespace, location, _TYPE),
+            "namespace": namespace,
+            "labels": _labels(volume_namespace, location),
+        },
+        "spec": {
+            "backupStorageLocation": location,
+            "maintenanceFrequency": "0s",
+            "repositoryType": _TYPE,
+            "volumeNamespace": volume_namespace,
+        },
+    }
+
+
+class ClusterReader:
+    """Reads objects of the agent's namespace."""
+
+    def __init__(self, client: KubeClient, clock: Clock, namespace: str) -> None:
+        self._client = client
+        self._clock = clock
+        self._namespace = namespace
+
+    async def location(self, name: str) -> BackupStorageLocation:
+        """Return the BackupStorageLocation.
+
+        Raises:
+            RepositoryError: there is none of that name.
+        """
+        raw = await self._client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
+        if raw is None:
+            raise RepositoryError(f"BackupStorageLocation {self._namespace}/{name} does not exist")
+        return BackupStorageLocation.parse(raw)
+
+    async def repository(self, name: str) -> BackupRepository:
+        """Return the BackupRepository of that name.
+
+        Raises:
+            RepositoryError: there is none.
+        """
+        raw = await self._client.read(BACKUP_REPOSITORIES, self._namespace, name)
+        if raw is None:
+            raise RepositoryError(f"BackupRepository {self._namespace}/{name} does not exist")
+        return BackupRepository.parse(raw)
+
+    async def location_secrets(self, location: BackupStorageLocation) -> LocationSecrets:
+        """Return what the Secrets that the location names hold.
+
+        Raises:
+            RepositoryError: one of them, or its key, is not there.
+        """
+        credential: CredentialsText | None = None
+        if named := location.spec.credential:
+            value = await self._secret(named)
+            credential = CredentialsText(value.decode(errors="replace"), f"Secret {self._namespace}/{named.name}")
+        authority = location.spec.object_storage.ca_cert_ref
+        ca_pem = await self._secret(authority) if authority else None
+        return LocationSecrets(credential, ca_pem)
+
+    async def password(self) -> str:
+        """Return the password of all repositories, without white space around it.
+
+        Raises:
+            RepositoryError: its Secret is not there.
+        """
+        value = await self._secret(SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
+        return value.decode(errors="replace").strip()
+
+    async def ensure_repository(self, volume_namespace: str, location: str, *, deadline: Deadline) -> BackupRepository:
+        """Return the Ready BackupRepository of the volumes of a namespace, made if there is none.
+
+        Raises:
+            RepositoryError: its controller could not make it ready; the message is the controller's.
+                Or it is still not ready at the deadline.
+        """
+        while True:
+            found = await self._find_repository(volume_namespace, location)
+            shown = f"BackupRepository {self._namespace}/{found.name}"
+            if found.phase is RepositoryPhase.READY:
+                return found
+            if found.phase is RepositoryPhase.NOT_READY:
+                raise RepositoryError(
+                    f"{shown} is not ready: {found.status.message or 'its controller told no reason'}"
+                )
+            if deadline.expired:
+                raise RepositoryError(f"{shown} is still {found.phase}: no controller has made it ready in time")
+            _logger.debug("waiting for the backup repository", extra={"phase": str(found.phase)})
+            await self._clock.sleep(min(_POLL_SECONDS, deadline.remaining_seconds))
+
+    async def _find_repository(self, volume_namespace: str, location: str) -> BackupRepository:
+        """Return the one that the three labels find, creating it where there is none."""
+        selector = ",".join(f"{key}={value}" for key, value in _labels(volume_namespace, location).items())
+        found = await self._client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=selector))
+        if found:
+            return min(map(BackupRepository.parse, found), key=lambda repository: repository.name)
+        manifest = build_repository(self._namespace, volume_namespace, location)
+        try:
+            return BackupRepository.parse(await self._client.create(BACKUP_REPOSITORIES, manifest))
+        except AlreadyExistsError:
+            # Another mover was first, or somebody made it without the labels.
+            return await self.repository(manifest["metadata"]["name"])
+
+    async def _secret(self, wanted: SecretKey) -> bytes:
+        shown = f"Secret {self._namespace}/{wanted.name}"
+        raw = await self._client.read(SECRETS, self._namespace, wanted.name)
+        if raw is None:
+            raise RepositoryError(f"{shown} does not exist")
+        encoded = (raw.get("data") or {}).get(wanted.key)
+        if encoded is None:
+            raise RepositoryError(f"{shown} has no key {wanted.key!r}")
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except binascii.Error as e:
+            raise RepositoryError(f"{shown}: key {wanted.key!r} is not base64") from e

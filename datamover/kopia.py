@@ -1,0 +1,185 @@
+"""kopia as a child process.
+
+Knows the flags every call gets, which secrets its environment holds, and what it said last.
+Does not know repositories, snapshots or volumes: callers bring the arguments.
+Source: kopia 0.23.1, `kopia --help-full`.
+"""
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from core.errors import KopiaError
+from core.models.base import JsonDict
+from datamover.child import ChildCommand, run_child
+from datamover.scrub import Scrubber
+from datamover.workfolder import WorkFolder
+
+__all__ = ["Kopia", "KopiaAnswer", "KopiaFiles", "kopia_environment"]
+
+_logger = logging.getLogger(__name__)
+
+_OWN_FLAGS: Final = (
+    "--no-auto-maintenance",
+    "--no-persist-credentials",
+    "--no-use-keyring",
+    "--disable-file-logging",
+    "--error-notifications=never",
+)
+_KEPT_LINES: Final = 40
+"""More of kopia's last lines than a termination message holds."""
+
+_SHOWN_LINES: Final = 12
+
+_SHORT_CALL_SECONDS: Final = 120.0
+"""What a call that moves no data may take; kopia gives up on a dead storage within that."""
+
+
+def kopia_environment(base: Mapping[str, str], folder: WorkFolder, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of every call: `base` without kopia's settings, and our own."""
+    own = {
+        "KOPIA_CHECK_FOR_UPDATES": "false",
+        "KOPIA_CONFIG_PATH": str(folder.config_file),
+        # The root file system may be read-only, and nothing of this user's shall be read.
+        "HOME": str(folder.path),
+        "KOPIA_LOG_DIR": str(folder.path / "logs"),
+    }
+    kept = {name: value for name, value in base.items() if not name.startswith("KOPIA_")}
+    return {**kept, **own, **secrets}
+
+
+@dataclass(frozen=True)
+class KopiaFiles:
+    """Open files that stand for kopia's standard input and output."""
+
+    stdin_fd: int | None = None
+    stdout_fd: int | None = None
+
+
+@dataclass(frozen=True)
+class KopiaAnswer:
+    """What a call of kopia came to; `lines` are the last of its standard error, scrubbed."""
+
+    attempted: str
+    exit_code: int
+    output: bytes
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether kopia exited with 0; for a snapshot that alone says little."""
+        return self.exit_code == 0
+
+    def said(self, text: str) -> bool:
+        """Whether one of the last lines holds `text`, in any case."""
+        return any(text.lower() in line.lower() for line in self.lines)
+
+    def error(self, cause: str = "") -> KopiaError:
+        """Return the error this answer is: one line of cause, then kopia's last lines."""
+        end = f"signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
+        head = f"{self.attempted}: {cause or f'kopia ended with {end}'}"
+        return KopiaError("\n".join([head, *self.lines[-_SHOWN_LINES:]]))
+
+    def check(self) -> "KopiaAnswer":
+        """Return this answer if kopia exited with 0.
+
+        Raises:
+            KopiaError: it did not.
+        """
+        if not self.succeeded:
+            raise self.error()
+        return self
+
+    def json(self) -> Any:  # noqa: ANN401 - whatever kopia printed
+        """Return the JSON that kopia printed; lines of comment before it are skipped.
+
+        Raises:
+            KopiaError: it printed none.
+        """
+        lines = self.output.decode(errors="replace").splitlines()
+        try:
+            return json.loads("\n".join(line for line in lines if not line.startswith("//")))
+        except ValueError as e:
+            raise self.error("what kopia printed is no JSON") from e
+
+    def document(self) -> JsonDict:
+        """Return the JSON object that kopia printed.
+
+        Raises:
+            KopiaError: it printed none.
+        """
+        document = self.json()
+        if not isinstance(document, dict):
+            raise self.error("what kopia printed is no JSON object")
+        return document
+
+
+class Kopia:
+    """Runs kopia; `environment` holds its secrets, `scrubber` knows them."""
+
+    def __init__(self, environment: Mapping[str, str], scrubber: Scrubber, *, program: str = "kopia") -> None:
+        self._environment = environment
+        self._scrubber = scrubber
+        self._program = program
+
+    async def call(
+        self,
+        attempted: str,
+        *arguments: str,
+        seconds: float = _SHORT_CALL_SECONDS,
+        more: Mapping[str, str] | None = None,
+    ) -> KopiaAnswer:
+        """Return the answer of a call that moves no data.
+
+        Args:
+            attempted: what the call is for, on which object, as errors shall tell it.
+            more: variables for this call alone.
+
+        Raises:
+            KopiaError: no end after `seconds`; kopia was killed.
+        """
+        lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        command = ChildCommand(
+            [self._program, *_OWN_FLAGS, "--no-progress", *arguments], {**self._environment, **(more or {})}
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                end = await run_child(command, self._keep(lines))
+        except TimeoutError as e:
+            text = "\n".join([f"{attempted}: no end within {seconds:.0f} s", *lines])
+            raise KopiaError(text) from e
+        return KopiaAnswer(attempted, end.exit_code, end.output, list(lines))
+
+    async def transfer(
+        self, attempted: str, *arguments: str, files: KopiaFiles, is_progress: Callable[[str], bool]
+    ) -> KopiaAnswer:
+        """Return the answer of a call that moves data, however long it takes.
+
+        `is_progress` gets each line and says whether it was one of progress: these are not
+        kept. Cancellation kills kopia, which then leaves nothing behind.
+        """
+        lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        keep = self._keep(lines)
+
+        def on_line(line: str) -> None:
+            if not is_progress(line):
+                keep(line)
+
+        command = ChildCommand(
+            [self._program, *_OWN_FLAGS, *arguments], self._environment, files.stdin_fd, files.stdout_fd
+        )
+        end = await run_child(command, on_line)
+        return KopiaAnswer(attempted, end.exit_code, end.output, list(lines))
+
+    def _keep(self, lines: deque[str]) -> Callable[[str], None]:
+        def keep(line: str) -> None:
+            text = self._scrubber.scrub(line).strip()
+            if text:
+                lines.append(text)
+                _logger.debug("kopia: %s", text)
+
+        return keep

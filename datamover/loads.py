@@ -1,0 +1,91 @@
+"""The four kinds of load, as the mover sees them: what each one moves.
+
+Knows source paths, tags and snapshot IDs of each kind. Does not know how anything is moved.
+Source: Velero v1.18, pkg/datapath, pkg/uploader; tests/recordings/velero-1.18.2/kopia-snapshots.json.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from core.contract import MoverVerb
+from core.errors import ContractError
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
+from core.models.loads import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
+from core.models.names import ASYNC_OPERATION_ID_LABEL, PVC_NAME_ANNOTATION
+
+__all__ = ["LOAD_KINDS", "BackupPlan", "LoadKind", "RestorePlan", "plan_of"]
+
+_logger = logging.getLogger(__name__)
+
+_DATA_MOVER: Final = "snapshot-data-upload-download"
+_POD_VOLUME: Final = "snapshot-pod-volume"
+_RESTORE_KIND: Final = "Restore"
+
+
+@dataclass(frozen=True)
+class LoadKind:
+    """One kind: its flag on the mover's command line is its key in `LOAD_KINDS`."""
+
+    verb: MoverVerb
+    resource: Resource
+    model: type[Load]
+
+
+@dataclass(frozen=True)
+class BackupPlan:
+    """Under which source path a volume is backed up, the same for each backup, and the snapshot's tags."""
+
+    source: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """Which snapshot is restored, and whose UID the done file carries; empty: no such file."""
+
+    snapshot_id: str
+    done_owner_uid: str = ""
+
+
+LOAD_KINDS: Final[Mapping[str, LoadKind]] = {
+    "data-upload": LoadKind(MoverVerb.BACKUP, DATA_UPLOADS, DataUpload),
+    "data-download": LoadKind(MoverVerb.RESTORE, DATA_DOWNLOADS, DataDownload),
+    "pod-volume-backup": LoadKind(MoverVerb.BACKUP, POD_VOLUME_BACKUPS, PodVolumeBackup),
+    "pod-volume-restore": LoadKind(MoverVerb.RESTORE, POD_VOLUME_RESTORES, PodVolumeRestore),
+}
+
+
+def plan_of(cr: Load) -> BackupPlan | RestorePlan:
+    """Return what the load moves.
+
+    Raises:
+        ContractError: it is of no kind known here.
+    """
+    match cr:
+        case DataUpload():
+            source = f"{_DATA_MOVER}/kopia/{cr.spec.source_namespace}/{cr.spec.source_pvc}"
+            operation = cr.metadata.labels.get(ASYNC_OPERATION_ID_LABEL, "")
+            return BackupPlan(source, _tags(_DATA_MOVER) | {ASYNC_OPERATION_ID_LABEL: operation})
+        case PodVolumeBackup():
+            volume = cr.metadata.annotations.get(PVC_NAME_ANNOTATION) or cr.spec.volume
+            source = f"{_POD_VOLUME}/kopia/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
+            return BackupPlan(source, _tags(_POD_VOLUME))
+        case DataDownload():
+            return RestorePlan(cr.spec.snapshot_id)
+        case PodVolumeRestore():
+            return RestorePlan(cr.spec.snapshot_id, _restore_uid(cr))
+    raise ContractError(f"{cr.kind} {cr.name} is no load")
+
+
+def _tags(requester: str) -> dict[str, str]:
+    return {"snapshot-requester": requester, "snapshot-uploader": "kopia"}
+
+
+def _restore_uid(cr: PodVolumeRestore) -> str:
+    for owner in cr.metadata.owner_references:
+        if owner.kind == _RESTORE_KIND:
+            return owner.uid
+    _logger.warning("the PodVolumeRestore has no owner of kind Restore: no done file is written")
+    return ""

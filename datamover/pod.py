@@ -1,0 +1,170 @@
+"""A mover pod's life: wait for its custom resource, open the repository, move the data, tell the end.
+
+Knows the order of things and who is told what. Does not know kopia's arguments or the API's
+forms: the modules it puts together do.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, TypeVar
+
+from core.clock import Deadline
+from core.contract import BackupResult, DataPathReason, ProgressMessage, RestoreResult, VolumeMode
+from core.errors import RepositoryError
+from core.kube.events import EventRecorder, ObjectRef
+from core.models.loads import Load
+from datamover.backup import BackupRequest, back_up
+from datamover.canceller import Canceller, run_beside, run_unless_canceled
+from datamover.cluster import ClusterReader
+from datamover.ending import Ending, build_ending, build_failure, leave_message
+from datamover.follower import Followed, LoadFollower
+from datamover.kopia import Kopia
+from datamover.loads import LOAD_KINDS, BackupPlan, RestorePlan, plan_of
+from datamover.progress import Direction, Meter
+from datamover.reporter import Reporter
+from datamover.repository import Repository
+from datamover.restore import RestoreRequest, restore, restore_workers, write_done_file
+from datamover.scrub import Scrubber
+from datamover.settings import UploaderSettings, parse_settings
+from datamover.surroundings import Surroundings, open_location
+from datamover.workfolder import WorkFolder, open_work_folder
+
+__all__ = ["LoadOptions", "PodLoad"]
+
+_logger = logging.getLogger(__name__)
+
+_CLOSING_SECONDS: Final = {DataPathReason.COMPLETED: 5.0, DataPathReason.FAILED: 5.0, DataPathReason.CANCELED: 1.0}
+"""What telling the end by Events may take; the termination message is written before."""
+
+_R = TypeVar("_R", BackupResult, RestoreResult)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the pod's command line says; paths are inside the pod."""
+
+    kind_flag: str
+    name: str
+    volume: Path
+    mode: VolumeMode
+    resource_timeout: timedelta
+    cache_volume: str = ""
+
+
+class PodLoad:
+    """One load, from the pod's start to its termination message."""
+
+    def __init__(self, options: LoadOptions, around: Surroundings) -> None:
+        self._options = options
+        self._around = around
+        self._scrubber = Scrubber()
+        self._reporter: Reporter | None = None
+        self._last: ProgressMessage | None = None
+
+    async def run(self) -> int:
+        """Move the data and return the exit code; the result is in the termination message."""
+        around = self._around
+        canceller = Canceller()
+        canceller.heed(around.stop)
+        try:
+            with open_work_folder(around.environment, self._options.cache_volume) as folder:
+                ending = await run_unless_canceled(lambda: self._load(folder, canceller), canceller)
+        except Exception as e:
+            ending = build_failure(e, self._scrubber)
+            _logger.debug("the load ended badly", exc_info=True)
+        leave_message(ending, around.termination_file)
+        await self._tell(ending)
+        return ending.exit_code
+
+    async def _load(self, folder: WorkFolder, canceller: Canceller) -> Ending:
+        """Follow the custom resource while the data is moved."""
+        around = self._around
+        followed = Followed(LOAD_KINDS[self._options.kind_flag], around.namespace, self._options.name)
+        follower = LoadFollower(around.client, followed, clock=around.clock, canceller=canceller)
+        return await run_beside(follower.run, self._move_when_started(follower, folder), name="load-follower")
+
+    async def _move_when_started(self, follower: LoadFollower, folder: WorkFolder) -> Ending:
+        around = self._around
+        cr = await follower.wait_in_progress()
+        recorder = EventRecorder(around.client, around.clock, component=cr.name, host=around.node)
+        self._reporter = Reporter(recorder, ObjectRef.of(cr), around.clock)
+        settings = parse_settings(cr.settings)
+        if settings.unknown:
+            _logger.warning("settings not known here are ignored: %s", ", ".join(settings.unknown))
+        plan = plan_of(cr)
+        repository = await self._open(cr, folder, writing=isinstance(plan, BackupPlan))
+        match plan:
+            case BackupPlan():
+                result: BackupResult | RestoreResult = await self._back_up(repository.kopia, plan, settings)
+            case RestorePlan():
+                result = await self._restore(repository.kopia, plan, settings)
+        return build_ending(result.model_dump_json(by_alias=True))
+
+    async def _open(self, cr: Load, folder: WorkFolder, *, writing: bool) -> Repository:
+        """Return the load's repository, connected."""
+        around = self._around
+        reader = ClusterReader(around.client, around.clock, around.namespace)
+        location = await reader.location(cr.spec.backup_storage_location)
+        if writing and location.read_only:
+            raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: nothing is backed up to it")
+        deadline = Deadline.after(around.clock, self._options.resource_timeout)
+        ready = await reader.ensure_repository(cr.repository_namespace, location.name, deadline=deadline)
+        repository = await open_location(around, location, ready, folder=folder, scrubber=self._scrubber)
+        await repository.connect(read_only=not writing)
+        return repository
+
+    async def _back_up(self, kopia: Kopia, plan: BackupPlan, settings: UploaderSettings) -> BackupResult:
+        request = BackupRequest(
+            volume=self._options.volume,
+            mode=self._options.mode,
+            source=plan.source,
+            parallel=settings.parallel_upload or self._around.limits.cpus,
+            tags=plan.tags,
+        )
+        meter = Meter(self._around.clock, Direction.UPLOAD)
+        result = await self._with_reports(meter, back_up(kopia, request, meter))
+        self._last = meter.finish(result.total_bytes)
+        return result
+
+    async def _restore(self, kopia: Kopia, plan: RestorePlan, settings: UploaderSettings) -> RestoreResult:
+        request = RestoreRequest(
+            snapshot_id=plan.snapshot_id,
+            target=self._options.volume,
+            mode=self._options.mode,
+            workers=restore_workers(settings, self._around.limits),
+            sparse=settings.write_sparse_files,
+        )
+        meter = Meter(self._around.clock, Direction.RESTORE)
+        result = await self._with_reports(meter, restore(kopia, request, meter))
+        if plan.done_owner_uid:
+            write_done_file(self._options.volume, plan.done_owner_uid)
+        self._last = meter.finish(result.total_bytes)
+        return result
+
+    async def _with_reports(self, meter: Meter, moving: Awaitable[_R]) -> _R:
+        """Return what `moving` returns, telling its start and its progress."""
+        reporter = self._reporter
+
+        async def report() -> None:
+            if reporter is not None:
+                await reporter.started()
+                await reporter.follow(meter)
+
+        return await run_beside(report, moving, name="reports")
+
+    async def _tell(self, ending: Ending) -> None:
+        """Tell the end by Events, as far as there is time for it."""
+        reporter = self._reporter
+        if reporter is None:
+            return
+        try:
+            async with asyncio.timeout(_CLOSING_SECONDS[ending.reason]):
+                if self._last is not None:
+                    await reporter.progress(self._last)
+                await reporter.ended(ending.reason, ending.message)
+        except TimeoutError:
+            _logger.warning("there was no time to tell the end by Events")

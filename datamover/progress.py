@@ -1,0 +1,163 @@
+"""How far a transfer is.
+
+Knows kopia's own counters and the lines it prints, and makes one reading of them: in bytes,
+never going back, never beyond the total. Does not know who is told.
+Source: kopia 0.23.1, cli/cli_progress.go, cli/cli_restore_progress.go, internal/units.
+"""
+
+import asyncio
+import re
+import socket
+from contextlib import closing
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from core.clock import Clock
+from core.contract import ProgressMessage
+
+__all__ = ["Direction", "Meter", "parse_size", "sum_counters"]
+
+_SIZE: Final = r"([\d.]+ [KMGTPE]?i?B)"
+_UPLOAD_LINE: Final = re.compile(
+    rf"\d+ hashing, (?P<files>\d+) hashed \({_SIZE}\), (?P<cached_files>\d+) cached \({_SIZE}\), uploaded {_SIZE}"
+    rf"(?:.*?, estimated {_SIZE})?"
+)
+_RESTORE_LINE: Final = re.compile(rf"Processed \d+ \({_SIZE}\) of \d+ \({_SIZE}\)")
+_UNITS: Final = "KMGTPE"
+
+_READ_SECONDS: Final = 2.0
+"""The counters come from a child on this machine; longer means that it is ending."""
+
+
+class Direction(Enum):
+    """Which way the data goes, and so which counters tell it."""
+
+    UPLOAD = "upload"
+    RESTORE = "restore"
+
+
+@dataclass(frozen=True)
+class _Readings:
+    """kopia's counters in bytes: handled, sent over the wire, found in the repository already."""
+
+    handled: int = 0
+    sent: int = 0
+    deduplicated: int = 0
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that kopia's `91.1 MB` names: three or four digits are all it tells."""
+    number, unit = text.split(" ")
+    base = 1024.0 if "i" in unit else 1000.0
+    return round(float(number) * base ** (_UNITS.find(unit[0]) + 1))
+
+
+def sum_counters(text: str) -> dict[str, float]:
+    """Return the metrics of a Prometheus text, summed over their labels."""
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name.startswith("#") or not value:
+            continue
+        name = name.partition("{")[0]
+        try:
+            sums[name] = sums.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+        except ValueError:
+            continue
+    return sums
+
+
+class Meter:
+    """One transfer's readings; `total_bytes` is 0 until it is known."""
+
+    def __init__(self, clock: Clock, direction: Direction, *, total_bytes: int = 0) -> None:
+        self._clock = clock
+        self._direction = direction
+        self.total_bytes = total_bytes
+        self.hashed_bytes = 0
+        self.cached_bytes = 0
+        self._done_bytes = 0
+        self._last = _Readings()
+        self._rated_at = clock.monotonic()
+        self._rated_bytes = 0
+        self._address = ("127.0.0.1", _free_port())
+
+    @property
+    def arguments(self) -> list[str]:
+        """The flags that make kopia tell what this reads."""
+        host, port = self._address
+        return ["--progress", "--progress-update-interval=500ms", f"--metrics-listen-addr={host}:{port}"]
+
+    def is_progress(self, line: str) -> bool:
+        """Take what a line of kopia's tells; return whether it was one of progress."""
+        if upload := _UPLOAD_LINE.search(line):
+            self.hashed_bytes = parse_size(upload[2])
+            self.cached_bytes = parse_size(upload[4])
+            if upload[6] and self._direction is Direction.UPLOAD:
+                self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
+            return True
+        return _RESTORE_LINE.search(line) is not None
+
+    async def read(self) -> ProgressMessage:
+        """Return how far the transfer is now, and its rate since the reading before."""
+        counters = await self._counters()
+        if counters is not None:
+            self._last = counters
+        done = self._last.handled + (self.cached_bytes if self._direction is Direction.UPLOAD else 0)
+        if self.total_bytes:
+            done = min(done, self.total_bytes)
+        self._done_bytes = max(self._done_bytes, done)
+        return self._message()
+
+    def finish(self, total_bytes: int) -> ProgressMessage:
+        """Return the last reading: all of `total_bytes`, which is exact now."""
+        self.total_bytes = self._done_bytes = total_bytes
+        return self._message()
+
+    def _message(self) -> ProgressMessage:
+        now = self._clock.monotonic()
+        seconds = now - self._rated_at
+        rate = max(0, round((self._done_bytes - self._rated_bytes) / seconds)) if seconds > 0 else 0
+        self._rated_at, self._rated_bytes = now, self._done_bytes
+        return ProgressMessage(
+            # An estimate may turn out too low; what is done is certain.
+            total_bytes=max(self.total_bytes, self._done_bytes) if self.total_bytes else 0,
+            done_bytes=self._done_bytes,
+            bytes_per_second=rate,
+            sent_bytes=self._last.sent,
+            deduped_bytes=self._last.deduplicated,
+        )
+
+    async def _counters(self) -> _Readings | None:
+        """Return kopia's counters, or None while it does not serve them."""
+        try:
+            async with asyncio.timeout(_READ_SECONDS):
+                text = await _fetch(*self._address)
+        except (OSError, TimeoutError):
+            return None
+        sums = sum_counters(text)
+        if self._direction is Direction.RESTORE:
+            return _Readings(handled=int(sums.get("kopia_content_read_bytes_total", 0)))
+        return _Readings(
+            handled=int(sums.get("kopia_content_hashed_bytes_total", 0)),
+            sent=int(sums.get("kopia_blob_upload_bytes_total", 0)),
+            deduplicated=int(sums.get("kopia_content_deduplicated_bytes_total", 0)),
+        )
+
+
+def _free_port() -> int:
+    """Return a port of the loopback nobody listens on: kopia cannot tell one it chose itself."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def _fetch(host: str, port: int) -> str:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(f"GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        return (await reader.read()).decode(errors="replace")
+    finally:
+        writer.close()

@@ -1,0 +1,66 @@
+"""What a load tells while it runs: Events on its custom resource.
+
+Knows the Events' forms and times. Does not know where progress comes from, and never fails a
+load: an Event that cannot be written is logged.
+Source: tests/recordings/velero-1.18.2/events-on-custom-resources.json.
+"""
+
+import logging
+from collections.abc import Iterator
+from itertools import chain, count
+from typing import Final
+
+from core.kube.events import EventRecorder, ObjectRef
+
+from core.clock import Clock
+from core.contract import DataPathReason, ProgressMessage
+from core.kube.errors import KubeError
+from datamover.progress import Meter
+
+__all__ = ["Reporter", "report_times"]
+
+_logger = logging.getLogger(__name__)
+
+_FIRST_SECONDS: Final = (1.0, 2.0, 4.0, 8.0)
+_EVERY_SECONDS: Final = 10.0
+
+
+def report_times() -> Iterator[float]:
+    """Yield when progress is told, in seconds after the start: 1, 2, 4, 8, 18, 28 and so on."""
+    last = _FIRST_SECONDS[-1]
+    return chain(_FIRST_SECONDS, (last + _EVERY_SECONDS * n for n in count(1)))
+
+
+class Reporter:
+    """Writes the Events of one load."""
+
+    def __init__(self, recorder: EventRecorder, about: ObjectRef, clock: Clock) -> None:
+        self._recorder = recorder
+        self._about = about
+        self._clock = clock
+
+    async def started(self) -> None:
+        """The data path begins."""
+        await self._say(DataPathReason.STARTED, f"Data path for {self._about.name} started")
+
+    async def follow(self, meter: Meter) -> None:
+        """Tell the progress, forever."""
+        began = self._clock.monotonic()
+        for at in report_times():
+            await self._clock.sleep(max(0.0, began + at - self._clock.monotonic()))
+            await self.progress(await meter.read())
+
+    async def progress(self, reading: ProgressMessage) -> None:
+        """Tell one reading."""
+        await self._say(DataPathReason.PROGRESS, reading.to_json())
+
+    async def ended(self, reason: DataPathReason, message: str) -> None:
+        """The data path is over: completed with a result (JSON), failed or canceled with a text."""
+        await self._say(reason, message, warning=reason is DataPathReason.FAILED)
+        await self._say(DataPathReason.STOPPED, f"Data path for {self._about.name} stopped")
+
+    async def _say(self, reason: DataPathReason, message: str, *, warning: bool = False) -> None:
+        try:
+            await self._recorder.record(self._about, str(reason), message, warning=warning)
+        except KubeError as e:
+            _logger.warning("an Event was not written: %s", e, extra={"reason": str(reason)})

@@ -1,0 +1,200 @@
+"""One kopia repository: connect, create, and what went wrong when it cannot be opened.
+
+Knows the interop identity, cache sizes, and the causes behind kopia's words. Does not know
+where the storage came from, or what is done with the repository afterwards.
+Source: kopia 0.23.1, cli/command_repository_*.go, repo/open.go.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from core.errors import KopiaError, RepositoryError
+from datamover.kopia import Kopia, KopiaAnswer
+from datamover.storage import Reach, Storage
+from datamover.workfolder import WorkFolder
+
+__all__ = ["CacheLimit", "NotInitializedError", "Repository", "RepositoryPlace", "parse_cache_limit"]
+
+_logger = logging.getLogger(__name__)
+
+_IDENTITY: Final = ("--override-hostname=default", "--override-username=default")
+"""Every peer is this client: so each finds the other's snapshots as its own."""
+
+_CONNECT_SECONDS: Final = 50.0
+"""Connecting takes a third of a second; an address that swallows packets must be told within a minute."""
+
+_CREATE_SECONDS: Final = 120.0
+_DEFAULT_CACHE_MIB: Final = 5000
+_SECOND_LOOK: Final = "second-look"
+
+_NOT_INITIALIZED: Final = ("repository not initialized", "cannot access storage path: stat")
+"""The second: a folder's repository whose folder is not there yet."""
+
+_CAUSES: Final = (
+    ("invalid repository password", "the repository password does not match"),
+    ("signature we calculated does not match", "the secret access key is not accepted"),
+    ("signaturedoesnotmatch", "the secret access key is not accepted"),
+    ("access key id you provided does not exist", "the access key is not known there"),
+    ("with the provided access key id", "the access key is not known there"),
+    ("access denied", "the credentials may not use it"),
+    ("accessdenied", "the credentials may not use it"),
+    ("security token", "the session token is not accepted"),
+    ("specified bucket does not exist", "the bucket does not exist"),
+    ("no such host", "the endpoint's name is not known"),
+    ("connection refused", "the endpoint cannot be reached"),
+    ("i/o timeout", "the endpoint cannot be reached"),
+    ("no route to host", "the endpoint cannot be reached"),
+    ("network is unreachable", "the endpoint cannot be reached"),
+    ("x509:", "the endpoint's certificate is not trusted"),
+    ("gave http response to https client", "the endpoint does not speak TLS"),
+    ("cannot access storage path", "the folder is not there or cannot be read"),
+    ("found existing data in storage location", "there is no repository, and the place is not empty"),
+)
+"""What kopia says, in lower case, and what that means to the reader of a message."""
+
+
+class NotInitializedError(RepositoryError):
+    """The storage can be reached and holds no repository."""
+
+
+@dataclass(frozen=True)
+class CacheLimit:
+    """How much kopia may keep on disk, in MiB: 4/5 for data, 1/5 for metadata."""
+
+    total_mib: int = _DEFAULT_CACHE_MIB
+
+    @property
+    def arguments(self) -> list[str]:
+        """Kopia's arguments."""
+        metadata = self.total_mib // 5
+        data = self.total_mib - metadata
+        return [
+            f"--content-cache-size-mb={data}",
+            f"--content-cache-size-limit-mb={data}",
+            f"--metadata-cache-size-mb={metadata}",
+            f"--metadata-cache-size-limit-mb={metadata}",
+        ]
+
+
+def parse_cache_limit(config: dict[str, str]) -> CacheLimit:
+    """Return the limit of a BackupRepository's `repositoryConfig`; a value that cannot be is warned of."""
+    text = config.get("cacheLimitMB", "")
+    if text.isdecimal() and int(text) > 0:
+        return CacheLimit(int(text))
+    if text:
+        _logger.warning("cacheLimitMB is no number above 0; the default is taken")
+    return CacheLimit()
+
+
+@dataclass(frozen=True)
+class RepositoryPlace:
+    """Where a repository lies, how kopia reaches it, and what messages call it."""
+
+    description: str
+    storage: Storage
+    reach: Reach
+
+
+class Repository:
+    """The repository at a place, through a kopia whose environment reaches it."""
+
+    def __init__(
+        self,
+        kopia: Kopia,
+        place: RepositoryPlace,
+        folder: WorkFolder,
+        *,
+        cache: CacheLimit | None = None,
+        connect_seconds: float = _CONNECT_SECONDS,
+    ) -> None:
+        self._kopia = kopia
+        self._place = place
+        self._folder = folder
+        self._cache = cache or CacheLimit()
+        self._connect_seconds = connect_seconds
+
+    @property
+    def kopia(self) -> Kopia:
+        """kopia, connected once `connect` has returned."""
+        return self._kopia
+
+    @property
+    def description(self) -> str:
+        """The repository, as messages name it."""
+        return self._place.description
+
+    async def connect(self, *, read_only: bool = False, cache_name: str = "") -> None:
+        """Connect to the repository.
+
+        Args:
+            read_only: nothing will be written through this connection.
+            cache_name: a cache of its own: nothing is taken from what another connection read.
+
+        Raises:
+            NotInitializedError: there is none.
+            RepositoryError: it cannot be opened; the message tells the cause.
+        """
+        more = ["--readonly"] if read_only else []
+        answer = await self._call("connect", self._connect_seconds, [*more, *self._client_flags(cache_name)])
+        if any(answer.said(words) for words in _NOT_INITIALIZED):
+            raise NotInitializedError(f"{self.description}: no repository is there")
+        self._check(answer)
+
+    async def create(self) -> None:
+        """Create the repository in an empty place, and connect to it.
+
+        Raises:
+            RepositoryError: the place is not empty, or cannot be written to.
+        """
+        self._place.storage.prepare_creation()
+        self._check(await self._call("create", _CREATE_SECONDS, self._client_flags("")))
+
+    async def ensure(self) -> str:
+        """Connect to the repository, created if the place was empty, and return its unique ID.
+
+        Creating is not atomic: a second creator makes unreadable what the first one wrote. So
+        what was created is looked at once more, with nothing taken from this disk.
+
+        Raises:
+            RepositoryError: it can be neither opened nor created, or somebody else created
+                one at the same moment.
+        """
+        try:
+            await self.connect()
+        except NotInitializedError:
+            await self.create()
+            created = await self.unique_id()
+            await self.connect(cache_name=_SECOND_LOOK)
+            found = await self.unique_id()
+            if found != created:
+                text = f"{self.description}: somebody else created it at the same moment; it is not used"
+                raise RepositoryError(text) from None
+            _logger.info("%s was created", self.description)
+            return created
+        return await self.unique_id()
+
+    async def unique_id(self) -> str:
+        """Return what identifies the repository that this is connected to."""
+        answer = await self._kopia.call(f"{self.description}: status", "repository", "status", "--json")
+        unique_id = answer.check().document().get("uniqueIDHex")
+        if not isinstance(unique_id, str) or not unique_id:
+            raise answer.error("kopia told no uniqueIDHex")
+        return unique_id
+
+    def _client_flags(self, cache_name: str) -> list[str]:
+        cache = self._folder.cache / cache_name if cache_name else self._folder.cache
+        return [*_IDENTITY, "--no-check-for-updates", f"--cache-directory={cache}", *self._cache.arguments]
+
+    async def _call(self, verb: str, seconds: float, flags: list[str]) -> KopiaAnswer:
+        arguments = ["repository", verb, *self._place.reach.arguments, *flags]
+        try:
+            return await self._kopia.call(self.description, *arguments, seconds=seconds)
+        except KopiaError as e:
+            raise RepositoryError(str(e)) from e
+
+    def _check(self, answer: KopiaAnswer) -> None:
+        if answer.succeeded:
+            return
+        cause = next((meaning for words, meaning in _CAUSES if answer.said(words)), "")
+        raise RepositoryError(str(answer.error(cause)))

@@ -1,0 +1,215 @@
+"""Storages that kopia keeps repositories in, each as arguments and environment.
+
+Knows kopia's flags for S3, a folder, Azure and Google. Secrets go into the environment or a
+file of mode 0600, never into the arguments. Does not know BackupStorageLocations
+(`datamover.location`) or what is done with a repository.
+Source: kopia 0.23.1, cli/storage_*.go, repo/blob/*.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from core.errors import ConfigError
+from datamover.credentials import AwsKeys
+from datamover.workfolder import WorkFolder
+
+__all__ = ["AzureStorage", "FileStorage", "GcsStorage", "Reach", "S3Storage", "Storage", "parse_endpoint"]
+
+_HIDDEN_VARIABLES: Final = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_KEY",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_SAS_TOKEN",
+)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How kopia reaches a storage: what follows `repository connect`, and variables of every call."""
+
+    arguments: list[str]
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def secrets(self, inherited: Mapping[str, str]) -> list[str]:
+        """Return the values no text may show, those of the inherited environment among them."""
+        variables = {**inherited, **self.environment}
+        return [variables[name] for name in _HIDDEN_VARIABLES if variables.get(name)]
+
+
+class Storage(ABC):
+    """Where one repository lies."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The place, as messages name it."""
+
+    @abstractmethod
+    def reach(self, folder: WorkFolder) -> Reach:
+        """Return how kopia reaches it; files it needs are written into `folder`."""
+
+    def prepare_creation(self) -> None:  # noqa: B027 - most storages need nothing
+        """Make what must be there before a repository can be created."""
+
+
+def parse_endpoint(url: str) -> tuple[str, bool]:
+    """Return host and port of an S3 URL, and whether it is reached through TLS.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    parts = urlsplit(url if "://" in url else f"https://{url}")
+    if parts.scheme not in {"http", "https"} or not parts.netloc:
+        raise ConfigError(f"{url!r} is no S3 address such as https://s3.example.com:9000")
+    return parts.netloc, parts.scheme == "https"
+
+
+@dataclass(frozen=True)
+class S3Storage(Storage):
+    """A prefix in a bucket of S3, or of what speaks its protocol.
+
+    Without `keys` kopia takes them from its environment, else from the instance's identity.
+    """
+
+    bucket: str
+    prefix: str
+    url: str = ""
+    region: str = ""
+    keys: AwsKeys | None = None
+    verify_tls: bool = True
+    ca_pem: bytes = b""
+
+    @property
+    def description(self) -> str:
+        """`s3://bucket/prefix at endpoint`."""
+        return f"s3://{self.bucket}/{self.prefix} at {self.url or self._endpoint}"
+
+    @property
+    def _endpoint(self) -> str:
+        if self.region.startswith("cn-"):
+            return f"s3.{self.region}.amazonaws.com.cn"
+        return "s3.amazonaws.com"
+
+    def reach(self, folder: WorkFolder) -> Reach:
+        """Return kopia's arguments, and the keys where this storage has its own.
+
+        As arguments the keys are given empty: so kopia asks its environment on each call,
+        then the instance's identity, and writes none into its configuration.
+        """
+        endpoint, tls = parse_endpoint(self.url) if self.url else (self._endpoint, True)
+        arguments = [
+            "s3",
+            f"--bucket={self.bucket}",
+            f"--prefix={self.prefix}",
+            f"--endpoint={endpoint}",
+            f"--region={self.region}",
+            "--access-key=",
+            "--secret-access-key=",
+            "--session-token=",
+        ]
+        if not tls:
+            arguments.append("--disable-tls")
+        elif not self.verify_tls:
+            arguments.append("--disable-tls-verification")
+        elif self.ca_pem:
+            arguments.append(f"--root-ca-pem-path={folder.write('ca.pem', self.ca_pem)}")
+        if self.keys is None:
+            return Reach(arguments)
+        # An empty token too: one that was inherited belongs to other keys.
+        variables = {
+            "AWS_ACCESS_KEY_ID": self.keys.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.keys.secret_key,
+            "AWS_SESSION_TOKEN": self.keys.session_token,
+        }
+        return Reach(arguments, variables)
+
+
+@dataclass(frozen=True)
+class FileStorage(Storage):
+    """A folder; it is made where it is absent, but only below `root`, if there is one."""
+
+    path: Path
+    root: Path | None = None
+
+    @property
+    def description(self) -> str:
+        """The folder's path."""
+        return str(self.path)
+
+    def reach(self, folder: WorkFolder) -> Reach:  # noqa: ARG002 - a folder needs no files
+        """Return kopia's arguments; files and folders are this user's alone, as the peer makes them."""
+        return Reach(["filesystem", f"--path={self.path}", "--file-mode=0600", "--dir-mode=0700"])
+
+    def prepare_creation(self) -> None:
+        """Make the folder.
+
+        Raises:
+            ConfigError: it cannot be made, or its root is not there: a volume not mounted.
+        """
+        if self.root is not None and not self.root.is_dir():
+            raise ConfigError(f"folder {self.root} is not there")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as e:
+            raise ConfigError(f"repository folder {self.path} cannot be made: {e.strerror}") from e
+
+
+@dataclass(frozen=True)
+class AzureStorage(Storage):
+    """A prefix in an Azure blob container; `variables` are kopia's own: AZURE_STORAGE_KEY and the like."""
+
+    container: str
+    prefix: str
+    account: str
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca_pem: bytes = b""
+    domain: str = ""
+
+    @property
+    def description(self) -> str:
+        """`azure://account/container/prefix`."""
+        return f"azure://{self.account}/{self.container}/{self.prefix}"
+
+    def reach(self, folder: WorkFolder) -> Reach:
+        """Return kopia's arguments, and the credentials."""
+        arguments = [
+            "azure",
+            f"--container={self.container}",
+            f"--prefix={self.prefix}",
+            f"--storage-account={self.account}",
+        ]
+        if self.domain:
+            arguments.append(f"--storage-domain={self.domain}")
+        return Reach(arguments, {**self.variables, **_trust(folder, self.ca_pem)})
+
+
+@dataclass(frozen=True)
+class GcsStorage(Storage):
+    """A prefix in a Google bucket; without `credentials` kopia takes the instance's identity."""
+
+    bucket: str
+    prefix: str
+    credentials: str = field(default="", repr=False)
+    ca_pem: bytes = b""
+
+    @property
+    def description(self) -> str:
+        """`gs://bucket/prefix`."""
+        return f"gs://{self.bucket}/{self.prefix}"
+
+    def reach(self, folder: WorkFolder) -> Reach:
+        """Return kopia's arguments; the credentials go into a file."""
+        arguments = ["gcs", f"--bucket={self.bucket}", f"--prefix={self.prefix}"]
+        if self.credentials:
+            arguments.append(f"--credentials-file={folder.write('gcs.json', self.credentials.encode())}")
+        return Reach(arguments, _trust(folder, self.ca_pem))
+
+
+def _trust(folder: WorkFolder, ca_pem: bytes) -> dict[str, str]:
+    """Return the variable that makes Go trust `ca_pem` beside the system's own authorities."""
+    return {"SSL_CERT_FILE": str(folder.write("ca.pem", ca_pem))} if ca_pem else {}

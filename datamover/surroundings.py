@@ -1,0 +1,64 @@
+"""What a mover finds in its pod, and the way from there to an open repository.
+
+Knows where the pieces come from: the location and its secrets from the cluster, credentials
+from files and environment, limits from the cgroup. Does not know what is moved.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from core.clock import Clock
+from core.kube.client import KubeClient
+from core.models.storage import BackupRepository, BackupStorageLocation
+from datamover.cluster import ClusterReader
+from datamover.kopia import Kopia, kopia_environment
+from datamover.limits import Limits
+from datamover.location import storage_of
+from datamover.repository import Repository, RepositoryPlace, parse_cache_limit
+from datamover.scrub import Scrubber
+from datamover.signals import StopSignal
+from datamover.workfolder import WorkFolder
+
+__all__ = ["Surroundings", "open_location"]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a mover finds around itself in its pod."""
+
+    client: KubeClient
+    clock: Clock
+    namespace: str
+    node: str
+    environment: Mapping[str, str] = field(repr=False)
+    limits: Limits
+    stop: StopSignal
+    termination_file: Path
+
+
+async def open_location(
+    around: Surroundings,
+    location: BackupStorageLocation,
+    repository: BackupRepository,
+    *,
+    folder: WorkFolder,
+    scrubber: Scrubber,
+) -> Repository:
+    """Return the kopia repository that `repository` stands for, not yet connected.
+
+    Raises:
+        RepositoryError: the location, its credentials or the password cannot be used.
+    """
+    reader = ClusterReader(around.client, around.clock, around.namespace)
+    secrets = await reader.location_secrets(location)
+    volume_namespace = repository.spec.volume_namespace
+    storage = storage_of(location, volume_namespace, secrets=secrets, environment=around.environment)
+    password = await reader.password()
+    reach = storage.reach(folder)
+    scrubber.add(password, *reach.secrets(around.environment))
+    own = {**around.limits.go_settings(around.environment), **reach.environment, "KOPIA_PASSWORD": password}
+    kopia = Kopia(kopia_environment(around.environment, folder, own), scrubber)
+    shown = f"backup repository {repository.name} ({storage.description})"
+    place = RepositoryPlace(shown, storage, reach)
+    return Repository(kopia, place, folder, cache=parse_cache_limit(repository.spec.repository_config))
