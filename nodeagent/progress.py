@@ -7,7 +7,7 @@ runs (`nodeagent.reconciler` tells), nor how it ends.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from core.clock import Clock
@@ -29,6 +29,11 @@ __all__ = ["ProgressFollower"]
 
 _log = logging.getLogger(__name__)
 
+_TELLING: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})
+
+_REFUSED_PAUSE_SECONDS: Final = 5.0
+"""Before a watch that the API server refused is asked for again."""
+
 _RUNNING: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
 _NEWS: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})
 
@@ -39,8 +44,10 @@ ReadLoad = Callable[[], Load | None]
 class _Reading:
     """What was last read of a load: bytes, and the part of them that is counted."""
 
-    message: ProgressMessage = field(default_factory=ProgressMessage)
-    counted_done_bytes: int = 0
+    uid: str
+    message: ProgressMessage
+    counted_done_bytes: int
+    resumed: bool
     counted_sent_bytes: int = 0
 
 
@@ -95,30 +102,40 @@ class ProgressFollower:
     async def _follow(self, kind: Kind, cr: Load, read_load: ReadLoad) -> None:
         # What an earlier agent process wrote down, it has counted too.
         done_bytes = cr.status.progress.bytes_done
-        reading = _Reading(ProgressMessage(done_bytes=done_bytes), counted_done_bytes=done_bytes)
+        first = ProgressMessage(done_bytes=done_bytes)
+        reading = _Reading(cr.uid, first, counted_done_bytes=done_bytes, resumed=done_bytes > 0)
         self._readings[cr.uid] = reading
-        resumed = done_bytes > 0
         selection = Selection(
             EVENTS,
             cr.metadata.namespace,
             field_selector=f"involvedObject.uid={cr.uid},reason={DataPathReason.PROGRESS}",
         )
+        while True:
+            try:
+                await self._watch(kind, selection, reading, read_load)
+            except KubeError as e:
+                _log.warning("progress cannot be watched: %s", e, extra=fields(kind=kind.name, uid=cr.uid))
+            await self._clock.sleep(_REFUSED_PAUSE_SECONDS)
+
+    async def _watch(self, kind: Kind, selection: Selection, reading: _Reading, read_load: ReadLoad) -> None:
         async for change in watch_objects(self._client, selection, clock=self._clock):
-            message = _parse_message(change.obj) if change.kind in _NEWS else None
+            if change.kind not in _TELLING:
+                continue
+            message = _parse_message(change.obj)
             if message is None or message.done_bytes < reading.message.done_bytes:
                 # A list comes in no order; an older Event tells nothing new.
                 continue
-            if resumed:
-                reading.counted_sent_bytes = message.sent_bytes
-                resumed = False
-            self._count(kind.name, cr.uid, reading, message)
+            self._count(kind.name, reading, message)
             await self._write(kind, read_load(), message)
 
-    def _count(self, kind_name: str, uid: str, reading: _Reading, message: ProgressMessage) -> None:
+    def _count(self, kind_name: str, reading: _Reading, message: ProgressMessage) -> None:
         reading.message = message
+        if reading.resumed:
+            # How much of it an earlier process counted, nobody knows.
+            reading.counted_sent_bytes, reading.resumed = message.sent_bytes, False
         self._metrics.bytes_moved(kind_name, message.done_bytes - reading.counted_done_bytes)
         self._metrics.bytes_sent(kind_name, message.sent_bytes - reading.counted_sent_bytes)
-        self._metrics.rate(kind_name, uid, float(message.bytes_per_second))
+        self._metrics.rate(kind_name, reading.uid, float(message.bytes_per_second))
         reading.counted_done_bytes = max(message.done_bytes, reading.counted_done_bytes)
         reading.counted_sent_bytes = max(message.sent_bytes, reading.counted_sent_bytes)
 
