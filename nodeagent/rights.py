@@ -53,29 +53,19 @@ _ALL = Scope.CLUSTER
 RIGHTS: Final = (
     Right(_OWN, kube.DATA_UPLOADS, ("get", "list", "watch", "patch"), "carry them out, report into their status"),
     Right(_OWN, kube.DATA_DOWNLOADS, ("get", "list", "watch", "patch"), "carry them out, report into their status"),
-    Right(_OWN, kube.POD_VOLUME_BACKUPS, ("get", "list", "watch"), "they share the queue's places"),
-    Right(_OWN, kube.POD_VOLUME_RESTORES, ("get", "list", "watch"), "they share the queue's places"),
+    Right(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), "whether the kind is there; not carried out yet"),
+    Right(_OWN, kube.POD_VOLUME_RESTORES, ("list",), "whether the kind is there; not carried out yet"),
     Right(
         _OWN,
         kube.BACKUP_REPOSITORIES,
         ("get", "list", "watch", "create", "patch"),
         "a mover asks for the repository it needs; the repository controller makes it ready",
     ),
-    Right(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list", "watch"), "where a bucket is, whether it is available"),
+    Right(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "where a bucket is, whether it is available"),
     Right(_OWN, kube.PODS, ("get", "list", "watch", "create", "delete"), "mover pods; which agents are alive"),
     Right(_OWN, kube.PODS, ("get",), "a mover's log is taken over before its pod goes", subresource="log"),
-    Right(
-        _OWN,
-        kube.PERSISTENT_VOLUME_CLAIMS,
-        ("get", "list", "watch", "create", "delete"),
-        "the claims that bring volumes to mover pods",
-    ),
-    Right(
-        _OWN,
-        kube.VOLUME_SNAPSHOTS,
-        ("get", "list", "create", "delete"),
-        "the snapshot a mover's volume is made from",
-    ),
+    Right(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("create", "delete"), "claims that bring volumes to mover pods"),
+    Right(_OWN, kube.VOLUME_SNAPSHOTS, ("list", "create"), "snapshots that the movers' volumes are made from"),
     Right(_OWN, kube.EVENTS, ("list", "watch", "create"), "movers report progress by Events; loads tell their story"),
     Right(_OWN, kube.CONFIG_MAPS, ("get", "create"), "the configuration; the ledger of admissions"),
     Right(_OWN, kube.CONFIG_MAPS, ("patch",), "the ledger of admissions", names=(ADMISSIONS_CONFIGMAP,)),
@@ -91,7 +81,6 @@ RIGHTS: Final = (
     Right(_OWN, kube.DEPLOYMENTS, ("list",), "whether a Velero server runs here"),
     Right(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "source and target claims of the workloads"),
     Right(_ALL, kube.VOLUME_SNAPSHOTS, ("get", "delete"), "the snapshots to back up, which a backup takes over"),
-    Right(_ALL, kube.PODS, ("get",), "the workload pods that use a volume"),
     Right(
         _ALL,
         kube.VOLUME_SNAPSHOT_CONTENTS,
@@ -101,11 +90,11 @@ RIGHTS: Final = (
     Right(
         _ALL,
         kube.PERSISTENT_VOLUMES,
-        ("get", "list", "patch", "delete"),
+        ("get", "patch", "delete"),
         "bind a restored volume to its claim; remove the temporary ones",
     ),
-    Right(_ALL, kube.NODES, ("get", "list"), "which nodes there are, and their operating systems"),
-    Right(_ALL, kube.STORAGE_CLASSES, ("get", "list"), "when the volumes of a class are bound"),
-    Right(_ALL, kube.PRIORITY_CLASSES, ("get", "list"), "whether the configured priority class exists"),
+    Right(_ALL, kube.STORAGE_CLASSES, ("get",), "when the volumes of a class are bound"),
+    Right(_ALL, kube.VOLUME_ATTACHMENTS, ("list",), "which nodes some drivers' snapshots must stay away from"),
+    Right(_ALL, kube.PRIORITY_CLASSES, ("get",), "whether the configured priority class exists"),
 )
 """All rights, the reason with each."""
