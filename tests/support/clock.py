@@ -1,0 +1,24 @@
+"""Time for tests: the running loop's, so that looptime moves everything at once."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+__all__ = ["NOON", "LoopClock"]
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class LoopClock:
+    """A Clock that reads `NOON` plus the loop's time, and `NOON` where no loop runs."""
+
+    def now(self) -> datetime:
+        return NOON + timedelta(seconds=self.monotonic())
+
+    def monotonic(self) -> float:
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:
+            return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

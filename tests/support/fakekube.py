@@ -1,0 +1,307 @@
+"""An API server in memory, behind the project's own Transport: no HTTP, no controllers.
+
+Faithful in what the project relies on (`tests/contract` holds both to it): resourceVersions,
+preconditions, finalizers, selectors, paging, watches with bookmarks and 410, pruning of custom
+resources. It also collects garbage, at once. Simpler than the real one: namespaces need not
+exist, a status is written like any field, and built-in kinds are not validated.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Literal
+
+from core.clock import Clock
+from core.kube import resources
+from core.kube.errors import UnreachableError, raise_for_status
+from core.kube.resources import Resource
+from core.kube.transport import MERGE_PATCH, Request, Response
+from core.models.base import JsonDict
+from tests.support.clock import LoopClock
+from tests.support.fakeobjects import Filter, Refusal, build_filter, merge_patch, prune
+from tests.support.fakestore import Store
+from tests.support.fakewatch import Watches
+
+__all__ = ["FakeKube"]
+
+_RESOURCES: Final = tuple(value for value in vars(resources).values() if isinstance(value, Resource))
+_NAME_FORM: Final = "abcdefghijklmnopqrstuvwxyz0123456789-."
+
+
+@dataclass
+class _Fault:
+    method: str
+    path_part: str
+    what: int | Literal["lost", "lost-applied"]
+    times: int
+
+
+@dataclass(frozen=True)
+class _Target:
+    resource: Resource
+    namespace: str
+    name: str
+    subresource: str
+
+
+@dataclass
+class _Page:
+    """What a continue token stands for."""
+
+    version: int
+    rest: list[JsonDict]
+
+
+class FakeKube:
+    """The server; every test has its own.
+
+    Attributes:
+        requests: everything that was asked, in order, watches among it.
+        logs: what the log of a pod says, by namespace and name.
+        watches: the open watches; tests may break or silence them, or ask for bookmarks.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        """Start empty; `clock` stamps objects, by default the running loop's."""
+        self.requests: list[Request] = []
+        self.logs: dict[tuple[str, str], str] = {}
+        self._store = Store(clock or LoopClock())
+        self.watches = Watches(self._store)
+        self._faults: list[_Fault] = []
+        self._pages: dict[str, _Page] = {}
+        self._tokens = count(1)
+        self._names = count(1)
+
+    # -- what tests do -------------------------------------------------------------------------
+
+    def put(self, obj: JsonDict) -> JsonDict:
+        """Store `obj` as it is, new or in place of one of its name; return it as stored."""
+        resource = _resource_of(obj)
+        meta = obj["metadata"]
+        if resource.namespaced:
+            meta = {"namespace": "default", **meta}
+        before = self._store.find(resource, meta.get("namespace", ""), meta["name"])
+        if before is None:
+            stored = self._store.add(resource, obj | {"metadata": meta})
+        else:
+            kept = {key: before["metadata"][key] for key in ("uid", "creationTimestamp")}
+            stored = self._store.replace(resource, before, obj | {"metadata": kept | meta})
+        self.watches.wake()
+        return _copy(stored)
+
+    def objects(self, resource: Resource) -> list[JsonDict]:
+        """Return what is stored of one kind."""
+        return [_copy(obj) for obj in self._store.all(resource)]
+
+    def fail_next(
+        self, method: str, path_part: str, what: int | Literal["lost", "lost-applied"], *, times: int = 1
+    ) -> None:
+        """Let the next matching requests fail.
+
+        Args:
+            method: an HTTP method, or `WATCH`; `GET` means no watches.
+            path_part: what the request's path contains.
+            what: an HTTP status; `lost`: the request does not arrive; `lost-applied`: its
+                answer does not.
+            times: how many requests.
+        """
+        self._faults.append(_Fault(method, path_part, what, times))
+
+    def compact(self) -> None:
+        """Forget all history: watches from before, and pages not yet asked for, get a 410."""
+        self._store.compact()
+        self._pages.clear()
+
+    # -- Transport -----------------------------------------------------------------------------
+
+    async def request(self, request: Request) -> Response:
+        """Answer one request."""
+        await asyncio.sleep(0)
+        self.requests.append(request)
+        fault = self._take_fault(request.method, request.path)
+        if fault == "lost":
+            raise UnreachableError(f"{request.method} {request.path}: the request was lost")
+        if isinstance(fault, int):
+            return _refuse(Refusal(fault, "Injected", "injected by the test"))
+        try:
+            response = self._answer(request)
+        except Refusal as refusal:
+            response = _refuse(refusal)
+        finally:
+            self.watches.wake()
+        if fault == "lost-applied":
+            raise UnreachableError(f"{request.method} {request.path}: the answer was lost")
+        return response
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a watch."""
+        await asyncio.sleep(0)
+        self.requests.append(request)
+        fault = self._take_fault("WATCH", request.path)
+        if isinstance(fault, str):
+            raise UnreachableError(f"watch {request.path}: the connection was lost")
+        if fault is not None:
+            raise_for_status(fault, b"injected by the test", attempted=f"watch {request.path}")
+        try:
+            target = _parse_path(request.path)
+            chosen = _chosen(target, request)
+        except Refusal as refusal:
+            raise_for_status(refusal.status, _refuse(refusal).body, attempted=f"watch {request.path}")
+            raise
+        async with self.watches.open(request, target.resource, chosen) as lines:
+            yield lines
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _answer(self, request: Request) -> Response:
+        target = _parse_path(request.path)
+        body = json.loads(request.body) if request.body else {}
+        if target.subresource == "log":
+            return self._log(target)
+        match request.method:
+            case "GET" if target.name:
+                return _respond(self._require(target))
+            case "GET":
+                return _respond(self._list(target, request))
+            case "POST" if not target.name:
+                return _respond(self._create(target, body), 201)
+            case "PATCH" if target.name and request.content_type == MERGE_PATCH:
+                return _respond(self._patch(target, body))
+            case "DELETE" if target.name:
+                return _respond(self._delete(target, body))
+        raise Refusal(405, "MethodNotAllowed", f"{request.method} {request.path} is not served")
+
+    def _require(self, target: _Target) -> JsonDict:
+        obj = self._store.find(target.resource, target.namespace, target.name)
+        if obj is None:
+            raise Refusal(404, "NotFound", f'{target.resource.plural} "{target.name}" not found')
+        return obj
+
+    def _list(self, target: _Target, request: Request) -> JsonDict:
+        token = request.query.get("continue", "")
+        if token:
+            page = self._pages.pop(token, None)
+            if page is None:
+                raise Refusal(410, "Expired", "The provided continue parameter is too old")
+        else:
+            chosen = _chosen(target, request)
+            page = _Page(self._store.version, [obj for obj in self._store.all(target.resource) if chosen(obj)])
+        limit = int(request.query.get("limit", "0")) or len(page.rest)
+        meta = {"resourceVersion": str(page.version)}
+        if len(page.rest) > limit:
+            meta["continue"] = f"token-{next(self._tokens)}"
+            self._pages[meta["continue"]] = _Page(page.version, page.rest[limit:])
+        kind = target.resource.kind
+        return {
+            "apiVersion": target.resource.api_version,
+            "kind": f"{kind}List",
+            "metadata": meta,
+            "items": page.rest[:limit],
+        }
+
+    def _create(self, target: _Target, body: JsonDict) -> JsonDict:
+        resource, meta = target.resource, dict(body.get("metadata") or {})
+        if resource.namespaced and meta.setdefault("namespace", target.namespace) != target.namespace:
+            raise Refusal(400, "BadRequest", "the namespace of the object does not match the namespace of the request")
+        if meta.get("generateName") and not meta.get("name"):
+            meta["name"] = f"{meta['generateName']}{next(self._names):05d}"
+        name = meta.get("name", "")
+        if not name or set(name) - set(_NAME_FORM):
+            raise Refusal(422, "Invalid", f'{resource.kind} "{name}" is invalid: metadata.name')
+        if meta.get("resourceVersion"):
+            raise Refusal(400, "BadRequest", "resourceVersion should not be set on objects to be created")
+        if self._store.find(resource, target.namespace, name) is not None:
+            raise Refusal(409, "AlreadyExists", f'{resource.plural} "{name}" already exists')
+        for key in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
+            meta.pop(key, None)
+        form = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return self._store.add(resource, prune(body | form | {"metadata": meta}))
+
+    def _patch(self, target: _Target, patch: JsonDict) -> JsonDict:
+        before = self._require(target)
+        was, asked = before["metadata"], patch.get("metadata") or {}
+        for key in ("uid", "resourceVersion"):
+            if asked.get(key) and asked[key] != was[key]:
+                raise Refusal(409, "Conflict", f'{target.resource.plural} "{target.name}": {key} is {was[key]}')
+        after = merge_patch(before, patch)
+        meta = after["metadata"]
+        for key in ("name", "namespace"):
+            if meta.get(key) != was.get(key):
+                raise Refusal(400, "BadRequest", f"the {key} of the object does not match the request")
+        meta |= {key: was[key] for key in ("uid", "resourceVersion", "creationTimestamp")}
+        for key in ("deletionTimestamp", "deletionGracePeriodSeconds"):
+            meta.pop(key, None)
+            meta |= {key: was[key]} if key in was else {}
+        for key in [key for key in ("finalizers", "ownerReferences") if meta.get(key) == []]:
+            del meta[key]
+        if "deletionTimestamp" in was and set(meta.get("finalizers", [])) - set(was.get("finalizers", [])):
+            raise Refusal(422, "Invalid", "no new finalizers can be added if the object is being deleted")
+        return self._store.replace(target.resource, before, prune(after))
+
+    def _delete(self, target: _Target, options: JsonDict) -> JsonDict:
+        obj = self._require(target)
+        for key, wanted in (options.get("preconditions") or {}).items():
+            if wanted != obj["metadata"][key]:
+                message = f"Precondition failed: {key} in precondition: {wanted}, in object: {obj['metadata'][key]}"
+                raise Refusal(409, "Conflict", message)
+        return self._store.delete(target.resource, obj)
+
+    def _log(self, target: _Target) -> Response:
+        self._require(target)
+        return Response(200, self.logs.get((target.namespace, target.name), "").encode())
+
+    def _take_fault(self, method: str, path: str) -> int | str | None:
+        for fault in self._faults:
+            if fault.method == method and fault.path_part in path:
+                fault.times -= 1
+                if not fault.times:
+                    self._faults.remove(fault)
+                return fault.what
+        return None
+
+
+def _parse_path(path: str) -> _Target:
+    parts = path.strip("/").split("/")
+    group, version, rest = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2:
+        namespace, rest = rest[1], rest[2:]
+    plural, name, subresource = [*rest, "", ""][:3]
+    for resource in _RESOURCES:
+        if (resource.group, resource.version, resource.plural) == (group, version, plural):
+            return _Target(resource, namespace, name, subresource)
+    raise Refusal(404, "NotFound", "the server could not find the requested resource")
+
+
+def _chosen(target: _Target, request: Request) -> Filter:
+    query, namespace = request.query, target.namespace
+    chosen = build_filter(target.resource.kind, query.get("labelSelector", ""), query.get("fieldSelector", ""))
+    return lambda obj: namespace in {"", obj["metadata"].get("namespace", "")} and chosen(obj)
+
+
+def _resource_of(obj: JsonDict) -> Resource:
+    for resource in _RESOURCES:
+        if (resource.api_version, resource.kind) == (obj["apiVersion"], obj["kind"]):
+            return resource
+    raise ValueError(f"{obj['apiVersion']} {obj['kind']} is not served")
+
+
+def _respond(obj: JsonDict, status: int = 200) -> Response:
+    return Response(status, json.dumps(obj).encode())
+
+
+def _refuse(refusal: Refusal) -> Response:
+    status = {"kind": "Status", "message": str(refusal), "reason": refusal.reason, "code": refusal.status}
+    return _respond(status, refusal.status)
+
+
+def _copy(obj: JsonDict) -> JsonDict:
+    copy: JsonDict = json.loads(json.dumps(obj))
+    return copy
