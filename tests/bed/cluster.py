@@ -7,7 +7,6 @@ the kubelet when both are there. Nothing is taken down here: the namespaces end.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import sys
 import time
@@ -48,8 +47,6 @@ class Cluster:
     nodes: int
     image: Path
     _began: float = field(default_factory=time.monotonic)
-    _access_key: str = field(default_factory=lambda: secrets.token_hex(10))
-    _secret_key: str = field(default_factory=lambda: secrets.token_hex(20))
 
     def start(self) -> None:
         """Bring everything up; returns when pods can be made.
@@ -89,8 +86,8 @@ class Cluster:
             "BED_IMAGE": settings.AGENT_IMAGE,
             "BED_S3_URL": f"http://{settings.S3_ADDRESS}:{settings.S3_PORT}",
             "BED_S3_BUCKET": settings.BUCKET,
-            "BED_S3_ACCESS_KEY": self._access_key,
-            "BED_S3_SECRET_KEY": self._secret_key,
+            "BED_S3_ACCESS_KEY": settings.S3_ACCESS_KEY,
+            "BED_S3_SECRET_KEY": settings.S3_SECRET_KEY,
         }
 
     def _control_plane(self, supervisor: Supervisor) -> ControlPlane:
@@ -107,7 +104,7 @@ class Cluster:
 
     def _start_s3(self, supervisor: Supervisor) -> None:
         (self.layout.s3 / settings.BUCKET).mkdir(parents=True)
-        keys = {"ROOT_ACCESS_KEY": self._access_key, "ROOT_SECRET_KEY": self._secret_key}
+        keys = {"ROOT_ACCESS_KEY": settings.S3_ACCESS_KEY, "ROOT_SECRET_KEY": settings.S3_SECRET_KEY}
         address = f"{settings.S3_ADDRESS}:{settings.S3_PORT}"
         argv: list[str | Path] = [tool("versitygw", "versitygw"), "--port", address]
         supervisor.start("s3", [*argv, "posix", "--nometa", self.layout.s3], env=keys)

@@ -11,8 +11,10 @@ __all__ = [
     "API_PORT",
     "BUCKET",
     "PAUSE_IMAGE",
+    "S3_ACCESS_KEY",
     "S3_ADDRESS",
     "S3_PORT",
+    "S3_SECRET_KEY",
     "SERVICE_ADDRESS",
     "SERVICE_RANGE",
     "node_address",
@@ -29,6 +31,10 @@ API_PORT = 443
 S3_ADDRESS = "10.97.0.1"
 S3_PORT = 7070
 BUCKET = "velero"
+
+S3_ACCESS_KEY = "examplekey"
+S3_SECRET_KEY = "examplesecret"
+"""Nobody but the bed reaches its S3 server. Fixed, so that `examples/credentials.yaml` works in every bed as it is."""
 
 AGENT_IMAGE = "node-agent:dev"
 PAUSE_IMAGE = "node-agent-pause:dev"
