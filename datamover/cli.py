@@ -26,7 +26,7 @@ from datamover.pod import PodLoad
 from datamover.signals import StopSignal
 from datamover.snapshot import Snapshot
 from datamover.surroundings import Surroundings
-from datamover.transport import PodTransport
+from datamover.transport import pod_transport
 
 __all__ = ["run"]
 
@@ -52,7 +52,7 @@ async def _run_in_pod(arguments: argparse.Namespace, stop: StopSignal) -> int:
     namespace, node = os.environ.get("VELERO_NAMESPACE", ""), os.environ.get("NODE_NAME", "")
     if not namespace:
         raise ConfigError("VELERO_NAMESPACE is not set: it tells where the custom resources are")
-    transport = PodTransport.in_pod(os.environ)
+    transport = pod_transport(os.environ)
     around = Surroundings(
         client=KubeClient(transport, Retry(clock)),
         clock=clock,

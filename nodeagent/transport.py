@@ -1,0 +1,76 @@
+"""The API server, reached as kubernetes_asyncio's configuration says.
+
+Knows kubernetes_asyncio, which nothing else imports: where a kubeconfig or a pod's service
+account come from, tokens that rotate, exec plugins, TLS. Does not know how a request is sent
+(`core.kube.http`) or what it asks.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from kubernetes_asyncio.client.api_client import ApiClient
+from kubernetes_asyncio.client.configuration import Configuration
+from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
+
+from core.errors import ConfigError
+from core.kube.http import HttpTransport
+from core.models.base import JsonDict
+from core.version import VERSION
+
+__all__ = ["load_transport"]
+
+
+class _LibraryEndpoint:
+    """What the library made of a configuration: its session with TLS, its credentials."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self.url = (configuration.host or "").rstrip("/")
+        named = {"proxy": configuration.proxy, "server_hostname": configuration.tls_server_name}
+        self.options: Mapping[str, Any] = {key: value for key, value in named.items() if value}
+
+    def open_session(self) -> aiohttp.ClientSession:
+        """Return the library's session: one TLS context for everything."""
+        session: aiohttp.ClientSession = ApiClient(self._configuration).rest_client.pool_manager
+        return session
+
+    async def headers(self) -> Mapping[str, str]:
+        """Return who asks; a token that is due is read or made anew by the library."""
+        try:
+            settings = await self._configuration.auth_settings()
+        except (ConfigException, OSError) as e:
+            raise ConfigError(f"the credentials for {self.url} cannot be had: {e}") from e
+        token = settings.get("BearerToken", {}).get("value")
+        agent = {"User-Agent": f"node-agent/{VERSION}"}
+        return agent | {"Authorization": token} if token else agent
+
+
+async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:
+    """Return the way to the API server, and the namespace the kubeconfig names, if any.
+
+    Without `kubeconfig` a pod uses its service account; elsewhere KUBECONFIG and then the
+    user's own file count, as for kubectl.
+
+    Raises:
+        ConfigError: there is no usable configuration; one line says what was tried.
+    """
+    configuration = Configuration()
+    # Watches hold a connection each; the library's bound of 100 would be reached by them.
+    configuration.connection_pool_maxsize = 0
+    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        try:
+            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the library's own gap
+        except (ConfigException, OSError) as e:
+            raise ConfigError(f"the pod's service account cannot be used: {e}") from e
+        return HttpTransport(_LibraryEndpoint(configuration)), ""
+    where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    try:
+        loader = await load_kube_config(config_file=where, client_configuration=configuration, persist_config=False)
+    # The library lets what its parser and its exec plugins raise through.
+    except Exception as e:
+        raise ConfigError(f"kubeconfig {where} cannot be used: {' '.join(str(e).split())}") from e
+    context: JsonDict = loader.current_context or {}
+    namespace: str = context.get("context", {}).get("namespace") or ""
+    return HttpTransport(_LibraryEndpoint(configuration)), namespace
