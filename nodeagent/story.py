@@ -6,12 +6,10 @@ never holds up the work.
 
 import logging
 
-from core.kube.events import EventRecorder, ObjectRef
-
 from core.kube.errors import KubeError
+from core.kube.events import EventRecorder, ObjectRef
 from core.logs import fields
-from core.models.base import JsonDict
-from core.models.loads import Load
+from core.models.base import CustomResource, JsonDict
 
 __all__ = ["Story"]
 
@@ -25,7 +23,7 @@ class Story:
         """Tell through `recorder`."""
         self._recorder = recorder
 
-    async def tell(self, cr: Load, reason: str, message: str, *, warning: bool = False) -> None:
+    async def tell(self, cr: CustomResource, reason: str, message: str, *, warning: bool = False) -> None:
         """Record one Event about `cr`."""
         told = fields(
             kind=cr.kind_name,

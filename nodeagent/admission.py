@@ -1,0 +1,223 @@
+"""One look at a load that nobody accepted: may it start, and if not, who is told what.
+
+Knows how a New load is read, checked through its kind, ended where it can never start, and
+how its wait is explained. Does not know the order or the places (`nodeagent.dispatcher`).
+"""
+
+import logging
+import math
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from core.clock import Clock
+from core.kube.client import KubeClient
+from core.models.duration import format_duration
+from core.models.loads import Load
+from core.models.names import ACCEPT_FENCE_ANNOTATION, label_value
+from core.models.phases import Phase
+from exposer.model import Waiting
+from nodeagent.kinds.base import READY, Admission, Kind, Verdict
+from nodeagent.load_index import Entry
+from nodeagent.metrics import Metrics
+from nodeagent.status import Change, StatusWriter
+from nodeagent.story import Story
+from nodeagent.waits import Waits
+
+__all__ = ["HELD_BACK", "DispatchRules", "DispatchTools", "Examiner", "Look"]
+
+_log = logging.getLogger(__name__)
+
+HELD_BACK: Final = "waits for a place in prepareQueueLength"
+"""How the message of a load begins that only the queue holds back."""
+
+_LOOKS_A_SECOND: Final = 50.0
+"""Looks at loads that wait, all together: their number must not become load on the API server."""
+
+_RETRY_SECONDS: Final = 1.0
+"""Before a load is looked at again after a write or a look that went wrong."""
+
+
+@dataclass(frozen=True)
+class DispatchTools:
+    """What the dispatcher works with; `check_leading` raises unless it may write now."""
+
+    client: KubeClient
+    clock: Clock
+    status: StatusWriter
+    story: Story
+    metrics: Metrics
+    check_leading: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class DispatchRules:
+    """What the dispatcher goes by.
+
+    `queue_length` returns the `prepareQueueLength` in force, None where there is no limit.
+    """
+
+    namespace: str
+    kinds: Sequence[Kind]
+    queue_length: Callable[[], int | None]
+    prepare_timeout: timedelta = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A New load as it was just read; `node` names the only one that can do it, if any."""
+
+    entry: Entry
+    kind: Kind
+    cr: Load
+    ready: bool
+    node: str = ""
+
+
+class Examiner:
+    """Looks at New loads and remembers when to look again."""
+
+    def __init__(self, tools: DispatchTools, rules: DispatchRules, agents: Callable[[], Mapping[str, str]]) -> None:
+        """Work with `tools` by `rules`; `agents` returns the live agents by node label."""
+        self._tools = tools
+        self._rules = rules
+        self._agents = agents
+        self._kinds = {kind.name: kind for kind in rules.kinds}
+        self._waits = Waits(tools.clock)
+        self._not_before: dict[str, float] = {}
+        self._waiting_since: dict[str, float] = {}
+        self._excused: set[str] = set()
+
+    def is_due(self, uid: str) -> bool:
+        """Whether the load of that uid may be looked at now."""
+        return self._not_before.get(uid, 0.0) <= self._tools.clock.monotonic()
+
+    def seconds_to_next(self) -> float:
+        """Return when the next load that was put off is due; infinity where none was."""
+        return max(0.0, min(self._not_before.values(), default=math.inf) - self._tools.clock.monotonic())
+
+    def put_off(self, uid: str, seconds: float = _RETRY_SECONDS) -> None:
+        """Look at that load again only after so many seconds."""
+        self._not_before[uid] = self._tools.clock.monotonic() + seconds
+
+    def retain(self, uids: AbstractSet[str]) -> None:
+        """Forget all loads but those."""
+        for uid in self._not_before.keys() | self._waiting_since.keys() | self._excused:
+            if uid not in uids:
+                self._waits.forget(uid)
+                self._not_before.pop(uid, None)
+                self._waiting_since.pop(uid, None)
+                self._excused.discard(uid)
+        now = self._tools.clock.monotonic()
+        self._not_before = {uid: at for uid, at in self._not_before.items() if at > now}
+
+    async def examine(self, entry: Entry) -> Look | None:
+        """Read a load and say whether it may start; None where it is not for anybody to start.
+
+        A load that is to end, or can never start, is ended. One that waits is told why.
+
+        Raises:
+            AgentError: it could not be read, checked or written.
+        """
+        self.put_off(entry.uid)
+        kind = self._kinds[entry.kind]
+        raw = await self._tools.client.read(kind.resource, entry.namespace, entry.name)
+        if raw is None:
+            return None
+        cr = kind.parse(raw)
+        if cr.uid != entry.uid or cr.phase is not Phase.NEW or not kind.managed(cr):
+            return None
+        if cr.spec.cancel or cr.deleting:
+            why = "cancel was asked for by spec.cancel" if cr.spec.cancel else "the custom resource is being deleted"
+            await self._end(kind, cr, Phase.CANCELED, f"canceled while New: {why}")
+            return None
+        admission = await self._check(kind, cr)
+        if admission.verdict is Verdict.FAILS:
+            await self._end(kind, cr, Phase.FAILED, admission.message)
+            return None
+        if admission.verdict is Verdict.WAITS:
+            if self._is_overdue(cr, admission):
+                span = format_duration(self._rules.prepare_timeout)
+                await self._end(kind, cr, Phase.FAILED, f"could not start within {span}: {admission.message}")
+                return None
+            cr = await self._tell(kind, cr, Waiting(admission.reason, admission.message))
+            pause = max(self._waits.seconds_to_next_look(cr.uid), len(self._not_before) / _LOOKS_A_SECOND)
+            self.put_off(cr.uid, pause)
+            return Look(entry, kind, cr, ready=False)
+        self._not_before.pop(entry.uid, None)
+        self._waiting_since.pop(entry.uid, None)
+        return Look(entry, kind, cr, ready=True, node=admission.node)
+
+    async def hold_back(self, look: Look, *, limit: int, position: int) -> None:
+        """Tell the reader of a load that only the queue holds it back.
+
+        Raises:
+            AgentError: that could not be written.
+        """
+        message = f"{HELD_BACK} ({limit}, all taken): number {position} in line"
+        self._tools.check_leading()
+        await self._tools.status.report(look.kind, look.cr, message=message)
+        self._waits.told(look.cr.uid, Waiting("QueueFull", message))
+
+    async def fence(self, look: Look) -> None:
+        """Write to a New load, so that every accept that is still under way conflicts.
+
+        Raises:
+            AgentError: that could not be written; its place must be kept.
+        """
+        self._tools.check_leading()
+        change = Change(annotations={ACCEPT_FENCE_ANNOTATION: uuid.uuid4().hex})
+        await self._tools.status.annotate(look.kind, look.cr, change)
+
+    async def _check(self, kind: Kind, cr: Load) -> Admission:
+        admission = await kind.check_admission(cr)
+        if admission.verdict is not Verdict.READY:
+            return admission
+        agents = self._agents()
+        if admission.node and label_value(admission.node) not in agents:
+            return Admission(Verdict.WAITS, "NoNodeAgent", f"no node agent is ready on node {admission.node}")
+        if not agents:
+            message = f"no node agent is ready in namespace {self._rules.namespace}"
+            return Admission(Verdict.WAITS, "NoNodeAgent", message)
+        return admission if admission.node else READY
+
+    def _is_overdue(self, cr: Load, admission: Admission) -> bool:
+        """Whether the load has waited too long for what it waits for now.
+
+        Time counts from its creation, but not the time in which only the queue, or a
+        patient wait, held it back.
+        """
+        if admission.patient or cr.status.message.startswith(HELD_BACK):
+            self._excused.add(cr.uid)
+        if admission.patient:
+            self._waiting_since.pop(cr.uid, None)
+            return False
+        now = self._tools.clock.monotonic()
+        seconds = now - self._waiting_since.setdefault(cr.uid, now)
+        created = cr.metadata.creation_timestamp
+        if created is not None and cr.uid not in self._excused:
+            seconds = max(seconds, (self._tools.clock.now() - created).total_seconds())
+        return seconds >= self._rules.prepare_timeout.total_seconds()
+
+    async def _tell(self, kind: Kind, cr: Load, waiting: Waiting) -> Load:
+        """Write why a load waits where that is news; return it as stored."""
+        telling = self._waits.decide_telling(cr.uid, waiting)
+        if not telling.message:
+            return cr
+        # After a change of the leader the status may say it already.
+        if cr.status.message != waiting.message:
+            self._tools.check_leading()
+            cr = await self._tools.status.report(kind, cr, message=waiting.message)
+            if telling.event:
+                await self._tools.story.tell(cr, waiting.reason, waiting.message)
+        self._waits.told(cr.uid, waiting)
+        return cr
+
+    async def _end(self, kind: Kind, cr: Load, phase: Phase, message: str) -> None:
+        self._tools.check_leading()
+        stored = await self._tools.status.move(kind, cr, phase, Change(status={"message": message}))
+        self._tools.metrics.load_finished(kind.name, phase)
+        await self._tools.story.tell(stored, str(phase), message, warning=phase is Phase.FAILED)

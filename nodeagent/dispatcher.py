@@ -1,0 +1,315 @@
+"""Admits waiting loads: who is next, whether there is a place, who does it.
+
+Knows the pass: look at what waits, reserve places in the ledger by one write, then accept.
+Does not know what a load waits for (`nodeagent.admission`), the order (`nodeagent.admission_order`)
+or who leads (`nodeagent.lease`).
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
+from typing import Final, TypeVar
+
+from core.aio import wait_for_event
+from core.errors import AgentError
+from core.kube.errors import ConflictError
+from core.logs import fields
+from core.models.base import JsonDict
+from core.models.loads import Load
+from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, label_value
+from core.models.phases import HOLDING_PHASES, Phase
+from nodeagent.admission import HELD_BACK, DispatchRules, DispatchTools, Examiner, Look
+from nodeagent.admission_order import choose_node, count_accepted, round_robin
+from nodeagent.ledger import AdmissionLedger, Places, free_places, settle
+from nodeagent.live_agents import LiveAgents
+from nodeagent.load_index import Entry, LoadIndex
+from nodeagent.orphans import OrphanKeeper
+from nodeagent.parallel import work_in_parallel
+from nodeagent.status import Change
+
+__all__ = ["Dispatcher"]
+
+_log = logging.getLogger(__name__)
+
+_LOOKS_A_PASS: Final = 200
+"""So that a pass takes seconds at most, and whoever comes meanwhile is not far behind."""
+
+_LOOKS_AT_A_TIME: Final = 16
+_PAUSE_SECONDS: Final = 0.1
+"""Between passes: changes that come together share a pass, and its ledger write."""
+
+_BUSY_SECONDS: Final = 5.0
+_IDLE_SECONDS: Final = 60.0
+"""The longest pause between passes, while something waits and while nothing does."""
+
+_ACCEPT_SECONDS: Final = 10.0
+"""For one accept: those behind it wait for it, since they are admitted in order."""
+
+_RETAKE_SECONDS: Final = 2.0
+"""Before everything is read again after the ledger was lost or the API server failed."""
+
+_R = TypeVar("_R")
+
+
+class Dispatcher:
+    """The leader's work on loads: to be run while the Lease is held."""
+
+    def __init__(self, tools: DispatchTools, rules: DispatchRules, *, on_accepted: Callable[[Load], None]) -> None:
+        """Work with `tools` by `rules`; `on_accepted` is called with each load that was accepted."""
+        self._tools = tools
+        self._rules = rules
+        self._on_accepted = on_accepted
+        self._term: _Term | None = None
+
+    async def run(self) -> None:
+        """Dispatch until canceled.
+
+        Whenever the ledger turns out to be another's, everything is read anew, by quorum.
+        """
+        try:
+            while True:
+                self._term = _Term(self._tools, self._rules, self._on_accepted)
+                try:
+                    await self._term.run()
+                except* AgentError as group:
+                    _log.warning("dispatching begins anew: %s", "; ".join(str(e) for e in _leaves(group)))
+                await self._tools.clock.sleep(_RETAKE_SECONDS)
+        finally:
+            self._term = None
+            for kind in self._rules.kinds:
+                for phase in Phase:
+                    self._tools.metrics.queue_length(kind.name, str(phase), 0)
+
+    def report(self) -> JsonDict:
+        """Return the queue for the status page; empty while this agent does not lead."""
+        return self._term.report() if self._term is not None else {}
+
+
+class _Term:
+    """One stretch of dispatching, from a full read to the loss of the ledger."""
+
+    def __init__(self, tools: DispatchTools, rules: DispatchRules, on_accepted: Callable[[Load], None]) -> None:
+        self._tools = tools
+        self._rules = rules
+        self._on_accepted = on_accepted
+        self._changed = asyncio.Event()
+        self._held_back: set[str] = set()
+        self._ledger = AdmissionLedger(tools.client, rules.namespace, check_leading=tools.check_leading)
+        self._index = LoadIndex(
+            tools.client, tools.clock, namespace=rules.namespace, kinds=rules.kinds, on_change=self._on_change
+        )
+        self._agents = LiveAgents(tools.client, tools.clock, namespace=rules.namespace, on_change=self._changed.set)
+        self._examiner = Examiner(tools, rules, self._agents.nodes)
+        self._orphans = OrphanKeeper(tools, rules, self._index, agents=self._agents)
+
+    async def run(self) -> None:
+        """Dispatch until canceled, or until the ledger is lost.
+
+        Raises:
+            ExceptionGroup: of AgentErrors: read everything anew.
+        """
+        async with asyncio.TaskGroup() as group:
+            # The ledger comes first: whatever it names existed before the loads are listed.
+            await self._ledger.load()
+            group.create_task(self._index.run(), name="load index")
+            group.create_task(self._agents.run(), name="live agents")
+            await self._index.wait_synced()
+            await self._agents.wait_synced()
+            # This write stops whoever led before.
+            places = self._ledger.places
+            await self._ledger.write(Places(self._settle(self._index.entries()), places.turn))
+            group.create_task(self._orphans.run(), name="orphans")
+            while True:
+                self._changed.clear()
+                pause_seconds = await self._pass()
+                await wait_for_event(self._changed, pause_seconds)
+                # A large ledger is a large write: then more changes share one.
+                await self._tools.clock.sleep(_PAUSE_SECONDS + len(self._ledger.places.uids) / 20_000)
+
+    def report(self) -> JsonDict:
+        """Return the queue's figures."""
+        phases = Counter(str(entry.phase) for entry in self._index.entries() if entry.managed)
+        return {
+            "prepareQueueLength": self._rules.queue_length(),
+            "placesTaken": len(self._ledger.places.uids),
+            "phases": dict(phases),
+            "agents": sorted(self._agents.nodes().values()),
+        }
+
+    def _on_change(self, entry: Entry) -> None:
+        """Ask for a pass if the change can matter to one."""
+        if entry.phase is Phase.NEW:
+            known = entry.uid in self._held_back or not self._examiner.is_due(entry.uid)
+            matters = entry.stop or not known
+        else:
+            matters = (entry.phase in HOLDING_PHASES) != (entry.uid in self._ledger.places.uids)
+        if matters:
+            self._changed.set()
+
+    def _settle(self, entries: Iterable[Entry]) -> frozenset[str]:
+        """Return who has a place by what is seen now."""
+        seen = {entry.uid: entry.phase for entry in entries if entry.managed or entry.phase is Phase.NEW}
+        return settle(self._ledger.places.uids, seen)
+
+    async def _pass(self) -> float:
+        """Admit whoever may be admitted; return after how many seconds to look again at the latest."""
+        self._tools.check_leading()
+        entries = self._index.entries()
+        self._show(entries)
+        waiting = [entry for entry in entries if entry.managed and entry.phase is Phase.NEW]
+        uids = {entry.uid for entry in waiting}
+        self._examiner.retain(uids)
+        self._held_back &= uids
+        await self._examine([e for e in waiting if e.stop and self._examiner.is_due(e.uid)])
+        waiting = [entry for entry in waiting if not entry.stop]
+        places = self._settle(entries)
+        reserved, places = await self._examine_reserved(waiting, places)
+        line = [entry for entry in waiting if entry.uid not in places]
+        picks, left = await self._pick(line, free_places(places, self._rules.queue_length()))
+        if picks or reserved or places != self._ledger.places.uids:
+            turn = picks[-1].entry.queue if picks else self._ledger.places.turn
+            await self._ledger.write(Places(places | {look.entry.uid for look in picks}, turn))
+            await self._accept_all([*reserved, *picks], count_accepted(entries))
+        picked = {look.entry.uid for look in picks}
+        left = await self._tell_held_back([entry for entry in line if entry.uid not in picked], left)
+        if left <= 0:
+            return 0.0
+        return min(_BUSY_SECONDS if waiting else _IDLE_SECONDS, self._examiner.seconds_to_next())
+
+    async def _examine_reserved(
+        self, waiting: Iterable[Entry], places: frozenset[str]
+    ) -> tuple[list[Look], frozenset[str]]:
+        """Return who of those with a place may start now, and the places without who may not."""
+        due = [entry for entry in waiting if entry.uid in places and self._examiner.is_due(entry.uid)]
+        looks = await self._examine(due)
+        released = set()
+        for look in looks:
+            if not look.ready and await self._guarded(look.entry, self._fence(look)):
+                released.add(look.entry.uid)
+        return [look for look in looks if look.ready], places - released
+
+    async def _fence(self, look: Look) -> bool:
+        await self._examiner.fence(look)
+        return True
+
+    async def _pick(self, line: Sequence[Entry], free: int) -> tuple[list[Look], int]:
+        """Return the next ones in line that may start, `free` at most, and how many looks are left."""
+        left = _LOOKS_A_PASS
+        ready: dict[str, Look] = {}
+        while free > 0:
+            turn = list(islice(self._in_order(line), free))
+            fresh = [entry for entry in turn if entry.uid not in ready][:left]
+            if not fresh:
+                # All of them are ready, or the looks of this pass are used up.
+                return _head([ready.get(entry.uid) for entry in turn]), left
+            left -= len(fresh)
+            ready |= {look.entry.uid: look for look in await self._examine(fresh) if look.ready}
+        return [], left
+
+    def _in_order(self, line: Iterable[Entry]) -> Iterable[Entry]:
+        due = (entry for entry in line if self._examiner.is_due(entry.uid))
+        return round_robin(due, after=self._ledger.places.turn)
+
+    async def _tell_held_back(self, line: Sequence[Entry], left: int) -> int:
+        """Look once at each load that has to wait for a place, and tell it so."""
+        limit = self._rules.queue_length()
+        # One that a former leader told need not be told again.
+        self._held_back |= {entry.uid for entry in line if entry.message.startswith(HELD_BACK)}
+        if limit is None or left <= 0 or all(entry.uid in self._held_back for entry in line):
+            return left
+        in_order = enumerate(self._in_order(line), start=1)
+        news = [(position, entry) for position, entry in in_order if entry.uid not in self._held_back][:left]
+        positions = {entry.uid: position for position, entry in news}
+        looks = await self._examine([entry for _, entry in news])
+        for look in looks:
+            if look.ready:
+                self._held_back.add(look.entry.uid)
+                told = self._examiner.hold_back(look, limit=limit, position=positions[look.entry.uid])
+                await self._guarded(look.entry, told)
+        return left - len(news)
+
+    async def _accept_all(self, looks: Sequence[Look], accepted: Counter[str]) -> None:
+        """Accept one after the other, in order; what goes wrong keeps its place and is looked at again."""
+        done: list[tuple[Load, str]] = []
+        for look in looks:
+            agents = self._agents.nodes()
+            label = label_value(look.node) if look.node else choose_node(agents, accepted)
+            self._examiner.put_off(look.entry.uid)
+            if label is None or label not in agents:
+                continue
+            stored = await self._guarded(look.entry, self._accept(look, agents[label]))
+            if stored is not None:
+                accepted[label] += 1
+                done.append((stored, agents[label]))
+        for stored, _ in done:
+            self._on_accepted(stored)
+        await work_in_parallel(done, self._tell_accepted, at_a_time=_LOOKS_AT_A_TIME, name="accepted")
+
+    async def _tell_accepted(self, accepted: tuple[Load, str]) -> None:
+        load, node = accepted
+        await self._tools.story.tell(load, "Accepted", f"the agent of node {node} is to do it")
+
+    async def _accept(self, look: Look, node: str) -> Load:
+        """Accept one load by the version that was read before its place was reserved."""
+        self._tools.check_leading()
+        kind, meta = look.kind, look.cr.metadata
+        change = Change(
+            status={"acceptedByNode": node},
+            labels={NODE_LABEL: label_value(node)},
+            annotations={ACCEPT_FENCE_ANNOTATION: None} if ACCEPT_FENCE_ANNOTATION in meta.annotations else {},
+            finalizers=list(dict.fromkeys([*meta.finalizers, kind.finalizer])),
+        )
+        async with asyncio.timeout(_ACCEPT_SECONDS):
+            return await self._tools.status.move(kind, look.cr, Phase.ACCEPTED, change, again=False)
+
+    async def _examine(self, entries: Sequence[Entry]) -> list[Look]:
+        """Look at some loads, several at a time; return those that can be spoken about, in order."""
+
+        async def look_at(entry: Entry) -> Look | None:
+            return await self._guarded(entry, self._examiner.examine(entry))
+
+        looks = await work_in_parallel(entries, look_at, at_a_time=_LOOKS_AT_A_TIME, name="look at a load")
+        found = [look for look in looks if look is not None]
+        self._held_back -= {look.entry.uid for look in found if not look.ready}
+        return found
+
+    async def _guarded(self, entry: Entry, step: Awaitable[_R]) -> _R | None:
+        """Return what `step` returns; None, once logged, where it went wrong.
+
+        One load that cannot be handled must not hold up the others.
+        """
+        told = fields(kind=entry.kind, namespace=entry.namespace, name=entry.name, uid=entry.uid)
+        try:
+            return await step
+        except ConflictError as e:
+            _log.debug("looked at again: %s", e, extra=told)
+        except (AgentError, TimeoutError) as e:
+            _log.warning("looked at again: %s", str(e) or "no answer in time", extra=told)
+        return None
+
+    def _show(self, entries: Iterable[Entry]) -> None:
+        counts = Counter((entry.kind, entry.phase) for entry in entries if entry.managed)
+        for kind in self._rules.kinds:
+            for phase in Phase:
+                if not phase.final:
+                    self._tools.metrics.queue_length(kind.name, str(phase), counts[(kind.name, phase)])
+
+
+def _head(looks: Iterable[Look | None]) -> list[Look]:
+    """Return what comes before the first gap: nobody is admitted before somebody ahead was looked at."""
+    head = []
+    for look in looks:
+        if look is None:
+            break
+        head.append(look)
+    return head
+
+
+def _leaves(group: BaseExceptionGroup[AgentError]) -> Iterable[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

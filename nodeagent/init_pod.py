@@ -1,0 +1,109 @@
+"""The pod that creates or connects one backup repository.
+
+Knows its manifest's way into the cluster, what its state means and when it is given up. Does
+not know the repository's phases (`nodeagent.repositories`). Creating a repository is not
+atomic: the pod's name is fixed, and it is never deleted by force.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum, auto
+from typing import Final
+
+from core.contract import InitResult, parse_result
+from core.errors import ExposeError, ResultError
+from core.kube.client import KubeClient
+from core.kube.resources import PODS
+from core.models.base import JsonDict
+from core.models.names import (
+    OWNER_UID_LABEL,
+    REPOSITORY_TYPE_LABEL,
+    STORAGE_LOCATION_LABEL,
+    VOLUME_NAMESPACE_LABEL,
+    label_value,
+)
+from core.models.storage import BackupRepository
+from exposer.diagnose import diagnose_pod, parse_pod_end
+from exposer.model import Owner
+from exposer.pod import build_init_pod, init_pod_name
+from nodeagent.kinds.base import MoverPlan
+
+__all__ = ["INIT_POD_SELECTOR", "InitState", "PodReport", "judge_init_pod", "read_init_pod", "start_init_pod"]
+
+INIT_POD_SELECTOR: Final = f"{OWNER_UID_LABEL},{REPOSITORY_TYPE_LABEL}"
+
+_PENDING_LIMIT: Final = timedelta(seconds=90)
+"""A pod that has not started by then tells its reason instead: loads wait for it."""
+
+
+class InitState(Enum):
+    """What a repository's init pod comes to."""
+
+    WORKING = auto()
+    LEAVING = auto()
+    """Being deleted without a result; another one may come once it is gone."""
+    SUCCEEDED = auto()
+    FAILED = auto()
+
+
+@dataclass(frozen=True)
+class PodReport:
+    """The state of an init pod; `message` says why it failed."""
+
+    state: InitState
+    message: str = ""
+
+
+def judge_init_pod(repository: BackupRepository, pod: JsonDict, now: datetime) -> PodReport:
+    """Return what `pod` (a v1 Pod as JSON dict), the one of that name, comes to at `now`."""
+    meta = pod["metadata"]
+    name = f"{meta['namespace']}/{meta['name']}"
+    late = now - datetime.fromisoformat(meta["creationTimestamp"]) >= _PENDING_LIMIT
+    if (meta.get("labels") or {}).get(OWNER_UID_LABEL) != repository.uid:
+        if not late:
+            # Most likely that of a repository of the same name which was just deleted.
+            return PodReport(InitState.LEAVING)
+        message = f"Pod {name} is in the way of this repository's init pod; delete it if nobody needs it"
+        return PodReport(InitState.FAILED, message)
+    end = parse_pod_end(pod)
+    if end is not None:
+        if end.exit_code != 0:
+            why = end.message or end.reason or f"exit code {end.exit_code}"
+            return PodReport(InitState.FAILED, why if end.message else f"init pod {name} ended: {why}")
+        try:
+            parse_result(InitResult, end.message)
+        except ResultError as e:
+            return PodReport(InitState.FAILED, f"init pod {name}: {e}")
+        return PodReport(InitState.SUCCEEDED)
+    if meta.get("deletionTimestamp"):
+        return PodReport(InitState.LEAVING)
+    try:
+        waiting = diagnose_pod(pod)
+    except ExposeError as e:
+        return PodReport(InitState.FAILED, str(e))
+    if waiting is not None and late:
+        return PodReport(InitState.FAILED, waiting.message)
+    return PodReport(InitState.WORKING)
+
+
+async def read_init_pod(client: KubeClient, repository: BackupRepository) -> JsonDict | None:
+    """Return the pod that has the name of the repository's init pod, None where there is none."""
+    return await client.read(PODS, repository.metadata.namespace, init_pod_name(Owner.of(repository)))
+
+
+async def start_init_pod(client: KubeClient, repository: BackupRepository, plan: MoverPlan) -> None:
+    """Create the repository's init pod.
+
+    Raises:
+        AlreadyExistsError: there is one by now.
+        KubeError: the API server refused; InvalidError and ForbiddenError tell that it does
+            not want the pod.
+    """
+    manifest = build_init_pod(Owner.of(repository), plan.template, plan.settings, plan.options)
+    spec = repository.spec
+    manifest["metadata"]["labels"] |= {
+        VOLUME_NAMESPACE_LABEL: label_value(spec.volume_namespace),
+        STORAGE_LOCATION_LABEL: label_value(spec.backup_storage_location),
+        REPOSITORY_TYPE_LABEL: "kopia",
+    }
+    await client.create(PODS, manifest)

@@ -1,0 +1,65 @@
+"""Which nodes have a node agent that works.
+
+Knows the agents' pods: Ready, on a node, not being deleted. Does not know what is given to
+whom (`nodeagent.admission_order`).
+"""
+
+from collections.abc import Callable, Mapping
+
+from core.clock import Clock
+from core.kube.client import KubeClient, Selection
+from core.kube.resources import PODS
+from core.models.base import JsonDict
+from core.models.names import AGENT_LABELS, label_value
+from nodeagent.informer import Informer
+
+__all__ = ["LiveAgents"]
+
+
+class LiveAgents:
+    """The live agents of one namespace, kept by list and watch."""
+
+    def __init__(self, client: KubeClient, clock: Clock, *, namespace: str, on_change: Callable[[], None]) -> None:
+        """Follow the agents' pods; `on_change` is called when one came, changed or went."""
+        self._clock = clock
+        self._on_change = on_change
+        self._gone_at_seconds: dict[str, float] = {}
+        selector = ",".join(f"{key}={value}" for key, value in AGENT_LABELS.items())
+        self._informer = Informer(
+            client,
+            Selection(PODS, namespace, label_selector=selector),
+            clock=clock,
+            trim=_trim,
+            on_change=lambda _: self._on_change(),
+        )
+
+    async def run(self) -> None:
+        """Follow until canceled."""
+        await self._informer.run()
+
+    async def wait_synced(self) -> None:
+        """Return once the pods were listed."""
+        await self._informer.synced.wait()
+
+    def nodes(self) -> Mapping[str, str]:
+        """Return the nodes with a live agent: the node label's value, and the node's name."""
+        names = {pod["node"] for pod in self._informer.items() if pod["live"]}
+        return {label_value(name): name for name in names}
+
+    def seconds_gone(self, label: str) -> float:
+        """Return for how long the agent with that node label has been seen gone; 0 while it lives."""
+        if label in self.nodes():
+            self._gone_at_seconds.pop(label, None)
+            return 0.0
+        now = self._clock.monotonic()
+        return now - self._gone_at_seconds.setdefault(label, now)
+
+
+def _trim(pod: JsonDict) -> JsonDict:
+    """Return where the pod is and whether its agent works."""
+    meta = pod["metadata"]
+    kept = {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
+    node = (pod.get("spec") or {}).get("nodeName", "")
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
+    return {"metadata": kept, "node": node, "live": bool(node) and ready and not meta.get("deletionTimestamp")}

@@ -1,0 +1,32 @@
+"""The same work on several items at a time.
+
+Knows how many run at once, and the order of the results. Does not know the work.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+__all__ = ["work_in_parallel"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+async def work_in_parallel(
+    items: Sequence[_Item], work: Callable[[_Item], Awaitable[_Result]], *, at_a_time: int, name: str
+) -> list[_Result]:
+    """Return what `work` makes of each item, in their order; the tasks are called `name`.
+
+    Raises:
+        ExceptionGroup: of what `work` raised; the other items were given up.
+    """
+    gate = asyncio.Semaphore(at_a_time)
+
+    async def one(item: _Item) -> _Result:
+        async with gate:
+            return await work(item)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(item), name=name) for item in items]
+    return [task.result() for task in tasks]

@@ -1,0 +1,285 @@
+"""Makes BackupRepositories Ready where no Velero server does.
+
+Knows when a repository is initialized, tried again, and what is written about it. Runs no
+kopia itself: a pod does (`nodeagent.init_pod`). Does not run maintenance.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from core.clock import Clock
+from core.errors import AgentError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    BACKUP_STORAGE_LOCATIONS,
+    DEPLOYMENTS,
+    PODS,
+    SECRETS,
+)
+from core.logs import fields
+from core.models.base import JsonDict, format_time
+from core.models.names import REPO_CREDENTIALS_SECRET
+from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryPhase
+from nodeagent.informer import Informer
+from nodeagent.init_pod import INIT_POD_SELECTOR, InitState, judge_init_pod, read_init_pod, start_init_pod
+from nodeagent.kinds.base import MoverPlan
+from nodeagent.metrics import Metrics
+from nodeagent.queue import Requeue, WorkQueue
+from nodeagent.repo_secret import ensure_repository_password
+from nodeagent.settings import RepositoryController
+from nodeagent.story import Story
+
+__all__ = ["RepositoryKeeper", "RepositoryTools"]
+
+_log = logging.getLogger(__name__)
+
+_SERVER_SELECTOR: Final = "component=velero"
+"""A Deployment so labelled is a Velero server, whatever its replicas."""
+
+_TYPES: Final = frozenset({"", "kopia"})
+_DEFAULT_FREQUENCY: Final = "1h0m0s"
+"""What the peer's server writes for kopia where no frequency is set.
+
+Source: tests/recordings/velero-1.18.2/backuprepository.json.
+"""
+_NO_FREQUENCY: Final = frozenset({"", "0", "0s"})
+
+_RETRY_SECONDS: Final = 300.0
+_WANTED_AGAIN_SECONDS: Final = 15.0
+"""A failure younger than this is still true for a load that needs the repository now."""
+
+_WATCH_CAUSES_SECONDS: Final = 5.0
+"""Between looks at what may have been mended: location, its Secret, the password."""
+
+_WORKING_SECONDS: Final = 10.0
+_SERVER_SECONDS: Final = 60.0
+_WORKERS: Final = 8
+
+
+@dataclass(frozen=True)
+class RepositoryTools:
+    """What the keeper works with; `check_leading` raises unless it may write now."""
+
+    client: KubeClient
+    clock: Clock
+    story: Story
+    metrics: Metrics
+    plan: MoverPlan
+    check_leading: Callable[[], None]
+
+
+@dataclass
+class _Try:
+    """The last try at one repository: on what it depended, and when it failed."""
+
+    causes: str
+    failed_at_seconds: float | None = None
+    wanted: bool = False
+
+
+class RepositoryKeeper:
+    """The controller of BackupRepositories: to be run while the Lease is held."""
+
+    def __init__(self, tools: RepositoryTools, *, namespace: str, mode: RepositoryController) -> None:
+        """Work with `tools` in `namespace`, as `mode` says."""
+        self._tools = tools
+        self._namespace = namespace
+        self._mode = mode
+        self._tries: dict[str, _Try] = {}
+        self._queue: WorkQueue[str] | None = None
+        self._repositories: Informer | None = None
+
+    async def run(self) -> None:
+        """Keep the repositories until canceled."""
+        tools = self._tools
+        if self._mode is RepositoryController.OFF:
+            await asyncio.Event().wait()
+        queue: WorkQueue[str] = WorkQueue(tools.clock, name="repositories", workers=_WORKERS)
+        self._queue = queue
+        self._repositories = Informer(
+            tools.client,
+            Selection(BACKUP_REPOSITORIES, self._namespace),
+            clock=tools.clock,
+            trim=lambda raw: raw,
+            on_change=lambda raw: queue.add(raw["metadata"]["name"]),
+        )
+        pods = Informer(
+            tools.client,
+            Selection(PODS, self._namespace, label_selector=INIT_POD_SELECTOR),
+            clock=tools.clock,
+            trim=_trim_pod,
+            on_change=lambda pod: _enqueue_owner(queue, pod),
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._repositories.run(), name="repositories")
+            group.create_task(pods.run(), name="init pods")
+            try:
+                if await self._in_charge():
+                    tools.check_leading()
+                    await ensure_repository_password(tools.client, self._namespace)
+            except AgentError as e:
+                _log.warning("the repository password could not be seen to yet: %s", e)
+            await queue.run(self._handle)
+
+    def want(self, volume_namespace: str, location: str) -> None:
+        """Note that a load needs a repository now: one that is NotReady is tried again."""
+        if self._repositories is None or self._queue is None:
+            return
+        for raw in self._repositories.items():
+            spec = raw.get("spec") or {}
+            if (spec.get("volumeNamespace"), spec.get("backupStorageLocation")) != (volume_namespace, location):
+                continue
+            last = self._tries.get(raw["metadata"]["uid"])
+            if last is not None:
+                last.wanted = True
+                self._queue.add(raw["metadata"]["name"])
+
+    async def _handle(self, name: str) -> Requeue | None:
+        told = fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name)
+        try:
+            raw = await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
+            return None if raw is None else await self._keep(BackupRepository.parse(raw))
+        except AlreadyExistsError:
+            return Requeue(1.0)
+        except (ConflictError, NotFoundError) as e:
+            _log.debug("read and decided again: %s", e, extra=told)
+            return Requeue(1.0)
+        except AgentError as e:
+            if e.retry:
+                raise
+            _log.exception("the repository could not be looked after", extra=told)
+            return Requeue(_SERVER_SECONDS)
+
+    async def _keep(self, repository: BackupRepository) -> Requeue | None:
+        """Bring one repository one step forward."""
+        if repository.deleting or repository.spec.repository_type not in _TYPES:
+            return None
+        if not await self._in_charge():
+            return None if repository.phase is RepositoryPhase.READY else Requeue(_SERVER_SECONDS)
+        self._tools.check_leading()
+        self._tools.metrics.repository(repository.name, repository.phase is RepositoryPhase.READY)
+        if repository.spec.maintenance_frequency in _NO_FREQUENCY:
+            repository = await self._patch(repository, {"spec": {"maintenanceFrequency": _DEFAULT_FREQUENCY}})
+        pod = await read_init_pod(self._tools.client, repository)
+        if pod is not None:
+            return await self._follow(repository, pod)
+        if repository.phase is RepositoryPhase.READY:
+            return None
+        causes = await self._read_causes(repository)
+        if repository.phase is RepositoryPhase.NOT_READY:
+            if not self._is_due(repository, causes):
+                return Requeue(_WATCH_CAUSES_SECONDS)
+            # Whoever needs it waits for the new try instead of failing by the old one's words.
+            repository = await self._patch(repository, {"status": {"phase": RepositoryPhase.NEW, "message": None}})
+        self._tries[repository.uid] = _Try(causes)
+        return await self._start(repository)
+
+    async def _start(self, repository: BackupRepository) -> Requeue | None:
+        tools = self._tools
+        await ensure_repository_password(tools.client, self._namespace)
+        tools.check_leading()
+        try:
+            await start_init_pod(tools.client, repository, tools.plan)
+        except (ForbiddenError, InvalidError) as e:
+            await self._fail(repository, str(e))
+            return Requeue(_WATCH_CAUSES_SECONDS)
+        return Requeue(_WORKING_SECONDS)
+
+    async def _follow(self, repository: BackupRepository, pod: JsonDict) -> Requeue | None:
+        """Write what the init pod came to, then remove it."""
+        tools = self._tools
+        report = judge_init_pod(repository, pod, tools.clock.now())
+        if report.state in {InitState.WORKING, InitState.LEAVING}:
+            # The watch tells the next change; this is for what changes by time alone.
+            return Requeue(_WORKING_SECONDS)
+        if report.state is InitState.SUCCEEDED:
+            await self._succeed(repository)
+        else:
+            await self._fail(repository, report.message)
+        meta = pod["metadata"]
+        owned = any(owner["uid"] == repository.uid for owner in meta.get("ownerReferences") or [])
+        if owned and not meta.get("deletionTimestamp"):
+            await tools.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
+        return Requeue(_WATCH_CAUSES_SECONDS)
+
+    async def _succeed(self, repository: BackupRepository) -> None:
+        if repository.phase is RepositoryPhase.READY:
+            return
+        status: JsonDict = {"phase": RepositoryPhase.READY, "message": None}
+        if repository.status.last_maintenance_time is None:
+            # A repository that was just made needs no maintenance before its first interval is over.
+            status["lastMaintenanceTime"] = format_time(self._tools.clock.now())
+        stored = await self._patch(repository, {"status": status})
+        self._tries.pop(stored.uid, None)
+        self._tools.metrics.repository(stored.name, ok=True)
+        await self._tools.story.tell(stored, "Ready", "the backup repository can be used")
+
+    async def _fail(self, repository: BackupRepository, message: str) -> None:
+        told = (repository.phase, repository.status.message) == (RepositoryPhase.NOT_READY, message)
+        if not told and repository.phase is not RepositoryPhase.READY:
+            status = {"phase": RepositoryPhase.NOT_READY, "message": message}
+            repository = await self._patch(repository, {"status": status})
+            self._tools.metrics.repository(repository.name, ok=False)
+            await self._tools.story.tell(repository, "NotReady", message, warning=True)
+        last = self._tries.setdefault(repository.uid, _Try(await self._read_causes(repository)))
+        if last.failed_at_seconds is None:
+            last.failed_at_seconds = self._tools.clock.monotonic()
+            last.wanted = False
+
+    def _is_due(self, repository: BackupRepository, causes: str) -> bool:
+        """Whether a repository that is NotReady is to be tried again now."""
+        last = self._tries.get(repository.uid)
+        if last is None or last.failed_at_seconds is None or last.causes != causes:
+            return True
+        age_seconds = self._tools.clock.monotonic() - last.failed_at_seconds
+        return age_seconds >= (_WANTED_AGAIN_SECONDS if last.wanted else _RETRY_SECONDS)
+
+    async def _read_causes(self, repository: BackupRepository) -> str:
+        """Return a fingerprint of what decides whether the repository can be opened."""
+        client = self._tools.client
+        raw = await client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, repository.spec.backup_storage_location)
+        names = [REPO_CREDENTIALS_SECRET]
+        spec: JsonDict = {}
+        if raw is not None:
+            location = BackupStorageLocation.parse(raw)
+            # Its status changes with every validation, and means nothing here.
+            spec = raw["spec"]
+            if location.spec.credential is not None:
+                names.append(location.spec.credential.name)
+        secrets = [await client.read(SECRETS, self._namespace, name) for name in names]
+        versions = [secret["metadata"]["resourceVersion"] if secret is not None else "" for secret in secrets]
+        return hashlib.sha256(json.dumps([spec, versions], sort_keys=True).encode()).hexdigest()
+
+    async def _in_charge(self) -> bool:
+        """Whether repositories are ours to make: by the mode, or since no server does it."""
+        if self._mode is not RepositoryController.AUTO:
+            return self._mode is RepositoryController.ON
+        selection = Selection(DEPLOYMENTS, self._namespace, label_selector=_SERVER_SELECTOR)
+        return not await self._tools.client.list(selection)
+
+    async def _patch(self, repository: BackupRepository, change: JsonDict) -> BackupRepository:
+        """Send one merge patch with uid and resourceVersion; return the repository as stored."""
+        self._tools.check_leading()
+        meta = repository.metadata
+        patch = {"metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version}} | change
+        stored = await self._tools.client.patch(BACKUP_REPOSITORIES, self._namespace, repository.name, patch)
+        return BackupRepository.parse(stored)
+
+
+def _trim_pod(pod: JsonDict) -> JsonDict:
+    """Return whose pod it is; its state is read when it is needed."""
+    kept = ("namespace", "name", "uid", "resourceVersion", "ownerReferences")
+    return {"metadata": {key: pod["metadata"][key] for key in kept if key in pod["metadata"]}}
+
+
+def _enqueue_owner(queue: WorkQueue[str], pod: JsonDict) -> None:
+    for owner in pod["metadata"].get("ownerReferences") or []:
+        if owner["kind"] == BACKUP_REPOSITORIES.kind:
+            queue.add(owner["name"])
