@@ -1,0 +1,113 @@
+"""Worlds with something to expose in them, and exposers over a transport that may fail."""
+
+from typing import Any, Final
+
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+)
+from core.kube.transport import Transport
+from core.models.base import JsonDict
+from exposer.csi_snapshot import CSISnapshotExposer
+from exposer.generic_restore import GenericRestoreExposer
+from exposer.model import RestoreRequest, SnapshotRequest
+from tests.exposer.inputs import restore_request, snapshot_request
+from tests.exposer.world import World
+
+__all__ = ["HANDLE", "SOURCE_CONTENT", "BackupScene", "RestoreScene"]
+
+HANDLE: Final = "be3289d2"
+SOURCE_CONTENT: Final = "snapcontent-f925c1b6"
+_BOUND: Final = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection"
+_DRIVER: Final = "hostpath.csi.k8s.io"
+
+
+class BackupScene:
+    """A claim with a snapshot that is ready, and somebody else's snapshot beside it."""
+
+    def __init__(self, *, ready: bool = True, mode: str = "Filesystem", policy: str = "Delete", **world: Any) -> None:
+        self.world = World(**world)
+        self._policy = policy
+        self.request: SnapshotRequest = snapshot_request()
+        self._put_claim(mode)
+        self._put_snapshot("velero-data-lwkc4", SOURCE_CONTENT, HANDLE, ready=ready)
+        self._put_snapshot("bystander", "snapcontent-bystander", "other", ready=True)
+        self.world.handles = {HANDLE, "other"}
+
+    def exposer(self, transport: Transport | None = None) -> CSISnapshotExposer:
+        """A new exposer, knowing nothing of earlier ones."""
+        return CSISnapshotExposer(self.world.client_over(transport or self.world.kube))
+
+    def _put_claim(self, mode: str) -> None:
+        spec: JsonDict = {
+            "volumeMode": mode,
+            "volumeName": "pvc-source",
+            "storageClassName": "hostpath",
+            "resources": {"requests": {"storage": "1Gi"}},
+        }
+        self.world.put(
+            PERSISTENT_VOLUME_CLAIMS, "data", namespace="app", uid="source-claim", spec=spec, status={"phase": "Bound"}
+        )
+
+    def _put_snapshot(self, name: str, content: str, handle: str, *, ready: bool) -> None:
+        status = {"boundVolumeSnapshotContentName": content, "readyToUse": True, "restoreSize": "2Gi"}
+        self.world.put(
+            VOLUME_SNAPSHOTS,
+            name,
+            namespace="app",
+            uid=f"uid-{name}",
+            finalizers=[_BOUND],
+            spec={"source": {"persistentVolumeClaimName": "data"}, "volumeSnapshotClassName": "hostpath"},
+            status=status if ready else {"readyToUse": False},
+        )
+        reference = {"namespace": "app", "name": name, "uid": f"uid-{name}"}
+        self.world.put(
+            VOLUME_SNAPSHOT_CONTENTS,
+            content,
+            uid=f"uid-{content}",
+            finalizers=[_BOUND],
+            spec={
+                "deletionPolicy": self._policy,
+                "driver": _DRIVER,
+                "source": {"volumeHandle": "pvc-source"},
+                "volumeSnapshotClassName": "hostpath",
+                "volumeSnapshotRef": reference,
+            },
+            status={"snapshotHandle": handle, "readyToUse": True},
+        )
+
+
+class RestoreScene:
+    """A claim that waits for its data, and somebody else's claim beside it."""
+
+    def __init__(self, *, mode: str = "Filesystem", node: str = "", **world: Any) -> None:
+        self.world = World(**world)
+        self.request: RestoreRequest = restore_request()
+        self.put_target("data", mode=mode, node=node)
+        self.put_target("bystander", mode=mode)
+
+    def exposer(self, transport: Transport | None = None) -> GenericRestoreExposer:
+        """A new exposer, knowing nothing of earlier ones."""
+        return GenericRestoreExposer(self.world.client_over(transport or self.world.kube))
+
+    def put_target(self, name: str, *, mode: str = "Filesystem", node: str = "", **spec: Any) -> None:
+        """Store a claim as a Velero server restores it: its selector keeps provisioners away."""
+        annotations = {"volume.kubernetes.io/selected-node": node} if node else {}
+        wanted: JsonDict = {
+            "accessModes": ["ReadWriteOnce"],
+            "volumeMode": mode,
+            "storageClassName": "hostpath",
+            "selector": {"matchLabels": {"velero.io/dynamic-pv-restore": f"app3.{name}.x"}},
+            "resources": {"requests": {"storage": "1Gi"}},
+        }
+        self.world.put(
+            PERSISTENT_VOLUME_CLAIMS,
+            name,
+            namespace="app3",
+            uid=f"uid-{name}",
+            annotations=annotations,
+            labels={"velero.io/restore-name": "r2"},
+            spec=wanted | spec,
+            status={"phase": "Pending"},
+        )

@@ -1,0 +1,342 @@
+"""A snapshot on its way into a pod and out of the cluster again."""
+
+import pytest
+
+from core.errors import ExposeError
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    VOLUME_ATTACHMENTS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.models.base import JsonDict
+from core.models.names import OWNER_UID_LABEL
+from exposer.model import BackupPVCSettings, Exposed, NotOwnerError, Waiting
+from tests.exposer.inputs import snapshot_request
+from tests.exposer.scenes import HANDLE, SOURCE_CONTENT, BackupScene
+from tests.exposer.world import Cut, cut_short, no_guard
+
+BYSTANDERS = {
+    "PersistentVolumeClaim app/data",
+    "VolumeSnapshot app/bystander",
+    "VolumeSnapshotContent /snapcontent-bystander",
+}
+MADE = {
+    "Pod velero/b1-q9txn",
+    "PersistentVolumeClaim velero/b1-q9txn",
+    "VolumeSnapshot velero/b1-q9txn",
+    "VolumeSnapshotContent /b1-q9txn",
+}
+
+
+async def expose(scene: BackupScene, transport: Cut | None = None) -> Exposed:
+    exposer = scene.exposer(transport)
+    return await scene.world.until_exposed(lambda: exposer.ensure(scene.request, no_guard))
+
+
+async def clean_up(scene: BackupScene, transport: Cut | None = None) -> None:
+    exposer = scene.exposer(transport)
+    await scene.world.until_none(lambda: exposer.clean_up(scene.request))
+
+
+def only(scene: BackupScene, resource: Resource, name: str = "b1-q9txn") -> JsonDict:
+    found: JsonDict = next(o for o in scene.world.kube.objects(resource) if o["metadata"]["name"] == name)
+    return found
+
+
+def assert_exposed(scene: BackupScene) -> None:
+    """The snapshot has changed hands, its volume is in the pod, and nothing else was touched."""
+    volume = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeName"]
+    assert scene.world.names() == BYSTANDERS | MADE | {f"PersistentVolume /{volume}"}
+    assert scene.world.handles == {HANDLE, "other"}
+    assert scene.world.violations == []
+
+
+def assert_clean(scene: BackupScene) -> None:
+    """Nothing is left, in the cluster or on its storage, but what was somebody else's."""
+    assert scene.world.names() == BYSTANDERS
+    assert scene.world.handles == {"other"}
+    assert scene.world.disks == set()
+    assert scene.world.violations == []
+
+
+async def test_a_snapshot_is_handed_over_and_exposed() -> None:
+    scene = BackupScene()
+
+    exposed = await expose(scene)
+
+    assert_exposed(scene)
+    assert exposed.pod["status"]["phase"] == "Running"
+    claim = only(scene, PERSISTENT_VOLUME_CLAIMS)
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    assert claim["spec"]["dataSource"]["name"] == "b1-q9txn"
+    assert only(scene, VOLUME_SNAPSHOT_CONTENTS)["spec"]["source"] == {"snapshotHandle": HANDLE}
+    assert all(only(scene, r)["metadata"]["labels"][OWNER_UID_LABEL] == scene.request.owner.uid for r in (PODS,))
+
+
+async def test_a_block_volume_is_exposed_as_a_device() -> None:
+    scene = BackupScene(mode="Block")
+
+    exposed = await expose(scene)
+
+    assert only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeMode"] == "Block"
+    assert "volumeDevices" in exposed.pod["spec"]["containers"][0]
+    assert "--volume-mode=Block" in exposed.pod["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
+async def test_nothing_is_left_after_clean_up(reclaim: str) -> None:
+    scene = BackupScene(reclaim=reclaim)
+    await expose(scene)
+
+    await clean_up(scene)
+
+    assert_clean(scene)
+
+
+@pytest.mark.parametrize("policy", ["Delete", "Retain"])
+async def test_clean_up_of_what_never_began_takes_the_source_snapshot_with_it(policy: str) -> None:
+    scene = BackupScene(policy=policy)
+
+    await clean_up(scene)
+
+    assert_clean(scene)
+
+
+async def test_clean_up_finds_nothing_to_do_twice() -> None:
+    scene = BackupScene()
+    await expose(scene)
+    await clean_up(scene)
+
+    assert await scene.exposer().clean_up(scene.request) is None
+
+
+async def expose_until(scene: BackupScene, at: int, *, applied: bool) -> bool:
+    """Expose until request `at` fails, as if the agent had died there; False: it never came."""
+    cut = await cut_short(expose(scene, Cut(scene.world.kube, at, applied=applied)))
+    await scene.world.settle()
+    return cut
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+async def test_an_expose_that_is_cut_at_any_request_goes_on(applied: bool) -> None:
+    at, cut = 0, True
+    while cut:
+        at, scene = at + 1, BackupScene()
+        cut = await expose_until(scene, at, applied=applied)
+
+        await expose(scene)
+
+        assert_exposed(scene)
+    assert at > 15
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+async def test_an_expose_that_is_cut_at_any_request_is_cleaned_up(applied: bool) -> None:
+    at, cut = 0, True
+    while cut:
+        at, scene = at + 1, BackupScene()
+        cut = await expose_until(scene, at, applied=applied)
+
+        await clean_up(scene)
+
+        assert_clean(scene)
+    assert at > 15
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+async def test_a_clean_up_that_is_cut_at_any_request_goes_on(applied: bool) -> None:
+    at, cut = 0, True
+    while cut:
+        at, scene = at + 1, BackupScene(reclaim="Retain")
+        await expose(scene)
+        cut = await cut_short(clean_up(scene, Cut(scene.world.kube, at, applied=applied)))
+
+        await clean_up(scene)
+
+        assert_clean(scene)
+    assert at > 20
+
+
+async def test_a_snapshot_that_is_not_ready_is_waited_for() -> None:
+    scene = BackupScene(ready=False)
+
+    assert await scene.exposer().ensure(scene.request, no_guard) == Waiting(
+        "SnapshotNotReady", "VolumeSnapshot app/velero-data-lwkc4 is still being made"
+    )
+    assert MADE.isdisjoint(scene.world.names())
+
+
+@pytest.mark.parametrize(
+    ("resource", "namespace", "name"),
+    [
+        (VOLUME_SNAPSHOTS, "app", "velero-data-lwkc4"),
+        (VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT),
+        (PERSISTENT_VOLUME_CLAIMS, "app", "data"),
+    ],
+    ids=["snapshot", "content", "claim"],
+)
+async def test_a_missing_source_is_permanent(resource: Resource, namespace: str, name: str) -> None:
+    scene = BackupScene()
+    obj = only(scene, resource, name)
+    await scene.world.client.patch(resource, namespace, name, {"metadata": {"finalizers": None}})
+    await scene.world.client.delete(resource, namespace, name, uid=obj["metadata"]["uid"])
+
+    for step in (scene.exposer().check(scene.request), scene.exposer().ensure(scene.request, no_guard)):
+        with pytest.raises(ExposeError, match=rf"{resource.kind} .*{name} does not exist"):
+            await step
+
+
+async def test_a_ready_source_passes_the_check_before_and_after_it_was_taken_over() -> None:
+    scene = BackupScene()
+
+    assert await scene.exposer().check(scene.request) is None
+    await expose(scene)
+    assert await scene.exposer().check(scene.request) is None
+
+
+@pytest.mark.parametrize(
+    "resource", [VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, PERSISTENT_VOLUME_CLAIMS, PODS], ids=lambda r: r.kind
+)
+async def test_somebody_elses_object_of_the_name_is_named_and_left_alone(resource: Resource) -> None:
+    scene = BackupScene()
+    namespace = {"namespace": "velero"} if resource.namespaced else {}
+    source = {"source": {"volumeSnapshotContentName": "none"}, "volumeSnapshotRef": {}}
+    scene.world.put(resource, "b1-q9txn", **namespace, uid="foreign", spec={"storageClassName": "none"} | source)
+
+    with pytest.raises(ExposeError, match=f"{resource.kind} .*b1-q9txn exists already"):
+        await expose(scene)
+    await clean_up(scene)
+
+    assert only(scene, resource)["metadata"]["uid"] == "foreign"
+
+
+async def test_a_leftover_of_an_earlier_load_is_waited_for() -> None:
+    scene = BackupScene()
+    spec = {"storageClassName": "none"}
+    labels = {OWNER_UID_LABEL: "earlier"}
+    scene.world.put(PERSISTENT_VOLUME_CLAIMS, "b1-q9txn", namespace="velero", labels=labels, spec=spec)
+
+    for _ in range(5):
+        found = await scene.exposer().ensure(scene.request, no_guard)
+        await scene.world.settle()
+
+    assert isinstance(found, Waiting)
+    assert found.reason == "NameTaken"
+    await scene.world.client.delete(PERSISTENT_VOLUME_CLAIMS, "velero", "b1-q9txn")
+    await scene.world.settle()
+    await expose(scene)
+
+
+class Guard:
+    """A guard that says no at its `at`-th question."""
+
+    def __init__(self, at: int, *, ended: bool) -> None:
+        self._at = at
+        self._ended = ended
+        self.asked = 0
+
+    async def __call__(self) -> None:
+        self.asked += 1
+        if self.asked >= self._at:
+            raise NotOwnerError("somebody else's", ended=self._ended)
+
+
+GUARDED = 5  # content, snapshot, claim, pod, and once after
+
+
+@pytest.mark.parametrize("at", range(1, GUARDED + 1))
+async def test_what_was_made_for_a_load_that_ended_is_removed(at: int) -> None:
+    scene = BackupScene()
+    guard = Guard(at, ended=True)
+
+    with pytest.raises(NotOwnerError):
+        await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
+    await scene.world.settle()
+
+    assert MADE.isdisjoint(scene.world.names())
+
+
+@pytest.mark.parametrize("at", range(1, GUARDED + 1))
+async def test_another_agent_goes_on_from_what_was_made(at: int) -> None:
+    scene = BackupScene()
+    guard = Guard(at, ended=False)
+    with pytest.raises(NotOwnerError):
+        await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
+
+    await expose(scene)
+
+    assert_exposed(scene)
+
+
+async def test_the_guard_is_asked_before_each_create_and_once_after() -> None:
+    scene = BackupScene()
+    guard = Guard(99, ended=True)
+
+    await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
+
+    assert guard.asked == GUARDED
+
+
+async def test_a_read_only_claim_of_another_class_is_made_on_request() -> None:
+    scene = BackupScene()
+    scene.request = snapshot_request(backup_pvc=BackupPVCSettings(storage_class="hostpath", read_only=True))
+
+    exposed = await expose(scene)
+
+    assert only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["accessModes"] == ["ReadOnlyMany"]
+    assert exposed.pod["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] is True
+
+
+async def test_a_linked_clone_is_kept_off_the_nodes_of_its_source() -> None:
+    scene = BackupScene()
+    patch = {"metadata": {"annotations": {"csi.vsphere.volume/fast-provisioning": "true"}}}
+    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app", "data", patch)
+    for name, volume in (("a", "pvc-source"), ("b", "pvc-other")):
+        spec = {"nodeName": f"node-{name}", "source": {"persistentVolumeName": volume}}
+        scene.world.put(VOLUME_ATTACHMENTS, name, spec=spec)
+
+    exposed = await expose(scene)
+
+    nodes = exposed.pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    fields = nodes["nodeSelectorTerms"][0]["matchFields"]
+    assert fields == [{"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}]
+
+
+async def test_a_stuck_pod_says_why() -> None:
+    scene = BackupScene()
+    scene.world.pods_run = False
+
+    for _ in range(5):
+        found = await scene.exposer().ensure(scene.request, no_guard)
+        await scene.world.settle()
+
+    assert found == Waiting("Scheduling", "pod velero/b1-q9txn waits for the scheduler")
+
+
+async def test_the_volume_is_gone_before_the_snapshot_is_deleted() -> None:
+    """While the volume is being reclaimed, clean-up waits and names it."""
+    scene = BackupScene()
+    await expose(scene)
+    volume = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeName"]
+    waits: list[str] = []
+
+    async def step() -> Waiting | None:
+        found = await scene.exposer().clean_up(scene.request)
+        if found is not None:
+            waits.append(found.message)
+        return found
+
+    scene.world.reclaims = False
+    for _ in range(4):
+        await step()
+        await scene.world.settle()
+    left = scene.world.names()
+    scene.world.reclaims = True
+    await scene.world.until_none(step)
+
+    assert waits[3] == f"PersistentVolume {volume} of the snapshot is being deleted"
+    assert {"VolumeSnapshot velero/b1-q9txn", f"PersistentVolume /{volume}"} <= left
+    assert_clean(scene)

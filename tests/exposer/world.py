@@ -1,0 +1,287 @@
+"""A small cluster for the exposers: the fake API server, its controllers, and a storage.
+
+`settle()` is what time does in a real cluster: snapshot controller, provisioner, volume
+controller and kubelet each take their steps until nothing changes any more. What they note on
+objects is what the recordings show.
+"""
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import UnreachableError
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    STORAGE_CLASSES,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.retry import Retry
+from core.kube.transport import Request, Response, Transport
+from core.models.base import JsonDict
+from exposer.model import Exposed, Waiting
+from tests.support.fakekube import FakeKube
+
+__all__ = ["ALL", "Cut", "World", "cut_short", "no_guard"]
+
+ALL: Final = (PODS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
+_KUBELET: Final = "test/kubelet"
+_PROTECTION: Final = "kubernetes.io/pvc-protection"
+_BOUND: Final = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection"
+_BEING_DELETED: Final = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
+
+
+async def no_guard() -> None:
+    """The custom resource stays ours."""
+
+
+async def cut_short(work: Awaitable[Any]) -> bool:
+    """Run `work` and say whether a `Cut` ended it."""
+    try:
+        await work
+    except UnreachableError:
+        return True
+    return False
+
+
+class Cut:
+    """A transport whose `at`-th request fails, before or after it was carried out."""
+
+    def __init__(self, inner: Transport, at: int = 0, *, applied: bool = False) -> None:
+        self._inner = inner
+        self._at = at
+        self._applied = applied
+        self.calls: list[str] = []
+
+    async def request(self, request: Request) -> Response:
+        self.calls.append(f"{request.method} {request.path}")
+        if len(self.calls) != self._at:
+            return await self._inner.request(request)
+        if self._applied:
+            await self._inner.request(request)
+        raise UnreachableError("cut")
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self._inner.stream(request)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class World:
+    """The cluster; `handles` are snapshots and `disks` volumes on its storage."""
+
+    def __init__(self, *, reclaim: str = "Delete", binding: str = "Immediate") -> None:
+        self.kube = FakeKube()
+        self.client = self.client_over(self.kube)
+        self.handles: set[str] = set()
+        self.disks: set[str] = set()
+        self.violations: list[str] = []
+        self.pods_run = True
+        self.reclaims = True
+        self.put(
+            STORAGE_CLASSES,
+            "hostpath",
+            provisioner="hostpath.csi.k8s.io",
+            reclaimPolicy=reclaim,
+            volumeBindingMode=binding,
+        )
+
+    @staticmethod
+    def client_over(transport: Transport) -> KubeClient:
+        """A client that tries nothing twice, so that every fault is seen."""
+        return KubeClient(transport, Retry(SystemClock(), attempts=1))
+
+    def put(self, resource: Resource, name: str, **fields: Any) -> None:
+        """Store an object; `namespace`, `labels` and `uid` go into its metadata."""
+        keys = ("namespace", "labels", "annotations", "uid", "finalizers", "ownerReferences")
+        meta = {key: fields.pop(key) for key in keys if key in fields}
+        obj = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name} | meta} | fields
+        self.kube.put(obj)
+
+    def names(self) -> set[str]:
+        """Every object that exposers may make, as `Kind namespace/name`."""
+        return {
+            f"{resource.kind} {obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}"
+            for resource in ALL
+            for obj in self.kube.objects(resource)
+        }
+
+    async def settle(self) -> None:
+        """Let all controllers work until nothing changes."""
+        for _ in range(50):
+            before = self._versions()
+            for resource, step in (
+                (VOLUME_SNAPSHOTS, self._snapshot),
+                (VOLUME_SNAPSHOT_CONTENTS, self._content),
+                (PERSISTENT_VOLUME_CLAIMS, self._claim),
+                (PERSISTENT_VOLUMES, self._volume),
+                (PODS, self._pod),
+            ):
+                for obj in await self._list(resource):
+                    await step(obj)
+            if self._versions() == before:
+                return
+        raise AssertionError("the cluster does not come to rest")
+
+    async def until_exposed(self, step: Any) -> Exposed:
+        """Call an ensure step until it is exposed, letting the cluster work in between."""
+        for _ in range(20):
+            found = await step()
+            if isinstance(found, Exposed):
+                return found
+            await self.settle()
+        raise AssertionError(f"never exposed: {found}")
+
+    async def until_none(self, step: Any) -> None:
+        """Call a step until it waits for nothing, letting the cluster work in between."""
+        for _ in range(20):
+            found: Waiting | None = await step()
+            await self.settle()
+            if found is None:
+                return
+        raise AssertionError(f"never done: {found}")
+
+    def _versions(self) -> list[str]:
+        return [obj["metadata"]["resourceVersion"] for resource in ALL for obj in self.kube.objects(resource)]
+
+    async def _list(self, resource: Resource) -> list[JsonDict]:
+        return await self.client.list(Selection(resource))
+
+    async def _patch(self, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
+        meta = obj["metadata"]
+        stored = await self.client.read(resource, meta.get("namespace", ""), meta["name"])
+        if stored is None or _merged(stored, patch) == stored:
+            return
+        await self.client.patch(resource, meta.get("namespace", ""), meta["name"], patch)
+
+    async def _snapshot(self, snapshot: JsonDict) -> None:
+        meta = snapshot["metadata"]
+        content_name = snapshot["spec"]["source"].get("volumeSnapshotContentName")
+        content_name = content_name or (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
+        content = await self.client.read(VOLUME_SNAPSHOT_CONTENTS, "", str(content_name))
+        if meta.get("deletionTimestamp"):
+            if content is not None and content["spec"]["volumeSnapshotRef"].get("uid") == meta["uid"]:
+                noted = {"metadata": {"annotations": {_BEING_DELETED: "yes"}}}
+                await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, noted)
+                if content["spec"]["deletionPolicy"] == "Delete":
+                    await self.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", content["metadata"]["name"])
+            await self._let_go(VOLUME_SNAPSHOTS, snapshot)
+            return
+        if content is None or content["metadata"].get("deletionTimestamp"):
+            return
+        await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"volumeSnapshotRef": {"uid": meta["uid"]}}})
+        ready = {"boundVolumeSnapshotContentName": content_name, "readyToUse": True, "restoreSize": "2Gi"}
+        await self._patch(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": [_BOUND]}, "status": ready})
+
+    async def _content(self, content: JsonDict) -> None:
+        meta, spec = content["metadata"], content["spec"]
+        handle = spec["source"].get("snapshotHandle") or (content.get("status") or {}).get("snapshotHandle")
+        if not meta.get("deletionTimestamp"):
+            patch = {"metadata": {"finalizers": [_BOUND]}, "status": {"snapshotHandle": handle, "readyToUse": True}}
+            await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, patch)
+            return
+        if _BEING_DELETED not in (meta.get("annotations") or {}) and spec["volumeSnapshotRef"].get("uid"):
+            return
+        if spec["deletionPolicy"] == "Delete":
+            used = [v for v in await self._list(PERSISTENT_VOLUMES) if v["spec"].get("handle") == handle]
+            if used:
+                self.violations.append(f"snapshot {handle} deleted before its volume")
+            self.handles.discard(handle)
+        await self._let_go(VOLUME_SNAPSHOT_CONTENTS, content)
+
+    async def _claim(self, claim: JsonDict) -> None:
+        meta, spec = claim["metadata"], claim["spec"]
+        users = [pod for pod in await self._list(PODS) if _uses(pod, claim)]
+        if meta.get("deletionTimestamp"):
+            if not users:
+                await self._let_go(PERSISTENT_VOLUME_CLAIMS, claim)
+            return
+        await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"finalizers": [_PROTECTION]}})
+        storage_class = await self.client.read(STORAGE_CLASSES, "", spec["storageClassName"])
+        if spec.get("selector") or storage_class is None:
+            return
+        waits = storage_class["volumeBindingMode"] == "WaitForFirstConsumer"
+        if spec.get("volumeName") or (waits and not users):
+            return
+        snapshot = spec.get("dataSource") and await self.client.get(
+            VOLUME_SNAPSHOTS, meta["namespace"], spec["dataSource"]["name"]
+        )
+        content = snapshot and await self.client.get(
+            VOLUME_SNAPSHOT_CONTENTS, "", snapshot["status"]["boundVolumeSnapshotContentName"]
+        )
+        self._provision(claim, storage_class, content["spec"]["source"]["snapshotHandle"] if content else "")
+        volume = {"volumeName": f"pvc-{meta['uid']}"}
+        await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": volume, "status": {"phase": "Bound"}})
+
+    def _provision(self, claim: JsonDict, storage_class: JsonDict, handle: str) -> None:
+        meta = claim["metadata"]
+        if handle and handle not in self.handles:
+            self.violations.append(f"snapshot {handle} is gone before its volume was made")
+        reference = {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
+        self.disks.add(f"pvc-{meta['uid']}")
+        self.put(
+            PERSISTENT_VOLUMES,
+            f"pvc-{meta['uid']}",
+            finalizers=["test/provisioner"],
+            annotations={"pv.kubernetes.io/bound-by-controller": "yes"},
+            spec={
+                "claimRef": reference,
+                "persistentVolumeReclaimPolicy": storage_class["reclaimPolicy"],
+                "handle": handle,
+            },
+            status={"phase": "Bound"},
+        )
+
+    async def _volume(self, volume: JsonDict) -> None:
+        meta, reference = volume["metadata"], volume["spec"].get("claimRef") or {}
+        if not reference.get("uid"):
+            return
+        claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, reference["namespace"], reference["name"])
+        if claim is not None and claim["metadata"]["uid"] == reference["uid"]:
+            other = claim["spec"].get("volumeName") not in {None, meta["name"]}
+            bound = {"status": {"phase": "Released" if other else "Bound"}}
+            if not other and claim["spec"].get("volumeName"):
+                await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound)
+            await self._patch(PERSISTENT_VOLUMES, volume, bound)
+            return
+        await self._patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Released"}})
+        if self.reclaims and volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete":
+            self.disks.discard(meta["name"])
+            await self.client.delete(PERSISTENT_VOLUMES, "", meta["name"])
+            await self._let_go(PERSISTENT_VOLUMES, volume)
+
+    async def _pod(self, pod: JsonDict) -> None:
+        if pod["metadata"].get("deletionTimestamp"):
+            await self._let_go(PODS, pod)
+        elif self.pods_run:
+            patch = {"metadata": {"finalizers": [_KUBELET]}, "spec": {"nodeName": "node-a"}}
+            await self._patch(PODS, pod, patch | {"status": {"phase": "Running"}})
+
+    async def _let_go(self, resource: Resource, obj: JsonDict) -> None:
+        await self._patch(resource, obj, {"metadata": {"finalizers": None}})
+
+
+def _uses(pod: JsonDict, claim: JsonDict) -> bool:
+    claims = [
+        (volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in pod["spec"].get("volumes") or []
+    ]
+    same = pod["metadata"]["namespace"] == claim["metadata"]["namespace"]
+    return same and claim["metadata"]["name"] in claims
+
+
+def _merged(obj: Any, patch: JsonDict) -> JsonDict:
+    merged = dict(obj) if isinstance(obj, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            merged[key] = _merged(merged.get(key), value)
+        else:
+            merged[key] = value
+    return merged
