@@ -84,6 +84,11 @@ class Reconciler:
                 await informer.synced.wait()
             await self._queue.run(self._handle)
 
+    def not_synced(self) -> list[str]:
+        """Return which collections were not read yet, in words."""
+        waiting = [f"{name}s" for name, informer in self._loads.items() if not informer.synced.is_set()]
+        return waiting if self._pods.synced.is_set() else [*waiting, "mover pods"]
+
     def report(self) -> JsonDict:
         """Return the node's loads and slots for the status page."""
         slots = self._tools.slots

@@ -1,0 +1,268 @@
+"""Wires the agent: the only place that builds objects and hands them to each other.
+
+Knows what exists and who needs whom. Does not decide anything: configuration comes from
+`nodeagent.settings` and `nodeagent.config`, every rule from the module that owns it.
+"""
+
+import asyncio
+import logging
+import signal
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from core.clock import Clock, SystemClock
+from core.errors import ConfigError, ContractError
+from core.kube.client import KubeClient
+from core.kube.errors import KubeError
+from core.kube.events import EventRecorder
+from core.kube.resources import DAEMON_SETS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.loads import Load
+from core.models.names import AGENT_DAEMONSET
+from core.version import VERSION
+from exposer.csi_snapshot import CSISnapshotExposer
+from exposer.generic_restore import GenericRestoreExposer
+from exposer.model import MoverOptions, PodSettings
+from exposer.template import AgentTemplate
+from nodeagent.admission import DispatchRules, DispatchTools
+from nodeagent.concurrency import Slots
+from nodeagent.config import ParsedConfig
+from nodeagent.config_map import read_config
+from nodeagent.dispatcher import Dispatcher
+from nodeagent.kinds.base import Kind, MoverPlan
+from nodeagent.kinds.data_download import DataDownloadKind
+from nodeagent.kinds.data_upload import DataUploadKind
+from nodeagent.lease import LeaderElection
+from nodeagent.metrics import Metrics
+from nodeagent.mover_logs import MoverLogs
+from nodeagent.preflight import check_cluster
+from nodeagent.priority import usable_priority_class
+from nodeagent.progress import ProgressFollower
+from nodeagent.reconciler import Reconciler
+from nodeagent.repositories import RepositoryKeeper, RepositoryTools
+from nodeagent.settings import DEFAULT_NAMESPACE, Settings
+from nodeagent.status import StatusWriter
+from nodeagent.steps import Tools
+from nodeagent.story import Story
+from nodeagent.transport import load_transport
+from nodeagent.view import Limits, Site
+from nodeagent.web import WebPages, WebServer
+
+__all__ = ["Agent", "Plan", "build_agent", "prepare", "serve"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an agent is built from, once all of it was read and found usable.
+
+    `namespace` is where the agent, its mover pods and the loads live.
+    """
+
+    settings: Settings
+    namespace: str
+    config: ParsedConfig
+    mover: MoverPlan
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One node's agent, wired and not yet running."""
+
+    plan: Plan
+    metrics: Metrics
+    reconciler: Reconciler
+    election: LeaderElection
+    lead: Callable[[], Awaitable[None]]
+    dispatcher: Dispatcher
+
+    async def run(self) -> None:
+        """Work until canceled; the Lease is given back on the way out.
+
+        Raises:
+            ExceptionGroup: of what a part could not go on after.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.reconciler.run(), name="reconciler")
+            group.create_task(self.election.run(self._lead), name="leader election")
+
+    def not_ready(self) -> list[str]:
+        """Return what the agent still waits for, in words."""
+        return self.reconciler.not_synced()
+
+    def report(self) -> JsonDict:
+        """Return what `/status` shows."""
+        concurrency = self.plan.config.config.load_concurrency
+        return {
+            "version": VERSION,
+            "node": self.plan.settings.node_name,
+            "namespace": self.plan.namespace,
+            "config": {
+                "hash": self.plan.config.digest,
+                "warnings": self.plan.config.warnings,
+                "loadConcurrency": concurrency.global_config,
+                "prepareQueueLength": concurrency.prepare_queue_length,
+                "priorityClassName": self.plan.mover.settings.priority_class_name,
+            },
+            "dispatcher": {"holder": self.election.holder, "leading": self.election.may_write},
+            "queue": self.dispatcher.report(),
+            **self.reconciler.report(),
+        }
+
+    async def _lead(self) -> None:
+        self.metrics.leader(is_leader=True)
+        try:
+            await self.lead()
+        finally:
+            self.metrics.leader(is_leader=False)
+
+
+def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
+    """Return the agent of one node, wired on `client`; nothing runs yet."""
+    settings, namespace = plan.settings, plan.namespace
+    concurrency = plan.config.config.load_concurrency
+    metrics = Metrics(settings.node_name)
+    metrics.config_valid(not plan.config.warnings)
+    metrics.config_hash(plan.config.digest)
+    status = StatusWriter(client, clock)
+    story = Story(EventRecorder(client, clock, component="node-agent", host=settings.node_name))
+    kinds = _build_kinds(client, clock, plan)
+    reconciler = Reconciler(
+        Tools(
+            client=client,
+            clock=clock,
+            status=status,
+            story=story,
+            logs=MoverLogs(client),
+            progress=ProgressFollower(client, clock, status=status, metrics=metrics),
+            slots=Slots(concurrency.global_config),
+            metrics=metrics,
+        ),
+        Site(node=settings.node_name, namespace=namespace),
+        limits=Limits(prepare=settings.prepare_timeout, resource=settings.resource_timeout),
+        kinds=kinds,
+    )
+    election = LeaderElection(
+        client,
+        clock,
+        namespace=namespace,
+        identity=f"{settings.node_name}_{uuid.uuid4()}",
+        duration=settings.lease_duration,
+    )
+    repositories = RepositoryKeeper(
+        RepositoryTools(client, clock, story, metrics, plan.mover, election.check),
+        namespace=namespace,
+        mode=settings.repository_controller,
+    )
+    dispatcher = Dispatcher(
+        DispatchTools(client, clock, status, story, metrics, election.check),
+        DispatchRules(
+            namespace=namespace,
+            kinds=kinds,
+            queue_length=lambda: concurrency.prepare_queue_length,
+            prepare_timeout=settings.prepare_timeout,
+        ),
+        on_accepted=lambda cr: _want_repository(repositories, cr),
+    )
+
+    async def lead() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(dispatcher.run(), name="dispatcher")
+            group.create_task(repositories.run(), name="repository controller")
+
+    return Agent(plan, metrics, reconciler, election, lead, dispatcher)
+
+
+async def prepare(client: KubeClient, settings: Settings, namespace: str) -> Plan:
+    """Read all that an agent is built from.
+
+    Raises:
+        ConfigError: the cluster, the configuration or the DaemonSet cannot be used; one line
+            says what is missing.
+    """
+    await check_cluster(client, namespace)
+    parsed = await read_config(client, namespace, settings.config_map_name)
+    for warning in parsed.warnings:
+        _log.warning("configuration: %s", warning)
+    priority_class = await usable_priority_class(client, parsed.config.priority_class_name)
+    mover = MoverPlan(
+        template=await _read_template(client, namespace),
+        settings=PodSettings(priority_class_name=priority_class),
+        options=MoverOptions(
+            resource_timeout=settings.resource_timeout,
+            log_level=settings.log_level,
+            log_format=settings.log_format,
+        ),
+    )
+    return Plan(settings, namespace, parsed, mover)
+
+
+async def serve(settings: Settings) -> int:
+    """Run the agent until SIGTERM or SIGINT, and return the exit code.
+
+    Raises:
+        ConfigError: it cannot start; one line says why.
+    """
+    transport, context_namespace = await load_transport(settings.kubeconfig)
+    clock = SystemClock()
+    client = KubeClient(transport, Retry(clock))
+    try:
+        plan = await prepare(client, settings, settings.namespace or context_namespace or DEFAULT_NAMESPACE)
+        agent = build_agent(client, clock, plan)
+        web = WebServer(settings.metrics_address, WebPages(agent.metrics, agent.not_ready, agent.report))
+        await web.start()
+        _log.info("node agent %s serves node %s in namespace %s", VERSION, settings.node_name, plan.namespace)
+        try:
+            await _run_until_signal(agent)
+        finally:
+            await web.stop()
+    finally:
+        await transport.close()
+    _log.info("node agent stopped")
+    return 0
+
+
+async def _run_until_signal(agent: Agent) -> None:
+    """Run the agent; return once a signal asked for its end and it has ended."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(agent.run(), name="agent")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _build_kinds(client: KubeClient, clock: Clock, plan: Plan) -> list[Kind]:
+    names = plan.settings.datamover_names
+    return [
+        DataUploadKind(client, CSISnapshotExposer(client), plan.mover, names),
+        DataDownloadKind(client, clock, GenericRestoreExposer(client), plan.mover, names),
+    ]
+
+
+def _want_repository(repositories: RepositoryKeeper, cr: Load) -> None:
+    repositories.want(cr.repository_namespace, cr.spec.backup_storage_location)
+
+
+async def _read_template(client: KubeClient, namespace: str) -> AgentTemplate:
+    place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
+    try:
+        daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
+    except KubeError as e:
+        raise ConfigError(f"{place} cannot be read: {e}") from e
+    if daemonset is None:
+        raise ConfigError(f"{place} does not exist: data movers take their image and volumes from it; see deploy/")
+    try:
+        return AgentTemplate.parse(daemonset)
+    except ContractError as e:
+        raise ConfigError(str(e)) from e
