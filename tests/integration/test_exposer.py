@@ -1,0 +1,142 @@
+"""What exposers write, before a real API server: validation and admission have their say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    PRIORITY_CLASSES,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.retry import Retry
+from core.kube.transport import MERGE_PATCH
+from exposer.claims import build_restore_claim
+from exposer.generic_restore import GenericRestoreExposer
+from exposer.model import KeptVolume, Owner, RestoreRequest, Waiting
+from exposer.template import AgentTemplate
+from nodeagent.transport import load_transport
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from core.models.base import JsonDict
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+_GOLDEN = Path(__file__).parents[1] / "golden"
+_KINDS = {
+    resource.kind: resource for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
+}
+
+
+@pytest.fixture
+async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
+    transport, _ = await load_transport(str(apiserver.kubeconfig))
+    yield KubeClient(transport, Retry(SystemClock()))
+    await transport.close()
+
+
+def _priority_class(name: str) -> JsonDict:
+    kind = PRIORITY_CLASSES
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "value": 10}
+
+
+async def test_every_golden_manifest_is_accepted(apiserver: ApiServer, namespace: str, client: KubeClient) -> None:
+    apiserver.create_account(namespace, "velero")
+    await client.create(PRIORITY_CLASSES, _priority_class("data-mover-low"))
+    accepted = 0
+
+    for path in sorted(_GOLDEN.glob("*.json")):
+        manifest: JsonDict = json.loads(path.read_text())
+        resource = _KINDS.get(manifest.get("kind", ""))
+        if resource is None:
+            continue
+        meta = manifest["metadata"]
+        meta["name"] = f"{namespace}-{path.stem}"
+        if resource.namespaced:
+            meta["namespace"] = namespace
+        stored = await client.create(resource, manifest)
+        accepted += 1
+        assert stored["spec"].keys() >= manifest["spec"].keys()
+
+    assert accepted >= 19
+
+
+def _set_status(apiserver: ApiServer, resource: Resource, namespace: str, name: str) -> None:
+    """Note that the volume controller has bound the object."""
+    body = {"status": {"phase": "Bound"}}
+    path = resource.path(namespace, name, subresource="status")
+    apiserver.api.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+
+async def test_a_volume_changes_hands(apiserver: ApiServer, namespace: str, client: KubeClient) -> None:
+    """The rebind, with the test as volume controller."""
+    owner = Owner("velero.io/v2alpha1", "DataDownload", namespace, "r2", "067d6f98-aeaa-4bf8-93d7-24a9f1508ec3")
+    request = RestoreRequest(owner, namespace, "data", AgentTemplate("image"))
+    volume, kept = f"pv-{namespace}", KeptVolume(f"pv-{namespace}", "Delete")
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+        "storageClassName": "hostpath",
+    }
+    selector = {"selector": {"matchLabels": {"velero.io/dynamic-pv-restore": "x"}}}
+    kind: JsonDict = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+    target = await client.create(
+        PERSISTENT_VOLUME_CLAIMS,
+        kind | {"metadata": {"namespace": namespace, "name": "data"}, "spec": spec | selector},
+    )
+    restored = await client.create(PERSISTENT_VOLUME_CLAIMS, build_restore_claim(owner, target, node=""))
+    reference = {key: restored["metadata"][key] for key in ("namespace", "name", "uid", "resourceVersion")}
+    await client.create(
+        PERSISTENT_VOLUMES,
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume, "annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "capacity": {"storage": "1Gi"},
+                "claimRef": reference,
+                "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "v"},
+                "persistentVolumeReclaimPolicy": "Delete",
+                "storageClassName": "hostpath",
+            },
+        },
+    )
+    exposer = GenericRestoreExposer(client)
+
+    waits = [await exposer.rebind(request, kept)]
+    retained = await client.get(PERSISTENT_VOLUMES, "", volume)
+    free = {"metadata": {"finalizers": None}}
+    await client.patch(PERSISTENT_VOLUME_CLAIMS, namespace, "r2", free)
+    waits.append(await exposer.rebind(request, kept))
+    _set_status(apiserver, PERSISTENT_VOLUMES, "", volume)
+    _set_status(apiserver, PERSISTENT_VOLUME_CLAIMS, namespace, "data")
+    waits.append(await exposer.rebind(request, kept))
+
+    assert [waiting.reason if isinstance(waiting, Waiting) else None for waiting in waits] == [
+        "CleaningUp",
+        "Binding",
+        None,
+    ]
+    assert retained["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+    given = await client.get(PERSISTENT_VOLUMES, "", volume)
+    assert given["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+    assert given["spec"]["claimRef"]["uid"] == target["metadata"]["uid"]
+    assert "resourceVersion" not in given["spec"]["claimRef"]
+    assert given["metadata"]["labels"] == {"velero.io/dynamic-pv-restore": "x"}
+    assert "annotations" not in given["metadata"]
+    bound = await client.get(PERSISTENT_VOLUME_CLAIMS, namespace, "data")
+    assert bound["spec"]["volumeName"] == volume
