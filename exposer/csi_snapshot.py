@@ -136,23 +136,23 @@ class CSISnapshotExposer:
         """Have the claim deleted, and its volume gone before the snapshot may go.
 
         Some storages cannot delete a snapshot while a volume made from it exists. The
-        volume's name is kept on the snapshot: once the claim is gone nothing else tells it.
+        volume's name is kept on the content: once the claim is gone nothing else tells it.
         """
         owner = request.owner
-        snapshot = await self._client.read(VOLUME_SNAPSHOTS, owner.namespace, owner.object_name)
-        if snapshot is not None and not belongs(snapshot, owner):
-            snapshot = None
+        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.object_name)
+        if content is not None and not belongs(content, owner):
+            content = None
         claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.object_name)
         if claim is not None and belongs(claim, owner):
             volume = claim["spec"].get("volumeName", "")
-            if snapshot is not None and volume:
-                await self._remember_volume(snapshot, volume)
+            if content is not None and volume:
+                await self._remember_volume(content, volume)
             await condemn_volume_of(self._client, claim)
             waiting = await remove(self._client, PERSISTENT_VOLUME_CLAIMS, claim)
             if waiting:
                 return waiting
-        elif snapshot is not None:
-            volume = (snapshot["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION, "")
+        elif content is not None:
+            volume = (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION, "")
         else:
             return None
         left = await self._client.read(PERSISTENT_VOLUMES, "", volume) if volume else None
@@ -160,9 +160,8 @@ class CSISnapshotExposer:
             return None
         return Waiting(CLEANING_UP, f"PersistentVolume {volume} of the snapshot is being deleted")
 
-    async def _remember_volume(self, snapshot: JsonDict, volume: str) -> None:
-        meta = snapshot["metadata"]
-        if (meta.get("annotations") or {}).get(VOLUME_ANNOTATION) == volume:
+    async def _remember_volume(self, content: JsonDict, volume: str) -> None:
+        if (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION) == volume:
             return
         patch: JsonDict = {"metadata": {"annotations": {VOLUME_ANNOTATION: volume}}}
-        await patch_if_there(self._client, VOLUME_SNAPSHOTS, snapshot, patch)
+        await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, patch)

@@ -36,13 +36,14 @@ SOURCE_ANNOTATION: Final = "nodeagent.io/snapshot-source"
 """On the backup content: what is needed of the source after it was deleted, as JSON."""
 
 VOLUME_ANNOTATION: Final = "nodeagent.io/snapshot-volume"
-"""On the backup snapshot: the volume that was made from it, which must be gone before it."""
+"""On the backup content: the volume made from its snapshot, which must be gone before it."""
 
 _CONTROLLER_ANNOTATIONS: Final = frozenset(
     {
         "snapshot.storage.kubernetes.io/volumesnapshot-being-created",
         "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted",
         SOURCE_ANNOTATION,
+        VOLUME_ANNOTATION,
     }
 )
 """What belongs to the life of one content; all else (the deletion secret's name, a driver's

@@ -1,0 +1,84 @@
+"""The steps of a restore, each until it has nothing left to wait for, and how it may end."""
+
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
+from core.models.base import JsonDict
+from exposer.model import Exposed, KeptVolume
+from tests.exposer.scenes import RestoreScene
+from tests.exposer.world import Cut, no_guard
+
+__all__ = [
+    "BYSTANDERS",
+    "assert_clean",
+    "assert_handed_over",
+    "bind_target_elsewhere",
+    "claim",
+    "clean_up",
+    "drop_volume",
+    "expose",
+    "rebind",
+    "remove_target",
+    "volume",
+]
+
+BYSTANDERS = {"PersistentVolumeClaim app3/bystander"}
+TARGET = "PersistentVolumeClaim app3/data"
+
+
+async def expose(scene: RestoreScene, transport: Cut | None = None) -> Exposed:
+    exposer = scene.exposer(transport)
+    return await scene.world.until_exposed(lambda: exposer.ensure(scene.request, no_guard))
+
+
+async def rebind(scene: RestoreScene, kept: KeptVolume, transport: Cut | None = None) -> None:
+    exposer = scene.exposer(transport)
+    await scene.world.until_none(lambda: exposer.rebind(scene.request, kept))
+
+
+async def drop_volume(scene: RestoreScene, kept: KeptVolume, transport: Cut | None = None) -> None:
+    exposer = scene.exposer(transport)
+    await scene.world.until_none(lambda: exposer.drop_volume(scene.request, kept))
+
+
+async def clean_up(scene: RestoreScene, transport: Cut | None = None) -> None:
+    exposer = scene.exposer(transport)
+    await scene.world.until_none(lambda: exposer.clean_up(scene.request))
+
+
+def claim(scene: RestoreScene, namespace: str, name: str) -> JsonDict:
+    claims = scene.world.kube.objects(PERSISTENT_VOLUME_CLAIMS)
+    meta = {"namespace": namespace, "name": name}
+    found: JsonDict = next(c for c in claims if {key: c["metadata"][key] for key in meta} == meta)
+    return found
+
+
+def volume(scene: RestoreScene, name: str) -> JsonDict:
+    volumes = scene.world.kube.objects(PERSISTENT_VOLUMES)
+    found: JsonDict = next(v for v in volumes if v["metadata"]["name"] == name)
+    return found
+
+
+def assert_handed_over(scene: RestoreScene, kept: KeptVolume) -> None:
+    """The target has the volume as if it had been provisioned for it, and nothing else is left."""
+    target, given = claim(scene, "app3", "data"), volume(scene, kept.pv_name)
+    assert scene.world.names() == BYSTANDERS | {TARGET, f"PersistentVolume /{kept.pv_name}"}
+    assert target["spec"]["volumeName"] == kept.pv_name
+    assert target["status"]["phase"] == given["status"]["phase"] == "Bound"
+    assert given["spec"]["claimRef"]["uid"] == target["metadata"]["uid"]
+    assert given["spec"]["persistentVolumeReclaimPolicy"] == kept.reclaim_policy
+    assert given["metadata"]["labels"] == target["spec"]["selector"]["matchLabels"]
+    assert scene.world.disks == {kept.pv_name}
+
+
+def assert_clean(scene: RestoreScene) -> None:
+    assert scene.world.names() == BYSTANDERS | {TARGET}
+    assert scene.world.disks == set()
+
+
+async def remove_target(scene: RestoreScene) -> None:
+    await scene.world.client.delete(PERSISTENT_VOLUME_CLAIMS, "app3", "data")
+    await scene.world.settle()
+
+
+async def bind_target_elsewhere(scene: RestoreScene) -> None:
+    patch = {"spec": {"volumeName": "pvc-other"}}
+    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app3", "data", patch)

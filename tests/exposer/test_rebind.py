@@ -1,0 +1,161 @@
+"""A restored volume on its way to its claim, interrupted and repeated."""
+
+import pytest
+
+from core.errors import ExposeError
+from core.kube.resources import PERSISTENT_VOLUMES
+from exposer.model import KeptVolume
+from tests.exposer.restore_steps import (
+    BYSTANDERS,
+    assert_clean,
+    assert_handed_over,
+    bind_target_elsewhere,
+    claim,
+    clean_up,
+    drop_volume,
+    expose,
+    rebind,
+    remove_target,
+    volume,
+)
+from tests.exposer.scenes import RestoreScene
+from tests.exposer.world import Cut, cut_short
+
+
+class Load:
+    """One load as agents carry it; `kept` is what its custom resource would remember."""
+
+    def __init__(self, scene: RestoreScene) -> None:
+        self._scene = scene
+        self.kept: KeptVolume | None = None
+
+    async def carry(self, transport: Cut | None = None) -> None:
+        """Take the load to its end from wherever it is."""
+        scene = self._scene
+        if self.kept is None:
+            await expose(scene, transport)
+            self.kept = await scene.exposer(transport).read_volume(scene.request)
+        await rebind(scene, self.kept, transport)
+        await clean_up(scene, transport)
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+async def test_a_restore_that_is_cut_at_any_request_goes_on(applied: bool) -> None:
+    at, cut = 0, True
+    while cut:
+        at, scene = at + 1, RestoreScene()
+        load = Load(scene)
+        cut = await cut_short(load.carry(Cut(scene.world.kube, at, applied=applied)))
+        await scene.world.settle()
+
+        await load.carry()
+
+        assert load.kept is not None
+        assert_handed_over(scene, load.kept)
+    assert at > 20
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+async def test_a_rebind_that_is_cut_anywhere_can_still_be_given_up(applied: bool) -> None:
+    """Whatever the rebind had done: afterwards the target has the volume, or it is gone."""
+    at, cut = 0, True
+    while cut:
+        at, scene = at + 1, RestoreScene()
+        await expose(scene)
+        kept = await scene.exposer().read_volume(scene.request)
+        cut = await cut_short(rebind(scene, kept, Cut(scene.world.kube, at, applied=applied)))
+
+        await drop_volume(scene, kept)
+        await clean_up(scene)
+
+        if claim(scene, "app3", "data")["spec"].get("volumeName"):
+            assert_handed_over(scene, kept)
+        else:
+            assert_clean(scene)
+    assert at > 10
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+async def test_giving_up_that_is_cut_anywhere_goes_on(applied: bool) -> None:
+    at, cut = 0, True
+    while cut:
+        at, scene = at + 1, RestoreScene(reclaim="Retain")
+        await expose(scene)
+        kept = await scene.exposer().read_volume(scene.request)
+        cut = await cut_short(drop_volume(scene, kept, Cut(scene.world.kube, at, applied=applied)))
+
+        await drop_volume(scene, kept)
+        await clean_up(scene)
+
+        assert_clean(scene)
+    assert at > 5
+
+
+async def test_a_rebind_may_be_repeated_after_its_end() -> None:
+    scene = RestoreScene()
+    load = Load(scene)
+    await load.carry()
+
+    await load.carry()
+
+    assert load.kept is not None
+    assert_handed_over(scene, load.kept)
+
+
+async def test_a_target_that_is_gone_ends_the_rebind_and_the_volume_is_dropped() -> None:
+    scene = RestoreScene()
+    await expose(scene)
+    kept = await scene.exposer().read_volume(scene.request)
+    await scene.exposer().rebind(scene.request, kept)
+    await remove_target(scene)
+
+    with pytest.raises(ExposeError, match="target claim app3/data is gone"):
+        await scene.exposer().rebind(scene.request, kept)
+    await drop_volume(scene, kept)
+    await clean_up(scene)
+
+    assert scene.world.names() == BYSTANDERS
+    assert scene.world.disks == set()
+
+
+async def test_a_target_that_got_another_volume_ends_the_rebind_and_the_volume_is_dropped() -> None:
+    scene = RestoreScene()
+    await expose(scene)
+    kept = await scene.exposer().read_volume(scene.request)
+    await bind_target_elsewhere(scene)
+
+    with pytest.raises(ExposeError, match="was bound to PersistentVolume pvc-other meanwhile"):
+        await scene.exposer().rebind(scene.request, kept)
+    await drop_volume(scene, kept)
+    await clean_up(scene)
+
+    assert_clean(scene)
+
+
+async def test_a_volume_that_is_gone_ends_the_rebind() -> None:
+    scene = RestoreScene()
+    await expose(scene)
+
+    with pytest.raises(ExposeError, match="PersistentVolume pvc-none with the restored data is gone"):
+        await scene.exposer().rebind(scene.request, KeptVolume("pvc-none", "Delete"))
+    assert await scene.exposer().drop_volume(scene.request, KeptVolume("pvc-none", "Delete")) is None
+
+
+async def test_a_volume_that_belongs_to_another_claim_is_neither_taken_nor_dropped() -> None:
+    scene = RestoreScene()
+    reference = {"namespace": "app3", "name": "bystander", "uid": "uid-bystander"}
+    spec = {"claimRef": reference, "persistentVolumeReclaimPolicy": "Retain"}
+    scene.world.put(PERSISTENT_VOLUMES, "pv", spec=spec)
+    kept = KeptVolume("pv", "Delete")
+
+    with pytest.raises(ExposeError, match="belongs to another claim"):
+        await scene.exposer().rebind(scene.request, kept)
+    assert await scene.exposer().drop_volume(scene.request, kept) is None
+    assert volume(scene, "pv")["spec"] == spec
+
+
+async def test_a_volume_that_was_lost_cannot_be_kept() -> None:
+    scene = RestoreScene()
+
+    with pytest.raises(ExposeError, match="claim velero/r2-9nft8 with the restored data is gone"):
+        await scene.exposer().read_volume(scene.request)
