@@ -153,7 +153,10 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
         "(default: $VELERO_NAMESPACE, then the kubeconfig's, then velero)",
     )
     group.add_argument(
-        "--kubeconfig", metavar="FILE", default="", help="how to reach the cluster (default: the pod's own account)"
+        "--kubeconfig",
+        metavar="FILE",
+        default="",
+        help="how to reach the cluster (default: a pod's own account; elsewhere $KUBECONFIG, then ~/.kube/config)",
     )
 
 

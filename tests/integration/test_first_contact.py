@@ -1,0 +1,78 @@
+"""The agent's checks before it starts, against a real API server with the roles of `deploy/`."""
+
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from core.clock import SystemClock
+from core.errors import ConfigError
+from core.kube.client import KubeClient
+from core.kube.retry import Retry
+from nodeagent.preflight import check_cluster
+from nodeagent.transport import load_transport
+from tests.support.access import access_of_event, refused
+from tests.support.apiserver import ApiServer
+from tests.support.tools import tool
+
+pytestmark = pytest.mark.integration
+
+_ROOT = Path(__file__).parents[2]
+_USER = "system:serviceaccount:velero:node-agent"
+
+
+def _kubectl(server: ApiServer, *arguments: str) -> None:
+    argv = [str(tool("kubernetes", "kubectl")), "--kubeconfig", str(server.kubeconfig), *arguments]
+    subprocess.run(argv, check=True, capture_output=True, text=True)
+
+
+@asynccontextmanager
+async def _acting_as(server: ApiServer, namespace: str, account: str, folder: Path) -> AsyncIterator[KubeClient]:
+    kubeconfig = server.account_kubeconfig(namespace, account, folder)
+    transport, _ = await load_transport(str(kubeconfig))
+    try:
+        yield KubeClient(transport, Retry(SystemClock()))
+    finally:
+        await transport.close()
+
+
+@pytest.fixture(scope="session")
+def installed(apiserver: ApiServer) -> ApiServer:
+    """An API server that took everything that `kubectl apply -k deploy` sends."""
+    _kubectl(apiserver, "apply", "-k", str(_ROOT / "deploy"))
+    return apiserver
+
+
+async def test_the_agents_account_has_all_rights_it_asks_for(installed: ApiServer, tmp_path: Path) -> None:
+    async with _acting_as(installed, "velero", "node-agent", tmp_path) as client:
+        await check_cluster(client, "velero")
+    events = [event for event in installed.audit_events() if event["user"]["username"] == _USER]
+    assert events
+    assert refused(map(access_of_event, events), "velero") == []
+    assert not [event for event in events if event.get("responseStatus", {}).get("code") == 403]
+
+
+def test_the_examples_are_accepted(installed: ApiServer) -> None:
+    _kubectl(installed, "create", "namespace", "app")
+    installed.create_account("app", "default")
+    _kubectl(installed, "apply", "-f", str(_ROOT / "examples"), "--dry-run=server", "--validate=strict")
+
+
+async def test_an_account_without_roles_is_told_what_it_lacks(
+    installed: ApiServer, namespace: str, tmp_path: Path
+) -> None:
+    async with _acting_as(installed, namespace, "default", tmp_path) as client:
+        with pytest.raises(ConfigError, match=r"rights are missing: get,list,watch,patch datauploads in its namespace"):
+            await check_cluster(client, namespace)
+
+
+async def test_a_server_that_is_not_there_is_told(installed: ApiServer, namespace: str, tmp_path: Path) -> None:
+    kubeconfig = installed.account_kubeconfig(namespace, "default", tmp_path)
+    kubeconfig.write_text(kubeconfig.read_text().replace(installed.url, "https://127.0.0.1:1"))
+    transport, _ = await load_transport(str(kubeconfig))
+    client = KubeClient(transport, Retry(SystemClock(), attempts=1))
+    with pytest.raises(ConfigError, match="the cluster cannot be checked"):
+        await check_cluster(client, namespace)
+    await transport.close()
