@@ -1,0 +1,296 @@
+"""An agent's owner side in a simulated cluster, with an API that fails where it is told to.
+
+`Fuse` stands between the agent and the fake API server: it counts the agent's requests and
+at one of them stops the agent, or lets the request fail.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from core.kube.client import KubeClient
+from core.kube.errors import UnreachableError
+from core.kube.events import EventRecorder
+from core.kube.resources import (
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    EVENTS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.retry import Retry
+from core.kube.transport import Request, Response, Transport
+from core.models.base import JsonDict
+from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL
+from exposer.csi_snapshot import CSISnapshotExposer
+from exposer.generic_restore import GenericRestoreExposer
+from exposer.template import AgentTemplate
+from nodeagent.concurrency import Slots
+from nodeagent.kinds.base import MoverPlan
+from nodeagent.kinds.data_download import DataDownloadKind
+from nodeagent.kinds.data_upload import DataUploadKind
+from nodeagent.metrics import Metrics
+from nodeagent.mover_logs import MoverLogs
+from nodeagent.progress import ProgressFollower
+from nodeagent.reconciler import Reconciler
+from nodeagent.status import StatusWriter
+from nodeagent.steps import Tools
+from nodeagent.story import Story
+from nodeagent.view import Limits, Site
+from tests.nodeagent.loads import NAMESPACE, NODE
+from tests.nodeagent.simulation import Cluster, Mover
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__ = ["Fault", "Fuse", "World", "accepted", "build_agent", "open_world"]
+
+ACCEPTED_AT = "2026-11-21T12:00:00Z"
+
+
+class Fault(Enum):
+    """What happens at the chosen request."""
+
+    STOP_BEFORE = auto()
+    STOP_AFTER = auto()
+    CONFLICT = auto()
+    SERVER_ERROR = auto()
+    LOST = auto()
+    LOST_APPLIED = auto()
+
+    @property
+    def stops(self) -> bool:
+        """Whether the agent is stopped there."""
+        return self in {Fault.STOP_BEFORE, Fault.STOP_AFTER}
+
+
+@dataclass
+class Fuse(Transport):
+    """The agent's way to the API server; blows once, at request number `at`.
+
+    `counts` chooses the requests that are counted.
+    """
+
+    inner: Transport
+    counts: Callable[[Request], bool] = lambda request: request.method != "GET"
+    at: int = -1
+    fault: Fault = Fault.STOP_BEFORE
+    counted: list[str] = field(default_factory=list)
+    blown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def request(self, request: Request) -> Response:
+        if not self.counts(request):
+            return await self.inner.request(request)
+        self.counted.append(f"{request.method} {request.path}")
+        if len(self.counted) - 1 != self.at:
+            return await self.inner.request(request)
+        if self.fault in {Fault.STOP_AFTER, Fault.LOST_APPLIED}:
+            await self.inner.request(request)
+        self.blown.set()
+        if self.fault.stops:
+            await asyncio.Event().wait()
+        if self.fault in {Fault.LOST, Fault.LOST_APPLIED}:
+            raise UnreachableError(f"{request.method} {request.path}: no answer")
+        status = 409 if self.fault is Fault.CONFLICT else 500
+        return Response(status, json.dumps({"message": "injected", "reason": "Injected"}).encode())
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self.inner.stream(request)
+
+    async def close(self) -> None:
+        pass
+
+
+def build_agent(
+    transport: Transport, *, node: str = NODE, slots: int = 1, metrics: Metrics | None = None
+) -> Reconciler:
+    """Return the owner side of the agent of `node`, wired as the product wires it."""
+    clock = LoopClock()
+    client = KubeClient(transport, Retry(clock))
+    metrics = metrics or Metrics(node)
+    status = StatusWriter(client, clock)
+    plan = MoverPlan(AgentTemplate(image="mover:1"))
+    datamovers = frozenset({"velero", ""})
+    tools = Tools(
+        client=client,
+        clock=clock,
+        status=status,
+        story=Story(EventRecorder(client, clock, component="node-agent", host=node)),
+        logs=MoverLogs(client),
+        progress=ProgressFollower(client, clock, status=status, metrics=metrics),
+        slots=Slots(slots),
+        metrics=metrics,
+    )
+    kinds = [
+        DataUploadKind(client, CSISnapshotExposer(client), plan, datamovers),
+        DataDownloadKind(client, clock, GenericRestoreExposer(client), plan, datamovers),
+    ]
+    return Reconciler(tools, Site(node, NAMESPACE), limits=Limits(), kinds=kinds)
+
+
+@dataclass
+class World:
+    """A cluster with what a load needs, and what a test asks of it."""
+
+    kube: FakeKube
+    cluster: Cluster
+
+    def load(self, kind: str = "DataUpload", name: str = "") -> JsonDict:
+        """Return the only load of `kind`, or the one of that name."""
+        resource = DATA_UPLOADS if kind == "DataUpload" else DATA_DOWNLOADS
+        loads = [o for o in self.kube.objects(resource) if name in {"", o["metadata"]["name"]}]
+        return loads[0] if loads else {}
+
+    def phase(self, kind: str = "DataUpload", name: str = "") -> str:
+        """Return the load's phase, empty where it is gone."""
+        return str(self.load(kind, name).get("status", {}).get("phase", ""))
+
+    def reasons(self) -> list[str]:
+        """Return the reasons of the agent's Events, in order."""
+        events = [e for e in self.kube.objects(EVENTS) if e.get("source", {}).get("component") == "node-agent"]
+        return [e["reason"] for e in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"]))]
+
+    def left(self) -> dict[str, list[str]]:
+        """Return the names of everything beside loads and Events."""
+        resources: tuple[Resource, ...] = (
+            PODS,
+            PERSISTENT_VOLUME_CLAIMS,
+            PERSISTENT_VOLUMES,
+            VOLUME_SNAPSHOTS,
+            VOLUME_SNAPSHOT_CONTENTS,
+        )
+        names = {r.plural: sorted(o["metadata"]["name"] for o in self.kube.objects(r)) for r in resources}
+        return {plural: found for plural, found in names.items() if found}
+
+    def target(self) -> tuple[JsonDict, JsonDict]:
+        """Return the claim a DataDownload restores into, and its volume (empty: none)."""
+        claim = next(o for o in self.kube.objects(PERSISTENT_VOLUME_CLAIMS) if o["metadata"]["namespace"] != NAMESPACE)
+        volumes = {o["metadata"]["name"]: o for o in self.kube.objects(PERSISTENT_VOLUMES)}
+        return claim, volumes.get(claim["spec"].get("volumeName", ""), {})
+
+    def claim_path(self, claim: JsonDict) -> tuple[Resource, str, str]:
+        """Return resource, namespace and name of a claim."""
+        return PERSISTENT_VOLUME_CLAIMS, claim["metadata"]["namespace"], claim["metadata"]["name"]
+
+    def unready_snapshot(self, name: str) -> None:
+        """Let a source snapshot be one that is still taken."""
+        snapshot = next(o for o in self.kube.objects(VOLUME_SNAPSHOTS) if o["metadata"]["name"] == name)
+        self.kube.put(snapshot | {"status": {"readyToUse": False}})
+
+    async def stop(self, load: JsonDict, by: str) -> None:
+        """Ask for the end of a load by `cancel` or by `deletion`."""
+        resource = DATA_UPLOADS if load["kind"] == "DataUpload" else DATA_DOWNLOADS
+        name = load["metadata"]["name"]
+        if by == "cancel":
+            await self.cluster.client.patch(resource, NAMESPACE, name, {"spec": {"cancel": True}})
+        else:
+            await self.cluster.client.delete(resource, NAMESPACE, name)
+
+    async def until(self, condition: Callable[[], bool], *, seconds: float = 300.0, every: float = 0.05) -> None:
+        """Wait in virtual time until `condition` holds, looking `every` so many seconds."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(every)
+
+    def done(self, kind: str = "DataUpload", name: str = "") -> bool:
+        """Whether the load has left the agent's hands, cleaned up."""
+        meta = self.load(kind, name).get("metadata")
+        return meta is None or NODE_LABEL not in meta.get("labels", {})
+
+    @asynccontextmanager
+    async def agent(self, transport: Transport | None = None, **options: object) -> AsyncIterator[Reconciler]:
+        """Run an agent for the time of the context."""
+        reconciler = build_agent(transport or self.kube, **options)  # type: ignore[arg-type] # passed through
+        task = asyncio.create_task(reconciler.run(), name="agent")
+        try:
+            yield reconciler
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def accepted(load: JsonDict, *, node: str = NODE) -> JsonDict:
+    """Return `load` as the dispatcher accepts it for `node`."""
+    load["metadata"]["labels"] |= {NODE_LABEL: node, EXPOSE_ON_GOING_LABEL: "true"}
+    load["metadata"]["finalizers"] = [DATA_MOVER_FINALIZER]
+    load["status"] = {"phase": "Accepted", "acceptedByNode": node, "acceptedTimestamp": ACCEPTED_AT}
+    return load
+
+
+@asynccontextmanager
+async def open_world(*loads: JsonDict, mover: Mover | None = None) -> AsyncIterator[World]:
+    """Run a cluster that holds `loads` and the volumes they are about."""
+    kube = FakeKube()
+    clock = LoopClock()
+    cluster = Cluster(kube, KubeClient(kube, Retry(clock)), mover or Mover())
+    for load in loads:
+        kube.put(load)
+        for obj in _volumes_of(load):
+            kube.put(obj)
+    task = asyncio.create_task(cluster.run(), name="cluster")
+    try:
+        yield World(kube, cluster)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _volumes_of(load: JsonDict) -> list[JsonDict]:
+    name = load["metadata"]["name"]
+    if load["kind"] == "DataDownload":
+        target = load["spec"]["targetVolume"]
+        return [_claim(target["namespace"], target["pvc"])]
+    source = load["spec"]["csiSnapshot"]["volumeSnapshot"]
+    namespace = load["spec"]["sourceNamespace"]
+    group = "snapshot.storage.k8s.io/v1"
+    return [
+        _claim(namespace, load["spec"]["sourcePVC"], volume="pv-source"),
+        {
+            "apiVersion": group,
+            "kind": "VolumeSnapshot",
+            "metadata": {"name": source, "namespace": namespace, "uid": f"vs-{name}"},
+            "spec": {"source": {"persistentVolumeClaimName": load["spec"]["sourcePVC"]}},
+            "status": {
+                "readyToUse": True,
+                "restoreSize": "1Gi",
+                "boundVolumeSnapshotContentName": f"content-{name}",
+            },
+        },
+        {
+            "apiVersion": group,
+            "kind": "VolumeSnapshotContent",
+            "metadata": {"name": f"content-{name}", "uid": f"vsc-{name}"},
+            "spec": {
+                "deletionPolicy": "Delete",
+                "driver": "hostpath.csi.k8s.io",
+                "source": {"volumeHandle": "v"},
+                "volumeSnapshotRef": {"name": source, "namespace": namespace, "uid": f"vs-{name}"},
+            },
+            "status": {"readyToUse": True, "snapshotHandle": f"handle-{name}"},
+        },
+    ]
+
+
+def _claim(namespace: str, name: str, *, volume: str = "") -> JsonDict:
+    spec: JsonDict = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+        "storageClassName": "",
+    }
+    claim: JsonDict = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+        "status": {"phase": "Pending"},
+    }
+    if volume:
+        spec["volumeName"] = volume
+        claim["status"] = {"phase": "Bound"}
+    return claim

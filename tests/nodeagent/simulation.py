@@ -1,0 +1,185 @@
+"""A cluster around the fake API server: storage, scheduler, kubelet and movers, one node.
+
+Level-based like the real controllers: every tenth of a second each rule looks at what there
+is and does what is missing. `Mover` says what a mover does once it may start.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+from core.kube.client import KubeClient
+from core.kube.resources import (
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    EVENTS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.models.base import JsonDict
+from tests.nodeagent.loads import NAMESPACE, NODE
+from tests.support.fakekube import FakeKube
+
+__all__ = ["BACKUP_DONE", "RESTORE_DONE", "Cluster", "Mover"]
+
+BACKUP_DONE = json.dumps(
+    {
+        "snapshotID": "kopia-1",
+        "source": {"byPath": "/uid", "volumeMode": "Filesystem"},
+        "totalBytes": 1000,
+        "incrementalBytes": 600,
+    }
+)
+RESTORE_DONE = json.dumps({"target": {"byPath": "/uid", "volumeMode": "Filesystem"}, "totalBytes": 1000})
+CANCELED = "the data path is canceled"
+
+
+@dataclass
+class Mover:
+    """What a mover does: how long it moves data, and how it ends.
+
+    `stubborn`: it never answers a cancel. `message` of None is the good result of its kind.
+    """
+
+    seconds: float = 3.0
+    exit_code: int = 0
+    message: str | None = None
+    reason: str = ""
+    stubborn: bool = False
+    starts: bool = True
+
+
+@dataclass
+class Cluster:
+    """The controllers; `run` them beside the agent."""
+
+    kube: FakeKube
+    client: KubeClient
+    mover: Mover = field(default_factory=Mover)
+    node: str = NODE
+    tick_seconds: float = 0.1
+    _started_at: dict[str, float] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        while True:
+            for rule in (self._snapshots, self._claims, self._volumes, self._pods):
+                await rule()
+            await asyncio.sleep(self.tick_seconds)
+
+    async def _snapshots(self) -> None:
+        contents = {o["metadata"]["name"]: o for o in self.kube.objects(VOLUME_SNAPSHOT_CONTENTS)}
+        snapshots = {o["metadata"]["uid"]: o for o in self.kube.objects(VOLUME_SNAPSHOTS)}
+        for snapshot in snapshots.values():
+            name = snapshot["spec"]["source"].get("volumeSnapshotContentName", "")
+            content = contents.get(name)
+            if content is None or (snapshot.get("status") or {}).get("readyToUse"):
+                continue
+            uid = {"uid": snapshot["metadata"]["uid"]}
+            ready = {"readyToUse": True, "restoreSize": "1Gi"}
+            await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"volumeSnapshotRef": uid}})
+            status = ready | {"boundVolumeSnapshotContentName": name}
+            await self._patch(VOLUME_SNAPSHOTS, snapshot, {"status": status})
+        for content in contents.values():
+            uid = content["spec"]["volumeSnapshotRef"].get("uid", "")
+            if uid and uid not in snapshots and content["spec"]["deletionPolicy"] == "Delete":
+                await self.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", content["metadata"]["name"])
+
+    async def _claims(self) -> None:
+        """Provision the claims of the agent's namespace; those of workloads wait for a volume."""
+        for claim in self.kube.objects(PERSISTENT_VOLUME_CLAIMS):
+            meta, spec = claim["metadata"], claim["spec"]
+            if meta["namespace"] != NAMESPACE or spec.get("volumeName"):
+                continue
+            name = f"pvc-{meta['uid']}"
+            reference = {"kind": "PersistentVolumeClaim", "namespace": NAMESPACE}
+            self.kube.put(
+                {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolume",
+                    "metadata": {"name": name},
+                    "spec": {
+                        "claimRef": reference | {"name": meta["name"], "uid": meta["uid"]},
+                        "persistentVolumeReclaimPolicy": "Delete",
+                    },
+                    "status": {"phase": "Bound"},
+                }
+            )
+            bound = {"spec": {"volumeName": name}, "status": {"phase": "Bound"}}
+            await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound)
+
+    async def _volumes(self) -> None:
+        claims = {o["metadata"]["uid"]: o for o in self.kube.objects(PERSISTENT_VOLUME_CLAIMS)}
+        for volume in self.kube.objects(PERSISTENT_VOLUMES):
+            spec, name = volume["spec"], volume["metadata"]["name"]
+            claim = claims.get((spec.get("claimRef") or {}).get("uid", ""))
+            if claim is None:
+                if spec["persistentVolumeReclaimPolicy"] == "Delete":
+                    await self.client.delete(PERSISTENT_VOLUMES, "", name)
+                elif volume["status"]["phase"] != "Released":
+                    await self._patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Released"}})
+            elif claim["spec"].get("volumeName") == name:
+                for resource, obj in ((PERSISTENT_VOLUMES, volume), (PERSISTENT_VOLUME_CLAIMS, claim)):
+                    if (obj.get("status") or {}).get("phase") != "Bound":
+                        await self._patch(resource, obj, {"status": {"phase": "Bound"}})
+
+    async def _pods(self) -> None:
+        for pod in self.kube.objects(PODS):
+            phase = (pod.get("status") or {}).get("phase", "Pending")
+            if phase == "Pending" and self.mover.starts:
+                state = {"spec": {"nodeName": self.node}, "status": {"phase": "Running"}}
+                await self._patch(PODS, pod, state)
+            elif phase == "Running":
+                await self._move_data(pod)
+
+    async def _move_data(self, pod: JsonDict) -> None:
+        load = self._load_of(pod)
+        if load is None or self.mover.stubborn:
+            return
+        status = load.get("status") or {}
+        stop = load["spec"].get("cancel") or load["metadata"].get("deletionTimestamp")
+        now = asyncio.get_running_loop().time()
+        if stop and status.get("phase") in {"InProgress", "Canceling"}:
+            await self._end(pod, 14, CANCELED)
+        elif status.get("phase") == "InProgress":
+            began = self._started_at.setdefault(pod["metadata"]["uid"], now)
+            if now == began:
+                self._tell_progress(load, 400)
+            if now - began >= self.mover.seconds:
+                done = BACKUP_DONE if load["kind"] == "DataUpload" else RESTORE_DONE
+                message = done if self.mover.message is None else self.mover.message
+                await self._end(pod, self.mover.exit_code, message)
+
+    async def _end(self, pod: JsonDict, exit_code: int, message: str) -> None:
+        terminated = {"exitCode": exit_code, "message": message, "reason": self.mover.reason}
+        status = {
+            "phase": "Failed" if exit_code else "Succeeded",
+            "containerStatuses": [{"name": "mover", "state": {"terminated": terminated}}],
+        }
+        await self._patch(PODS, pod, {"status": status})
+
+    def _tell_progress(self, load: JsonDict, done_bytes: int) -> None:
+        meta = load["metadata"]
+        message = {"totalBytes": 1000, "doneBytes": done_bytes, "bytesPerSecond": 100, "sentBytes": 50}
+        self.kube.put(
+            {
+                "apiVersion": EVENTS.api_version,
+                "kind": EVENTS.kind,
+                "metadata": {"name": f"{meta['name']}.{done_bytes}", "namespace": meta["namespace"]},
+                "involvedObject": {"kind": load["kind"], "name": meta["name"], "uid": meta["uid"]},
+                "reason": "Data-Path-Progress",
+                "message": json.dumps(message),
+            }
+        )
+
+    def _load_of(self, pod: JsonDict) -> JsonDict | None:
+        uids = {reference["uid"] for reference in pod["metadata"].get("ownerReferences", [])}
+        loads = [o for resource in (DATA_UPLOADS, DATA_DOWNLOADS) for o in self.kube.objects(resource)]
+        return next((load for load in loads if load["metadata"]["uid"] in uids), None)
+
+    async def _patch(self, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
+        meta = obj["metadata"]
+        await self.client.patch(resource, meta.get("namespace", ""), meta["name"], patch)
