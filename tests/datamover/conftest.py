@@ -1,0 +1,99 @@
+"""kopia on the PATH, places to keep repositories, and nothing left behind."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from core.clock import SystemClock
+from datamover.byhand import ByHand, RepositoryOptions
+from datamover.limits import Limits
+from datamover.signals import StopSignal
+from tests.datamover.plainkopia import IDENTITY, PASSWORD, PlainKopia
+from tests.datamover.s3server import S3Server, run_s3_server
+from tests.datamover.trees import make_tree
+from tests.support.tools import tool
+
+
+def _children() -> set[str]:
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[1] == str(os.getpid()):
+            found.add(stat.parent.name)
+    return found
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_is_left() -> AsyncIterator[None]:
+    """A test that leaves a task or a child process fails."""
+    children = _children()
+    tasks = asyncio.all_tasks()
+    yield
+    assert asyncio.all_tasks() - {asyncio.current_task()} <= tasks
+    assert _children() <= children
+
+
+@pytest.fixture(scope="session")
+def kopia_program() -> Path:
+    return tool("kopia", "kopia")
+
+
+@pytest.fixture(autouse=True)
+def _kopia_on_path(kopia_program: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", f"{kopia_program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("VELERO_SCRATCH_DIR", str(tmp_path))
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "KOPIA_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with run_s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return make_tree(tmp_path / "tree")
+
+
+@pytest.fixture(scope="session")
+def _new_repository(kopia_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository in which nothing is: creating one takes a second, copying it nothing."""
+    folder = tmp_path_factory.mktemp("template")
+    path = folder / "repository"
+    path.mkdir()
+    PlainKopia(kopia_program, folder).run("repository", "create", "filesystem", f"--path={path}", *IDENTITY)
+    return path
+
+
+@pytest.fixture
+def repository(_new_repository: Path, tmp_path: Path) -> Path:
+    """The folder of a repository with nothing in it, of the interop identity."""
+    return Path(shutil.copytree(_new_repository, tmp_path / "repository"))
+
+
+@pytest.fixture
+def kopia(repository: Path, tmp_path: Path, kopia_program: Path) -> PlainKopia:
+    """kopia itself, connected to the repository as a peer is."""
+    kopia = PlainKopia(kopia_program, tmp_path)
+    kopia.connect(repository)
+    return kopia
+
+
+@pytest.fixture
+def by_hand(repository: Path) -> ByHand:
+    """The mover by hand, on the repository."""
+    return hand_for(str(repository))
+
+
+def hand_for(name: str, password: str = PASSWORD, stop: StopSignal | None = None) -> ByHand:
+    options = RepositoryOptions(name, password)
+    return ByHand(options, os.environ, limits=Limits(2), clock=SystemClock(), stop=stop or StopSignal())

@@ -1,0 +1,48 @@
+"""kopia by itself, as a person or a peer would run it: the other side of each interop test."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["IDENTITY", "PASSWORD", "PlainKopia"]
+
+PASSWORD: Final = "a secret password"
+IDENTITY: Final = ("--override-hostname=default", "--override-username=default")
+
+
+class PlainKopia:
+    def __init__(self, program: Path, folder: Path) -> None:
+        self._program = program
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "KOPIA_PASSWORD": PASSWORD,
+            "KOPIA_CONFIG_PATH": str(folder / "plain.config"),
+            "KOPIA_CHECK_FOR_UPDATES": "false",
+        }
+
+    def run(self, *arguments: str, stdin: int | None = None) -> bytes:
+        flags = ("--no-auto-maintenance", "--disable-file-logging", "--no-persist-credentials", "--no-progress")
+        done = subprocess.run(
+            [self._program, *flags, *arguments], env=self._environment, stdin=stdin, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout
+
+    def connect(self, repository: Path) -> None:
+        self.run("repository", "connect", "filesystem", f"--path={repository}", *IDENTITY)
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        """Every snapshot, the incomplete ones too."""
+        found: list[dict[str, Any]] = json.loads(
+            self.run("snapshot", "list", "--all", "--incomplete", "--json", "--show-identical") or b"[]"
+        )
+        return found
+
+    def policy(self, source: str) -> dict[str, Any]:
+        """The policy that was written for this source, and nothing inherited."""
+        defined = json.loads(self.run("policy", "list", "--json"))
+        (found,) = [one for one in defined if one["target"]["path"] == source]
+        return dict(found)

@@ -1,0 +1,76 @@
+"""An S3 server on loopback: versitygw over a folder, where a bucket is a folder."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.tools import tool
+
+__all__ = ["S3Server", "free_port", "run_s3_server"]
+
+_START_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class S3Server:
+    url: str
+    folder: Path
+    access_key: str = "test-access-key"
+    secret_key: str = "test-secret-key-of-s3"
+
+    def make_bucket(self, name: str) -> str:
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / name).mkdir()
+        return name
+
+    @property
+    def credentials_file(self) -> str:
+        """What the peer's Secret `cloud-credentials` holds."""
+        return f"[default]\naws_access_key_id = {self.access_key}\naws_secret_access_key = {self.secret_key}\n"
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def run_s3_server(folder: Path) -> Iterator[S3Server]:
+    """Start the server, and end it at the end."""
+    server = S3Server(f"http://127.0.0.1:{free_port()}", folder)
+    address = server.url.removeprefix("http://")
+    keys = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
+    process = subprocess.Popen(
+        [tool("versitygw", "versitygw"), "--port", address, "posix", "--nometa", folder],
+        env={**os.environ, **keys},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait_for(address, process)
+        yield server
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_for(address: str, process: "subprocess.Popen[bytes]") -> None:
+    host, port = address.split(":")
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except OSError:
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise
+            time.sleep(0.05)
+        else:
+            return

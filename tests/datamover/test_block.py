@@ -1,0 +1,93 @@
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from core.clock import SystemClock
+from core.contract import BackupResult, VolumeMode
+from core.errors import DataPathError, KopiaError
+from datamover.backup import BackupRequest, back_up
+from datamover.kopia import Kopia, kopia_environment
+from datamover.progress import Direction, Meter
+from datamover.restore import RestoreRequest, restore
+from datamover.scrub import Scrubber
+from datamover.workfolder import WorkFolder
+from tests.datamover.plainkopia import PASSWORD, PlainKopia
+
+_SIZE = 6 << 20
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """A file that stands for a device; its end is a hole."""
+    path = tmp_path / "device"
+    path.write_bytes(random.Random(1).randbytes(_SIZE - (1 << 20)))
+    os.truncate(path, _SIZE)
+    return path
+
+
+@pytest.fixture
+def connected(kopia: PlainKopia, tmp_path: Path) -> Kopia:
+    folder = WorkFolder(tmp_path, tmp_path / "cache")
+    environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
+    return Kopia({**environment, "KOPIA_CONFIG_PATH": str(tmp_path / "plain.config")}, Scrubber())
+
+
+async def _back_up(kopia: Kopia, device: Path) -> BackupResult:
+    request = BackupRequest(device, VolumeMode.BLOCK, "some/device", parallel=2)
+    return await back_up(kopia, request, Meter(SystemClock(), Direction.UPLOAD))
+
+
+async def _restore(kopia: Kopia, snapshot_id: str, target: Path) -> None:
+    request = RestoreRequest(snapshot_id, target, VolumeMode.BLOCK, workers=2)
+    await restore(kopia, request, Meter(SystemClock(), Direction.RESTORE))
+
+
+async def test_a_device_comes_back_bit_for_bit_and_leaves_the_rest_of_a_larger_one(
+    connected: Kopia, device: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"\xff" * (_SIZE + 4096))
+    backup = await _back_up(connected, device)
+    await _restore(connected, backup.snapshot_id, target)
+    assert target.read_bytes() == device.read_bytes() + b"\xff" * 4096
+    assert (backup.total_bytes, backup.source.volume_mode) == (_SIZE, "Block")
+
+
+async def test_a_device_is_kept_in_the_peers_form(connected: Kopia, device: Path, kopia: PlainKopia) -> None:
+    await _back_up(connected, device)
+    (found,) = kopia.snapshots()
+    assert {key: found["rootEntry"][key] for key in ("type", "mode")} == {"type": "d", "mode": "0777"}
+    assert found["rootEntry"]["summ"] | {"maxTime": ""} == {
+        "size": _SIZE,
+        "files": 1,
+        "symlinks": 0,
+        "dirs": 1,
+        "maxTime": "",
+        "numFailed": 0,
+    }
+
+
+async def test_a_smaller_device_is_refused_before_a_byte_is_written(
+    connected: Kopia, device: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"\xff" * (_SIZE - 1))
+    backup = await _back_up(connected, device)
+    with pytest.raises(DataPathError, match=f"has {_SIZE - 1} bytes, .* {_SIZE}: nothing was written"):
+        await _restore(connected, backup.snapshot_id, target)
+    assert set(target.read_bytes()) == {0xFF}
+
+
+async def test_a_snapshot_of_a_folder_is_not_written_to_a_device(
+    connected: Kopia, tree: Path, device: Path, kopia: PlainKopia
+) -> None:
+    kopia.run("snapshot", "create", str(tree), "--override-source=default@default:x")
+    with pytest.raises(KopiaError, match="is not one of a block device"):
+        await _restore(connected, kopia.snapshots()[0]["id"], device)
+
+
+async def test_a_device_that_is_not_there_is_named(connected: Kopia, tmp_path: Path) -> None:
+    with pytest.raises(DataPathError, match="device .*/nothing cannot be opened: No such file"):
+        await _back_up(connected, tmp_path / "nothing")

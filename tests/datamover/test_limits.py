@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+
+from datamover.limits import Limits, read_limits
+from datamover.restore import restore_workers
+from datamover.settings import UploaderSettings
+
+_MIB = 1 << 20
+
+
+def _files(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "memory"),
+    [
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "268435456\n"}, 268435456),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, None),
+        (
+            {
+                "proc/self/cgroup": "9:memory:/kubepods/pod1\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "sys/fs/cgroup/memory/kubepods/pod1/memory.limit_in_bytes": "1073741824\n",
+            },
+            1073741824,
+        ),
+        (
+            {
+                "proc/self/cgroup": "9:memory:/kubepods/pod1\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "536870912\n",
+            },
+            536870912,
+        ),
+        ({}, None),
+    ],
+    ids=["v2", "v2 without limit", "v1 on the host", "v1 in a container", "nothing to read"],
+)
+def test_memory_limit_is_read(tmp_path: Path, files: dict[str, str], memory: int | None) -> None:
+    assert read_limits(_files(tmp_path, files)).memory_bytes == memory
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"},
+        {
+            "proc/self/cgroup": "3:cpu,cpuacct:/x\n",
+            "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "100000\n",
+            "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
+        },
+    ],
+    ids=["v2", "v1"],
+)
+def test_cpus_are_what_the_cgroup_grants(tmp_path: Path, files: dict[str, str]) -> None:
+    assert read_limits(_files(tmp_path, files)).cpus == 1
+
+
+@pytest.mark.parametrize(
+    ("limit_mib", "soft"), [(None, "120MiB"), (256, "120MiB"), (200, "64MiB"), (100, "48MiB"), (2048, "512MiB")]
+)
+def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -> None:
+    limits = Limits(4, limit_mib * _MIB if limit_mib else None)
+    assert limits.go_settings({}) == {"GOGC": "50", "GOMEMLIMIT": soft}
+
+
+def test_what_the_environment_sets_stays() -> None:
+    assert Limits(4).go_settings({"GOGC": "100", "GOMEMLIMIT": "1GiB"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "limit_mib", "workers"), [(8, None, 4), (2, None, 2), (8, 256, 3), (8, 128, 1), (1, 4096, 1)]
+)
+def test_restore_workers_follow_cpus_and_memory(cpus: int, limit_mib: int | None, workers: int) -> None:
+    assert Limits(cpus, limit_mib * _MIB if limit_mib else None).restore_workers == workers
+
+
+def test_asked_workers_win_with_a_warning_when_they_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+    assert restore_workers(UploaderSettings(parallel_download=10), Limits(8, 256 * _MIB)) == 10
+    assert "ParallelFilesDownload=10" in caplog.text

@@ -1,0 +1,46 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datamover.loads import LOAD_KINDS, BackupPlan, RestorePlan, plan_of
+
+_RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
+
+
+def _recorded(name: str) -> Any:
+    return json.loads((_RECORDINGS / f"{name}.json").read_text())
+
+
+def _plan(flag: str, recording: str) -> BackupPlan | RestorePlan:
+    raw = _recorded(recording)[-1]["object"]
+    return plan_of(LOAD_KINDS[flag].model.parse(raw))
+
+
+@pytest.mark.parametrize(
+    ("flag", "recording"), [("data-upload", "dataupload"), ("pod-volume-backup", "podvolumebackup")]
+)
+def test_a_backup_has_the_source_and_tags_of_the_peers_own_snapshot(flag: str, recording: str) -> None:
+    plan = _plan(flag, recording)
+    assert isinstance(plan, BackupPlan)
+    peers = {one["source"]["path"]: one["tags"] for one in _recorded("kopia-snapshots")}
+    assert peers[plan.source] == plan.tags
+
+
+def test_a_volume_without_a_claim_is_kept_under_its_own_name() -> None:
+    raw = _recorded("podvolumebackup")[-1]["object"]
+    del raw["metadata"]["annotations"]
+    plan = plan_of(LOAD_KINDS["pod-volume-backup"].model.parse(raw))
+    assert isinstance(plan, BackupPlan)
+    assert plan.source == "snapshot-pod-volume/kopia/app/writer/fs"
+
+
+def test_a_data_download_leaves_no_done_file() -> None:
+    assert _plan("data-download", "datadownload") == RestorePlan("74b385d6f9a63c4ff9a796d7a49bf992")
+
+
+def test_a_pod_volume_restore_leaves_the_file_the_workload_waits_for() -> None:
+    plan = _plan("pod-volume-restore", "podvolumerestore")
+    waiting = _recorded("workload-pod-restored")[-1]["object"]["spec"]["initContainers"][0]
+    assert plan == RestorePlan("cd06b7e6e1bc80e0ede56dbc172bdb31", waiting["args"][0])

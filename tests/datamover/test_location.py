@@ -1,0 +1,205 @@
+import base64
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import ConfigError, RepositoryError
+from core.models.storage import BackupStorageLocation
+from datamover.credentials import AwsKeys, CredentialsText, parse_aws_keys
+from datamover.location import LocationSecrets, storage_of
+from datamover.storage import AzureStorage, FileStorage, GcsStorage, Reach, S3Storage, parse_endpoint
+from datamover.workfolder import WorkFolder, open_work_folder
+
+_AWS_FILE = "[default]\naws_access_key_id = KEYID \naws_secret_access_key=TOPSECRET\n[other]\naws_access_key_id=OTHER\naws_secret_access_key=OTHERSECRET\naws_session_token=TOKEN\n"
+_CREDENTIAL = LocationSecrets(CredentialsText(_AWS_FILE, "Secret velero/cloud"))
+
+
+def _location(provider: str, config: dict[str, str] | None = None, **storage: Any) -> BackupStorageLocation:
+    return BackupStorageLocation.parse(
+        {
+            "apiVersion": "velero.io/v1",
+            "kind": "BackupStorageLocation",
+            "metadata": {"name": "default", "namespace": "velero"},
+            "spec": {"provider": provider, "config": config or {}, "objectStorage": {"bucket": "bkt", **storage}},
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> WorkFolder:
+    return WorkFolder(tmp_path, tmp_path / "cache")
+
+
+def test_s3_location_becomes_arguments_without_any_key(folder: WorkFolder) -> None:
+    config = {"s3Url": "https://s3.example.com:9000", "region": "minio", "s3ForcePathStyle": "true"}
+    storage = storage_of(_location("velero.io/aws", config, prefix="/p/"), "app", secrets=_CREDENTIAL, environment={})
+    reach = storage.reach(folder)
+    assert reach.arguments == [
+        "s3",
+        "--bucket=bkt",
+        "--prefix=p/kopia/app/",
+        "--endpoint=s3.example.com:9000",
+        "--region=minio",
+        "--access-key=",
+        "--secret-access-key=",
+        "--session-token=",
+    ]
+    assert reach.environment == {
+        "AWS_ACCESS_KEY_ID": "KEYID",
+        "AWS_SECRET_ACCESS_KEY": "TOPSECRET",
+        "AWS_SESSION_TOKEN": "",
+    }
+    assert "TOPSECRET" not in repr(storage) + repr(reach)
+
+
+def test_any_provider_with_an_s3_url_is_s3_and_a_profile_is_heeded() -> None:
+    location = _location("example.com/other", {"s3Url": "http://127.0.0.1:1", "profile": "other"})
+    storage = storage_of(location, "app", secrets=_CREDENTIAL, environment={})
+    assert isinstance(storage, S3Storage)
+    assert storage.keys == AwsKeys("OTHER", "OTHERSECRET", "TOKEN")
+
+
+@pytest.mark.parametrize(
+    ("config", "flag"),
+    [
+        ({"s3Url": "http://h:1"}, "--disable-tls"),
+        ({"s3Url": "https://h:1", "insecureSkipTLSVerify": "true"}, "--disable-tls-verification"),
+        ({"region": "cn-north-1"}, "--endpoint=s3.cn-north-1.amazonaws.com.cn"),
+        ({}, "--endpoint=s3.amazonaws.com"),
+    ],
+    ids=["plain http", "unchecked certificate", "China", "AWS"],
+)
+def test_s3_config_becomes_a_flag(folder: WorkFolder, config: dict[str, str], flag: str) -> None:
+    storage = storage_of(_location("velero.io/aws", config), "app", secrets=LocationSecrets(), environment={})
+    assert flag in storage.reach(folder).arguments
+
+
+def test_without_credentials_the_environment_and_the_instance_speak(folder: WorkFolder) -> None:
+    storage = storage_of(
+        _location("velero.io/aws"),
+        "app",
+        secrets=LocationSecrets(),
+        environment={"AWS_SHARED_CREDENTIALS_FILE": "/no/such/file"},
+    )
+    assert storage.reach(folder).environment == {}
+
+
+def test_the_inherited_file_is_taken_where_the_location_names_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "cloud").write_text(_AWS_FILE)
+    environment = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "cloud")}
+    storage = storage_of(_location("velero.io/aws"), "app", secrets=LocationSecrets(), environment=environment)
+    assert isinstance(storage, S3Storage)
+    assert storage.keys == AwsKeys("KEYID", "TOPSECRET")
+
+
+def test_an_authority_goes_into_a_file_of_this_users_alone_and_the_reference_wins(folder: WorkFolder) -> None:
+    location = _location("velero.io/aws", caCert=base64.b64encode(b"inline").decode())
+    storage = storage_of(location, "app", secrets=LocationSecrets(ca_pem=b"referenced"), environment={})
+    (flag,) = [one for one in storage.reach(folder).arguments if one.startswith("--root-ca-pem-path=")]
+    file = Path(flag.partition("=")[2])
+    assert file.read_bytes() == b"referenced"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_folder_location_lies_below_its_fspath() -> None:
+    location = _location("velero.io/fs", {"fspath": "/backups"}, prefix="p")
+    storage = storage_of(location, "app", secrets=LocationSecrets(), environment={})
+    assert storage == FileStorage(Path("/backups/p/kopia/app"), Path("/backups"))
+
+
+def test_a_folder_is_not_made_where_its_root_is_not_mounted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not there"):
+        FileStorage(tmp_path / "mnt" / "kopia", tmp_path / "mnt").prepare_creation()
+
+
+def test_azure_credentials_become_kopias_variables(folder: WorkFolder) -> None:
+    text = "AZURE_CLOUD_NAME=AzureChinaCloud\nAZURE_TENANT_ID=t\n# note\nMYKEY=topsecret\n"
+    config = {"storageAccount": "acc", "storageAccountKeyEnvVar": "MYKEY"}
+    secrets = LocationSecrets(CredentialsText(text, "Secret velero/cloud"))
+    reach = storage_of(_location("velero.io/azure", config), "app", secrets=secrets, environment={}).reach(folder)
+    assert "--storage-domain=blob.core.chinacloudapi.cn" in reach.arguments
+    assert reach.environment == {"AZURE_TENANT_ID": "t", "AZURE_STORAGE_KEY": "topsecret"}
+    assert reach.secrets({}) == ["topsecret"]
+
+
+def test_google_credentials_go_into_a_file(folder: WorkFolder) -> None:
+    secrets = LocationSecrets(CredentialsText('{"type": "service_account"}', "Secret velero/cloud"))
+    reach = storage_of(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).reach(folder)
+    assert reach.arguments[-1] == f"--credentials-file={folder.path / 'gcs.json'}"
+    assert (folder.path / "gcs.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("provider", "config", "message"),
+    [
+        ("example.com/other", {}, "provider 'example.com/other' is none of"),
+        ("velero.io/azure", {}, "config.storageAccount is not set"),
+        ("velero.io/fs", {}, "config.fspath '' is no absolute path"),
+        ("velero.io/aws", {"profile": "none"}, "Secret velero/cloud has no profile 'none'; its profiles are: default"),
+    ],
+    ids=["provider", "azure account", "fspath", "profile"],
+)
+def test_what_cannot_be_used_is_told_with_the_locations_name(
+    provider: str, config: dict[str, str], message: str
+) -> None:
+    with pytest.raises(RepositoryError, match="BackupStorageLocation default: .*" + message):
+        storage_of(_location(provider, config), "app", secrets=_CREDENTIAL, environment={})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["no file of this kind: TOPSECRET", "[default]\naws_access_key_id=KEYID\n", ""],
+    ids=["no sections", "no secret key", "empty"],
+)
+def test_a_file_that_is_none_is_refused_without_quoting_it(text: str) -> None:
+    with pytest.raises(RepositoryError, match="file /c") as refused:
+        parse_aws_keys(CredentialsText(text, "file /c"))
+    assert "TOPSECRET" not in str(refused.value)
+    assert refused.value.__context__ is None or refused.value.__suppress_context__
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "https://"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="is no S3 address"):
+        parse_endpoint(url)
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        S3Storage("b", "p/", "http://127.0.0.1:1", "r"),
+        S3Storage("b", "p/", "https://127.0.0.1:1", verify_tls=False),
+        S3Storage("b", "p/", "https://127.0.0.1:1", ca_pem=b"x"),
+        FileStorage(Path("/no/such/folder")),
+        AzureStorage("c", "p/", "a", {"AZURE_STORAGE_KEY": "a2V5"}, b"x", "d"),
+        GcsStorage("b", "p/", "{}", b"x"),
+    ],
+    ids=["s3", "s3 unchecked", "s3 authority", "folder", "azure", "gcs"],
+)
+def test_kopias_own_parser_takes_the_arguments(folder: WorkFolder, storage: S3Storage) -> None:
+    """`--help` beside them: kopia parses all, and then does nothing."""
+    reach: Reach = storage.reach(folder)
+    kopia = shutil.which("kopia")
+    assert kopia is not None
+    done = subprocess.run(
+        [kopia, "repository", "connect", *reach.arguments, "--no-such-flag"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "unknown long flag '--no-such-flag'" in done.stderr
+
+
+def test_the_work_folder_is_private_and_goes_away(tmp_path: Path) -> None:
+    with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}) as folder:
+        assert folder.path.parent == tmp_path
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert not folder.path.exists()
+
+
+def test_the_cache_lies_on_its_own_volume_where_there_is_one(tmp_path: Path) -> None:
+    with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}, "/cache") as folder:
+        assert folder.cache == Path("/cache/kopia-cache")

@@ -1,0 +1,113 @@
+import asyncio
+
+import pytest
+
+from core.clock import SystemClock
+from datamover.progress import Direction, Meter, parse_size, sum_counters
+from datamover.reporter import report_times
+
+
+class Hands:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.now = SystemClock().now
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    async def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class Counters(asyncio.Protocol):
+    """Serves `text` on the port a meter looks at."""
+
+    text = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        assert isinstance(self.transport, asyncio.WriteTransport)
+        self.transport.write(f"HTTP/1.0 200 OK\r\n\r\n{Counters.text}".encode())
+        self.transport.close()
+
+
+def _port(meter: Meter) -> int:
+    return int(meter.arguments[-1].rsplit(":", 1)[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0 B", 0), ("16.5 KB", 16_500), ("91.1 MB", 91_100_000), ("2.1 GB", 2_100_000_000), ("1.5 KiB", 1536)],
+)
+def test_sizes_read_as_kopia_writes_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("line", "hashed", "cached", "total"),
+    [
+        (" | 1 hashing, 0 hashed (16.5 KB), 0 cached (0 B), uploaded 0 B, estimating...", 16_500, 0, 0),
+        (
+            " | 0 hashing, 2536 hashed (85.6 MB), 7 cached (1 MB), uploaded 84.9 MB, estimated 91.1 MB (93.9%) 0s left",
+            85_600_000,
+            1_000_000,
+            91_100_000,
+        ),
+        (
+            " / 1 hashing, 1 hashed (131.1 KB), 0 cached (0 B), uploaded 0 B (1 fatal errors), estimated 2 MB (1%) 1s left",
+            131_100,
+            0,
+            2_000_000,
+        ),
+    ],
+    ids=["no estimate yet", "estimate", "with errors"],
+)
+def test_upload_lines_tell_hashed_cached_and_estimated_bytes(line: str, hashed: int, cached: int, total: int) -> None:
+    meter = Meter(SystemClock(), Direction.UPLOAD)
+    assert meter.is_progress(line)
+    assert (meter.hashed_bytes, meter.cached_bytes, meter.total_bytes) == (hashed, cached, total)
+
+
+def test_other_lines_are_no_progress() -> None:
+    meter = Meter(SystemClock(), Direction.RESTORE)
+    assert meter.is_progress("Processed 420 (13.5 MB) of 3258 (91.1 MB).")
+    assert not meter.is_progress('! Error when processing "z/mem": unable to open file')
+
+
+def test_counters_are_summed_over_their_labels() -> None:
+    text = '# HELP a b\nkopia_x_total{m="a"} 1.5e+03\nkopia_x_total{m="b c"} 2\nkopia_y 3\n'
+    assert sum_counters(text) == {"kopia_x_total": 1502.0, "kopia_y": 3.0}
+
+
+async def test_readings_never_go_back_never_pass_the_total_and_tell_the_rate() -> None:
+    clock = Hands()
+    meter = Meter(clock, Direction.UPLOAD, total_bytes=1000)
+    server = await asyncio.get_running_loop().create_server(Counters, "127.0.0.1", _port(meter))
+    readings = []
+    async with server:
+        for hashed in (100, 400, 300, 5000):
+            clock.seconds += 2
+            Counters.text = f"kopia_content_hashed_bytes_total {hashed}\nkopia_blob_upload_bytes_total 7\n"
+            readings.append(await meter.read())
+    assert [one.done_bytes for one in readings] == [100, 400, 400, 1000]
+    assert [one.bytes_per_second for one in readings] == [50, 150, 0, 300]
+    assert {one.sent_bytes for one in readings} == {7}
+
+
+async def test_what_the_parent_snapshot_holds_counts_as_done() -> None:
+    meter = Meter(SystemClock(), Direction.UPLOAD, total_bytes=2_000_000)
+    meter.is_progress(" * 0 hashing, 0 hashed (0 B), 9 cached (1.5 MB), uploaded 0 B, estimating...")
+    assert (await meter.read()).done_bytes == 1_500_000
+
+
+async def test_a_reading_while_kopia_serves_nothing_is_the_last_one() -> None:
+    assert (await Meter(SystemClock(), Direction.RESTORE, total_bytes=5).read()).done_bytes == 0
+
+
+def test_progress_is_told_after_1_2_4_8_seconds_and_then_every_10() -> None:
+    times = report_times()
+    assert [next(times) for _ in range(7)] == [1, 2, 4, 8, 18, 28, 38]

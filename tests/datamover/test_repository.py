@@ -1,0 +1,146 @@
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from core.errors import RepositoryError
+from datamover.credentials import AwsKeys
+from datamover.kopia import Kopia, kopia_environment
+from datamover.repository import CacheLimit, NotInitializedError, Repository, RepositoryPlace, parse_cache_limit
+from datamover.scrub import Scrubber
+from datamover.storage import FileStorage, S3Storage, Storage
+from datamover.workfolder import open_work_folder
+from tests.datamover.plainkopia import PASSWORD
+from tests.datamover.s3server import S3Server, free_port
+
+_RECORDED = Path(__file__).parents[1] / "recordings/velero-1.18.2/kopia-repository-status.json"
+
+
+@contextmanager
+def _repository(storage: Storage, password: str = PASSWORD, seconds: float = 30) -> Iterator[Repository]:
+    with open_work_folder(os.environ) as folder:
+        reach = storage.reach(folder)
+        environment = kopia_environment(os.environ, folder, {**reach.environment, "KOPIA_PASSWORD": password})
+        kopia = Kopia(environment, Scrubber([password, *reach.secrets({})]))
+        place = RepositoryPlace("repository under test", storage, reach)
+        yield Repository(kopia, place, folder, connect_seconds=seconds)
+
+
+def _s3(server: S3Server, name: str, **other: str) -> S3Storage:
+    keys = AwsKeys(other.get("access_key", server.access_key), other.get("secret_key", server.secret_key))
+    return S3Storage(other.get("bucket", name), "p/kopia/app/", other.get("url", server.url), "us-east-1", keys)
+
+
+async def test_a_new_repository_has_the_peers_form_and_is_found_again(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path / "r")
+    with _repository(storage) as repository:
+        created = await repository.ensure()
+        answer = await repository.kopia.call("status", "repository", "status", "--json")
+    with _repository(storage) as again:
+        assert await again.ensure() == created
+    recorded, made = json.loads(_RECORDED.read_text()), answer.document()
+    for part in ("contentFormat", "objectFormat", "blobRetention"):
+        assert made[part] == recorded[part]
+    assert made["clientOptions"]["username"] == made["clientOptions"]["hostname"] == "default"
+
+
+async def test_connecting_creates_nothing(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    with _repository(FileStorage(tmp_path / "r")) as repository:
+        with pytest.raises(NotInitializedError, match="repository under test: no repository is there"):
+            await repository.connect()
+    assert not list((tmp_path / "r").glob("kopia.*"))
+
+
+async def test_a_place_that_holds_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "kopia.maintenance.f").write_text("x")
+    with _repository(FileStorage(tmp_path / "r")) as repository:
+        with pytest.raises(RepositoryError, match="the place is not empty"):
+            await repository.ensure()
+
+
+async def test_a_second_creator_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = FileStorage(tmp_path / "r")
+    with _repository(storage) as repository, _repository(FileStorage(tmp_path / "other")) as other:
+        await other.ensure()
+        connect = repository.connect
+
+        async def connect_to_the_others(*, read_only: bool = False, cache_name: str = "") -> None:
+            if cache_name:
+                (tmp_path / "r").rename(tmp_path / "lost")
+                (tmp_path / "other").rename(tmp_path / "r")
+            await connect(read_only=read_only, cache_name=cache_name)
+
+        monkeypatch.setattr(repository, "connect", connect_to_the_others)
+        with pytest.raises(RepositoryError, match="somebody else created it"):
+            await repository.ensure()
+
+
+async def test_a_wrong_password_is_told(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path / "r")
+    with _repository(storage) as repository:
+        await repository.ensure()
+    with _repository(storage, "another password") as repository:
+        with pytest.raises(RepositoryError, match="^repository under test: the repository password does not match"):
+            await repository.connect()
+
+
+async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
+    with _repository(_s3(s3, s3.make_bucket("keys"))) as repository:
+        await repository.ensure()
+        written = repository._folder.config_file.read_text()
+        assert repository._folder.config_file.stat().st_mode & 0o777 == 0o600
+    assert s3.secret_key not in written
+    assert s3.access_key not in written
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        ({"secret_key": "wrong-secret-key"}, "the secret access key is not accepted"),
+        ({"access_key": "wrong-access-key"}, "the access key is not known there"),
+        ({"bucket": "no-such-bucket"}, "the bucket does not exist"),
+        ({"url": f"http://127.0.0.1:{free_port()}"}, "the endpoint cannot be reached"),
+    ],
+    ids=["secret key", "access key", "bucket", "endpoint"],
+)
+async def test_what_keeps_a_bucket_from_being_used_is_told(s3: S3Server, wrong: dict[str, str], cause: str) -> None:
+    with _repository(_s3(s3, s3.make_bucket("causes"), **wrong)) as repository:
+        with pytest.raises(RepositoryError, match=f"repository under test: {cause}") as refused:
+            await repository.ensure()
+    assert "wrong-secret-key" not in str(refused.value)
+
+
+@pytest.fixture
+def silent_endpoint() -> Iterator[str]:
+    """An address where the kernel takes connections, and nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+async def test_an_endpoint_that_never_answers_is_given_up(s3: S3Server, silent_endpoint: str) -> None:
+    with _repository(_s3(s3, "any", url=silent_endpoint), seconds=1) as repository:
+        with pytest.raises(RepositoryError, match="repository under test: no end within 1 s"):
+            await repository.connect()
+
+
+async def test_a_custom_authority_is_taken_for_what_it_is(s3: S3Server) -> None:
+    storage = S3Storage("b", "p/", s3.url.replace("http", "https"), keys=AwsKeys("a", "b" * 8), ca_pem=b"no pem")
+    with _repository(storage) as repository:
+        with pytest.raises(RepositoryError, match="cannot parse provided CA"):
+            await repository.connect()
+
+
+@pytest.mark.parametrize(
+    ("config", "total"), [({}, 5000), ({"cacheLimitMB": "100"}, 100), ({"cacheLimitMB": "much"}, 5000)]
+)
+def test_cache_is_divided_four_to_one(config: Mapping[str, str], total: int) -> None:
+    limit = parse_cache_limit(dict(config))
+    assert limit == CacheLimit(total)
+    assert f"--content-cache-size-mb={total * 4 // 5}" in limit.arguments
+    assert f"--metadata-cache-size-mb={total // 5}" in limit.arguments

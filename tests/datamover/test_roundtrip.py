@@ -1,0 +1,109 @@
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from core.errors import DataPathError, KopiaError
+from datamover.byhand import ByHand
+from datamover.restore import write_done_file
+from tests.datamover.plainkopia import PlainKopia
+from tests.datamover.trees import describe_tree, make_large_file, make_tree
+
+_RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
+
+
+async def test_everything_kopia_carries_comes_back(by_hand: ByHand, tree: Path, tmp_path: Path) -> None:
+    backup = await by_hand.back_up(tree, "", None)
+    # A target called like an archive would become one, if kopia had its way.
+    restored = await by_hand.restore(backup.snapshot_id, tmp_path / "out.zip", None)
+    assert describe_tree(tmp_path / "out.zip") == describe_tree(tree)
+    assert restored.total_bytes == backup.total_bytes == backup.incremental_bytes
+    assert backup.source.by_path == str(tree)
+    assert not backup.empty_snapshot
+
+
+async def test_a_volume_with_nothing_to_keep_is_an_empty_success(by_hand: ByHand, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "empty" / "pipe")
+    backup = await by_hand.back_up(tmp_path / "empty", "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert (backup.empty_snapshot, backup.total_bytes) == (True, 0)
+    assert not list((tmp_path / "out").iterdir())
+
+
+async def test_a_second_backup_counts_only_what_changed(by_hand: ByHand, tmp_path: Path) -> None:
+    make_large_file(tmp_path / "volume" / "old", 20)
+    first = await by_hand.back_up(tmp_path / "volume", "", None)
+    make_large_file(tmp_path / "volume" / "new", 5)
+    second = await by_hand.back_up(tmp_path / "volume", "", None)
+    third = await by_hand.back_up(tmp_path / "volume", "", None)
+    assert first.incremental_bytes == 20 << 20
+    assert second.incremental_bytes == pytest.approx(5 << 20, abs=second.total_bytes / 100)
+    assert third.incremental_bytes == 0
+    assert third.total_bytes == 25 << 20
+
+
+async def test_a_snapshot_and_its_policy_have_the_peers_form(by_hand: ByHand, tree: Path, kopia: PlainKopia) -> None:
+    source = "snapshot-data-upload-download/kopia/app/data"
+    backup = await by_hand.back_up(tree, source, None)
+    (found,) = kopia.snapshots()
+    assert found["id"] == backup.snapshot_id
+    assert found["source"] == {"host": "default", "userName": "default", "path": source}
+    assert found["pins"] == ["velero-pin"]
+    recorded = json.loads((_RECORDINGS / "kopia-policies.json").read_text())[0]
+    written = kopia.policy(source)
+    assert written["files"] == {"ignoreCacheDirs": False}
+    for part in ("retention", "errorHandling", "scheduling", "compression"):
+        assert written[part] == recorded[part]
+
+
+async def test_plain_kopia_restores_what_the_mover_backed_up(
+    by_hand: ByHand, tree: Path, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    backup = await by_hand.back_up(tree, "", None)
+    kopia.run("restore", backup.snapshot_id, str(tmp_path / "out"))
+    assert describe_tree(tmp_path / "out") == describe_tree(tree)
+
+
+async def test_the_mover_restores_and_goes_on_from_what_plain_kopia_backed_up(
+    by_hand: ByHand, tree: Path, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    shutil.rmtree(tree / "cache")
+    made = kopia.run("snapshot", "create", str(tree), "--override-source=default@default:some/volume", "--json")
+    await by_hand.restore(json.loads(made)["id"], tmp_path / "out", None)
+    next_one = await by_hand.back_up(tree, "some/volume", None)
+    assert describe_tree(tmp_path / "out") == describe_tree(tree)
+    assert next_one.incremental_bytes == 0
+
+
+async def test_snapshots_are_listed_the_oldest_first(by_hand: ByHand, tree: Path) -> None:
+    first = await by_hand.back_up(tree, "a", None)
+    second = await by_hand.back_up(tree, "b", None)
+    listed = await by_hand.list()
+    assert [one.snapshot_id for one in listed] == [first.snapshot_id, second.snapshot_id]
+    assert [one.source for one in listed] == ["a", "b"]
+
+
+async def test_a_snapshot_that_is_not_there_is_named(by_hand: ByHand, tmp_path: Path) -> None:
+    with pytest.raises(KopiaError, match="snapshot 0123456789abcdef: it is not in the repository"):
+        await by_hand.restore("0123456789abcdef", tmp_path / "out", None)
+
+
+async def test_a_volume_that_is_not_there_is_named(by_hand: ByHand, tmp_path: Path) -> None:
+    with pytest.raises(DataPathError, match="volume .*/nothing is not there"):
+        await by_hand.back_up(tmp_path / "nothing", "", None)
+
+
+@pytest.mark.parametrize("left", ["nothing", "folder", "link"])
+def test_the_done_file_replaces_what_was_left(tmp_path: Path, left: str) -> None:
+    volume = make_tree(tmp_path / "volume")
+    if left == "folder":
+        (volume / ".velero").mkdir()
+        (volume / ".velero" / "of-another-restore").touch()
+    if left == "link":
+        (volume / ".velero").symlink_to(volume / "a")
+    write_done_file(volume, "uid-of-the-restore")
+    assert [path.name for path in (volume / ".velero").iterdir()] == ["uid-of-the-restore"]
+    assert (volume / "a" / "b").is_dir()

@@ -1,0 +1,35 @@
+import pytest
+
+from core.errors import ConfigError
+from datamover.scrub import Scrubber
+from datamover.settings import UploaderSettings, parse_settings
+
+
+def test_known_settings_are_read_and_unknown_ones_named() -> None:
+    settings = parse_settings(
+        {"ParallelFilesUpload": "7", "ParallelFilesDownload": "3", "WriteSparseFiles": "true", "New": "x"}
+    )
+    assert settings == UploaderSettings(7, 3, write_sparse_files=True, unknown=("New",))
+
+
+def test_absent_and_zero_leave_the_choice_to_the_mover() -> None:
+    assert parse_settings({}) == parse_settings({"ParallelFilesUpload": "0"}) == UploaderSettings()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ParallelFilesUpload": "many"}, "setting ParallelFilesUpload: 'many' is not a number of files"),
+        ({"ParallelFilesDownload": "-1"}, "setting ParallelFilesDownload: '-1' is not a number"),
+        ({"WriteSparseFiles": "yes"}, "setting WriteSparseFiles: 'yes' is neither true nor false"),
+    ],
+    ids=["word", "negative", "boolean"],
+)
+def test_a_bad_value_is_refused_with_its_name(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_settings(settings)
+
+
+def test_secrets_are_blanked_the_longest_first() -> None:
+    scrubber = Scrubber(["hunter2", "hunter2-and-more", "x"])
+    assert scrubber.scrub("x hunter2-and-more hunter2") == "x *** ***"
