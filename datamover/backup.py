@@ -63,7 +63,7 @@ async def back_up(kopia: Kopia, request: BackupRequest, meter: Meter) -> BackupR
             *meter.arguments,
             *_create_arguments(request),
             files=KopiaFiles(stdin_fd=fd),
-            is_progress=meter.is_progress,
+            take_progress=meter.take,
         )
     snapshot = await _trusted(kopia, answer, device_bytes)
     return BackupResult(

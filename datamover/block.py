@@ -64,7 +64,7 @@ async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, mete
             "show",
             data,
             files=KopiaFiles(stdout_fd=fd),
-            is_progress=meter.is_progress,
+            take_progress=meter.take,
         )
         answer.check()
         # kopia wrote through this very descriptor, so its position tells how far.

@@ -155,19 +155,18 @@ class Kopia:
         return KopiaAnswer(attempted, end.exit_code, end.output, list(lines))
 
     async def transfer(
-        self, attempted: str, *arguments: str, files: KopiaFiles, is_progress: Callable[[str], bool]
+        self, attempted: str, *arguments: str, files: KopiaFiles, take_progress: Callable[[str], str]
     ) -> KopiaAnswer:
         """Return the answer of a call that moves data, however long it takes.
 
-        `is_progress` gets each line and says whether it was one of progress: these are not
-        kept. Cancellation kills kopia, which then leaves nothing behind.
+        `take_progress` gets each line and returns what of it is not progress: that is kept.
+        Cancellation kills kopia, which then leaves nothing behind.
         """
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
         keep = self._keep(lines)
 
         def on_line(line: str) -> None:
-            if not is_progress(line):
-                keep(line)
+            keep(take_progress(line))
 
         command = ChildCommand(
             [self._program, *_OWN_FLAGS, *arguments], self._environment, files.stdin_fd, files.stdout_fd

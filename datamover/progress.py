@@ -21,9 +21,11 @@ __all__ = ["Direction", "Meter", "parse_size", "sum_counters"]
 _SIZE: Final = r"([\d.]+ [KMGTPE]?i?B)"
 _UPLOAD_LINE: Final = re.compile(
     rf"\d+ hashing, (?P<files>\d+) hashed \({_SIZE}\), (?P<cached_files>\d+) cached \({_SIZE}\), uploaded {_SIZE}"
-    rf"(?:.*?, estimated {_SIZE})?"
+    rf"(?:, estimating\.*|.*?, estimated {_SIZE}(?: \([\d.]+%\))?(?: [\dhms.]+ left)?)?"
 )
-_RESTORE_LINE: Final = re.compile(rf"Processed \d+ \({_SIZE}\) of \d+ \({_SIZE}\)")
+_RESTORE_LINE: Final = re.compile(
+    rf"Processed \d+ \({_SIZE}\) of \d+ \({_SIZE}\)(?: {_SIZE}/s \([\d.]+%\) remaining [\dhms]+)?\.?"
+)
 _UNITS: Final = "KMGTPE"
 
 _READ_SECONDS: Final = 2.0
@@ -89,15 +91,20 @@ class Meter:
         host, port = self._address
         return ["--progress", "--progress-update-interval=500ms", f"--metrics-listen-addr={host}:{port}"]
 
-    def is_progress(self, line: str) -> bool:
-        """Take what a line of kopia's tells; return whether it was one of progress."""
+    def take(self, line: str) -> str:
+        """Take what a line of kopia's tells of progress; return the rest of it.
+
+        kopia rewrites one line of progress, and what it says next stands right behind it:
+        the cause of a failed restore does.
+        """
         if upload := _UPLOAD_LINE.search(line):
             self.hashed_bytes = parse_size(upload[2])
             self.cached_bytes = parse_size(upload[4])
             if upload[6] and self._direction is Direction.UPLOAD:
                 self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
-            return True
-        return _RESTORE_LINE.search(line) is not None
+            return line[upload.end() :]
+        restored = _RESTORE_LINE.search(line)
+        return line if restored is None else line[restored.end() :]
 
     async def read(self) -> ProgressMessage:
         """Return how far the transfer is now, and its rate since the reading before."""

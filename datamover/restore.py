@@ -87,7 +87,7 @@ async def _restore_files(kopia: Kopia, snapshot: Snapshot, request: RestoreReque
         f"--parallel={request.workers}",
         *(["--write-sparse-files"] if request.sparse else []),
         files=KopiaFiles(),
-        is_progress=meter.is_progress,
+        take_progress=meter.take,
     )
     answer.check()
 

@@ -58,7 +58,8 @@ def test_sizes_read_as_kopia_writes_them(text: str, size: int) -> None:
             91_100_000,
         ),
         (
-            " / 1 hashing, 1 hashed (131.1 KB), 0 cached (0 B), uploaded 0 B (1 fatal errors), estimated 2 MB (1%) 1s left",
+            " / 1 hashing, 1 hashed (131.1 KB), 0 cached (0 B), uploaded 0 B (1 fatal errors), "
+            "estimated 2 MB (1%) 1s left",
             131_100,
             0,
             2_000_000,
@@ -68,14 +69,16 @@ def test_sizes_read_as_kopia_writes_them(text: str, size: int) -> None:
 )
 def test_upload_lines_tell_hashed_cached_and_estimated_bytes(line: str, hashed: int, cached: int, total: int) -> None:
     meter = Meter(SystemClock(), Direction.UPLOAD)
-    assert meter.is_progress(line)
+    assert not meter.take(line).strip()
     assert (meter.hashed_bytes, meter.cached_bytes, meter.total_bytes) == (hashed, cached, total)
 
 
 def test_other_lines_are_no_progress() -> None:
     meter = Meter(SystemClock(), Direction.RESTORE)
-    assert meter.is_progress("Processed 420 (13.5 MB) of 3258 (91.1 MB).")
-    assert not meter.is_progress('! Error when processing "z/mem": unable to open file')
+    assert not meter.take("Processed 420 (13.5 MB) of 3258 (91.1 MB).")
+    glued = "Processed 119 (303.5 MB) of 120 (1.5 GB) 302.8 MB/s (20.0%) remaining 3s.error restoring: disk full"
+    assert meter.take(glued) == "error restoring: disk full"
+    assert meter.take('! Error when processing "z/mem": unable to open file')
 
 
 def test_counters_are_summed_over_their_labels() -> None:
@@ -100,7 +103,7 @@ async def test_readings_never_go_back_never_pass_the_total_and_tell_the_rate() -
 
 async def test_what_the_parent_snapshot_holds_counts_as_done() -> None:
     meter = Meter(SystemClock(), Direction.UPLOAD, total_bytes=2_000_000)
-    meter.is_progress(" * 0 hashing, 0 hashed (0 B), 9 cached (1.5 MB), uploaded 0 B, estimating...")
+    meter.take(" * 0 hashing, 0 hashed (0 B), 9 cached (1.5 MB), uploaded 0 B, estimating...")
     assert (await meter.read()).done_bytes == 1_500_000
 
 
