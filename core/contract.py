@@ -163,7 +163,7 @@ def parse_result(model: type[_Result], message: str) -> _Result:
     try:
         return model.model_validate_json(message)
     except ValidationError as e:
-        shown = message if message else "nothing"
+        shown = message or "nothing"
         text = f"the data mover ended well but its result cannot be read; it said: {shown}"
         raise ResultError(text) from e
 

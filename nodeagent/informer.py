@@ -6,6 +6,8 @@ know what anybody does about a change. It holds trimmed objects only.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
+from typing import NamedTuple
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
@@ -16,6 +18,12 @@ __all__ = ["Informer", "Key"]
 
 Key = tuple[str, str]
 """An object in a collection: namespace (empty for cluster-scoped ones) and name."""
+
+
+class _Kept(NamedTuple):
+    uid: str
+    version: str
+    obj: JsonDict
 
 
 class Informer:
@@ -33,7 +41,7 @@ class Informer:
         """Watch `selection`; keep what `trim` leaves of each object.
 
         `on_change` gets the trimmed object after every change, and the last known one after a
-        deletion. It must not block: it enqueues a key.
+        deletion; the cache shows the change already. It must not block: it enqueues a key.
         """
         self.synced = asyncio.Event()
         self._client = client
@@ -41,51 +49,70 @@ class Informer:
         self._clock = clock
         self._trim = trim
         self._on_change = on_change
-        self._objects: dict[Key, JsonDict] = {}
-        self._listed: set[Key] = set()
+        self._kept: dict[Key, _Kept] = {}
+        self._listed: set[Key] | None = None
 
     async def run(self) -> None:
         """Follow the collection until canceled.
 
         Raises:
-            KubeError: the first list was refused.
+            KubeError: the first list was refused for good.
         """
-        async for change in watch_objects(self._client, self._selection, clock=self._clock):
-            self._take(change)
+        async with aclosing(watch_objects(self._client, self._selection, clock=self._clock)) as changes:
+            async for change in changes:
+                self._take(change)
 
     def get(self, namespace: str, name: str) -> JsonDict | None:
         """Return the trimmed object, or None where it was not seen."""
-        return self._objects.get((namespace, name))
+        kept = self._kept.get((namespace, name))
+        return None if kept is None else kept.obj
 
     def items(self) -> list[JsonDict]:
         """Return all trimmed objects."""
-        return list(self._objects.values())
+        return [kept.obj for kept in self._kept.values()]
 
     def __len__(self) -> int:
         """How many objects there are."""
-        return len(self._objects)
+        return len(self._kept)
 
     def _take(self, change: WatchChange) -> None:
-        if change.kind is ChangeKind.LISTING:
-            self._listed.clear()
-            return
-        if change.kind is ChangeKind.LISTED:
-            for key in [key for key in self._objects if key not in self._listed]:
-                self._on_change(self._objects.pop(key))
-            self.synced.set()
-            return
-        meta = change.obj["metadata"]
-        key = (meta.get("namespace", ""), meta["name"])
-        if change.kind is ChangeKind.DELETED:
-            self._objects.pop(key, None)
-            self._on_change(self._trim(change.obj))
-            return
-        if change.kind is ChangeKind.ADDED:
+        match change.kind:
+            case ChangeKind.LISTING:
+                self._listed = set()
+            case ChangeKind.LISTED:
+                self._finish_list()
+            case ChangeKind.DELETED:
+                self._drop(_key(change.obj))
+            case ChangeKind.ADDED | ChangeKind.MODIFIED:
+                self._keep(change.obj)
+
+    def _keep(self, obj: JsonDict) -> None:
+        key, meta = _key(obj), obj["metadata"]
+        if self._listed is not None:
             self._listed.add(key)
-        known = self._objects.get(key)
-        if known is not None and known["metadata"].get("resourceVersion") == meta.get("resourceVersion"):
+        before = self._kept.get(key)
+        if before is not None and (before.uid, before.version) == (meta["uid"], meta["resourceVersion"]):
             # A new list shows again what is known already.
             return
-        trimmed = self._trim(change.obj)
-        self._objects[key] = trimmed
-        self._on_change(trimmed)
+        kept = _Kept(meta["uid"], meta["resourceVersion"], self._trim(obj))
+        self._kept[key] = kept
+        if before is not None and before.uid != kept.uid:
+            # It went and another one came while nobody watched.
+            self._on_change(before.obj)
+        self._on_change(kept.obj)
+
+    def _drop(self, key: Key) -> None:
+        gone = self._kept.pop(key, None)
+        if gone is not None:
+            self._on_change(gone.obj)
+
+    def _finish_list(self) -> None:
+        listed, self._listed = self._listed or set(), None
+        for key in [key for key in self._kept if key not in listed]:
+            self._drop(key)
+        self.synced.set()
+
+
+def _key(obj: JsonDict) -> Key:
+    meta = obj["metadata"]
+    return meta.get("namespace", ""), meta["name"]

@@ -6,11 +6,11 @@ Knows order, delays and backoff. Does not know what a key stands for.
 import asyncio
 import heapq
 import logging
-import random
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from core.backoff import Backoff
 from core.clock import Clock
 from core.errors import AgentError
 
@@ -20,10 +20,7 @@ _log = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 
-_FIRST_BACKOFF_SECONDS: Final = 1.0
-_BACKOFF_LIMIT_SECONDS: Final = 300.0
-_BACKOFF_DOUBLINGS: Final = 10
-"""Beyond these the limit holds anyway."""
+_BACKOFF: Final = Backoff(first_seconds=1.0, limit_seconds=300.0)
 
 
 @dataclass(frozen=True)
@@ -138,6 +135,14 @@ class WorkQueue(Generic[K]):
         """Return after how many seconds the key is due again, None for never."""
         try:
             requeue = await handle(key)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not we were canceled, but something that was waited for: no worker may end by it.
+            pause = self._back_off(key)
+            _log.exception("%s: %s was broken off and is tried again in %.1f s", self._name, key, pause)
+            return pause
         except AgentError as e:
             pause = self._back_off(key)
             _log.warning("%s: %s failed and is tried again in %.1f s: %s", self._name, key, pause, e)
@@ -151,7 +156,5 @@ class WorkQueue(Generic[K]):
         return None if requeue is None else requeue.after_seconds
 
     def _back_off(self, key: K) -> float:
-        failures = self._failures.get(key, 0)
-        self._failures[key] = failures + 1
-        pause = min(_FIRST_BACKOFF_SECONDS * (1 << min(failures, _BACKOFF_DOUBLINGS)), _BACKOFF_LIMIT_SECONDS)
-        return pause * random.uniform(0.8, 1.0)  # noqa: S311 - spreads retries, no secret
+        self._failures[key] = failures = self._failures.get(key, 0) + 1
+        return _BACKOFF.seconds_after(failures)

@@ -5,7 +5,7 @@ Knows how verbs become requests, preconditions and paging. Does not know watches
 """
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from core.kube.errors import ConflictError, NotFoundError, raise_for_status
@@ -98,7 +98,7 @@ class KubeClient:
         except NotFoundError:
             return None
 
-    async def pages(self, selection: Selection) -> AsyncIterator[ListPage]:
+    async def pages(self, selection: Selection) -> AsyncGenerator[ListPage, None]:
         """Yield the selected objects page by page, by a quorum read.
 
         Raises:

@@ -21,6 +21,7 @@ __all__ = [
     "ThrottledError",
     "UnauthorizedError",
     "UnreachableError",
+    "build_error",
     "raise_for_status",
 ]
 
@@ -126,25 +127,33 @@ def _parse_refusal(body: bytes) -> _Refusal:
         return _Refusal(body[:300].decode(errors="replace").strip(), "")
 
 
-def raise_for_status(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> None:
-    """Return if `status` is a success.
+def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> KubeError:
+    """Return the error that a refusal is.
 
     Args:
-        status: the HTTP status.
+        status: the HTTP status, 400 or above.
         body: the answer's body, a `Status` object when the API server itself refused.
         attempted: what was tried on which object, such as `patch Pod velero/x`.
         retry_after: the `Retry-After` header, seconds.
 
-    Raises:
-        KubeError: the subclass for the status; the message says what was attempted, on
-            which object, and what came back.
+    Returns:
+        The subclass for the status; the message says what was attempted, on which object, and
+        what came back.
     """
-    if status < _FIRST_ERROR:
-        return
     refusal = _parse_refusal(body)
     cls = _BY_STATUS.get(status, ServerError if status >= _FIRST_SERVER_ERROR else KubeError)
     if cls is ConflictError and refusal.reason == "AlreadyExists":
         cls = AlreadyExistsError
     text = f"{attempted}: {status} {refusal.reason or ''}".rstrip() + f": {refusal.message}"
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
-    raise cls(text, status=status, reason=refusal.reason, retry_after_seconds=seconds)
+    return cls(text, status=status, reason=refusal.reason, retry_after_seconds=seconds)
+
+
+def raise_for_status(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> None:
+    """Return if `status` is a success; the arguments are those of `build_error`.
+
+    Raises:
+        KubeError: it is none.
+    """
+    if status >= _FIRST_ERROR:
+        raise build_error(status, body, attempted=attempted, retry_after=retry_after)

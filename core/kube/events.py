@@ -23,6 +23,9 @@ _MESSAGE_LIMIT_BYTES: Final = 1024
 _NAME_LIMIT: Final = 253
 """Source: Kubernetes, the longest name of an object."""
 
+_NAMESPACE_OF_OTHERS: Final = "default"
+"""Where Events on objects without a namespace live. Source: Kubernetes, validation of Events."""
+
 
 @dataclass(frozen=True)
 class ObjectRef:
@@ -87,7 +90,10 @@ class EventRecorder:
         event: JsonDict = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": about.name[: _NAME_LIMIT - len(suffix)] + suffix, "namespace": about.namespace},
+            "metadata": {
+                "name": about.name[: _NAME_LIMIT - len(suffix)].rstrip("-.") + suffix,
+                "namespace": about.namespace or _NAMESPACE_OF_OTHERS,
+            },
             "involvedObject": about.to_wire(),
             "reason": reason,
             "message": _cut(message),

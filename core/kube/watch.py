@@ -1,22 +1,24 @@
 """Follows a collection: a list first, then every change, for as long as the caller likes.
 
 Knows paging, bookmarks, what to do when a watch ends, breaks, falls silent or becomes too
-old. Does not know what the objects mean, and keeps no cache (`nodeagent.informer` does).
+old, and how long to wait then. Does not know what the objects mean, and keeps no cache
+(`nodeagent.informer` does).
 Source: Kubernetes v1.34, API concepts, "Efficient detection of changes".
 """
 
 import json
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
+from core.backoff import Backoff
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import GoneError, KubeError, raise_for_status
+from core.kube.errors import GoneError, KubeError, UnreachableError, build_error
 from core.kube.transport import Request
 from core.models.base import JsonDict
 
@@ -24,14 +26,22 @@ __all__ = ["ChangeKind", "WatchChange", "watch_objects"]
 
 _log = logging.getLogger(__name__)
 
-_WATCH_SECONDS: Final = 300
-"""How long the server is asked to keep one watch open, at least; client-go: 5 to 10 minutes."""
+_WATCH_SECONDS: Final = (240.0, 360.0)
+"""Between these the server is asked to end a watch, so that not all end together."""
 
-_SILENCE_SECONDS: Final = 60.0
-"""Added to that: silence beyond it means a dead connection."""
+_SILENCE_SECONDS: Final = 30.0
+"""A connection that lives this much longer than the server was asked for is dead."""
 
-_FIRST_PAUSE_SECONDS: Final = 0.5
-_PAUSE_LIMIT_SECONDS: Final = 30.0
+_LIVED_SECONDS: Final = 5.0
+"""A watch that lasted so long was no failure, however it ended."""
+
+_FAILURES_BEFORE_LIST: Final = 3
+"""Failures in a row after which the resourceVersion itself is doubted.
+
+A server whose storage was restored from a backup refuses a version that it did not reach yet.
+"""
+
+_PAUSE: Final = Backoff(first_seconds=0.5, limit_seconds=30.0)
 
 
 class ChangeKind(StrEnum):
@@ -43,7 +53,10 @@ class ChangeKind(StrEnum):
     LISTING = "LISTING"
     """A list begins."""
     LISTED = "LISTED"
-    """A list is complete: the objects ADDED since LISTING are all there are."""
+    """A list is complete: the objects ADDED since the last LISTING are all there are."""
+
+
+_OF_OBJECTS: Final = {str(kind): kind for kind in (ChangeKind.ADDED, ChangeKind.MODIFIED, ChangeKind.DELETED)}
 
 
 @dataclass(frozen=True)
@@ -54,88 +67,128 @@ class WatchChange:
     obj: JsonDict = field(default_factory=dict)
 
 
-class _TooOldError(Exception):
-    """The resourceVersion cannot be watched from any more."""
-
-
-async def watch_objects(client: KubeClient, selection: Selection, *, clock: Clock) -> AsyncIterator[WatchChange]:
+async def watch_objects(client: KubeClient, selection: Selection, *, clock: Clock) -> AsyncGenerator[WatchChange, None]:
     """Yield LISTING, every selected object as ADDED, LISTED, then the changes, without end.
 
     After a drop the watch goes on from where it was. Where that is too old (410) a new list
-    begins; what it does not hold is gone.
+    begins; what it does not hold is gone. A list that breaks off has no LISTED. Close the
+    generator (`contextlib.aclosing`) to end the watch at once.
 
     Raises:
-        KubeError: the first list was refused. Later refusals are waited out, with a warning.
+        KubeError: the first list was refused for good, for lack of rights or of the kind
+            itself. Later refusals, and a server that cannot be reached, are waited out.
     """
-    pause = _FIRST_PAUSE_SECONDS
-    version = ""
-    began = False
+    follower = _Follower(client, selection, clock)
     while True:
+        async with aclosing(follower.attempt()) as changes:
+            async for change in changes:
+                yield change
+        await clock.sleep(follower.pause_seconds)
+
+
+class _Follower:
+    """One selection's place in history."""
+
+    def __init__(self, client: KubeClient, selection: Selection, clock: Clock) -> None:
+        self._client = client
+        self._selection = selection
+        self._clock = clock
+        self._version = ""
+        self._listed_once = False
+        self._opened_at: float | None = None
+        self._failures = 0
+        self._shown = f"{selection.resource.plural} in {selection.namespace or 'all namespaces'}"
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long to wait before the next attempt."""
+        return _PAUSE.seconds_after(self._failures) if self._failures else 0.0
+
+    async def attempt(self) -> AsyncGenerator[WatchChange, None]:
+        """List where that is due, watch until the watch ends; a failure is noted."""
+        self._opened_at = None
         try:
-            if not version:
-                async for change, seen in _list(client, selection):
-                    version = seen
+            if not self._version:
+                async with aclosing(self._list()) as changes:
+                    async for change in changes:
+                        yield change
+            async with aclosing(self._watch()) as changes:
+                async for change in changes:
                     yield change
-                began = True
-            async for news, seen in _watch(client, selection, version):
-                version, pause = seen, _FIRST_PAUSE_SECONDS
-                if news is not None:
-                    yield news
-            # The server ends a watch after a while; that is no failure, but never a hot loop.
-            await clock.sleep(random.uniform(0.0, 1.0))  # noqa: S311 - spreads clients, no secret
-            continue
-        except (_TooOldError, GoneError):
-            _log.debug("watch of %s is too old and begins anew", selection.resource.plural)
-            version = ""
+            self._note_end(None)
         except KubeError as e:
-            if not began:
+            if not self._listed_once and not e.retry:
                 raise
-            _log.warning("watch of %s is interrupted: %s", selection.resource.plural, e)
-        await clock.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - as above
-        pause = min(pause * 2, _PAUSE_LIMIT_SECONDS)
+            self._note_end(e)
+
+    def _note_end(self, error: KubeError | None) -> None:
+        """Count an end that came too early, and doubt the version where that may help."""
+        opened_at = self._opened_at
+        lived = opened_at is not None and self._clock.monotonic() - opened_at >= _LIVED_SECONDS
+        self._failures = 0 if lived else self._failures + 1
+        if error is not None:
+            # A connection that breaks now and then, or a compacted history, is everyday.
+            everyday = self._failures <= 1 and error.retry
+            level = logging.DEBUG if everyday else logging.WARNING
+            _log.log(level, "the watch of %s was interrupted: %s", self._shown, error)
+        if isinstance(error, GoneError) or self._failures >= _FAILURES_BEFORE_LIST:
+            self._version = ""
+
+    async def _list(self) -> AsyncGenerator[WatchChange, None]:
+        """Yield LISTING, each object as ADDED, and LISTED once the version is known."""
+        yield WatchChange(ChangeKind.LISTING)
+        version = ""
+        async with aclosing(self._client.pages(self._selection)) as pages:
+            async for page in pages:
+                version = version or page.resource_version
+                for obj in page.items:
+                    yield WatchChange(ChangeKind.ADDED, obj)
+        self._version = version
+        self._listed_once = True
+        yield WatchChange(ChangeKind.LISTED)
+
+    async def _watch(self) -> AsyncGenerator[WatchChange, None]:
+        """Yield the changes after the known version, moving it along."""
+        seconds = round(random.uniform(*_WATCH_SECONDS))  # noqa: S311 - spreads reconnects, no secret
+        selection = self._selection
+        query = selection.query | {
+            "watch": "true",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds),
+        }
+        path = selection.resource.path(selection.namespace)
+        request = Request("GET", path, query, timeout_seconds=seconds + _SILENCE_SECONDS)
+        async with self._client.transport.stream(request) as lines:
+            self._opened_at = self._clock.monotonic()
+            async for line in lines:
+                event = _parse_event(line, self._shown)
+                self._version = event.version
+                # The others are bookmarks, which move the version only.
+                if event.kind in _OF_OBJECTS:
+                    yield WatchChange(_OF_OBJECTS[event.kind], event.obj)
 
 
-async def _list(client: KubeClient, selection: Selection) -> AsyncIterator[tuple[WatchChange, str]]:
-    """Yield LISTING, each object as ADDED, and LISTED with the version to go on from."""
-    yield WatchChange(ChangeKind.LISTING), ""
-    version = ""
-    async for page in client.pages(selection):
-        version = page.resource_version
-        for item in page.items:
-            # Until the last page is in there is no version to go on from.
-            yield WatchChange(ChangeKind.ADDED, item), ""
-    yield WatchChange(ChangeKind.LISTED), version
+class _Event(NamedTuple):
+    kind: str
+    version: str
+    obj: JsonDict
 
 
-async def _watch(
-    client: KubeClient, selection: Selection, version: str
-) -> AsyncIterator[tuple[WatchChange | None, str]]:
-    """Yield the changes after `version`, each with the version to go on from.
+def _parse_event(line: bytes, shown: str) -> _Event:
+    """Return what a line of a watch says.
 
     Raises:
-        _TooOldError: the server no longer knows `version`.
-        KubeError: the connection failed, or the server said so.
+        KubeError: it is an ERROR, as the class for its code says.
+        UnreachableError: it cannot be read; the connection broke within it.
     """
-    seconds = int(_WATCH_SECONDS * random.uniform(1.0, 2.0))  # noqa: S311 - spreads reconnects
-    query = selection.query | {
-        "watch": "true",
-        "resourceVersion": version,
-        "allowWatchBookmarks": "true",
-        "timeoutSeconds": str(seconds),
-    }
-    resource = selection.resource
-    request = Request("GET", resource.path(selection.namespace), query, timeout_seconds=seconds + _SILENCE_SECONDS)
-    async with client.transport.stream(request) as lines:
-        async for line in lines:
-            event = json.loads(line)
-            obj = event["object"]
-            if event["type"] == "ERROR":
-                if obj.get("code") == HTTPStatus.GONE:
-                    raise _TooOldError
-                attempted = f"watch {resource.kind} {selection.namespace or 'all namespaces'}"
-                raise_for_status(int(obj.get("code") or 500), line, attempted=attempted)
-            version = obj["metadata"]["resourceVersion"]
-            if event["type"] == "BOOKMARK":
-                yield None, version
-            else:
-                yield WatchChange(ChangeKind(event["type"]), obj), version
+    try:
+        event: JsonDict = json.loads(line)
+        kind, obj = str(event["type"]), event["object"]
+        code = int(obj.get("code") or 500) if kind == "ERROR" else 0
+        version = "" if code else obj["metadata"]["resourceVersion"]
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UnreachableError(f"watch of {shown}: a line cannot be read: {line[:100]!r}") from e
+    if code:
+        raise build_error(code, json.dumps(obj).encode(), attempted=f"watch of {shown}")
+    return _Event(kind, version, obj)

@@ -98,8 +98,7 @@ class CustomResource(WireModel):
             meta = raw.get("metadata") or {}
             name = f"{meta.get('namespace', '')}/{meta.get('name', '?')}"
             faults = "; ".join(
-                f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
-                for fault in e.errors()
+                f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in e.errors()
             )
             message = f"{cls.kind_name} {name} cannot be read: {faults}"
             raise ContractError(message) from e

@@ -27,9 +27,7 @@ _SUFFIX: Final = {
     "Pi": Decimal(2**50),
     "Ei": Decimal(2**60),
 }
-_FORM: Final = re.compile(
-    r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)"
-)
+_FORM: Final = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)")
 
 
 def parse_quantity(text: str | float) -> Decimal:

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from core.clock import Clock
 from core.kube import resources
-from core.kube.errors import UnreachableError, raise_for_status
+from core.kube.errors import UnreachableError, build_error
 from core.kube.resources import Resource
 from core.kube.transport import MERGE_PATCH, Request, Response
 from core.models.base import JsonDict
@@ -28,6 +28,7 @@ from tests.support.fakewatch import Watches
 __all__ = ["FakeKube"]
 
 _RESOURCES: Final = tuple(value for value in vars(resources).values() if isinstance(value, Resource))
+_LEFT_OUT_WHEN_EMPTY: Final = ("labels", "annotations", "finalizers", "ownerReferences")
 _NAME_FORM: Final = "abcdefghijklmnopqrstuvwxyz0123456789-."
 
 
@@ -145,13 +146,13 @@ class FakeKube:
         if isinstance(fault, str):
             raise UnreachableError(f"watch {request.path}: the connection was lost")
         if fault is not None:
-            raise_for_status(fault, b"injected by the test", attempted=f"watch {request.path}")
+            raise build_error(fault, b"injected by the test", attempted=f"watch {request.path}")
         try:
             target = _parse_path(request.path)
             chosen = _chosen(target, request)
         except Refusal as refusal:
-            raise_for_status(refusal.status, _refuse(refusal).body, attempted=f"watch {request.path}")
-            raise
+            body = _refuse(refusal).body
+            raise build_error(refusal.status, body, attempted=f"watch {request.path}") from refusal
         async with self.watches.open(request, target.resource, chosen) as lines:
             yield lines
 
@@ -239,7 +240,7 @@ class FakeKube:
         for key in ("deletionTimestamp", "deletionGracePeriodSeconds"):
             meta.pop(key, None)
             meta |= {key: was[key]} if key in was else {}
-        for key in [key for key in ("finalizers", "ownerReferences") if meta.get(key) == []]:
+        for key in [key for key in _LEFT_OUT_WHEN_EMPTY if key in meta and not meta[key]]:
             del meta[key]
         if "deletionTimestamp" in was and set(meta.get("finalizers", [])) - set(was.get("finalizers", [])):
             raise Refusal(422, "Invalid", "no new finalizers can be added if the object is being deleted")
