@@ -142,6 +142,13 @@ class Demo:
             faults.append(f"{kind} told its progress {len(timeline.readings)} times, expected {_LEAST_READINGS}")
         return faults
 
+    def last_words(self) -> str:
+        """The end of the agent's log, in which its movers' logs are."""
+        try:
+            return self.user.kubectl("logs", "-n", manifests.NAMESPACE, "-l", AGENT_LABEL, "--tail=40")
+        except BedError as error:
+            return str(error)
+
     def _check_leftovers(self) -> list[str]:
         """What the agent should have removed after itself."""
         names = self.user.names(["volumesnapshots", "volumesnapshotcontents", "pods", "pvc"])
@@ -176,8 +183,10 @@ def main() -> int:
     try:
         faults = demo.run()
     except (BedError, ApiError, OSError) as error:
-        print(f"\nFAILED: {error}", file=sys.stderr)
-        return 1
+        faults = [str(error)]
+    if faults:
+        print("\nThe agent's last words:", file=sys.stderr)
+        print(demo.last_words(), file=sys.stderr)
     for fault in faults:
         print(f"FAILED: {fault}", file=sys.stderr)
     if not faults:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.bed.demonstration.manifests import NAMESPACE, build_location, build_namespace
 from tests.bed.layout import ROOT
+from tests.bed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,7 @@ __all__ = ["AGENT_LABEL", "METRICS_PORT", "install_agent"]
 
 AGENT_LABEL = "role=node-agent"
 METRICS_PORT = 8085
-_ROLLOUT_SECONDS = 120
+_ROLLOUT_SECONDS = 60
 
 
 def install_agent(user: User, env: Mapping[str, str]) -> None:
@@ -38,4 +39,18 @@ def install_agent(user: User, env: Mapping[str, str]) -> None:
     user.apply(*build_location(env))
     user.apply_folders(deploy, option="-k")
     timeout = f"--timeout={_ROLLOUT_SECONDS}s"
-    user.kubectl("rollout", "status", "daemonset/node-agent", "-n", NAMESPACE, timeout)
+    try:
+        user.kubectl("rollout", "status", "daemonset/node-agent", "-n", NAMESPACE, timeout)
+    except BedError as error:
+        raise BedError(f"{error}\n{_what_agents_say(user)}") from error
+
+
+def _what_agents_say(user: User) -> str:
+    """The state of the agents' pods and the end of their logs."""
+    options = ["-n", NAMESPACE, "-l", AGENT_LABEL]
+    try:
+        said = user.kubectl("logs", *options, "--tail=20", "--prefix")
+    except BedError as error:
+        said = str(error)
+    events = user.kubectl("get", "events", "-n", NAMESPACE, "-o", "custom-columns=R:.reason,M:.message", "--no-headers")
+    return "\n".join([user.kubectl("get", "pods", "-o", "wide", *options), events, said])

@@ -14,8 +14,10 @@ from pathlib import Path
 __all__ = ["main"]
 
 _TREES = ("lib", "share", "local")
-_TREE_BYTES = 900_000_000
-_LARGE_BYTES = 420_000_000
+_TREE_BYTES = 250_000_000
+_TREE_FILE_BYTES = 4_000_000
+"""No larger file is taken from a tree: a few would leave no room for the many."""
+_LARGE_BYTES = 1_070_000_000
 """At least; it also stands in for what the trees of a small machine lack."""
 _SPARSE_BYTES = 200_000_000
 _CHUNK_BYTES = 1 << 20
@@ -80,7 +82,7 @@ def _copy_trees(source: Path, target: Path) -> int:
 
 def _copy(source: Path, target: Path) -> int:
     status = source.lstat()
-    if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)) or status.st_size > _TREE_FILE_BYTES:
         return 0
     shutil.copy2(source, target, follow_symlinks=False)
     os.chown(target, status.st_uid, status.st_gid, follow_symlinks=False)

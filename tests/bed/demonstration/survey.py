@@ -27,19 +27,24 @@ def main(folder: Path, output: Path) -> None:
 
 
 def describe(path: Path) -> dict[str, object]:
-    """What a restored entry must share with its original; the content as its SHA-256."""
+    """What a restored entry must share with its original; the content as its SHA-256.
+
+    kopia keeps the time of a file to the nanosecond, that of a link to the next microsecond,
+    and gives a folder that of the newest file in it, so folders are described without.
+    """
     status = path.lstat()
     known: dict[str, object] = {
         "type": stat.S_IFMT(status.st_mode),
         "mode": f"{stat.S_IMODE(status.st_mode):04o}",
         "owner": f"{status.st_uid}:{status.st_gid}",
-        "mtime": status.st_mtime_ns,
     }
     if stat.S_ISREG(status.st_mode):
+        known["mtime_ns"] = status.st_mtime_ns
         known["size"] = status.st_size
         with path.open("rb") as file:
             known["content"] = hashlib.file_digest(file, "sha256").hexdigest()
     elif stat.S_ISLNK(status.st_mode):
+        known["mtime_us"] = -(-status.st_mtime_ns // 1000)
         known["target"] = str(path.readlink())
     return known
 
