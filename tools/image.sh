@@ -53,8 +53,10 @@ ensure_wheels() {
     mv "$part" "$wheels"
 }
 
-# Removes the image of earlier sources ($1 is its ID) and all but a few archives. Steps that are still of use stay.
+# Removes the containers that buildah leaves behind for stages without a step of their own, the image of earlier
+# sources ($1 is its ID), and all but a few archives. Layers that are still of use stay.
 remove_old() {
+    build_tool rm --all >/dev/null
     # shellcheck disable=SC2012  # the names are ours
     ls -t "$cache_dir"/images/node-agent-*.tar | tail -n +4 | xargs --no-run-if-empty rm -f
     [ -z "$1" ] || [ "$1" = "$(build_tool images --quiet "$image")" ] || build_tool rmi "$1" >/dev/null 2>&1 || true
