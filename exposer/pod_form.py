@@ -10,7 +10,7 @@ every difference from these.
 from dataclasses import dataclass
 from typing import Final
 
-from core.contract import MoverArgs, VolumeMode
+from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.models.base import JsonDict
 from core.models.names import EXPOSER_POD_GROUP_LABEL, label_value
 from exposer.model import Owner, PodSettings
@@ -183,7 +183,10 @@ def _build_container(plan: MoverPod, template: AgentTemplate, settings: PodSetti
         container["volumeDevices"] = devices
     if settings.resources:
         container["resources"] = settings.resources
-    if template.read_only_root and plan.node_os != _WINDOWS:
+    # kopia touches `<target>.kopia-entry` beside a restore's target, and that stands in the root.
+    # Source: kopia 0.23.1, snapshot/restore/local_fs_output.go, placeholders of shallow restores.
+    writes_root = plan.args.verb is MoverVerb.RESTORE
+    if template.read_only_root and not writes_root and plan.node_os != _WINDOWS:
         container["securityContext"] = {"readOnlyRootFilesystem": True}
     return container
 

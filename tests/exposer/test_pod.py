@@ -74,12 +74,16 @@ def test_scratch_is_added_where_the_agent_has_none() -> None:
     assert [env["value"] for env in container["env"] if env["name"] == "VELERO_SCRATCH_DIR"] == ["/scratch"]
 
 
-def test_a_read_only_root_is_inherited() -> None:
+def test_a_read_only_root_is_inherited_but_by_restores() -> None:
+    """kopia writes beside a restore's target, which stands in the root."""
     inherited = AgentTemplate("image", read_only_root=True)
 
-    container = backup_pod(template=inherited)["spec"]["containers"][0]
+    backup, restore = (
+        pod["spec"]["containers"][0] for pod in (backup_pod(template=inherited), restore_pod(template=inherited))
+    )
 
-    assert container["securityContext"] == {"readOnlyRootFilesystem": True}
+    assert backup["securityContext"] == {"readOnlyRootFilesystem": True}
+    assert "securityContext" not in restore
 
 
 def test_every_inherited_mount_has_its_volume() -> None:
