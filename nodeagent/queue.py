@@ -49,7 +49,7 @@ class WorkQueue(Generic[K]):
         self._due: dict[K, float] = {}
         self._timers: list[tuple[float, int, K]] = []
         self._timer_count = 0
-        self._has_ready = asyncio.Event()
+        self._ready_count = asyncio.Semaphore(0)
         self._timers_changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -62,8 +62,10 @@ class WorkQueue(Generic[K]):
         if key in self._working:
             self._again.add(key)
             return
-        self._ready[key] = None
-        self._has_ready.set()
+        if key not in self._ready:
+            self._ready[key] = None
+            # Wakes one worker, not all.
+            self._ready_count.release()
 
     def add_after(self, key: K, seconds: float) -> None:
         """Have `key` worked on in so many seconds; the earliest of several times counts."""
@@ -110,9 +112,7 @@ class WorkQueue(Generic[K]):
             change.cancel()
 
     async def _next_key(self) -> K:
-        while not self._ready:
-            self._has_ready.clear()
-            await self._has_ready.wait()
+        await self._ready_count.acquire()
         key = next(iter(self._ready))
         del self._ready[key]
         return key

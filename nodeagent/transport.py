@@ -7,6 +7,7 @@ account come from, tokens that rotate, exec plugins, TLS. Does not know how a re
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from kubernetes_asyncio.client.configuration import Configuration
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 
 from core.errors import ConfigError
+from core.kube.errors import UnauthorizedError
 from core.kube.http import HttpTransport
 from core.models.base import JsonDict
 from core.version import VERSION
@@ -41,10 +43,11 @@ class _LibraryEndpoint:
         try:
             settings = await self._configuration.auth_settings()
         except (ConfigException, OSError) as e:
-            raise ConfigError(f"the credentials for {self.url} cannot be had: {e}") from e
+            # An exec plugin or a token that is just being replaced may do better next time.
+            raise UnauthorizedError(f"the credentials for {self.url} cannot be had: {e}") from e
         token = settings.get("BearerToken", {}).get("value")
         agent = {"User-Agent": f"node-agent/{VERSION}"}
-        return agent | {"Authorization": token} if token else agent
+        return agent | {"Authorization": token.strip()} if token else agent
 
 
 async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:
@@ -66,6 +69,9 @@ async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:
             raise ConfigError(f"the pod's service account cannot be used: {e}") from e
         return HttpTransport(_LibraryEndpoint(configuration)), ""
     where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    # The library would read a file that is not there as an empty one.
+    if not any(Path(path).expanduser().is_file() for path in where.split(os.pathsep)):
+        raise ConfigError(f"kubeconfig {where} does not exist: give --kubeconfig FILE, or run the agent in a pod")
     try:
         loader = await load_kube_config(config_file=where, client_configuration=configuration, persist_config=False)
     # The library lets what its parser and its exec plugins raise through.

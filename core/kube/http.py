@@ -4,8 +4,9 @@ Knows aiohttp, which no other module of `core` imports, and how its failures rea
 know addresses or credentials: `nodeagent.transport` and `datamover.transport` bring them.
 """
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Protocol
 
 import aiohttp
@@ -77,17 +78,18 @@ class HttpTransport:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=request.timeout_seconds)
         try:
             answer = await self._send(request, timeout)
-            body = b"" if answer.ok else await answer.read()
         except _FAILURES as e:
             raise _unreachable(request, e) from e
         try:
+            body = b"" if answer.ok else await _read_refusal(request, answer)
             raise_for_status(
                 answer.status,
                 body,
                 attempted=f"{request.method} {request.path}",
                 retry_after=answer.headers.get("Retry-After"),
             )
-            yield _lines(request, answer)
+            async with aclosing(_lines(request, answer)) as lines:
+                yield lines
         finally:
             # Reading on to the end of a watch would never end.
             answer.close()
@@ -116,7 +118,15 @@ class HttpTransport:
         )
 
 
-async def _lines(request: Request, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _read_refusal(request: Request, answer: aiohttp.ClientResponse) -> bytes:
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            return await answer.read()
+    except _FAILURES as e:
+        raise _unreachable(request, e) from e
+
+
+async def _lines(request: Request, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
     """Yield the answer's lines; one may be longer than what aiohttp's own reader allows."""
     rest = b""
     try:
