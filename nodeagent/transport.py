@@ -69,8 +69,7 @@ async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:
             raise ConfigError(f"the pod's service account cannot be used: {e}") from e
         return HttpTransport(_LibraryEndpoint(configuration)), ""
     where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    # The library would read a file that is not there as an empty one.
-    if not any(Path(path).expanduser().is_file() for path in where.split(os.pathsep)):
+    if not _is_there(where):
         raise ConfigError(f"kubeconfig {where} does not exist: give --kubeconfig FILE, or run the agent in a pod")
     try:
         loader = await load_kube_config(config_file=where, client_configuration=configuration, persist_config=False)
@@ -80,3 +79,8 @@ async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:
     context: JsonDict = loader.current_context or {}
     namespace: str = context.get("context", {}).get("namespace") or ""
     return HttpTransport(_LibraryEndpoint(configuration)), namespace
+
+
+def _is_there(where: str) -> bool:
+    """Whether any of the files that KUBECONFIG may list exists; the library reads others as empty ones."""
+    return any(Path(path).expanduser().is_file() for path in where.split(os.pathsep))

@@ -67,6 +67,8 @@ def test_help_loads_no_library() -> None:
         ([], "required: COMMAND"),
         (["serv"], "invalid choice: 'serv'"),
         (["serve"], "this is no pod of a cluster"),
+        (["serve", "--node-name=a", "--kubeconfig=/absent"], "kubeconfig /absent does not exist"),
+        (["serve", "--node-name=a", "--kubeconfig=pyproject.toml"], "kubeconfig pyproject.toml cannot be used"),
         (["serve", "--resource-timeout=3x"], "'3x' is not a duration"),
         (["serve", "--resource-timeout=-3m"], "not a positive duration"),
         (["serve", "--metrics-address=8085"], "'8085' is not an address"),
