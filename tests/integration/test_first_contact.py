@@ -1,6 +1,8 @@
 """The agent's checks before it starts, against a real API server with the roles of `deploy/`."""
 
+import re
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -66,6 +68,26 @@ async def test_an_account_without_roles_is_told_what_it_lacks(
     async with _acting_as(installed, namespace, "default", tmp_path) as client:
         with pytest.raises(ConfigError, match=r"rights are missing: get,list,watch,patch datauploads in its namespace"):
             await check_cluster(client, namespace)
+
+
+def _serve(kubeconfig: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "nodeagent", "serve", "--node-name=node-a", f"--kubeconfig={kubeconfig}", *flags]
+    return subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_serve_ends_with_one_line_where_it_has_no_rights(installed: ApiServer, namespace: str, tmp_path: Path) -> None:
+    kubeconfig = installed.account_kubeconfig(namespace, "default", tmp_path)
+    done = _serve(kubeconfig, f"--namespace={namespace}")
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: rights are missing: get,list,watch,patch datauploads [^\n]+\n", done.stderr)
+
+
+def test_serve_ends_with_one_line_where_its_configuration_is_missing(installed: ApiServer, tmp_path: Path) -> None:
+    kubeconfig = installed.account_kubeconfig("velero", "node-agent", tmp_path)
+    done = _serve(kubeconfig, "--namespace=velero", "--node-agent-configmap=absent", "--metrics-address=127.0.0.1:0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ConfigMap velero/absent does not exist")
+    assert done.stderr.count("\n") == 1
 
 
 async def test_a_server_that_is_not_there_is_told(installed: ApiServer, namespace: str, tmp_path: Path) -> None:
