@@ -37,6 +37,10 @@ HELD_BACK: Final = "waits for a place in prepareQueueLength"
 _LOOKS_A_SECOND: Final = 50.0
 """Looks at loads that wait, all together: their number must not become load on the API server."""
 
+_WITNESSED_SECONDS: Final = 60.0
+"""How long a wait must have been seen before it may end a load: after an outage of the agents
+themselves all loads are old, and what they wait for is often just coming back."""
+
 _RETRY_SECONDS: Final = 1.0
 """Before a load is looked at again after a write or a look that went wrong."""
 
@@ -196,11 +200,12 @@ class Examiner:
             self._waiting_since.pop(cr.uid, None)
             return False
         now = self._tools.clock.monotonic()
+        limit_seconds = self._rules.prepare_timeout.total_seconds()
         seconds = now - self._waiting_since.setdefault(cr.uid, now)
         created = cr.metadata.creation_timestamp
-        if created is not None and cr.uid not in self._excused:
+        if created is not None and cr.uid not in self._excused and seconds >= _WITNESSED_SECONDS:
             seconds = max(seconds, (self._tools.clock.now() - created).total_seconds())
-        return seconds >= self._rules.prepare_timeout.total_seconds()
+        return seconds >= limit_seconds
 
     async def _tell(self, kind: Kind, cr: Load, waiting: Waiting) -> Load:
         """Write why a load waits where that is news; return it as stored."""

@@ -102,10 +102,15 @@ class LeaderElection:
     @property
     def may_write(self) -> bool:
         """Whether this process leads and has renewed recently enough to write."""
+        return self._seconds_left > 0
+
+    @property
+    def _seconds_left(self) -> float:
+        """For how long this process may still write without renewing."""
         if self._held is None:
-            return False
-        age = self._clock.monotonic() - self._held.renewed_at_seconds
-        return age < self._duration_seconds * _SAFE_SHARE
+            return 0.0
+        until = self._held.renewed_at_seconds + self._duration_seconds * _SAFE_SHARE
+        return max(0.0, until - self._clock.monotonic())
 
     def check(self) -> None:
         """Raise NotLeaderError unless this process may write as the leader."""
@@ -198,7 +203,7 @@ class LeaderElection:
         """Renew the Lease in time; return once it is lost."""
         pause_seconds = self._duration_seconds / _RENEWALS_A_LEASE
         while True:
-            await self._clock.sleep(pause_seconds)
+            await self._clock.sleep(min(pause_seconds, self._seconds_left))
             try:
                 renewed = await self._renew()
             except (KubeError, TimeoutError) as e:
@@ -224,7 +229,10 @@ class LeaderElection:
             return False
         began = self._clock.monotonic()
         spec = {"renewTime": _format_micro_time(self._clock.now())}
-        async with asyncio.timeout(self._duration_seconds / _RENEWALS_A_LEASE):
+        # A process that was stopped for long still gets one try: nobody else may want to lead.
+        least_seconds = self._duration_seconds / _TRIES_A_LEASE
+        limit_seconds = min(self._duration_seconds / _RENEWALS_A_LEASE, max(self._seconds_left, least_seconds))
+        async with asyncio.timeout(limit_seconds):
             try:
                 stored = await self._patch(self._held.uid, self._held.resource_version, spec)
             except ConflictError:

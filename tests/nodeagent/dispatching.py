@@ -1,0 +1,218 @@
+"""Dispatchers around the fake API server: loads that wait, agents that are there, a scripted kind.
+
+`Gate` stands between a dispatcher and the server and holds chosen requests back for as long as
+a test likes: the dispatcher that was paused in the middle of something.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import ClassVar
+
+from core.kube.client import KubeClient
+from core.kube.events import EventRecorder
+from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, EVENTS, Resource
+from core.kube.retry import Retry
+from core.kube.transport import Request, Response, Transport
+from core.models.base import JsonDict
+from core.models.loads import DataUpload, Load
+from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
+from exposer.model import Exposed, Guard, Waiting
+from nodeagent.admission import DispatchRules, DispatchTools
+from nodeagent.dispatcher import Dispatcher
+from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission
+from nodeagent.metrics import Metrics
+from nodeagent.outcome import Outcome
+from nodeagent.status import StatusWriter
+from nodeagent.story import Story
+from tests.nodeagent.loads import NAMESPACE, data_upload
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__ = ["Gate", "Scene", "ScriptedKind", "agent_pod", "most_held", "open_scene"]
+
+
+@dataclass(frozen=True)
+class ScriptedKind:
+    """DataUploads whose admission a test decides, by name; READY unless it says otherwise.
+
+    `checked` and `cleaned` are the names asked for, in order.
+    """
+
+    answers: dict[str, Admission] = field(default_factory=dict)
+    checked: list[str] = field(default_factory=list)
+    cleaned: list[str] = field(default_factory=list)
+
+    name: ClassVar[str] = "DataUpload"
+    resource: ClassVar[Resource] = DATA_UPLOADS
+    finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
+    pod_label: ClassVar[str] = DATA_UPLOAD_LABEL
+    status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"acceptedByNode", "node"}
+
+    def parse(self, raw: JsonDict) -> Load:
+        return DataUpload.parse(raw)
+
+    def managed(self, cr: Load) -> bool:
+        return isinstance(cr, DataUpload) and cr.spec.datamover in {"", "velero"}
+
+    def queue_namespace(self, cr: Load) -> str:
+        return cr.repository_namespace
+
+    async def check_admission(self, cr: Load) -> Admission:
+        self.checked.append(cr.name)
+        await asyncio.sleep(0)
+        return self.answers.get(cr.name, READY)
+
+    async def clean_up(self, cr: Load) -> Waiting | None:
+        self.cleaned.append(cr.name)
+        return None
+
+    async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
+        raise NotImplementedError
+
+    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:
+        raise NotImplementedError
+
+    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:
+        raise NotImplementedError
+
+    def parse_result(self, message: str) -> JsonDict:
+        raise NotImplementedError
+
+    def final_status(self, outcome: Outcome) -> JsonDict:
+        raise NotImplementedError
+
+
+@dataclass
+class Gate(Transport):
+    """Holds back requests that `holds` chooses until `open` is set; `waiting` counts them."""
+
+    inner: Transport
+    holds: Callable[[Request], bool]
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+
+    async def request(self, request: Request) -> Response:
+        if self.holds(request) and not self.open.is_set():
+            self.waiting += 1
+            await self.open.wait()
+        return await self.inner.request(request)
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self.inner.stream(request)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Scene:
+    """A fake API server, and dispatchers that work on it."""
+
+    kube: FakeKube
+    kind: ScriptedKind = field(default_factory=ScriptedKind)
+    limit: int | None = 2
+    accepted: list[str] = field(default_factory=list)
+
+    def add(self, name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object) -> JsonDict:
+        """Store a load; `queue` is the namespace of its volume."""
+        load = data_upload(name, status=status)
+        load["metadata"] |= {"creationTimestamp": "2026-11-21T12:00:00Z"} | meta
+        load["spec"]["sourceNamespace"] = queue
+        return self.kube.put(load)
+
+    def load(self, name: str) -> JsonDict:
+        return next(load for load in self.kube.objects(DATA_UPLOADS) if load["metadata"]["name"] == name)
+
+    def phase(self, name: str) -> str:
+        return str((self.load(name).get("status") or {}).get("phase", ""))
+
+    def message(self, name: str) -> str:
+        return str((self.load(name).get("status") or {}).get("message", ""))
+
+    def phases(self) -> Mapping[str, str]:
+        names = [load["metadata"]["name"] for load in self.kube.objects(DATA_UPLOADS)]
+        return {name: self.phase(name) for name in names}
+
+    def set_status(self, name: str, **status: object) -> None:
+        """Write status fields, as a load's agent would."""
+        load = self.load(name)
+        self.kube.put(load | {"status": load.get("status", {}) | status})
+
+    def ledger(self) -> set[str]:
+        """Return the UIDs that the ledger holds."""
+        maps = self.kube.objects(CONFIG_MAPS)
+        return set(maps[0]["data"]["uids"].split()) if maps else set()
+
+    def reasons(self, name: str) -> list[str]:
+        events = [e for e in self.kube.objects(EVENTS) if e["involvedObject"]["name"] == name]
+        return [e["reason"] for e in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"]))]
+
+    def dispatcher(
+        self, transport: Transport | None = None, check_leading: Callable[[], None] = lambda: None
+    ) -> Dispatcher:
+        """Return a dispatcher that believes to lead, for as long as `check_leading` lets it."""
+        clock = LoopClock()
+        client = KubeClient(transport or self.kube, Retry(clock))
+        tools = DispatchTools(
+            client=client,
+            clock=clock,
+            status=StatusWriter(client, clock),
+            story=Story(EventRecorder(client, clock, component="node-agent", host="node-a")),
+            metrics=Metrics("node-a"),
+            check_leading=check_leading,
+        )
+        rules = DispatchRules(NAMESPACE, [self.kind], lambda: self.limit, timedelta(minutes=30))
+        return Dispatcher(tools, rules, on_accepted=lambda cr: self.accepted.append(cr.name))
+
+    @asynccontextmanager
+    async def dispatching(self, dispatcher: Dispatcher | None = None) -> AsyncIterator[Dispatcher]:
+        """Run a dispatcher for the time of the context."""
+        dispatcher = dispatcher or self.dispatcher()
+        task = asyncio.create_task(dispatcher.run(), name="dispatcher")
+        try:
+            yield dispatcher
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def until(self, condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
+        """Wait in virtual time until `condition` holds."""
+        pause_seconds = 0.05 if seconds < 200 else 1.0
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(pause_seconds)
+
+
+def agent_pod(node: str, *, ready: bool = True, **meta: object) -> JsonDict:
+    """Return the pod of the agent on `node`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"node-agent-{node}", "namespace": NAMESPACE, "labels": AGENT_LABELS} | meta,
+        "spec": {"nodeName": node},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+def open_scene(*nodes: str, limit: int | None = 2) -> Scene:
+    """Return a scene with a live agent on each of `nodes`."""
+    kube = FakeKube()
+    for node in nodes or ("node-a",):
+        kube.put(agent_pod(node))
+    return Scene(kube, limit=limit)
+
+
+def most_held(kube: FakeKube) -> int:
+    """Return how many loads were Accepted or Prepared at most, over every resourceVersion there was."""
+    holding: set[str] = set()
+    most = 0
+    for happening in kube._store.history:
+        if happening.resource == DATA_UPLOADS:
+            obj = happening.after or happening.before or {}
+            phase = (happening.after or {}).get("status", {}).get("phase", "")
+            (holding.add if phase in {"Accepted", "Prepared"} else holding.discard)(obj["metadata"]["uid"])
+            most = max(most, len(holding))
+    return most

@@ -1,0 +1,76 @@
+"""Whose turn it is, and which node gets it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.models.phases import Phase
+from nodeagent.admission_order import choose_node, count_accepted, round_robin
+from nodeagent.load_index import Entry
+
+
+def entry(name: str, queue: str = "app", created: str = "2026-11-21T11:00:00Z", **others: object) -> Entry:
+    fields: dict[str, object] = {
+        "kind": "DataUpload",
+        "namespace": "velero",
+        "name": name,
+        "uid": name,
+        "phase": Phase.NEW,
+        "queue": queue,
+        "created": created,
+        "stop": False,
+        "managed": True,
+        "node_label": "",
+        "finalizer": False,
+        "message": "",
+    }
+    return Entry(**(fields | others))  # type: ignore[arg-type] # a table of test values
+
+
+WAITING = [
+    entry("a2", "a", "2026-11-21T11:00:02Z"),
+    entry("a1", "a", "2026-11-21T11:00:01Z"),
+    entry("a3", "a", "2026-11-21T11:00:02Z"),
+    entry("b1", "b", "2026-11-21T11:00:03Z"),
+    entry("c1", "c", "2026-11-21T10:00:00Z"),
+    entry("c2", "c", "2026-11-21T10:00:00Z"),
+]
+
+
+@pytest.mark.parametrize(
+    ("after", "order"),
+    [
+        pytest.param("", "a1 b1 c1 a2 c2 a3", id="from the first namespace"),
+        pytest.param("a", "b1 c1 a1 c2 a2 a3", id="behind the one served last"),
+        pytest.param("bb", "c1 a1 b1 c2 a2 a3", id="behind one that waits no more"),
+        pytest.param("c", "a1 b1 c1 a2 c2 a3", id="round again"),
+    ],
+)
+def test_namespaces_take_turns_and_the_oldest_goes_first(after: str, order: str) -> None:
+    assert " ".join(e.name for e in round_robin(WAITING, after=after)) == order
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=40))
+def test_every_load_comes_once_and_no_namespace_gets_two_turns_while_another_waits(queues: list[str]) -> None:
+    waiting = [entry(f"{number:03}", queue) for number, queue in enumerate(queues)]
+    order = list(round_robin(waiting, after=""))
+    assert sorted(e.name for e in order) == [e.name for e in waiting]
+    for position, first in enumerate(order):
+        again = next((i for i in range(position + 1, len(order)) if order[i].queue == first.queue), len(order))
+        still_waiting = {e.queue for e in order[again:]} - {first.queue}
+        assert still_waiting <= {e.queue for e in order[position + 1 : again]}
+
+
+def test_the_agent_with_the_fewest_accepted_loads_is_chosen() -> None:
+    accepted = count_accepted(
+        [
+            entry("1", phase=Phase.ACCEPTED, node_label="node-a"),
+            entry("2", phase=Phase.ACCEPTED, node_label="node-b"),
+            entry("3", phase=Phase.IN_PROGRESS, node_label="node-c"),
+            entry("4", phase=Phase.ACCEPTED, node_label="node-a"),
+        ]
+    )
+    agents = {name: name for name in ("node-a", "node-b", "node-c")}
+    assert choose_node(agents, accepted) == "node-c"
+    assert choose_node({"node-a": "node-a", "node-b": "node-b"}, accepted) == "node-b"
+    assert choose_node({}, accepted) is None

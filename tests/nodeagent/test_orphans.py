@@ -1,0 +1,110 @@
+"""Loads that nobody works on find somebody, or are cleaned up."""
+
+import asyncio
+
+import pytest
+
+from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.phases import Phase
+from nodeagent.orphans import Care, decide_care
+from tests.nodeagent.dispatching import agent_pod, open_scene
+from tests.nodeagent.loads import mover_pod
+from tests.nodeagent.test_admission_order import entry
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("label", ["", "node-a"])
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("finalizer", [False, True])
+def test_what_a_load_needs_follows_from_phase_label_agent_and_finalizer(
+    phase: Phase, label: str, gone: bool, finalizer: bool
+) -> None:
+    gone = gone and bool(label)
+    care = decide_care(entry("du", phase=phase, node_label=label, finalizer=finalizer), owner_gone=gone)
+    if phase is Phase.NEW:
+        assert care is Care.NOTHING
+    elif phase.final:
+        assert (care is Care.CLEAN_UP) is (finalizer and (gone or not label))
+    elif not label:
+        assert care is Care.ADOPT
+    else:
+        assert (care is Care.REASSIGN) is (gone and phase is Phase.ACCEPTED)
+    foreign = entry("du", phase=phase, node_label=label, finalizer=finalizer, managed=False)
+    assert decide_care(foreign, owner_gone=gone) is Care.NOTHING
+
+
+async def test_an_accepted_load_goes_to_another_agent_once_its_own_is_gone_for_a_while() -> None:
+    scene = open_scene("node-a", "node-b")
+    accepted_at = "2026-11-21T12:00:00Z"
+    status = {"phase": "Accepted", "acceptedByNode": "node-a", "acceptedTimestamp": accepted_at}
+    scene.add("du", status=status, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
+    async with scene.dispatching():
+        await asyncio.sleep(60)
+        scene.kube.put(agent_pod("node-a", ready=False))
+        await asyncio.sleep(25)
+        assert scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-a"
+        await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=15)
+        await scene.until(lambda: scene.reasons("du") == ["Reassigned"])
+    assert scene.load("du")["status"] == status | {"acceptedByNode": "node-b"}
+
+
+@pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
+async def test_a_load_whose_mover_may_still_run_stays_with_its_node(phase: str) -> None:
+    scene = open_scene("node-b")
+    scene.add("du", status={"phase": phase}, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
+    before = scene.load("du")
+    async with scene.dispatching():
+        await asyncio.sleep(120)
+    assert scene.load("du") == before
+
+
+@pytest.mark.parametrize(
+    ("status", "pod_node", "node"),
+    [
+        pytest.param({"phase": "InProgress", "node": "node-c"}, "", "node-c", id="its node, even without an agent"),
+        pytest.param({"phase": "Prepared"}, "node-b", "node-b", id="the mover pod's node"),
+        pytest.param({"phase": "Accepted", "acceptedByNode": "node-b"}, "", "node-b", id="the accepting node"),
+        pytest.param({"phase": "Accepted", "acceptedByNode": "node-c"}, "", "node-a", id="a live agent instead"),
+    ],
+)
+async def test_a_load_that_the_peers_agent_accepted_gets_its_label(
+    status: dict[str, str], pod_node: str, node: str
+) -> None:
+    scene = open_scene("node-a", "node-b")
+    scene.add("du", status=status, finalizers=[DATA_MOVER_FINALIZER])
+    if pod_node:
+        scene.kube.put(mover_pod(scene.load("du"), node=pod_node))
+    async with scene.dispatching():
+        await scene.until(lambda: NODE_LABEL in scene.load("du")["metadata"]["labels"], seconds=5)
+    assert scene.load("du")["metadata"]["labels"][NODE_LABEL] == node
+    assert scene.load("du")["status"]["phase"] == status["phase"]
+
+
+async def test_a_final_load_without_owner_is_cleaned_up_and_unmarked() -> None:
+    scene = open_scene("node-b")
+    scene.add("synced", status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER, "other/one"])
+    labels = {NODE_LABEL: "node-a", "other": "1"}
+    marks = {OUTCOME_ANNOTATION: "{}", "other": "1"}
+    scene.add("left", status={"phase": "Failed"}, annotations=marks, labels=labels, finalizers=[DATA_MOVER_FINALIZER])
+    scene.add("done", status={"phase": "Completed"})
+    done = scene.load("done")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.kind.cleaned == ["synced"], seconds=5)
+        await scene.until(lambda: scene.kind.cleaned == ["synced", "left"], seconds=40)
+        await asyncio.sleep(1)
+    assert scene.load("synced")["metadata"]["finalizers"] == ["other/one"]
+    left = scene.load("left")["metadata"]
+    assert "finalizers" not in left
+    assert left["labels"] == {"other": "1"}
+    assert left["annotations"] == {"other": "1"}
+    assert scene.load("done") == done
+
+
+async def test_a_new_load_that_is_deleted_with_our_finalizer_goes_away() -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("du", deletionTimestamp="2026-11-21T12:00:00Z", finalizers=[DATA_MOVER_FINALIZER])
+    async with scene.dispatching():
+        await scene.until(lambda: not scene.phases(), seconds=10)
+    assert scene.kind.cleaned == ["du"]
