@@ -26,9 +26,13 @@ async def check_location(client: KubeClient, cr: Load) -> Admission:
         return Admission(Verdict.FAILS, "LocationMissing", message)
     location = BackupStorageLocation.parse(raw)
     secret = location.spec.credential
-    if secret is not None and await client.read(SECRETS, namespace, secret.name) is None:
-        message = f"Secret {namespace}/{secret.name} of BackupStorageLocation {name} does not exist"
-        return Admission(Verdict.FAILS, "LocationSecretMissing", message)
+    if secret is not None:
+        stored = await client.read(SECRETS, namespace, secret.name)
+        what = f"Secret {namespace}/{secret.name} of BackupStorageLocation {name}"
+        if stored is None:
+            return Admission(Verdict.FAILS, "LocationSecretMissing", f"{what} does not exist")
+        if secret.key not in (stored.get("data") or {}):
+            return Admission(Verdict.FAILS, "LocationSecretMissing", f"{what} has no key {secret.key}")
     if not location.available:
         why = f": {location.status.message}" if location.status.message else ""
         message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"

@@ -31,7 +31,7 @@ LOCATION = {
 LOCATION_PATH = "/apis/velero.io/v1/namespaces/velero/backupstoragelocations/default"
 SECRET_PATH = "/api/v1/namespaces/velero/secrets/cloud"
 CLAIM_PATH = "/api/v1/namespaces/app3/persistentvolumeclaims/data"
-READY_WORLD = {LOCATION_PATH: LOCATION, SECRET_PATH: {}, CLAIM_PATH: {}}
+READY_WORLD = {LOCATION_PATH: LOCATION, SECRET_PATH: {"data": {"k": "eA=="}}, CLAIM_PATH: {}}
 
 
 def client(world: Mapping[str, JsonDict]) -> KubeClient:
@@ -101,6 +101,12 @@ async def test_a_load_whose_world_is_ready_may_start() -> None:
     [
         pytest.param({}, Verdict.FAILS, "BackupStorageLocation velero/default does not exist", id="no location"),
         pytest.param({LOCATION_PATH: LOCATION}, Verdict.FAILS, "Secret velero/cloud", id="no secret"),
+        pytest.param(
+            READY_WORLD | {SECRET_PATH: {"data": {"other": ""}}},
+            Verdict.FAILS,
+            "Secret velero/cloud of BackupStorageLocation default has no key k",
+            id="no such key",
+        ),
         pytest.param(
             READY_WORLD | {LOCATION_PATH: LOCATION | {"status": {"phase": "Unavailable", "message": "no bucket"}}},
             Verdict.WAITS,
