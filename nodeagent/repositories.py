@@ -60,6 +60,8 @@ _WATCH_CAUSES_SECONDS: Final = 5.0
 
 _WORKING_SECONDS: Final = 10.0
 _SERVER_SECONDS: Final = 60.0
+_BEGIN_ANEW_SECONDS: Final = 10.0
+"""After the API server refused to list what is to be looked after."""
 _WORKERS: Final = 8
 
 
@@ -97,10 +99,23 @@ class RepositoryKeeper:
         self._repositories: Informer | None = None
 
     async def run(self) -> None:
-        """Keep the repositories until canceled."""
-        tools = self._tools
+        """Keep the repositories until canceled, in a cluster where that is ours to do."""
         if self._mode is RepositoryController.OFF:
             await asyncio.Event().wait()
+        while True:
+            try:
+                await self._run_once()
+            except* AgentError as group:
+                _log.warning("looking after repositories begins anew: %s", group.exceptions)
+            await self._tools.clock.sleep(_BEGIN_ANEW_SECONDS)
+
+    async def _run_once(self) -> None:
+        """Keep the repositories until canceled.
+
+        Raises:
+            ExceptionGroup: of a KubeError: a first list was refused.
+        """
+        tools = self._tools
         queue: WorkQueue[str] = WorkQueue(tools.clock, name="repositories", workers=_WORKERS)
         self._queue = queue
         self._repositories = Informer(

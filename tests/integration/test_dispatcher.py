@@ -1,0 +1,152 @@
+"""Lease, ledger and dispatcher before a real API server: its validation, conflicts and pruning."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import NotFoundError
+from core.kube.events import EventRecorder
+from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, LEASES, PODS
+from core.kube.retry import Retry
+from core.kube.transport import MERGE_PATCH, Request
+from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
+from nodeagent.admission import DispatchRules, DispatchTools
+from nodeagent.dispatcher import Dispatcher
+from nodeagent.lease import LeaderElection
+from nodeagent.metrics import Metrics
+from nodeagent.status import StatusWriter
+from nodeagent.story import Story
+from nodeagent.transport import load_transport
+from tests.nodeagent.dispatching import ScriptedKind, agent_pod
+from tests.nodeagent.loads import data_upload
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from core.models.base import JsonDict
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture
+async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
+    transport, _ = await load_transport(str(apiserver.kubeconfig))
+    yield KubeClient(transport, Retry(CLOCK))
+    await transport.close()
+
+
+@asynccontextmanager
+async def agent(client: KubeClient, namespace: str, name: str) -> AsyncIterator[LeaderElection]:
+    """Run what every node agent runs of it: an election, and the dispatcher while it leads."""
+    election = LeaderElection(client, CLOCK, namespace=namespace, identity=name, duration=timedelta(seconds=6))
+    story = Story(EventRecorder(client, CLOCK, component="node-agent", host=name))
+    tools = DispatchTools(client, CLOCK, StatusWriter(client, CLOCK), story, Metrics(name), election.check)
+    rules = DispatchRules(namespace, [ScriptedKind()], lambda: 2)
+    dispatcher = Dispatcher(tools, rules, on_accepted=lambda _: None)
+    task = asyncio.create_task(election.run(dispatcher.run), name=name)
+    try:
+        yield election
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def create_loads(client: KubeClient, namespace: str, count: int) -> None:
+    for number in range(count):
+        load = data_upload(f"du-{number}")
+        load["metadata"] = {"name": f"du-{number}", "namespace": namespace}
+        await client.create(DATA_UPLOADS, load)
+
+
+async def create_agent_pod(client: KubeClient, namespace: str) -> None:
+    pod = agent_pod("node-a")
+    pod["metadata"]["namespace"] = namespace
+    pod["spec"]["containers"] = [{"name": "agent", "image": "none"}]
+    status = pod.pop("status")
+    await client.create(PODS, pod)
+    path = f"{PODS.path(namespace, pod['metadata']['name'])}/status"
+    body = json.dumps({"status": status}).encode()
+    await client.transport.request(Request("PATCH", path, body=body, content_type=MERGE_PATCH))
+
+
+async def phases(client: KubeClient, namespace: str) -> list[str]:
+    loads = await client.list(Selection(DATA_UPLOADS, namespace))
+    return [(load.get("status") or {}).get("phase", "") for load in loads]
+
+
+async def test_the_lease_is_taken_renewed_and_handed_over(client: KubeClient, namespace: str) -> None:
+    async with agent(client, namespace, "one") as one:
+        await until(lambda: one.may_write)
+        async with agent(client, namespace, "two") as two:
+            await asyncio.sleep(5)
+            assert (one.may_write, two.may_write, two.holder) == (True, False, "one")
+            lease = await client.get(LEASES, namespace, DISPATCHER_LEASE)
+            assert lease["spec"]["renewTime"] > lease["spec"]["acquireTime"]
+            stop_one = next(task for task in asyncio.all_tasks() if task.get_name() == "one")
+            stop_one.cancel()
+            await until(lambda: two.may_write, seconds=2)
+    lease = await client.get(LEASES, namespace, DISPATCHER_LEASE)
+    assert not lease["spec"].get("holderIdentity")
+    assert lease["spec"]["leaseTransitions"] == 1
+
+
+async def test_loads_are_admitted_within_the_limit_over_a_change_of_leaders(client: KubeClient, namespace: str) -> None:
+    await create_agent_pod(client, namespace)
+    await create_loads(client, namespace, 4)
+    async with agent(client, namespace, "one"):
+        async with asyncio.timeout(20):
+            while (await phases(client, namespace)).count("Accepted") < 2:
+                await asyncio.sleep(0.1)
+    async with agent(client, namespace, "two") as two:
+        await until(lambda: two.may_write)
+        await asyncio.sleep(2)
+        assert (await phases(client, namespace)).count("Accepted") == 2
+        await client.patch(DATA_UPLOADS, namespace, "du-0", {"status": {"phase": "Completed"}})
+        async with asyncio.timeout(20):
+            while await phases(client, namespace) != ["Completed", "Accepted", "Accepted", ""]:
+                await asyncio.sleep(0.1)
+    accepted: JsonDict = await client.get(DATA_UPLOADS, namespace, "du-1")
+    assert accepted["status"].keys() >= {"acceptedByNode", "acceptedTimestamp"}
+    assert accepted["metadata"]["labels"][NODE_LABEL] == "node-a"
+    assert accepted["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
+    ledger = await client.get(CONFIG_MAPS, namespace, ADMISSIONS_CONFIGMAP)
+    assert len(ledger["data"]["uids"].split()) == 2
+    waiting = await client.get(DATA_UPLOADS, namespace, "du-3")
+    assert waiting["status"]["message"].startswith("waits for a place in prepareQueueLength (2, all taken)")
+
+
+async def test_a_missing_lease_or_ledger_is_made_again(client: KubeClient, namespace: str) -> None:
+    await create_agent_pod(client, namespace)
+    async with agent(client, namespace, "one") as one:
+        await until(lambda: one.may_write)
+        await create_loads(client, namespace, 1)
+        async with asyncio.timeout(20):
+            while await phases(client, namespace) != ["Accepted"]:
+                await asyncio.sleep(0.1)
+        await client.delete(LEASES, namespace, DISPATCHER_LEASE)
+        await client.delete(CONFIG_MAPS, namespace, ADMISSIONS_CONFIGMAP)
+        with pytest.raises(NotFoundError):
+            await client.get(CONFIG_MAPS, namespace, ADMISSIONS_CONFIGMAP)
+        load = data_upload("late")
+        load["metadata"] = {"name": "late", "namespace": namespace}
+        await client.create(DATA_UPLOADS, load)
+        async with asyncio.timeout(30):
+            while await phases(client, namespace) != ["Accepted", "Accepted"]:
+                await asyncio.sleep(0.1)
