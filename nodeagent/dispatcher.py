@@ -26,7 +26,7 @@ from nodeagent.ledger import AdmissionLedger, Places, free_places, settle
 from nodeagent.live_agents import LiveAgents
 from nodeagent.load_index import Entry, LoadIndex
 from nodeagent.orphans import OrphanKeeper
-from nodeagent.parallel import work_in_parallel
+from nodeagent.parallel import tell_causes, work_in_parallel
 from nodeagent.status import Change
 
 __all__ = ["Dispatcher"]
@@ -74,7 +74,7 @@ class Dispatcher:
                 try:
                     await self._term.run()
                 except* AgentError as group:
-                    _log.warning("dispatching begins anew: %s", "; ".join(str(e) for e in _leaves(group)))
+                    _log.warning("dispatching begins anew: %s", tell_causes(group))
                 await self._tools.clock.sleep(_RETAKE_SECONDS)
         finally:
             self._term = None
@@ -305,11 +305,3 @@ def _head(looks: Iterable[Look | None]) -> list[Look]:
             break
         head.append(look)
     return head
-
-
-def _leaves(group: BaseExceptionGroup[AgentError]) -> Iterable[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

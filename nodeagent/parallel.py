@@ -1,4 +1,4 @@
-"""The same work on several items at a time.
+"""The same work on several items at a time, and what went wrong in things that ran together.
 
 Knows how many run at once, and the order of the results. Does not know the work.
 """
@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["work_in_parallel"]
+__all__ = ["tell_causes", "work_in_parallel"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -30,3 +30,9 @@ async def work_in_parallel(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(item), name=name) for item in items]
     return [task.result() for task in tasks]
+
+
+def tell_causes(group: BaseExceptionGroup[BaseException]) -> str:
+    """Return the words of all errors in `group`, in one line."""
+    told = (tell_causes(e) if isinstance(e, BaseExceptionGroup) else str(e) for e in group.exceptions)
+    return "; ".join(told)

@@ -31,6 +31,7 @@ from nodeagent.informer import Informer
 from nodeagent.init_pod import INIT_POD_SELECTOR, InitState, judge_init_pod, read_init_pod, start_init_pod
 from nodeagent.kinds.base import MoverPlan
 from nodeagent.metrics import Metrics
+from nodeagent.parallel import tell_causes
 from nodeagent.queue import Requeue, WorkQueue
 from nodeagent.repo_secret import ensure_repository_password
 from nodeagent.settings import RepositoryController
@@ -106,7 +107,7 @@ class RepositoryKeeper:
             try:
                 await self._run_once()
             except* AgentError as group:
-                _log.warning("looking after repositories begins anew: %s", group.exceptions)
+                _log.warning("looking after repositories begins anew: %s", tell_causes(group))
             await self._tools.clock.sleep(_BEGIN_ANEW_SECONDS)
 
     async def _run_once(self) -> None:

@@ -31,7 +31,7 @@ LOCATION = {
 LOCATION_PATH = "/apis/velero.io/v1/namespaces/velero/backupstoragelocations/default"
 SECRET_PATH = "/api/v1/namespaces/velero/secrets/cloud"
 CLAIM_PATH = "/api/v1/namespaces/app3/persistentvolumeclaims/data"
-READY_WORLD = {LOCATION_PATH: LOCATION, SECRET_PATH: {"data": {"k": "eA=="}}, CLAIM_PATH: {}}
+READY_WORLD: dict[str, JsonDict] = {LOCATION_PATH: LOCATION, SECRET_PATH: {"data": {"k": "eA=="}}, CLAIM_PATH: {}}
 
 
 def client(world: Mapping[str, JsonDict]) -> KubeClient:
