@@ -33,7 +33,7 @@ from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.template import AgentTemplate
 from nodeagent.concurrency import Slots
-from nodeagent.kinds.base import MoverPlan
+from nodeagent.kinds.base import Kind, MoverPlan
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.metrics import Metrics
@@ -51,6 +51,7 @@ from tests.support.fakekube import FakeKube
 
 __all__ = ["Fault", "Fuse", "World", "accepted", "build_agent", "open_world"]
 
+OUTAGE = 6
 ACCEPTED_AT = "2026-11-21T12:00:00Z"
 
 
@@ -65,6 +66,11 @@ class Fault(Enum):
     LOST_APPLIED = auto()
 
     @property
+    def lasts(self) -> int:
+        """At how many requests in a row it happens."""
+        return OUTAGE if self in {Fault.SERVER_ERROR, Fault.LOST} else 1
+
+    @property
     def stops(self) -> bool:
         """Whether the agent is stopped there."""
         return self in {Fault.STOP_BEFORE, Fault.STOP_AFTER}
@@ -72,14 +78,15 @@ class Fault(Enum):
 
 @dataclass
 class Fuse(Transport):
-    """The agent's way to the API server; blows once, at request number `at`.
+    """The agent's way to the API server; blows at request number `at`.
 
-    `counts` chooses the requests that are counted.
+    `counts` chooses the requests that are counted. An outage lasts for `OUTAGE` of them: longer
+    than one request is tried again.
     """
 
-    inner: Transport
+    inner: Transport = field(default_factory=FakeKube)
     counts: Callable[[Request], bool] = lambda request: request.method != "GET"
-    at: int = -1
+    at: int = 1_000_000
     fault: Fault = Fault.STOP_BEFORE
     counted: list[str] = field(default_factory=list)
     blown: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,7 +95,7 @@ class Fuse(Transport):
         if not self.counts(request):
             return await self.inner.request(request)
         self.counted.append(f"{request.method} {request.path}")
-        if len(self.counted) - 1 != self.at:
+        if not self.at <= len(self.counted) - 1 < self.at + self.fault.lasts:
             return await self.inner.request(request)
         if self.fault in {Fault.STOP_AFTER, Fault.LOST_APPLIED}:
             await self.inner.request(request)
@@ -127,7 +134,7 @@ def build_agent(
         slots=Slots(slots),
         metrics=metrics,
     )
-    kinds = [
+    kinds: list[Kind] = [
         DataUploadKind(client, CSISnapshotExposer(client), plan, datamovers),
         DataDownloadKind(client, clock, GenericRestoreExposer(client), plan, datamovers),
     ]

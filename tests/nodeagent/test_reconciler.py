@@ -199,7 +199,8 @@ async def test_one_slot_is_given_to_one_load_after_the_other_and_each_says_that_
         load["status"]["acceptedTimestamp"] = f"2026-11-21T12:00:0{9 - number}Z"
         load["spec"] = load["spec"] | {"csiSnapshot": load["spec"]["csiSnapshot"] | {"volumeSnapshot": f"vs-{number}"}}
         loads.append(load)
-    most, order = 0, []
+    most = 0
+    order: list[str] = []
     async with open_world(*loads, mover=Mover(seconds=10)) as world, world.agent(slots=1):
         phases = ["InProgress", "Prepared", "Prepared", "Prepared"]
         await world.until(lambda: sorted(world.phase(name=f"du-{n}") for n in range(4)) == phases, seconds=9)
