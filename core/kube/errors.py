@@ -53,7 +53,7 @@ class NotFoundError(KubeError):
 
 
 class ConflictError(KubeError):
-    """409: somebody else wrote first; read again and decide again."""
+    """409: somebody else wrote first, or another object has the name; read and decide again."""
 
     retry = True
 
@@ -108,6 +108,9 @@ _BY_STATUS: dict[int, type[KubeError]] = {
     422: InvalidError,
     429: ThrottledError,
 }
+_UID_FIELD = "metadata.uid"
+"""Source: Kubernetes v1.34: a patch that names another UID is refused as a change of that field."""
+
 _FIRST_ERROR = 400
 _FIRST_SERVER_ERROR = 500
 
@@ -116,13 +119,16 @@ _FIRST_SERVER_ERROR = 500
 class _Refusal:
     message: str
     reason: str
+    fields: frozenset[str] = frozenset()
 
 
 def _parse_refusal(body: bytes) -> _Refusal:
     """Read a `Status` object; anything else is shown as text, shortened."""
     try:
         status: Any = json.loads(body)
-        return _Refusal(str(status["message"]), str(status.get("reason", "")))
+        causes = (status.get("details") or {}).get("causes") or []
+        fields = frozenset(str(cause.get("field", "")) for cause in causes)
+        return _Refusal(str(status["message"]), str(status.get("reason", "")), fields)
     except (ValueError, KeyError, TypeError, AttributeError):
         return _Refusal(body[:300].decode(errors="replace").strip(), "")
 
@@ -144,6 +150,9 @@ def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | 
     cls = _BY_STATUS.get(status, ServerError if status >= _FIRST_SERVER_ERROR else KubeError)
     if cls is ConflictError and refusal.reason == "AlreadyExists":
         cls = AlreadyExistsError
+    if cls is InvalidError and _UID_FIELD in refusal.fields:
+        # A patch with the UID of an object that went: another one has its name by now.
+        cls = ConflictError
     text = f"{attempted}: {status} {refusal.reason or ''}".rstrip() + f": {refusal.message}"
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
     return cls(text, status=status, reason=refusal.reason, retry_after_seconds=seconds)

@@ -228,9 +228,11 @@ class FakeKube:
     def _patch(self, target: _Target, patch: JsonDict) -> JsonDict:
         before = self._require(target)
         was, asked = before["metadata"], patch.get("metadata") or {}
-        for key in ("uid", "resourceVersion"):
-            if asked.get(key) and asked[key] != was[key]:
-                raise Refusal(409, "Conflict", f'{target.resource.plural} "{target.name}": {key} is {was[key]}')
+        shown = f'{target.resource.plural} "{target.name}"'
+        if asked.get("resourceVersion", was["resourceVersion"]) != was["resourceVersion"]:
+            raise Refusal(409, "Conflict", f"{shown}: the object has been modified")
+        if asked.get("uid", was["uid"]) != was["uid"]:
+            raise Refusal(422, "Invalid", f"{shown} is invalid: field is immutable", field="metadata.uid")
         after = merge_patch(before, patch)
         meta = after["metadata"]
         for key in ("name", "namespace"):
@@ -299,7 +301,14 @@ def _respond(obj: JsonDict, status: int = 200) -> Response:
 
 
 def _refuse(refusal: Refusal) -> Response:
-    status = {"kind": "Status", "message": str(refusal), "reason": refusal.reason, "code": refusal.status}
+    causes = [{"field": refusal.field}] if refusal.field else []
+    status = {
+        "kind": "Status",
+        "message": str(refusal),
+        "reason": refusal.reason,
+        "code": refusal.status,
+        "details": {"causes": causes},
+    }
     return _respond(status, refusal.status)
 
 

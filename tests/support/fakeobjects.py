@@ -34,8 +34,9 @@ _EXISTENCE_FORM: Final = re.compile(r"\s*(!?)\s*([^\s!=(),]+)\s*")
 class Refusal(Exception):  # noqa: N818 - it becomes an answer
     """What the server says instead of doing what it was asked for."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: str, message: str, *, field: str = "") -> None:
         super().__init__(message)
+        self.field = field
         self.status = status
         self.reason = reason
 

@@ -34,7 +34,7 @@ class Store:
 
     clock: Clock
     version: int = 1000
-    oldest_version: int = 0
+    oldest_version: int = 1000
     history: list[Happening] = field(default_factory=list)
     _objects: dict[Resource, dict[Key, JsonDict]] = field(default_factory=dict)
 

@@ -1,0 +1,1 @@
+"""One suite for the fake API server and a real one, so that they stay alike."""

@@ -1,0 +1,14 @@
+"""The fake API server keeps the contract (the real one: `tests/integration/test_kube_contract.py`)."""
+
+import pytest
+
+from tests.contract.kube_contract import Bench, KubeContract
+from tests.support.fakekube import FakeKube
+
+__all__: list[str] = []
+
+
+class TestFakeKube(KubeContract):
+    @pytest.fixture
+    def bench(self) -> Bench:
+        return Bench(FakeKube(), "test")
