@@ -278,3 +278,14 @@ async def test_the_status_page_shows_loads_and_slots() -> None:
     assert [(load["name"], load["phase"], load["progress"]["bytesDone"]) for load in report["loads"]] == [
         ("du-1", "InProgress", 400)
     ]
+
+
+async def test_an_agent_is_not_ready_before_it_saw_everything() -> None:
+    async with open_world() as world, world.agent() as agent:
+        assert agent.not_synced() == [
+            "DataUploads of this node",
+            "DataDownloads of this node",
+            "data mover pods of this node",
+        ]
+        await asyncio.sleep(1)
+        assert agent.not_synced() == []
