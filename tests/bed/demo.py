@@ -33,6 +33,9 @@ _SPACE = "demo"
 _SIZE = "3Gi"
 _MOVE_SECONDS = 600
 _POD_SECONDS = 300
+_CLEAN_SECONDS = 60
+_OWNER_LABEL = "nodeagent.io/owner-uid"
+_DATA_BYTES = 1_520_000_000
 _LEAST_READINGS = 3
 _DIFFERENCES_SHOWN = 20
 _SCRIPTS = Path(__file__).parent / "demonstration"
@@ -43,10 +46,19 @@ _METRICS = ("nodeagent_moved_bytes_total", "nodeagent_sent_bytes_total", "nodeag
 
 @dataclass
 class Demo:
-    """One run of the demonstration."""
+    """One run of the demonstration.
+
+    Attributes:
+        env: The environment of a command in the bed.
+        user: Who does it all.
+        data_bytes: How much to move, about.
+        least_readings: How often each resource must tell its progress.
+    """
 
     env: Mapping[str, str]
     user: User
+    data_bytes: int = _DATA_BYTES
+    least_readings: int = _LEAST_READINGS
     _began: float = field(default_factory=time.monotonic)
 
     def run(self) -> list[str]:
@@ -78,7 +90,7 @@ class Demo:
         self.user.apply(manifests.build_namespace(_SPACE))
         self.user.apply(manifests.build_claim(_SPACE, "data", size=_SIZE))
         folders = {"/scripts": _SCRIPTS, "/machine": Path("/usr")}
-        script = ["/scripts/fill.py", "/machine", "/data"]
+        script = ["/scripts/fill.py", "/machine", "/data", str(self.data_bytes)]
         pod = manifests.build_pod(_SPACE, "fill", claim="data", script=script, folders=folders)
         self.user.run_pod(pod, seconds=_POD_SECONDS)
         survey = self._survey("data")
@@ -138,8 +150,8 @@ class Demo:
         faults = []
         if timeline.phase != "Completed":
             faults.append(f"{kind} ended {timeline.phase}: {timeline.last.get('status', {}).get('message')}")
-        elif len(timeline.readings) < _LEAST_READINGS:
-            faults.append(f"{kind} told its progress {len(timeline.readings)} times, expected {_LEAST_READINGS}")
+        elif len(timeline.readings) < self.least_readings:
+            faults.append(f"{kind} told its progress {len(timeline.readings)} times, expected {self.least_readings}")
         return faults
 
     def last_words(self) -> str:
@@ -150,12 +162,17 @@ class Demo:
             return str(error)
 
     def _check_leftovers(self) -> list[str]:
-        """What the agent should have removed after itself."""
-        names = self.user.names(["volumesnapshots", "volumesnapshotcontents", "pods", "pvc"])
-        agents = self.user.kubectl("get", "pods", "-A", "-l", AGENT_LABEL, "-o", "name").split()
-        ours = {*agents, "persistentvolumeclaim/restored"}
-        # The pod that made the repository is named after it and goes away on its own.
-        return [f"left behind: {name}" for name in names if name not in ours]
+        """What the agent should have removed after itself; it may take a moment for that."""
+        deadline = time.monotonic() + _CLEAN_SECONDS
+        while (left := self._leftovers()) and time.monotonic() < deadline:
+            time.sleep(1)
+        return [f"left behind: {name}" for name in left]
+
+    def _leftovers(self) -> list[str]:
+        kinds = ["pods", "persistentvolumeclaims", "volumesnapshots"]
+        names = self.user.names([*kinds, "volumesnapshotcontents"], "-A", "-l", _OWNER_LABEL)
+        names += self.user.names(kinds, "-n", _SPACE)
+        return [name for name in names if name != "persistentvolumeclaim/restored"]
 
     def _show_comparison(self, result: Comparison) -> None:
         self._title("Compare every file: content, mode, owner, time, link target")

@@ -1,6 +1,6 @@
-"""Fills a folder with 1.5 GB of real files. Runs inside a pod, so it needs nothing but Python.
+"""Fills a folder with real files. Runs inside a pod, so it needs nothing but Python.
 
-`python3 fill.py SOURCE TARGET`: trees are taken from below SOURCE, the machine's `/usr`.
+`python3 fill.py SOURCE TARGET BYTES`: trees are taken from below SOURCE, the machine's `/usr`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 __all__ = ["main"]
 
 _TREES = ("lib", "share", "local")
-_TREE_BYTES = 250_000_000
+_TREE_SHARE = 0.17
+_SPARSE_SHARE = 0.13
+"""The rest is one large file, which also stands in for what the trees of a small machine lack."""
 _TREE_FILE_BYTES = 4_000_000
 """No larger file is taken from a tree: a few would leave no room for the many."""
-_LARGE_BYTES = 1_070_000_000
-"""At least; it also stands in for what the trees of a small machine lack."""
-_SPARSE_BYTES = 200_000_000
 _CHUNK_BYTES = 1 << 20
-_ISLANDS = (0, 77_000_000, 199_000_000)
-"""Where the sparse file holds data."""
+_ISLAND_BYTES = 1 << 18
+_ISLANDS = (0.0, 0.37, 0.98)
+"""Where in the sparse file there is data."""
 
 _ODD_NAMES = (
     " leading and trailing ",
@@ -45,12 +45,13 @@ _OLD_NS = 981_173_106_123_456_789
 """A time with all its digits, in 2001."""
 
 
-def main(source: Path, target: Path) -> None:
-    """Fill `target`, which exists and is empty."""
+def main(source: Path, target: Path, size_bytes: int) -> None:
+    """Fill `target`, which exists and is empty, with about as many bytes."""
     os.umask(0)
-    copied_bytes = _copy_trees(source, target / "trees")
-    _write_large(target / "large.bin", _LARGE_BYTES + _TREE_BYTES - copied_bytes)
-    _write_sparse(target / "sparse.img")
+    sparse_bytes = int(_SPARSE_SHARE * size_bytes)
+    copied_bytes = _copy_trees(source, target / "trees", int(_TREE_SHARE * size_bytes))
+    _write_large(target / "large.bin", size_bytes - sparse_bytes - copied_bytes)
+    _write_sparse(target / "sparse.img", sparse_bytes)
     _write_odd_names(target / "odd names")
     _write_odd_modes(target / "odd modes")
     _write_links(target / "links")
@@ -62,7 +63,7 @@ def main(source: Path, target: Path) -> None:
     os.utime(target / "empty file", ns=(_OLD_NS, _OLD_NS))
 
 
-def _copy_trees(source: Path, target: Path) -> int:
+def _copy_trees(source: Path, target: Path, wanted_bytes: int) -> int:
     """Copy trees with modes, owners, times and symbolic links until there is enough."""
     copied_bytes = 0
     for tree in _TREES:
@@ -75,7 +76,7 @@ def _copy_trees(source: Path, target: Path) -> int:
             for name in (*sorted(files), *links):
                 copied_bytes += _copy(here / name, there / name)
             shutil.copystat(here, there)
-            if copied_bytes >= _TREE_BYTES:
+            if copied_bytes >= wanted_bytes:
                 return copied_bytes
     return copied_bytes
 
@@ -96,12 +97,12 @@ def _write_large(path: Path, size_bytes: int) -> None:
             file.write(os.urandom(min(_CHUNK_BYTES, size_bytes - done)))
 
 
-def _write_sparse(path: Path) -> None:
+def _write_sparse(path: Path, size_bytes: int) -> None:
     with path.open("wb") as file:
-        for offset in _ISLANDS:
-            file.seek(offset)
-            file.write(os.urandom(_CHUNK_BYTES // 4))
-        file.truncate(_SPARSE_BYTES)
+        for place in _ISLANDS:
+            file.seek(int(place * size_bytes))
+            file.write(os.urandom(_ISLAND_BYTES))
+        file.truncate(size_bytes)
 
 
 def _write_odd_names(folder: Path) -> None:
@@ -140,4 +141,4 @@ def _write_links(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

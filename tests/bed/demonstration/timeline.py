@@ -29,22 +29,27 @@ class Reading:
     Attributes:
         seconds: Since the resource was made.
         done_bytes: Moved so far.
-        total_bytes: To be moved.
+        total_bytes: To be moved; 0 while that is being estimated.
         rate: Bytes per second since the reading before.
-        eta_seconds: What the rest takes at that rate.
+        eta_seconds: What the rest takes at that rate, if that can be told.
     """
 
     seconds: float
     done_bytes: int
     total_bytes: int
     rate: float
-    eta_seconds: float
+    eta_seconds: float | None
 
     def __str__(self) -> str:
-        share = 100 * self.done_bytes / self.total_bytes if self.total_bytes else 0
+        total, share, eta = "?", "?", "?"
+        if self.total_bytes:
+            total = format_size(self.total_bytes)
+            share = f"{100 * self.done_bytes / self.total_bytes:.0f}"
+        if self.eta_seconds is not None:
+            eta = f"{self.eta_seconds:.0f}"
         return (
-            f"{format_size(self.done_bytes):>9} of {format_size(self.total_bytes)} {share:4.0f} %"
-            f"  {format_size(self.rate):>9}/s  ETA {self.eta_seconds:3.0f} s"
+            f"{format_size(self.done_bytes):>9} of {total:<9} {share:>3} %"
+            f"  {format_size(self.rate):>9}/s  ETA {eta:>3} s"
         )
 
 
@@ -87,12 +92,12 @@ class Timeline:
         return ""
 
     def _reading(self, seconds: float, done: int, total: int) -> Reading:
+        since, before = self.phases[-1][1], 0
         if self.readings:
             since, before = self.readings[-1].seconds, self.readings[-1].done_bytes
-        else:
-            since, before = self.phases[-1][1], 0
         rate = (done - before) / max(seconds - since, 1e-3)
-        return Reading(seconds, done, total, rate, (total - done) / rate if rate > 0 else 0.0)
+        eta = (total - done) / rate if rate > 0 and total >= done else None
+        return Reading(seconds, done, total, rate, eta)
 
 
 def follow(api: Api, resource: Resource, item: Json, *, limit_seconds: int, say: Callable[[str], None]) -> Timeline:

@@ -84,6 +84,6 @@ class User:
         for folder in folders:
             self.kubectl("apply", option, str(folder))
 
-    def names(self, kinds: Sequence[str]) -> list[str]:
-        """What there is of some kinds, in all namespaces, as kubectl names it."""
-        return self.kubectl("get", ",".join(kinds), "--all-namespaces", "-o", "name").split()
+    def names(self, kinds: Sequence[str], *options: str) -> list[str]:
+        """What there is of some kinds, as kubectl names it; options choose among them."""
+        return self.kubectl("get", ",".join(kinds), "-o", "name", *options).split()

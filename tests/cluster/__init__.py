@@ -1,0 +1,1 @@
+"""Tests on a real kubelet; they run inside the test bed."""
