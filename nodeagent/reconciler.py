@@ -89,11 +89,6 @@ class Reconciler:
         waiting = [f"{name}s" for name, informer in self._loads.items() if not informer.synced.is_set()]
         return waiting if self._pods.synced.is_set() else [*waiting, "mover pods"]
 
-    def not_synced(self) -> list[str]:
-        """Return, in words, what was not listed yet."""
-        waiting = [f"{name}s of this node" for name, informer in self._loads.items() if not informer.synced.is_set()]
-        return waiting + ([] if self._pods.synced.is_set() else ["data mover pods of this node"])
-
     def report(self) -> JsonDict:
         """Return the node's loads and slots for the status page."""
         slots = self._tools.slots

@@ -282,10 +282,6 @@ async def test_the_status_page_shows_loads_and_slots() -> None:
 
 async def test_an_agent_is_not_ready_before_it_saw_everything() -> None:
     async with open_world() as world, world.agent() as agent:
-        assert agent.not_synced() == [
-            "DataUploads of this node",
-            "DataDownloads of this node",
-            "data mover pods of this node",
-        ]
+        assert agent.not_synced() == ["DataUploads", "DataDownloads", "mover pods"]
         await asyncio.sleep(1)
         assert agent.not_synced() == []
