@@ -82,6 +82,7 @@ class Reconciler:
             group.create_task(self._tools.progress.run(), name="progress")
             for informer in informers:
                 await informer.synced.wait()
+            self._wake_next()
             await self._queue.run(self._handle)
 
     def not_synced(self) -> list[str]:

@@ -62,6 +62,7 @@ class Cluster:
     mover: Mover = field(default_factory=Mover)
     node: str = NODE
     tick_seconds: float = 0.1
+    binds: bool = True
     _started_at: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -121,7 +122,7 @@ class Cluster:
                     await self.client.delete(PERSISTENT_VOLUMES, "", name)
                 elif volume["status"]["phase"] != "Released":
                     await self._patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Released"}})
-            elif claim["spec"].get("volumeName") == name:
+            elif self.binds and claim["spec"].get("volumeName") == name:
                 for resource, obj in ((PERSISTENT_VOLUMES, volume), (PERSISTENT_VOLUME_CLAIMS, claim)):
                     if (obj.get("status") or {}).get("phase") != "Bound":
                         await self._patch(resource, obj, {"status": {"phase": "Bound"}})
