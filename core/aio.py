@@ -44,7 +44,8 @@ async def run_shielded(step: Callable[[], Awaitable[_T]], *, name: str, deadline
         except Exception:  # noqa: BLE001 - the task holds it; it is raised below
             break
     if canceled is not None:
-        raise canceled
+        # What the step itself failed with stays visible behind the cancellation.
+        raise canceled from (None if task.cancelled() else task.exception())
     return task.result()
 
 

@@ -1,8 +1,16 @@
-"""What holds for every test."""
+"""What holds for every test: it leaves no task, no child process and no open HTTP client behind."""
 
 import asyncio
+import inspect
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.support.leftovers import child_processes, children_left, open_sessions, tasks_left, watch_sessions
 
 __all__: list[str] = []
+
+_TASKS_FIXTURE = "_no_task_is_left"
 
 
 def pytest_configure() -> None:
@@ -12,3 +20,32 @@ def pytest_configure() -> None:
     nobody closes, and the warning about it would fail whichever test runs when it is collected.
     """
     asyncio.set_event_loop(None)
+    watch_sessions()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Hold tests with a loop to leaving no task; the others need no loop for it."""
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(inspect.unwrap(item.function)):
+            item.fixturenames.insert(0, _TASKS_FIXTURE)
+
+
+@pytest.fixture(name=_TASKS_FIXTURE)
+async def no_task_is_left() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    left = await tasks_left(before)
+    if left:
+        pytest.fail(f"the test left tasks behind: {', '.join(left)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_child_and_no_client_is_left() -> Iterator[None]:
+    # Servers of a wider scope were started before and stay.
+    children, sessions = child_processes(), open_sessions()
+    yield
+    if left := children_left(children):
+        pytest.fail(f"the test left child processes behind: {left}", pytrace=False)
+    if open_sessions() - sessions:
+        pytest.fail("the test left an HTTP client open", pytrace=False)

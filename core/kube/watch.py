@@ -36,7 +36,7 @@ _LIVED_SECONDS: Final = 5.0
 """A watch that lasted so long was no failure, however it ended."""
 
 _FAILURES_BEFORE_LIST: Final = 3
-"""Failures in a row after which the resourceVersion itself is doubted.
+"""After each so many failures in a row the resourceVersion itself is doubted.
 
 A server whose storage was restored from a backup refuses a version that it did not reach yet.
 """
@@ -131,7 +131,7 @@ class _Follower:
             everyday = self._failures <= 1 and error.retry
             level = logging.DEBUG if everyday else logging.WARNING
             _log.log(level, "the watch of %s was interrupted: %s", self._shown, error)
-        if isinstance(error, GoneError) or self._failures >= _FAILURES_BEFORE_LIST:
+        if isinstance(error, GoneError) or (self._failures and self._failures % _FAILURES_BEFORE_LIST == 0):
             self._version = ""
 
     async def _list(self) -> AsyncGenerator[WatchChange, None]:

@@ -1,0 +1,85 @@
+"""Steps that run to their end."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from core.aio import run_shielded, wait_for_event
+from core.clock import Deadline
+from core.errors import DeadlineError
+from tests.support.clock import LoopClock
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.looptime
+
+
+def _deadline(seconds: float) -> Deadline:
+    return Deadline.after(LoopClock(), timedelta(seconds=seconds))
+
+
+async def test_shielded_step_ends_although_its_caller_is_canceled() -> None:
+    done: list[str] = []
+
+    async def step() -> None:
+        await asyncio.sleep(5)
+        done.append("step")
+
+    task = asyncio.create_task(run_shielded(step, name="clean-up", deadline=_deadline(10)))
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["step"]
+
+
+async def test_shielded_step_is_ended_by_its_deadline(looptime: float) -> None:
+    with pytest.raises(TimeoutError):
+        await run_shielded(lambda: asyncio.sleep(100), name="clean-up", deadline=_deadline(10))
+    assert looptime == 10
+
+
+async def test_shielded_step_returns_and_raises_what_it_does() -> None:
+    async def fails() -> None:
+        raise KeyError
+
+    assert await run_shielded(lambda: asyncio.sleep(1, "x"), name="a", deadline=_deadline(10)) == "x"
+    with pytest.raises(KeyError):
+        await run_shielded(fails, name="b", deadline=_deadline(10))
+
+
+async def test_failure_of_a_shielded_step_stands_behind_the_cancellation_of_its_caller() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(5)
+        raise KeyError
+
+    task = asyncio.create_task(run_shielded(fails, name="clean-up", deadline=_deadline(10)))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as canceled:
+        await task
+    assert isinstance(canceled.value.__cause__, KeyError)
+
+
+async def test_event_is_waited_for_no_longer_than_told(looptime: float) -> None:
+    event = asyncio.Event()
+    assert await wait_for_event(event, 3) is False
+    assert looptime == 3
+    event.set()
+    assert await wait_for_event(event, 3) is True
+    assert looptime == 3
+
+
+async def test_deadline_runs_on_the_clock_it_was_made_with() -> None:
+    deadline = _deadline(10)
+    await asyncio.sleep(4)
+    assert deadline.remaining_seconds == 6
+    deadline.check("the rebind")
+    await asyncio.sleep(7)
+    assert deadline.expired
+    assert deadline.remaining_seconds == 0
+    with pytest.raises(DeadlineError, match="the rebind: the time it had is over"):
+        deadline.check("the rebind")

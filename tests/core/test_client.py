@@ -1,0 +1,105 @@
+"""What the client does about refusals, lost answers and pages; the rest is in the contract."""
+
+import pytest
+
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import AlreadyExistsError, ConflictError, GoneError, ServerError, UnreachableError
+from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def kube() -> FakeKube:
+    return FakeKube()
+
+
+@pytest.fixture
+def client(kube: FakeKube) -> KubeClient:
+    return KubeClient(kube, Retry(LoopClock()))
+
+
+def config_map(name: str, **metadata: object) -> JsonDict:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "a", "name": name} | metadata}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (PODS.path(), "/api/v1/pods"),
+        (PODS.path("a"), "/api/v1/namespaces/a/pods"),
+        (PODS.path("a", "b", subresource="log"), "/api/v1/namespaces/a/pods/b/log"),
+        (NODES.path("", "b"), "/api/v1/nodes/b"),
+        (LEASES.path("a", "b"), "/apis/coordination.k8s.io/v1/namespaces/a/leases/b"),
+    ],
+)
+def test_paths_are_those_of_the_api(path: str, expected: str) -> None:
+    assert path == expected
+
+
+async def test_all_pages_make_one_list(kube: FakeKube, client: KubeClient) -> None:
+    for number in range(1203):
+        kube.put(config_map(f"m{number:04d}"))
+    found = await client.list(Selection(CONFIG_MAPS, "a"))
+    assert [obj["metadata"]["name"] for obj in found] == [f"m{number:04d}" for number in range(1203)]
+    assert len(kube.requests) == 3
+
+
+async def test_list_whose_pages_expire_says_so(kube: FakeKube, client: KubeClient) -> None:
+    for number in range(501):
+        kube.put(config_map(f"m{number}"))
+    pages = client.pages(Selection(CONFIG_MAPS, "a"))
+    await anext(pages)
+    kube.compact()
+    with pytest.raises(GoneError):
+        await anext(pages)
+
+
+async def test_create_whose_answer_was_lost_finds_its_own_object(kube: FakeKube, client: KubeClient) -> None:
+    kube.fail_next("POST", "/configmaps", "lost-applied")
+    with pytest.raises(AlreadyExistsError):
+        await client.create(CONFIG_MAPS, config_map("m"))
+    assert len(kube.objects(CONFIG_MAPS)) == 1
+
+
+async def test_create_with_a_generated_name_is_never_repeated(kube: FakeKube, client: KubeClient) -> None:
+    kube.fail_next("POST", "/configmaps", "lost-applied")
+    manifest = config_map("", generateName="m-")
+    del manifest["metadata"]["name"]
+    with pytest.raises(UnreachableError):
+        await client.create(CONFIG_MAPS, manifest)
+    assert len(kube.objects(CONFIG_MAPS)) == 1
+
+
+async def test_patch_with_a_version_conflicts_when_its_answer_was_lost(kube: FakeKube, client: KubeClient) -> None:
+    version = kube.put(config_map("m"))["metadata"]["resourceVersion"]
+    kube.fail_next("PATCH", "/configmaps/m", "lost-applied")
+    with pytest.raises(ConflictError):
+        await client.patch(CONFIG_MAPS, "a", "m", {"metadata": {"resourceVersion": version}, "data": {"x": "y"}})
+
+
+async def test_patch_that_may_not_be_repeated_is_sent_once(kube: FakeKube, client: KubeClient) -> None:
+    kube.put(config_map("m"))
+    kube.fail_next("PATCH", "/configmaps/m", 500)
+    with pytest.raises(ServerError):
+        await client.patch(CONFIG_MAPS, "a", "m", {"data": {"x": "y"}}, again=False)
+    assert len(kube.requests) == 1
+
+
+async def test_delete_whose_answer_was_lost_counts_as_gone(kube: FakeKube, client: KubeClient) -> None:
+    kube.put(config_map("m"))
+    kube.fail_next("DELETE", "/configmaps/m", "lost-applied")
+    assert await client.delete(CONFIG_MAPS, "a", "m") is False
+    assert kube.objects(CONFIG_MAPS) == []
+
+
+async def test_pod_log_is_read_from_its_end(kube: FakeKube, client: KubeClient) -> None:
+    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
+    kube.logs["a", "p"] = "first line\n" * 100 + "last line\n"
+    assert (await client.pod_log("a", "p", limit_bytes=200)).endswith("last line\n")

@@ -1,0 +1,125 @@
+"""What agent and mover say to each other."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from core.contract import (
+    TERMINATION_MESSAGE_LIMIT_BYTES,
+    BackupResult,
+    DataPathReason,
+    InitResult,
+    MoverArgs,
+    MoverVerb,
+    ProgressMessage,
+    RestoreResult,
+    VolumeMode,
+    VolumePath,
+    parse_progress,
+    parse_result,
+    shorten_message,
+)
+from core.errors import ContractError, ResultError
+
+__all__: list[str] = []
+
+_EVENTS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2" / "events-on-custom-resources.json"
+
+
+def test_arguments_are_one_verb_and_flags_with_values() -> None:
+    args = MoverArgs(
+        MoverVerb.RESTORE,
+        "data-download",
+        "r1",
+        volume_path="/uid",
+        volume_mode=VolumeMode.BLOCK,
+        cache_volume_path="/cache",
+        resource_timeout=timedelta(minutes=3),
+    )
+    assert args.argv == [
+        "restore",
+        "--data-download=r1",
+        "--volume-path=/uid",
+        "--volume-mode=Block",
+        "--cache-volume-path=/cache",
+        "--resource-timeout=3m0s",
+        "--log-level=info",
+        "--log-format=text",
+    ]
+
+
+def test_arguments_without_a_volume_leave_it_out() -> None:
+    argv = MoverArgs(MoverVerb.INIT_REPOSITORY, "backup-repository", "shop-default-kopia").argv
+    assert not [flag for flag in argv if "volume" in flag]
+
+
+def test_recorded_results_are_read() -> None:
+    completed = [event for event in json.loads(_EVENTS.read_text()) if event["reason"] == DataPathReason.COMPLETED]
+    assert completed
+    for event in completed:
+        if event["involvedObject"]["kind"] in {"DataUpload", "PodVolumeBackup"}:
+            assert parse_result(BackupResult, event["message"]).total_bytes > 0
+        else:
+            assert parse_result(RestoreResult, event["message"]).total_bytes > 0
+
+
+def test_recorded_progress_is_read() -> None:
+    messages = [
+        event["message"] for event in json.loads(_EVENTS.read_text()) if event["reason"] == "Data-Path-Progress"
+    ]
+    assert messages
+    for message in messages:
+        parse_progress(message)
+
+
+def test_result_is_written_as_it_is_read() -> None:
+    result = BackupResult(
+        snapshot_id="k1",
+        source=VolumePath(by_path="/uid", volume_mode="Filesystem"),
+        total_bytes=5,
+        incremental_bytes=2,
+    )
+    wire = json.dumps(result.to_wire())
+    assert '"snapshotID": "k1"' in wire
+    assert parse_result(BackupResult, wire) == result
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["", "out of memory", "{}", '{"snapshotID":"","source":{"byPath":"/x"}}', '{"snapshotID":"k1"}', "null", "[1]"],
+)
+def test_what_is_no_result_is_never_an_empty_success(message: str) -> None:
+    with pytest.raises(ResultError, match="cannot be read"):
+        parse_result(BackupResult, message)
+
+
+def test_result_of_init_needs_the_repositorys_id() -> None:
+    assert parse_result(InitResult, '{"uniqueID":"ab"}').unique_id == "ab"
+    with pytest.raises(ResultError):
+        parse_result(InitResult, '{"uniqueID":""}')
+
+
+def test_progress_leaves_zeros_out() -> None:
+    assert ProgressMessage().to_json() == "{}"
+    assert ProgressMessage(total_bytes=7, done_bytes=3, sent_bytes=1).to_json() == (
+        '{"totalBytes":7,"doneBytes":3,"sentBytes":1}'
+    )
+
+
+@pytest.mark.parametrize("message", ["", "half", '{"totalBytes":"many"}'])
+def test_what_is_no_progress_is_refused(message: str) -> None:
+    with pytest.raises(ContractError):
+        parse_progress(message)
+
+
+def test_short_message_stays() -> None:
+    assert shorten_message("x" * TERMINATION_MESSAGE_LIMIT_BYTES) == "x" * TERMINATION_MESSAGE_LIMIT_BYTES
+
+
+def test_long_message_keeps_its_end_within_the_limit() -> None:
+    short = shorten_message("ü" * 4000 + ": data path is canceled")
+    assert len(short.encode()) <= TERMINATION_MESSAGE_LIMIT_BYTES
+    assert short.startswith("…")
+    assert short.endswith("ü: data path is canceled")

@@ -1,0 +1,90 @@
+"""What refusals become."""
+
+import json
+
+import pytest
+
+from core.errors import AgentError, CanceledError, ConfigError, DataPathError, KopiaError, RepositoryError, ResultError
+from core.kube.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    KubeError,
+    NotFoundError,
+    ServerError,
+    ThrottledError,
+    UnauthorizedError,
+    build_error,
+    raise_for_status,
+)
+
+__all__: list[str] = []
+
+
+def _status(reason: str, message: str = "because", **more: object) -> bytes:
+    return json.dumps({"kind": "Status", "reason": reason, "message": message} | more).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "expected", "retry"),
+    [
+        (400, "BadRequest", InvalidError, False),
+        (401, "Unauthorized", UnauthorizedError, True),
+        (403, "Forbidden", ForbiddenError, False),
+        (404, "NotFound", NotFoundError, False),
+        (405, "MethodNotAllowed", KubeError, False),
+        (409, "Conflict", ConflictError, True),
+        (409, "AlreadyExists", AlreadyExistsError, True),
+        (410, "Expired", GoneError, True),
+        (422, "Invalid", InvalidError, False),
+        (429, "TooManyRequests", ThrottledError, True),
+        (500, "InternalError", ServerError, True),
+        (503, "ServiceUnavailable", ServerError, True),
+    ],
+)
+def test_refusal_has_the_class_of_its_status(status: int, reason: str, expected: type[KubeError], retry: bool) -> None:
+    error = build_error(status, _status(reason), attempted="patch Pod velero/x")
+    assert type(error) is expected
+    assert (error.status, error.reason, error.retry) == (status, reason, retry)
+    assert str(error) == f"patch Pod velero/x: {status} {reason}: because"
+
+
+def test_refused_uid_is_a_conflict() -> None:
+    details = {"causes": [{"reason": "FieldValueInvalid", "field": "metadata.uid"}]}
+    assert type(build_error(422, _status("Invalid", details=details), attempted="patch")) is ConflictError
+    others = {"causes": [{"reason": "FieldValueInvalid", "field": "spec.x"}]}
+    assert type(build_error(422, _status("Invalid", details=others), attempted="patch")) is InvalidError
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>bad gateway</html>", b"[]", b"null", b'{"message":"m","details":null}'])
+def test_any_body_makes_an_error(body: bytes) -> None:
+    assert str(build_error(502, body, attempted="get Pod a/b")).startswith("get Pod a/b: 502")
+
+
+def test_long_body_is_shortened() -> None:
+    assert len(str(build_error(500, b"x" * 10_000, attempted="get"))) < 400
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), (None, None)])
+def test_retry_after_is_read_where_it_is_seconds(header: str | None, seconds: float | None) -> None:
+    assert build_error(429, b"", attempted="get", retry_after=header).retry_after_seconds == seconds
+
+
+def test_success_raises_nothing() -> None:
+    raise_for_status(201, b"", attempted="create")
+
+
+def test_errors_of_a_mover_have_exit_codes_of_their_own() -> None:
+    classes: list[type[AgentError]] = [
+        ConfigError,
+        DataPathError,
+        KopiaError,
+        RepositoryError,
+        ResultError,
+        CanceledError,
+    ]
+    codes = [cls.exit_code for cls in classes]
+    assert len(set(codes)) == len(codes)
+    assert 0 not in codes

@@ -1,0 +1,97 @@
+"""Events have the peer's form."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError
+from core.kube.events import EventRecorder, ObjectRef
+from core.kube.resources import EVENTS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.storage import BackupRepository
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__: list[str] = []
+
+_RECORDED = Path(__file__).parents[1] / "recordings" / "velero-1.18.2" / "events-on-custom-resources.json"
+_ABOUT = ObjectRef("velero.io/v2alpha1", "DataUpload", "velero", "b1", "uid-1", "7")
+
+
+@pytest.fixture
+def kube() -> FakeKube:
+    return FakeKube(SystemClock())
+
+
+def _recorder(kube: FakeKube, *, attempts: int = 1) -> EventRecorder:
+    client = KubeClient(kube, Retry(LoopClock(), attempts=attempts))
+    return EventRecorder(client, SystemClock(), component="b1", host="node-a")
+
+
+async def _record(kube: FakeKube, message: str = "{}", about: ObjectRef = _ABOUT) -> JsonDict:
+    await _recorder(kube).record(about, "Data-Path-Progress", message)
+    return kube.objects(EVENTS)[0]
+
+
+async def test_event_has_the_fields_of_the_peers(kube: FakeKube) -> None:
+    event = await _record(kube)
+    peers: JsonDict = json.loads(_RECORDED.read_text())[0]
+    # The API server adds these itself.
+    added = {"eventTime", "reportingComponent", "reportingInstance"}
+    assert event.keys() == peers.keys() - added
+    assert event["involvedObject"].keys() == peers["involvedObject"].keys()
+    assert (event["source"], event["type"], event["count"]) == ({"component": "b1", "host": "node-a"}, "Normal", 1)
+    assert event["metadata"]["name"].startswith("b1.")
+
+
+async def test_events_of_one_moment_have_names_of_their_own(kube: FakeKube) -> None:
+    recorder = _recorder(kube)
+    for _ in range(50):
+        await recorder.record(_ABOUT, "Data-Path-Progress", "{}")
+    assert len(kube.objects(EVENTS)) == 50
+
+
+async def test_long_message_keeps_its_start_within_the_limit(kube: FakeKube) -> None:
+    message = (await _record(kube, "start " + "ü" * 2000))["message"]
+    assert len(message.encode()) <= 1024
+    assert message.startswith("start ü")
+
+
+async def test_long_name_stays_within_the_limit(kube: FakeKube) -> None:
+    about = ObjectRef("v1", "Pod", "velero", "n" * 235 + "." + "m" * 17, "uid-1")
+    name = (await _record(kube, about=about))["metadata"]["name"]
+    assert len(name) <= 253
+    assert ".." not in name
+
+
+async def test_event_of_a_cluster_wide_object_goes_to_default(kube: FakeKube) -> None:
+    event = await _record(kube, about=ObjectRef("v1", "Node", "", "node-a", "uid-1"))
+    assert event["metadata"]["namespace"] == "default"
+
+
+async def test_lost_answer_makes_no_second_event(kube: FakeKube) -> None:
+    kube.fail_next("POST", "/events", "lost-applied")
+    await _recorder(kube, attempts=3).record(_ABOUT, "Data-Path-Started", "started")
+    assert len(kube.objects(EVENTS)) == 1
+
+
+async def test_refusal_is_the_callers(kube: FakeKube) -> None:
+    kube.fail_next("POST", "/events", 403)
+    with pytest.raises(ForbiddenError, match=r"create Event velero/b1\."):
+        await _record(kube)
+
+
+def test_reference_of_a_dict_and_of_a_model_agree() -> None:
+    obj = {
+        "apiVersion": "velero.io/v1",
+        "kind": "BackupRepository",
+        "metadata": {"namespace": "velero", "name": "r", "uid": "u", "resourceVersion": "3"},
+        "spec": {"volumeNamespace": "shop", "backupStorageLocation": "default", "maintenanceFrequency": "1h0m0s"},
+    }
+    reference = ObjectRef.of(obj)
+    assert reference == ObjectRef.of(BackupRepository.parse(obj))
+    assert reference == ObjectRef("velero.io/v1", "BackupRepository", "velero", "r", "u", "3")

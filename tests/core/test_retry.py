@@ -1,0 +1,92 @@
+"""Which requests are tried again, and when."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from core.kube.errors import (
+    ConflictError,
+    ForbiddenError,
+    KubeError,
+    ServerError,
+    ThrottledError,
+    UnreachableError,
+)
+from core.kube.retry import Retry
+from tests.support.clock import LoopClock
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.looptime
+
+
+class Script:
+    """Raises one error after the other, then returns; notes when it was called."""
+
+    def __init__(self, *errors: KubeError) -> None:
+        self._errors = list(errors)
+        self.called_at: list[float] = []
+
+    async def __call__(self) -> str:
+        self.called_at.append(asyncio.get_running_loop().time())
+        if self._errors:
+            raise self._errors.pop(0)
+        return "done"
+
+
+def _many(make: Callable[[str], KubeError], count: int = 20) -> Script:
+    return Script(*(make(f"no {number}") for number in range(count)))
+
+
+@pytest.mark.parametrize("error", [ServerError("x"), UnreachableError("x"), ThrottledError("x")], ids=repr)
+async def test_what_may_pass_is_tried_again(error: KubeError) -> None:
+    script = Script(error, error)
+    assert await Retry(LoopClock()).run(script) == "done"
+    assert len(script.called_at) == 3
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("x"), ConflictError("x")], ids=repr)
+async def test_a_decision_of_the_server_is_final(error: KubeError) -> None:
+    script = Script(error)
+    with pytest.raises(type(error)):
+        await Retry(LoopClock()).run(script)
+    assert len(script.called_at) == 1
+
+
+@pytest.mark.parametrize("error", [ServerError("x"), UnreachableError("x")], ids=repr)
+async def test_what_may_have_been_applied_is_not_repeated_where_that_is_forbidden(error: KubeError) -> None:
+    script = Script(error)
+    with pytest.raises(type(error)):
+        await Retry(LoopClock()).run(script, after_lost_answer=False)
+    assert len(script.called_at) == 1
+
+
+async def test_a_throttled_request_is_repeated_even_then() -> None:
+    script = Script(ThrottledError("x", retry_after_seconds=3.0))
+    assert await Retry(LoopClock()).run(script, after_lost_answer=False) == "done"
+    assert 3.0 <= script.called_at[1] < 4.0
+
+
+async def test_waits_grow_to_a_limit() -> None:
+    script = _many(UnreachableError)
+    with pytest.raises(UnreachableError, match="no 7"):
+        await Retry(LoopClock(), attempts=8).run(script)
+    waits = [round(after - before, 3) for before, after in zip(script.called_at, script.called_at[1:], strict=False)]
+    assert 0.2 <= waits[0] <= 0.4
+    assert waits == sorted(waits)
+    assert max(waits) <= 5.2
+
+
+async def test_no_try_begins_after_the_time_is_over(looptime: float) -> None:
+    script = _many(UnreachableError)
+    with pytest.raises(UnreachableError):
+        await Retry(LoopClock(), attempts=100, total_seconds=20.0).run(script)
+    assert looptime <= 20.0
+    assert len(script.called_at) < 12
+
+
+async def test_no_server_holds_a_request_back_for_long(looptime: float) -> None:
+    script = Script(ThrottledError("x", retry_after_seconds=3600.0))
+    await Retry(LoopClock()).run(script)
+    assert 30.0 <= looptime < 31.0

@@ -1,0 +1,107 @@
+"""Durations, quantities, times, label values: texts that both sides of the wire spell alike."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.backoff import Backoff
+from core.models.base import format_time
+from core.models.duration import format_duration, parse_duration
+from core.models.names import label_value
+from core.models.quantity import parse_quantity, quantity_bytes
+
+__all__: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("10m0s", 600),
+        ("4h0m0s", 14400),
+        ("1h30m", 5400),
+        ("1.5s", 1.5),
+        (".5s", 0.5),
+        ("300ms", 0.3),
+        ("2us", 2e-6),
+        ("-1m", -60),
+        ("+1m", 60),
+    ],
+)
+def test_go_duration_is_read(text: str, seconds: float) -> None:
+    assert parse_duration(text).total_seconds() == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "1d", "1h 30m", "1h30", "--1m"])
+def test_what_is_no_go_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (1.5, "1.5s"), (60, "1m0s"), (600, "10m0s"), (14400, "4h0m0s"), (3661, "1h1m1s"), (-60, "-1m0s")],
+)
+def test_duration_is_written_as_go_does(seconds: float, text: str) -> None:
+    assert format_duration(timedelta(seconds=seconds)) == text
+
+
+@given(st.timedeltas(min_value=timedelta(days=-300), max_value=timedelta(days=300)))
+def test_written_duration_reads_as_itself(span: timedelta) -> None:
+    assert abs(parse_duration(format_duration(span)) - span) <= timedelta(microseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("2Gi", 2 * 2**30),
+        ("1.5Gi", 3 * 2**29),
+        ("100M", 10**8),
+        ("1e3", 1000),
+        ("12E", 12 * 10**18),
+        ("100m", Decimal("0.1")),
+        ("1k", 1000),
+        (5, 5),
+        ("+.5", Decimal("0.5")),
+    ],
+)
+def test_quantity_is_read(text: str | float, number: Decimal) -> None:
+    assert parse_quantity(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1GiB", "1K", "one"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a quantity"):
+        parse_quantity(text)
+
+
+def test_bytes_are_rounded_up() -> None:
+    assert quantity_bytes("100m") == 1
+    assert quantity_bytes("1.5") == 2
+    assert quantity_bytes("3Mi") == 3 * 2**20
+
+
+def test_time_is_written_in_utc_and_whole_seconds() -> None:
+    moment = datetime(2026, 11, 21, 13, 0, 0, 999_999, tzinfo=timezone(timedelta(hours=1)))
+    assert format_time(moment) == "2026-11-21T12:00:00Z"
+    assert format_time(moment) == format_time(moment.astimezone(UTC))
+
+
+def test_short_name_is_its_own_label_value() -> None:
+    assert label_value("n" * 63) == "n" * 63
+
+
+def test_long_name_becomes_a_start_and_a_digest() -> None:
+    value = label_value("n" * 64)
+    assert len(value) == 63
+    assert value.startswith("n" * 57)
+    assert value != label_value("n" * 65)
+
+
+def test_backoff_grows_to_its_limit_within_its_jitter() -> None:
+    backoff = Backoff(first_seconds=1.0, limit_seconds=300.0)
+    for failures, full in ((1, 1.0), (2, 2.0), (5, 16.0), (20, 300.0), (10_000, 300.0)):
+        assert full / 2 <= backoff.seconds_after(failures) <= full

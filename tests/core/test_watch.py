@@ -1,0 +1,233 @@
+"""A selection is followed through everything that a connection can suffer."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import ForbiddenError, NotFoundError
+from core.kube.resources import PODS
+from core.kube.retry import Retry
+from core.kube.transport import Request
+from core.kube.watch import ChangeKind, WatchChange, watch_objects
+from core.models.base import JsonDict
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.looptime
+
+_PODS = Selection(PODS, "velero")
+
+
+def pod(name: str, **metadata: object) -> JsonDict:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "velero", "name": name} | metadata}
+
+
+class Follower:
+    """Notes what a watch tells."""
+
+    def __init__(self, kube: FakeKube) -> None:
+        self.kube = kube
+        self.client = KubeClient(kube, Retry(LoopClock(), attempts=1))
+        self.changes: list[WatchChange] = []
+
+    async def run(self) -> None:
+        async for change in watch_objects(self.client, _PODS, clock=LoopClock()):
+            self.changes.append(change)
+
+    def take(self) -> list[tuple[str, str]]:
+        """Return what was told since the last call: kinds and names."""
+        told = [(str(change.kind), change.obj.get("metadata", {}).get("name", "")) for change in self.changes]
+        self.changes.clear()
+        return told
+
+    def count(self) -> Counter[str]:
+        """Return how many lists and watches were asked for."""
+        return Counter("watch" if "watch" in request.query else "list" for request in self.kube.requests)
+
+    def queries(self) -> list[Request]:
+        return [request for request in self.kube.requests if "watch" in request.query]
+
+
+@asynccontextmanager
+async def following(kube: FakeKube) -> AsyncIterator[Follower]:
+    """Follow the pods; on entering, the list is complete."""
+    follower = Follower(kube)
+    task = asyncio.create_task(follower.run(), name="follower")
+    try:
+        await asyncio.sleep(0.1)
+        yield follower
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def kube() -> FakeKube:
+    kube = FakeKube()
+    kube.put(pod("a"))
+    return kube
+
+
+async def test_list_is_framed_and_watch_follows(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        kube.put(pod("b"))
+        await asyncio.sleep(0.1)
+        assert follower.take() == [("LISTING", ""), ("ADDED", "a"), ("LISTED", ""), ("ADDED", "b")]
+
+
+async def test_list_is_a_quorum_read(kube: FakeKube) -> None:
+    async with following(kube):
+        assert "resourceVersion" not in kube.requests[0].query
+
+
+async def test_watch_goes_on_from_where_a_connection_broke(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        follower.take()
+        kube.watches.cut()
+        kube.put(pod("b"))
+        await asyncio.sleep(5)
+        assert follower.take() == [("ADDED", "b")]
+        assert follower.count() == {"list": 1, "watch": 2}
+
+
+async def test_bookmark_moves_the_place_to_go_on_from(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}})
+        kube.watches.bookmark()
+        await asyncio.sleep(0.1)
+        kube.compact()
+        kube.watches.cut()
+        await asyncio.sleep(5)
+        assert follower.count() == {"list": 1, "watch": 2}
+
+
+async def test_compacted_history_is_listed_anew(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        follower.take()
+        kube.put(pod("b"))
+        kube.watches.cut()
+        await follower.client.delete(PODS, "velero", "a")
+        kube.compact()
+        await asyncio.sleep(5)
+        assert follower.take() == [("LISTING", ""), ("ADDED", "b"), ("LISTED", "")]
+
+
+async def test_refusal_with_410_is_listed_anew(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        kube.fail_next("WATCH", "/pods", 410)
+        kube.watches.cut()
+        await asyncio.sleep(5)
+        assert follower.count()["list"] == 2
+
+
+async def test_list_whose_pages_expire_begins_anew(kube: FakeKube) -> None:
+    kube.fail_next("GET", "/pods", 410)
+    async with following(kube) as follower:
+        await asyncio.sleep(5)
+        assert follower.take() == [("LISTING", ""), ("LISTING", ""), ("ADDED", "a"), ("LISTED", "")]
+
+
+async def test_idle_watch_is_ended_by_the_server_and_goes_on(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        await asyncio.sleep(3600)
+        kube.put(pod("b"))
+        await asyncio.sleep(1)
+        assert follower.take()[-1] == ("ADDED", "b")
+        assert follower.count()["list"] == 1
+        assert 10 <= follower.count()["watch"] <= 16
+        seconds = {request.query["timeoutSeconds"] for request in follower.queries()}
+        assert len(seconds) > 1
+
+
+async def test_silent_connection_is_given_up(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        kube.watches.silent = True
+        kube.put(pod("b"))
+        await asyncio.sleep(600)
+        kube.watches.silent = False
+        kube.watches.wake()
+        await asyncio.sleep(60)
+        assert follower.take()[-1] == ("ADDED", "b")
+
+
+async def test_unreadable_line_is_a_broken_connection(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with following(kube) as follower:
+        follower.take()
+        with monkeypatch.context() as broken:
+            broken.setattr("tests.support.fakewatch.json.dumps", lambda _: '{"type": "ADD')
+            kube.watches.bookmark()
+            await asyncio.sleep(0.1)
+        kube.put(pod("b"))
+        await asyncio.sleep(5)
+        assert follower.take() == [("ADDED", "b")]
+
+
+@pytest.mark.parametrize("what", [500, 403, 429, "lost"])
+async def test_failing_watch_is_tried_in_growing_intervals(kube: FakeKube, what: int) -> None:
+    async with following(kube) as follower:
+        kube.fail_next("WATCH", "/pods", what, times=100_000)
+        kube.watches.cut()
+        await asyncio.sleep(3600)
+        assert follower.count()["watch"] < 300
+
+
+async def test_doubted_version_is_listed_anew(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        kube.fail_next("WATCH", "/pods", 500, times=3)
+        kube.watches.cut()
+        await asyncio.sleep(60)
+        assert follower.count()["list"] == 2
+        assert len(kube.watches) == 1
+
+
+async def test_watches_that_end_at_once_make_no_hot_loop(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.kube.watch._WATCH_SECONDS", (0.0, 0.0))
+    async with following(kube) as follower:
+        await asyncio.sleep(3600)
+        assert follower.count()["watch"] < 300
+
+
+@pytest.mark.parametrize(("status", "expected"), [(403, ForbiddenError), (404, NotFoundError)])
+async def test_first_list_that_is_refused_for_good_raises(
+    kube: FakeKube, status: int, expected: type[Exception]
+) -> None:
+    kube.fail_next("GET", "/pods", status)
+    with pytest.raises(expected, match="list Pod velero"):
+        await Follower(kube).run()
+
+
+async def test_first_list_of_a_server_that_comes_late_is_waited_for(kube: FakeKube) -> None:
+    kube.fail_next("GET", "/pods", "lost", times=5)
+    async with following(kube) as follower:
+        await asyncio.sleep(120)
+        assert follower.take()[-1] == ("LISTED", "")
+
+
+async def test_later_list_that_is_refused_is_tried_again(kube: FakeKube, caplog: pytest.LogCaptureFixture) -> None:
+    async with following(kube) as follower:
+        follower.take()
+        kube.compact()
+        kube.put(pod("b"))
+        kube.watches.cut()
+        kube.compact()
+        kube.fail_next("GET", "/pods", 403, times=3)
+        await asyncio.sleep(120)
+        assert follower.take()[-3:] == [("ADDED", "a"), ("ADDED", "b"), ("LISTED", "")]
+    assert "the watch of pods in velero was interrupted: list Pod velero: 403" in caplog.text
+
+
+async def test_closing_ends_the_watch_at_once(kube: FakeKube) -> None:
+    changes = watch_objects(KubeClient(kube, Retry(LoopClock())), _PODS, clock=LoopClock())
+    while (await anext(changes)).kind is not ChangeKind.LISTED:
+        pass
+    kube.put(pod("b"))
+    await anext(changes)
+    assert len(kube.watches) == 1
+    await changes.aclose()
+    assert len(kube.watches) == 0

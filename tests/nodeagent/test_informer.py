@@ -1,0 +1,170 @@
+"""A cache that is told every change, whatever the connection suffers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import ForbiddenError
+from core.kube.resources import PODS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from nodeagent.informer import Informer
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.looptime
+
+
+def pod(name: str, *, namespace: str = "velero", phase: str = "Pending", **metadata: object) -> JsonDict:
+    meta = {"namespace": namespace, "name": name, "annotations": {"large": "x" * 1000}} | metadata
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": {"phase": phase}}
+
+
+def trim(obj: JsonDict) -> JsonDict:
+    """Keep a form of its own: what a cache holds need not look like an object."""
+    return {"name": obj["metadata"]["name"], "uid": obj["metadata"]["uid"], "phase": obj["status"]["phase"]}
+
+
+class Watched:
+    """An informer and what it told: name, phase, and whether the cache still has it."""
+
+    def __init__(self, kube: FakeKube, selection: Selection) -> None:
+        self.kube = kube
+        self.client = KubeClient(kube, Retry(LoopClock(), attempts=1))
+        self.told: list[tuple[str, str, bool]] = []
+        self.informer = Informer(self.client, selection, clock=LoopClock(), trim=trim, on_change=self._on_change)
+
+    def _on_change(self, obj: JsonDict) -> None:
+        kept = self.informer.get("velero", obj["name"])
+        self.told.append((obj["name"], obj["phase"], kept is not None and kept["uid"] == obj["uid"]))
+
+    def take(self) -> list[tuple[str, str, bool]]:
+        told, self.told = self.told, []
+        return told
+
+
+@asynccontextmanager
+async def watched(kube: FakeKube, selection: Selection | None = None) -> AsyncIterator[Watched]:
+    """Run an informer of the pods; on entering it is synced."""
+    watching = Watched(kube, selection or Selection(PODS, "velero"))
+    task = asyncio.create_task(watching.informer.run(), name="informer")
+    try:
+        await watching.informer.synced.wait()
+        await asyncio.sleep(0.1)
+        yield watching
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def kube() -> FakeKube:
+    kube = FakeKube()
+    kube.put(pod("a"))
+    kube.put(pod("elsewhere", namespace="other"))
+    return kube
+
+
+async def test_synced_cache_holds_what_the_list_has(kube: FakeKube) -> None:
+    async with watched(kube) as watching:
+        assert watching.take() == [("a", "Pending", True)]
+        assert len(watching.informer) == 1
+        assert [obj["name"] for obj in watching.informer.items()] == ["a"]
+        assert watching.informer.get("velero", "elsewhere") is None
+
+
+async def test_only_what_trim_leaves_is_kept(kube: FakeKube) -> None:
+    async with watched(kube) as watching:
+        kept = watching.informer.get("velero", "a")
+        assert kept is not None
+        assert kept.keys() == {"name", "uid", "phase"}
+
+
+async def test_empty_selection_is_synced_too() -> None:
+    async with watched(FakeKube()) as watching:
+        assert watching.informer.items() == []
+
+
+async def test_each_change_is_told_when_the_cache_shows_it(kube: FakeKube) -> None:
+    async with watched(kube) as watching:
+        watching.take()
+        kube.put(pod("b"))
+        await asyncio.sleep(0.1)
+        kube.put(pod("b", phase="Running"))
+        await asyncio.sleep(0.1)
+        await watching.client.delete(PODS, "velero", "b")
+        await asyncio.sleep(0.1)
+        assert watching.take() == [("b", "Pending", True), ("b", "Running", True), ("b", "Running", False)]
+        assert len(watching.informer) == 1
+
+
+async def test_object_that_leaves_the_selection_goes(kube: FakeKube) -> None:
+    kube.put(pod("b", labels={"node": "x"}))
+    async with watched(kube, Selection(PODS, "velero", label_selector="node=x")) as watching:
+        watching.take()
+        await watching.client.patch(PODS, "velero", "b", {"metadata": {"labels": {"node": "y"}}})
+        await asyncio.sleep(0.1)
+        assert watching.take() == [("b", "Pending", False)]
+
+
+async def test_relist_tells_differences_only(kube: FakeKube) -> None:
+    kube.put(pod("gone"))
+    kube.put(pod("changed"))
+    async with watched(kube) as watching:
+        watching.take()
+        kube.watches.cut()
+        await watching.client.delete(PODS, "velero", "gone")
+        kube.put(pod("changed", phase="Running"))
+        kube.put(pod("new"))
+        kube.compact()
+        await asyncio.sleep(5)
+        assert sorted(watching.take()) == [
+            ("changed", "Running", True),
+            ("gone", "Pending", False),
+            ("new", "Pending", True),
+        ]
+
+
+async def test_object_made_anew_while_nobody_watched_is_told_as_both(kube: FakeKube) -> None:
+    async with watched(kube) as watching:
+        watching.take()
+        kube.watches.cut()
+        await watching.client.delete(PODS, "velero", "a")
+        kube.put(pod("a", phase="Running"))
+        kube.compact()
+        await asyncio.sleep(5)
+        assert watching.take() == [("a", "Pending", False), ("a", "Running", True)]
+
+
+async def test_list_that_breaks_off_forgets_nothing(kube: FakeKube) -> None:
+    for number in range(600):
+        kube.put(pod(f"p{number}"))
+    async with watched(kube) as watching:
+        watching.take()
+        kube.fail_next("GET", "/pods", 500)
+        kube.watches.cut()
+        kube.put(pod("late"))
+        kube.compact()
+        await asyncio.sleep(1)
+        assert len(watching.informer) >= 601
+        await asyncio.sleep(30)
+        assert watching.take() == [("late", "Pending", True)]
+
+
+async def test_first_list_without_rights_ends_it(kube: FakeKube) -> None:
+    kube.fail_next("GET", "/pods", 403)
+    watching = Watched(kube, Selection(PODS, "velero"))
+    with pytest.raises(ForbiddenError):
+        await watching.informer.run()
+    assert not watching.informer.synced.is_set()
+
+
+async def test_canceled_informer_leaves_no_watch(kube: FakeKube) -> None:
+    async with watched(kube):
+        assert len(kube.watches) == 1
+    assert len(kube.watches) == 0

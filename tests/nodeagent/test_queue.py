@@ -1,0 +1,234 @@
+"""Keys are worked on one at a time, in order, and never lost."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from core.errors import DeadlineError
+from nodeagent.queue import Requeue, WorkQueue
+from tests.support.clock import LoopClock
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.looptime
+
+
+class Worker:
+    """Notes when which key began; takes `seconds` for each, then does what `then` says."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.seconds = seconds
+        self.began: list[tuple[str, float]] = []
+        self.busy: list[str] = []
+        self.most_at_once = 0
+        self.then: Callable[[str], Awaitable[Requeue | None]] = self._nothing
+
+    async def _nothing(self, key: str) -> Requeue | None:
+        return None
+
+    async def __call__(self, key: str) -> Requeue | None:
+        assert key not in self.busy, "one key, two workers"
+        self.began.append((key, round(asyncio.get_running_loop().time(), 3)))
+        self.busy.append(key)
+        self.most_at_once = max(self.most_at_once, len(self.busy))
+        try:
+            await asyncio.sleep(self.seconds)
+            return await self.then(key)
+        finally:
+            self.busy.remove(key)
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for key, _ in self.began]
+
+    def times(self, key: str) -> list[float]:
+        return [at for began, at in self.began if began == key]
+
+
+def new_queue(workers: int = 2) -> WorkQueue[str]:
+    return WorkQueue(LoopClock(), name="test", workers=workers)
+
+
+@asynccontextmanager
+async def running(queue: WorkQueue[str], worker: Worker) -> AsyncIterator[None]:
+    task = asyncio.create_task(queue.run(worker), name="queue")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_keys_are_taken_in_order_by_so_many_workers() -> None:
+    queue, worker = new_queue(workers=2), Worker()
+    for key in "abcde":
+        queue.add(key)
+    assert len(queue) == 5
+    async with running(queue, worker):
+        await asyncio.sleep(10)
+    assert worker.began == [("a", 0), ("b", 0), ("c", 1), ("d", 1), ("e", 2)]
+    assert worker.most_at_once == 2
+    assert len(queue) == 0
+
+
+async def test_key_that_waits_is_there_once() -> None:
+    queue, worker = new_queue(), Worker()
+    for _ in range(3):
+        queue.add("a")
+    async with running(queue, worker):
+        await asyncio.sleep(10)
+    assert worker.keys == ["a"]
+
+
+async def test_key_added_while_it_is_worked_on_is_worked_on_again() -> None:
+    queue, worker = new_queue(), Worker()
+    queue.add("a")
+    async with running(queue, worker):
+        await asyncio.sleep(0.5)
+        queue.add("a")
+        queue.add("a")
+        await asyncio.sleep(10)
+    assert worker.times("a") == [0, 1]
+
+
+async def test_key_added_again_and_again_lets_others_pass() -> None:
+    queue, worker = new_queue(workers=1), Worker()
+
+    async def again(key: str) -> None:
+        if key == "busy":
+            queue.add("busy")
+
+    worker.then = again
+    for key in ("busy", "a", "b"):
+        queue.add(key)
+    async with running(queue, worker):
+        await asyncio.sleep(3.5)
+    assert worker.keys == ["busy", "a", "b", "busy"]
+
+
+async def test_requeue_brings_the_key_back_in_time() -> None:
+    queue, worker = new_queue(), Worker()
+
+    async def later(key: str) -> Requeue | None:
+        return Requeue(5.0) if len(worker.began) < 3 else None
+
+    worker.then = later
+    queue.add("a")
+    async with running(queue, worker):
+        await asyncio.sleep(100)
+    assert worker.times("a") == [0, 6, 12]
+
+
+async def test_earliest_of_several_times_counts() -> None:
+    queue, worker = new_queue(), Worker()
+    for seconds in (30, 10, 20):
+        queue.add_after("a", seconds)
+    async with running(queue, worker):
+        await asyncio.sleep(100)
+    assert worker.times("a") == [10]
+
+
+async def test_time_set_while_others_are_waited_for_is_kept() -> None:
+    queue, worker = new_queue(), Worker()
+    async with running(queue, worker):
+        queue.add_after("late", 50)
+        await asyncio.sleep(1)
+        queue.add_after("early", 5)
+        await asyncio.sleep(100)
+    assert worker.began == [("early", 6), ("late", 50)]
+
+
+async def test_many_timers_are_all_kept() -> None:
+    queue, worker = new_queue(workers=500), Worker()
+    async with running(queue, worker):
+        for number in range(500):
+            queue.add_after(str(number), 500 - number)
+        await asyncio.sleep(600)
+    assert worker.keys == [str(number) for number in reversed(range(500))]
+
+
+async def test_failing_key_comes_back_in_growing_intervals_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+    queue, worker = new_queue(), Worker(seconds=0)
+
+    async def fail(key: str) -> None:
+        raise DeadlineError("not yet")
+
+    worker.then = fail
+    queue.add("a")
+    async with running(queue, worker):
+        await asyncio.sleep(3600)
+    times = worker.times("a")
+    waits = [after - before for before, after in itertools.pairwise(times)]
+    assert 0.5 <= waits[0] <= 1.0
+    assert all(before <= after * 2 for before, after in itertools.pairwise(waits))
+    assert 150 <= waits[-1] <= 300.1
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == len(times)
+    assert "test: a failed and is tried again in" in told[0].getMessage()
+
+
+async def test_unexpected_error_is_told_with_its_traceback_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    queue, worker = new_queue(), Worker(seconds=0)
+
+    async def fail(key: str) -> None:
+        if key == "a":
+            raise KeyError(key)
+
+    worker.then = fail
+    queue.add("a")
+    queue.add("b")
+    async with running(queue, worker):
+        await asyncio.sleep(1.5)
+    assert "b" in worker.keys
+    assert worker.keys.count("a") >= 2
+    assert caplog.records[0].exc_info is not None
+
+
+async def test_success_clears_the_backoff() -> None:
+    queue, worker = new_queue(), Worker(seconds=0)
+
+    async def fail_mostly(key: str) -> None:
+        if len(worker.began) != 5:
+            raise DeadlineError("not yet")
+
+    worker.then = fail_mostly
+    queue.add("a")
+    async with running(queue, worker):
+        await asyncio.sleep(60)
+        assert len(worker.began) == 5
+        queue.add("a")
+        await asyncio.sleep(1.1)
+    times = worker.times("a")
+    assert 0.5 <= times[6] - times[5] <= 1.0
+
+
+async def test_wait_that_others_broke_off_costs_no_worker() -> None:
+    queue, worker = new_queue(workers=1), Worker(seconds=0)
+
+    async def await_canceled(key: str) -> None:
+        if len(worker.began) == 1:
+            other = asyncio.get_running_loop().create_future()
+            other.cancel()
+            await other
+
+    worker.then = await_canceled
+    queue.add("a")
+    async with running(queue, worker):
+        await asyncio.sleep(2)
+        assert worker.keys == ["a", "a"]
+        queue.add("b")
+        await asyncio.sleep(0.1)
+    assert worker.keys == ["a", "a", "b"]
+
+
+async def test_cancellation_ends_the_work_at_hand() -> None:
+    queue, worker = new_queue(), Worker(seconds=1000)
+    queue.add("a")
+    async with running(queue, worker):
+        await asyncio.sleep(1)
+        assert worker.busy == ["a"]
+    assert worker.busy == []
