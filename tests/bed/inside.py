@@ -26,7 +26,7 @@ __all__ = ["main"]
 _GREETING = """
 A cluster of your own. KUBECONFIG is set; the S3 bucket is {BED_S3_URL} {BED_S3_BUCKET}.
   kubectl get nodes,storageclasses
-  ls                                what to apply: a Secret, a location, one manifest for each kind
+  less README.md                    what to try, with the manifests that are here
   kubectl apply -f {root}/deploy/crds && kubectl apply -k {root}/deploy
   tail -f $BED_DIR/logs/*.log       what the components say
 It ends, with everything in it, when you leave this shell.

@@ -44,6 +44,8 @@ class Claims:
         self._jobs = jobs
         self._events = events
         self._node = node
+        self._made: set[str] = set()
+        """Volumes that were handed to the API server; the caches may not show them yet."""
 
     def reconcile_claim(self, claim: Json) -> None:
         """Take the next step towards a volume for this claim, if it is ours to serve."""
@@ -79,7 +81,7 @@ class Claims:
 
     def drop_orphans(self) -> None:
         """Remove the data of volumes whose claim went away while they were made."""
-        wanted = {_volume_name(claim) for claim in self._cache.all(CLAIMS)}
+        wanted = {_volume_name(claim) for claim in self._cache.all(CLAIMS)} | self._made
         for name in self._jobs.keys():  # noqa: SIM118 - no mapping
             if name.startswith("pvc-") and name not in wanted and self._jobs.forget(name):
                 self._disk.delete(name)
@@ -98,6 +100,8 @@ class Claims:
 
     def _provision(self, claim: Json, storage_class: Json) -> None:
         name = _volume_name(claim)
+        if name in self._made:
+            return
         size_bytes = parse_bytes(claim["spec"]["resources"]["requests"]["storage"])
         block = claim["spec"].get("volumeMode") == "Block"
         source = self._source(claim, size_bytes, block=block)
@@ -107,8 +111,9 @@ class Claims:
         try:
             self._api.create(VOLUMES, self._volume(claim, storage_class, path))
         except ApiError as error:
-            if error.status != 409:  # made by an earlier pass whose claim is not bound yet
+            if error.status != 409:  # an earlier try, whose answer was lost
                 raise
+        self._made.add(name)
         self._events.tell(claim, "ProvisioningSucceeded", f"Successfully provisioned volume {name}")
 
     def _source(self, claim: Json, size_bytes: int, *, block: bool) -> str:
@@ -176,6 +181,7 @@ class Claims:
         storage_class = self._cache.get(STORAGE_CLASSES, "", volume["spec"].get("storageClassName", ""))
         if find_fault(self._cache, "delete", stand_in, storage_class) is not None:
             return
+        self._made.discard(name)
         self._disk.delete(name)
         if "deletionTimestamp" not in volume["metadata"]:
             self._api.delete(VOLUMES, "", name)  # and when the watch tells of it, the finalizer
