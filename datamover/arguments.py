@@ -14,9 +14,8 @@ from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.duration import parse_duration
 from core.version import VERSION
-from datamover.byhand import RepositoryOptions
 from datamover.loads import LOAD_KINDS
-from datamover.pod import LoadOptions
+from datamover.options import LoadOptions, RepositoryOptions
 
 __all__ = ["LIST", "hand_repository", "parse_arguments", "pod_load"]
 

@@ -6,7 +6,6 @@ what is printed of a result.
 
 import stat
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from datamover.canceller import Canceller, run_beside, run_unless_canceled
 from datamover.credentials import parse_aws_keys, read_inherited
 from datamover.kopia import Kopia, kopia_environment
 from datamover.limits import Limits
+from datamover.options import RepositoryOptions
 from datamover.progress import Direction, Meter
 from datamover.repository import NotInitializedError, Repository, RepositoryPlace
 from datamover.restore import RestoreRequest, restore
@@ -29,24 +29,11 @@ from datamover.snapshot import Snapshot, list_snapshots
 from datamover.storage import FileStorage, S3Storage, Storage
 from datamover.workfolder import WorkFolder, open_work_folder
 
-__all__ = ["ByHand", "RepositoryOptions", "storage_named"]
+__all__ = ["ByHand", "storage_named"]
 
 _S3: Final = "s3"
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class RepositoryOptions:
-    """What the command line says of the repository: a folder's path or `s3://bucket/prefix`."""
-
-    name: str
-    password: str = field(repr=False)
-    endpoint: str = ""
-    region: str = ""
-    profile: str = ""
-    ca_file: str = ""
-    verify_tls: bool = True
 
 
 def storage_named(options: RepositoryOptions, environment: Mapping[str, str]) -> Storage:

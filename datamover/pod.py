@@ -7,13 +7,10 @@ forms: the modules it puts together do.
 import asyncio
 import logging
 from collections.abc import Awaitable
-from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 from typing import Final, TypeVar
 
 from core.clock import Deadline
-from core.contract import BackupResult, DataPathReason, ProgressMessage, RestoreResult, VolumeMode
+from core.contract import BackupResult, DataPathReason, ProgressMessage, RestoreResult
 from core.errors import RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.loads import Load
@@ -24,6 +21,7 @@ from datamover.ending import Ending, build_ending, build_failure, leave_message
 from datamover.follower import Followed, LoadFollower
 from datamover.kopia import Kopia
 from datamover.loads import LOAD_KINDS, BackupPlan, RestorePlan, plan_of
+from datamover.options import LoadOptions
 from datamover.progress import Direction, Meter
 from datamover.reporter import Reporter
 from datamover.repository import Repository
@@ -33,7 +31,7 @@ from datamover.settings import UploaderSettings, parse_settings
 from datamover.surroundings import Surroundings, open_location
 from datamover.workfolder import WorkFolder, open_work_folder
 
-__all__ = ["LoadOptions", "PodLoad"]
+__all__ = ["PodLoad"]
 
 _logger = logging.getLogger(__name__)
 
@@ -41,18 +39,6 @@ _CLOSING_SECONDS: Final = {DataPathReason.COMPLETED: 5.0, DataPathReason.FAILED:
 """What telling the end by Events may take; the termination message is written before."""
 
 _R = TypeVar("_R", BackupResult, RestoreResult)
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """What the pod's command line says; paths are inside the pod."""
-
-    kind_flag: str
-    name: str
-    volume: Path
-    mode: VolumeMode
-    resource_timeout: timedelta
-    cache_volume: str = ""
 
 
 class PodLoad:

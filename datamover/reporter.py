@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from itertools import chain, count
 from typing import Final
 
-from core.kube.events import EventRecorder, ObjectRef
-
 from core.clock import Clock
 from core.contract import DataPathReason, ProgressMessage
 from core.kube.errors import KubeError
+from core.kube.events import EventRecorder, ObjectRef
 from datamover.progress import Meter
 
 __all__ = ["Reporter", "report_times"]

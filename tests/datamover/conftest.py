@@ -9,35 +9,25 @@ from pathlib import Path
 import pytest
 
 from core.clock import SystemClock
-from datamover.byhand import ByHand, RepositoryOptions
+from datamover.byhand import ByHand
 from datamover.limits import Limits
+from datamover.options import RepositoryOptions
 from datamover.signals import StopSignal
 from tests.datamover.plainkopia import IDENTITY, PASSWORD, PlainKopia
+from tests.datamover.processes import children_of
 from tests.datamover.s3server import S3Server, run_s3_server
 from tests.datamover.trees import make_tree
 from tests.support.tools import tool
 
 
-def _children() -> set[str]:
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[1] == str(os.getpid()):
-            found.add(stat.parent.name)
-    return found
-
-
 @pytest.fixture(autouse=True)
 async def _nothing_is_left() -> AsyncIterator[None]:
     """A test that leaves a task or a child process fails."""
-    children = _children()
+    children = {child.pid for child in children_of(os.getpid())}
     tasks = asyncio.all_tasks()
     yield
     assert asyncio.all_tasks() - {asyncio.current_task()} <= tasks
-    assert _children() <= children
+    assert {child.pid for child in children_of(os.getpid())} <= children
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +72,7 @@ def repository(_new_repository: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kopia(repository: Path, tmp_path: Path, kopia_program: Path) -> PlainKopia:
-    """kopia itself, connected to the repository as a peer is."""
+    """The peer's side: kopia by itself, connected to the repository as a peer is."""
     kopia = PlainKopia(kopia_program, tmp_path)
     kopia.connect(repository)
     return kopia

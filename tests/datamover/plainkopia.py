@@ -23,12 +23,12 @@ class PlainKopia:
             "KOPIA_CHECK_FOR_UPDATES": "false",
         }
 
-    def run(self, *arguments: str, stdin: int | None = None) -> bytes:
+    def run(self, *arguments: str, fails: bool = False) -> bytes:
         flags = ("--no-auto-maintenance", "--disable-file-logging", "--no-persist-credentials", "--no-progress")
         done = subprocess.run(
-            [self._program, *flags, *arguments], env=self._environment, stdin=stdin, capture_output=True, check=False
+            [self._program, *flags, *arguments], env=self._environment, capture_output=True, check=False
         )
-        assert done.returncode == 0, done.stderr.decode()
+        assert (done.returncode != 0) is fails, done.stderr.decode()
         return done.stdout
 
     def connect(self, repository: Path) -> None:

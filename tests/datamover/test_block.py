@@ -89,5 +89,5 @@ async def test_a_snapshot_of_a_folder_is_not_written_to_a_device(
 
 
 async def test_a_device_that_is_not_there_is_named(connected: Kopia, tmp_path: Path) -> None:
-    with pytest.raises(DataPathError, match="device .*/nothing cannot be opened: No such file"):
+    with pytest.raises(DataPathError, match=r"device .*/nothing cannot be opened: No such file"):
         await _back_up(connected, tmp_path / "nothing")

@@ -13,7 +13,15 @@ from datamover.location import LocationSecrets, storage_of
 from datamover.storage import AzureStorage, FileStorage, GcsStorage, Reach, S3Storage, parse_endpoint
 from datamover.workfolder import WorkFolder, open_work_folder
 
-_AWS_FILE = "[default]\naws_access_key_id = KEYID \naws_secret_access_key=TOPSECRET\n[other]\naws_access_key_id=OTHER\naws_secret_access_key=OTHERSECRET\naws_session_token=TOKEN\n"
+_AWS_FILE = """\
+[default]
+aws_access_key_id = KEYID\x20
+aws_secret_access_key=TOPSECRET
+[other]
+aws_access_key_id=OTHER
+aws_secret_access_key=OTHERSECRET
+aws_session_token=TOKEN
+"""
 _CREDENTIAL = LocationSecrets(CredentialsText(_AWS_FILE, "Secret velero/cloud"))
 
 

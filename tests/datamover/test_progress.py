@@ -58,8 +58,7 @@ def test_sizes_read_as_kopia_writes_them(text: str, size: int) -> None:
             91_100_000,
         ),
         (
-            " / 1 hashing, 1 hashed (131.1 KB), 0 cached (0 B), uploaded 0 B (1 fatal errors), "
-            "estimated 2 MB (1%) 1s left",
+            " / 1 hashing, 1 hashed (131.1 KB), 0 cached (0 B), uploaded 0 B (1 fatal errors), estimated 2 MB (1%)",
             131_100,
             0,
             2_000_000,

@@ -50,44 +50,45 @@ async def test_a_new_repository_has_the_peers_form_and_is_found_again(tmp_path: 
 
 async def test_connecting_creates_nothing(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
-    with _repository(FileStorage(tmp_path / "r")) as repository:
-        with pytest.raises(NotInitializedError, match="repository under test: no repository is there"):
-            await repository.connect()
+    with (
+        _repository(FileStorage(tmp_path / "r")) as repository,
+        pytest.raises(NotInitializedError, match="repository under test: no repository is there"),
+    ):
+        await repository.connect()
     assert not list((tmp_path / "r").glob("kopia.*"))
 
 
 async def test_a_place_that_holds_something_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "kopia.maintenance.f").write_text("x")
-    with _repository(FileStorage(tmp_path / "r")) as repository:
-        with pytest.raises(RepositoryError, match="the place is not empty"):
-            await repository.ensure()
+    with (
+        _repository(FileStorage(tmp_path / "r")) as repository,
+        pytest.raises(RepositoryError, match="the place is not empty"),
+    ):
+        await repository.ensure()
 
 
-async def test_a_second_creator_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = FileStorage(tmp_path / "r")
-    with _repository(storage) as repository, _repository(FileStorage(tmp_path / "other")) as other:
-        await other.ensure()
-        connect = repository.connect
+async def test_a_second_creator_is_noticed(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _repository(FileStorage(tmp_path / "r")) as ours:
+        connect = ours.connect
 
         async def connect_to_the_others(*, read_only: bool = False, cache_name: str = "") -> None:
             if cache_name:
                 (tmp_path / "r").rename(tmp_path / "lost")
-                (tmp_path / "other").rename(tmp_path / "r")
+                repository.rename(tmp_path / "r")
             await connect(read_only=read_only, cache_name=cache_name)
 
-        monkeypatch.setattr(repository, "connect", connect_to_the_others)
+        monkeypatch.setattr(ours, "connect", connect_to_the_others)
         with pytest.raises(RepositoryError, match="somebody else created it"):
-            await repository.ensure()
+            await ours.ensure()
 
 
-async def test_a_wrong_password_is_told(tmp_path: Path) -> None:
-    storage = FileStorage(tmp_path / "r")
-    with _repository(storage) as repository:
-        await repository.ensure()
-    with _repository(storage, "another password") as repository:
-        with pytest.raises(RepositoryError, match="^repository under test: the repository password does not match"):
-            await repository.connect()
+async def test_a_wrong_password_is_told(repository: Path) -> None:
+    with (
+        _repository(FileStorage(repository), "another password") as ours,
+        pytest.raises(RepositoryError, match=r"^repository under test: the repository password does not match"),
+    ):
+        await ours.connect()
 
 
 async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
@@ -110,9 +111,11 @@ async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
     ids=["secret key", "access key", "bucket", "endpoint"],
 )
 async def test_what_keeps_a_bucket_from_being_used_is_told(s3: S3Server, wrong: dict[str, str], cause: str) -> None:
-    with _repository(_s3(s3, s3.make_bucket("causes"), **wrong)) as repository:
-        with pytest.raises(RepositoryError, match=f"repository under test: {cause}") as refused:
-            await repository.ensure()
+    with (
+        _repository(_s3(s3, s3.make_bucket("causes"), **wrong)) as repository,
+        pytest.raises(RepositoryError, match=f"repository under test: {cause}") as refused,
+    ):
+        await repository.ensure()
     assert "wrong-secret-key" not in str(refused.value)
 
 
@@ -124,16 +127,17 @@ def silent_endpoint() -> Iterator[str]:
 
 
 async def test_an_endpoint_that_never_answers_is_given_up(s3: S3Server, silent_endpoint: str) -> None:
-    with _repository(_s3(s3, "any", url=silent_endpoint), seconds=1) as repository:
-        with pytest.raises(RepositoryError, match="repository under test: no end within 1 s"):
-            await repository.connect()
+    with (
+        _repository(_s3(s3, "any", url=silent_endpoint), seconds=1) as repository,
+        pytest.raises(RepositoryError, match="repository under test: no end within 1 s"),
+    ):
+        await repository.connect()
 
 
 async def test_a_custom_authority_is_taken_for_what_it_is(s3: S3Server) -> None:
     storage = S3Storage("b", "p/", s3.url.replace("http", "https"), keys=AwsKeys("a", "b" * 8), ca_pem=b"no pem")
-    with _repository(storage) as repository:
-        with pytest.raises(RepositoryError, match="cannot parse provided CA"):
-            await repository.connect()
+    with _repository(storage) as repository, pytest.raises(RepositoryError, match="cannot parse provided CA"):
+        await repository.connect()
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,9 @@ def make_tree(root: Path) -> Path:
 def make_large_file(path: Path, size_mib: int) -> Path:
     """Make a file that nothing in a repository resembles."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rng = random.Random(path.name)
     with path.open("wb") as file:
         for _ in range(size_mib):
-            file.write(rng.randbytes(1 << 20))
+            file.write(os.urandom(1 << 20))
     return path
 
 
@@ -63,7 +62,7 @@ def describe_tree(root: Path) -> dict[str, tuple[object, ...]]:
         name = str(path.relative_to(root))
         owner = (status.st_uid, status.st_gid)
         if path.is_symlink():
-            found[name] = ("link", owner, status.st_mtime_ns, os.readlink(path))
+            found[name] = ("link", owner, status.st_mtime_ns, str(path.readlink()))
         elif path.is_dir():
             found[name] = (oct(status.st_mode), owner)
         else:

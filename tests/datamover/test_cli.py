@@ -1,0 +1,166 @@
+"""The command line, as a process of its own."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.version import VERSION
+from tests.datamover.plainkopia import PASSWORD, PlainKopia
+from tests.datamover.processes import children_of, running_kopia
+from tests.datamover.trees import describe_tree, make_large_file
+
+_ROOT = Path(__file__).parents[2]
+_MOVER = (sys.executable, "-m", "datamover")
+
+_LIGHT = """
+import sys
+from pathlib import Path
+import datamover.__main__
+early = {"core", "asyncio"} & sys.modules.keys()
+import datamover.cli, datamover.podcommand
+unwanted = {"kubernetes_asyncio", "prometheus_client", "datamover.byhand"} & sys.modules.keys()
+(peak,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmHWM:"]
+print(len(early), len(unwanted), peak)
+"""
+
+
+def _run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*_MOVER, *arguments],
+        cwd=_ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _json(*arguments: str) -> Any:
+    done = _run(*arguments, "--json", KOPIA_PASSWORD=PASSWORD)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def test_all_that_a_pod_imports_stays_light(tmp_path: Path) -> None:
+    """As in the image: optimized and compiled beforehand, here by the first of two runs."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-OO", "-c", _LIGHT],
+            cwd=_ROOT,
+            env=environment,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    early, unwanted, peak_kib = map(int, done.stdout.split())
+    assert (early, unwanted) == (0, 0)
+    assert peak_kib < 45 * 1024
+
+
+@pytest.mark.parametrize("command", [[], ["backup"], ["restore"], ["list"], ["init-repository"]], ids=" ".join)
+def test_help_teaches_by_examples(command: list[str]) -> None:
+    done = _run(*command, "--help")
+    assert done.returncode == 0
+    assert "datamover backup --source" in done.stdout
+    assert "exit codes:" in done.stdout
+
+
+def test_the_version_is_told() -> None:
+    assert _run("--version").stdout == f"datamover {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "the following arguments are required: COMMAND; see datamover --help"),
+        (["backup"], "by hand, --repository is needed; in a pod, one custom resource and --volume-path"),
+        (["backup", "--repository", "/r"], "the repository's password is not known"),
+        (["backup", "--repository", "/r", "--password-file", "/no/such"], "--password-file /no/such cannot be read"),
+        (["backup", "--data-upload=x", "--volume-path=/x"], "VELERO_NAMESPACE is not set"),
+        (["backup", "--volume-mode=Tape"], "argument --volume-mode: invalid VolumeMode value: 'Tape'"),
+        (["restore", "--data-upload=x"], "unrecognized arguments: --data-upload=x"),
+        (["list", "--repository=/r", "--log-level=loud"], "log level 'loud' is none of"),
+    ],
+    ids=["nothing", "no task", "no password", "no password file", "no namespace", "mode", "other verb", "log level"],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
+    done = _run(*arguments, VELERO_NAMESPACE="")
+    assert done.returncode == 2
+    assert done.stderr.startswith("datamover: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_outside_a_pod_a_pods_command_line_says_so() -> None:
+    done = _run("init-repository", "--backup-repository=x", VELERO_NAMESPACE="velero", KUBERNETES_SERVICE_HOST="")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "this is no pod" in done.stderr
+
+
+def test_a_folder_goes_out_and_comes_back_by_hand(tree: Path, tmp_path: Path) -> None:
+    """The repository is made on the way."""
+    repository = str(tmp_path / "new")
+    backup = _json("backup", "--source", str(tree), "--repository", repository)
+    assert [one["snapshot_id"] for one in _json("list", "--repository", repository)] == [backup["snapshotID"]]
+    restored = _json(
+        "restore", "--snapshot", backup["snapshotID"], "--target", str(tmp_path / "out"), "--repository", repository
+    )
+    assert restored["totalBytes"] == backup["totalBytes"]
+    assert describe_tree(tmp_path / "out") == describe_tree(tree)
+
+
+def test_a_bar_is_drawn_on_a_terminal(repository: Path, tmp_path: Path) -> None:
+    make_large_file(tmp_path / "volume" / "file", 2)
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    ours, theirs = pty.openpty()
+    arguments = ["--source", str(tmp_path / "volume"), "--password-file", str(tmp_path / "password")]
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        done = subprocess.run(
+            [*_MOVER, "backup", *arguments, "--repository", str(repository)],
+            cwd=_ROOT,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            check=False,
+        )
+        os.close(theirs)
+        drawn = terminal.read(100_000).decode()
+    assert done.returncode == 0
+    assert f"[{'#' * 30}] 2.1 MB of 2.1 MB, 100 %" in drawn
+    assert done.stdout.startswith(b"snapshot ")
+
+
+def test_sigterm_ends_the_mover_and_kopia_within_two_seconds(
+    repository: Path, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    make_large_file(tmp_path / "volume" / "file", 100)
+    mover = subprocess.Popen(
+        [*_MOVER, "backup", "--source", str(tmp_path / "volume"), "--repository", str(repository), "--json"],
+        cwd=_ROOT,
+        env={**os.environ, "KOPIA_PASSWORD": PASSWORD},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with mover:
+        while not running_kopia("snapshot create", mover.pid):
+            assert mover.poll() is None
+        children = [child.pid for child in children_of(mover.pid)]
+        asked = time.monotonic()
+        mover.send_signal(signal.SIGTERM)
+        _, said = mover.communicate()
+    assert time.monotonic() - asked < 2
+    assert mover.returncode == 14
+    assert said.rstrip().endswith("data path is canceled")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert kopia.snapshots() == []
+    assert not list(tmp_path.glob("datamover-*"))
