@@ -53,11 +53,11 @@ contracts: venv ## who may import whom (import-linter)
 	$(step)
 	@$(venv)/lint-imports --no-logo
 
-unit: venv ## tests that need nothing but Python
+unit: venv unit-tools ## tests of the parts, kopia included
 	$(step)
 	@$(pytest) -m 'not integration and not cluster'
 
-integration: venv integration-tools ## tests against a real kube-apiserver, kopia and S3 server
+integration: venv integration-tools ## tests against a real kube-apiserver
 	$(step)
 	@$(pytest) -m integration
 
@@ -72,7 +72,7 @@ else
 endif
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
-.PHONY: setup root packages venv integration-tools tools image lock clean
+.PHONY: setup root packages venv unit-tools integration-tools tools image lock clean
 setup: root venv tools image ## all set-up: packages, Python, Go tools, image (root)
 
 root:
@@ -87,11 +87,13 @@ packages: ## the Debian packages that are missing (root)
 venv: $(if $(is_root),packages) ## the Python environment for development
 	@tools/venv.sh >/dev/null
 
-integration-tools:
-	@tools/build.sh etcd >/dev/null
-	@tools/build.sh kubernetes kube-apiserver kubectl >/dev/null
+unit-tools:
 	@tools/build.sh kopia >/dev/null
 	@tools/build.sh versitygw >/dev/null
+
+integration-tools: unit-tools
+	@tools/build.sh etcd >/dev/null
+	@tools/build.sh kubernetes kube-apiserver kubectl >/dev/null
 
 tools: integration-tools ## kopia, kubernetes, etcd and an S3 server, built from Go modules
 	@tools/build.sh kubernetes >/dev/null

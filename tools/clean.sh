@@ -12,5 +12,8 @@ find . -name __pycache__ -prune -exec rm -rf {} +
 # By name: the cache may be a folder that somebody keeps other things in.
 [ -d "$cache_dir" ] || exit 0
 cd "$cache_dir"
+# A build that was killed leaves its layers mounted.
+awk -v top="$PWD/buildah/" 'index($2, top) == 1 { print $2 }' /proc/mounts | sort -r |
+    xargs --no-run-if-empty umount
 rm -rf tools images buildah venv venv-* wheels-* lock-env locks base.?????? base.log image.log packages.log
 rmdir --ignore-fail-on-non-empty "$cache_dir"
