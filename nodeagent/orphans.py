@@ -16,7 +16,7 @@ from core.kube.errors import ConflictError, NotFoundError
 from core.kube.resources import PODS
 from core.logs import fields
 from core.models.loads import Load
-from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, OUTCOME_ANNOTATION, OWNER_UID_LABEL, label_value
+from core.models.names import NODE_LABEL, OWNER_UID_LABEL, label_value
 from core.models.phases import Phase
 from nodeagent.admission import DispatchRules, DispatchTools
 from nodeagent.admission_order import choose_node, count_accepted
@@ -169,11 +169,5 @@ class OrphanKeeper:
             _log.debug("clean-up waits: %s", waiting.message, extra=fields(kind=kind.name, name=cr.name, uid=cr.uid))
             return Requeue(_CLEAN_UP_PAUSE_SECONDS)
         self._tools.check_leading()
-        marks = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION)
-        change = Change(
-            labels={NODE_LABEL: None},
-            annotations={mark: None for mark in marks if mark in cr.metadata.annotations},
-            finalizers=[entry for entry in cr.metadata.finalizers if entry != kind.finalizer],
-        )
-        await self._tools.status.annotate(kind, cr, change)
+        await self._tools.status.release(kind, cr)
         return None

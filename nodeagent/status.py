@@ -12,7 +12,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.models.base import JsonDict, format_time
 from core.models.loads import Load, Progress
-from core.models.names import EXPOSE_ON_GOING_LABEL
+from core.models.names import ACCEPT_FENCE_ANNOTATION, EXPOSE_ON_GOING_LABEL, NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
 from nodeagent.kinds.base import Kind
 
@@ -82,6 +82,21 @@ class StatusWriter:
         if "phase" in change.status:
             message = f"{kind.name} {cr.name}: a phase is written by a move only"
             raise IllegalMoveError(message)
+        return await self._write(kind, cr, change, again=True)
+
+    async def release(self, kind: Kind, cr: Load) -> Load:
+        """Take all our marks off a final load for which nothing is left, in one patch.
+
+        Raises:
+            ConflictError: somebody else wrote first.
+            NotFoundError: the load is gone; it went with its finalizer.
+        """
+        marks = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION)
+        change = Change(
+            labels={NODE_LABEL: None},
+            annotations={mark: None for mark in marks if mark in cr.metadata.annotations},
+            finalizers=[entry for entry in cr.metadata.finalizers if entry != kind.finalizer],
+        )
         return await self._write(kind, cr, change, again=True)
 
     async def report(

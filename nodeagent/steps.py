@@ -15,7 +15,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError
 from core.logs import BoundLogger, bind
 from core.models.duration import format_duration
-from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from exposer.diagnose import parse_pod_end
 from exposer.model import NotOwnerError, Waiting
@@ -222,13 +222,7 @@ class Steps:
         if waiting is not None:
             self._log(case).debug("clean-up waits: %s", waiting.message)
             return Requeue(self._waits.seconds_to_next_look(cr.uid))
-        marks = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION)
-        change = Change(
-            labels={NODE_LABEL: None},
-            annotations={mark: None for mark in marks if mark in cr.metadata.annotations},
-            finalizers=[entry for entry in cr.metadata.finalizers if entry != kind.finalizer],
-        )
-        await self._tools.status.annotate(kind, cr, change)
+        await self._tools.status.release(kind, cr)
         self._log(case).info("everything that was made for the load is gone")
         return None
 
