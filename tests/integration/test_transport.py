@@ -1,0 +1,52 @@
+"""The agent's transport as it is in a pod, against a real API server."""
+
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from core.kube.errors import UnauthorizedError
+from core.kube.transport import Request
+from nodeagent.transport import load_transport
+from tests.support.apiserver import ApiServer
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.integration
+
+_LIBRARY = "kubernetes_asyncio.config.incluster_config"
+
+
+@pytest.fixture
+def token(apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make this process look like a pod; return the file of its token, which is due at once."""
+    address = urlsplit(apiserver.url)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(address.hostname))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(address.port))
+    path = tmp_path / "token"
+    monkeypatch.setattr(f"{_LIBRARY}.SERVICE_TOKEN_FILENAME", str(path))
+    monkeypatch.setattr(f"{_LIBRARY}.SERVICE_CERT_FILENAME", str(apiserver.ca))
+    monkeypatch.setattr(f"{_LIBRARY}.TOKEN_REFRESH_PERIOD", timedelta(0))
+    return path
+
+
+async def test_token_that_is_replaced_counts_from_then_on(apiserver: ApiServer, token: Path) -> None:
+    question = Request("GET", "/api/v1/namespaces/default/configmaps")
+    token.write_text("expired")
+    transport, _ = await load_transport(None)
+    before = await transport.request(question)
+    token.write_text(apiserver.token + "\n")
+    after = await transport.request(question)
+    await transport.close()
+    assert (before.status, after.status) == (401, 200)
+
+
+async def test_token_that_cannot_be_read_for_a_moment_may_be_asked_for_again(apiserver: ApiServer, token: Path) -> None:
+    token.write_text(apiserver.token)
+    transport, _ = await load_transport(None)
+    token.unlink()
+    with pytest.raises(UnauthorizedError, match="cannot be had"):
+        await transport.request(Request("GET", "/version"))
+    await transport.close()
+    assert UnauthorizedError.retry
