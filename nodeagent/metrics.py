@@ -14,6 +14,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 
@@ -42,6 +43,8 @@ class Metrics:
         """Count for the agent of `node`."""
         self._node = node
         self._registry = CollectorRegistry()
+        # A series more for each counter, which neither the peer has nor anybody reads.
+        disable_created_metrics()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         self._endings = {
