@@ -12,13 +12,14 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed import cgroups, machine, settings
+from tests.bed import cgroups, machine, othernode, settings
 from tests.bed.api import Api, Resource
 from tests.bed.controlplane import ControlPlane, Endpoint
-from tests.bed.images import import_images
+from tests.bed.images import import_images, pause_archive
 from tests.bed.layout import ROOT
 from tests.bed.node import Node
 from tests.bed.processes import Supervisor
@@ -69,7 +70,10 @@ class Cluster:
             supervisor.start("kubelet-1", node.kubelet)
             self._prepare_api(plane)
             supervisor.start("provisioner", self._provisioner())
-            self._wait_for_node(node, supervisor, images)
+            for index in range(2, self.nodes + 1):
+                other = Node(index, self.layout.node(index), cgroups.group_name(self.bed, index), plane)
+                othernode.start(other, [pause_archive(), self.image], supervisor)
+            self._wait_for_nodes(supervisor, images)
         supervisor.check()
         self._say("cluster ready")
 
@@ -83,12 +87,16 @@ class Cluster:
             "KUBECACHEDIR": str(self.layout.base / "kubectl-cache"),
             "BED_DIR": str(self.layout.base),
             "BED_NODE": settings.node_name(1),
+            "BED_NODES": " ".join(self._node_names()),
             "BED_IMAGE": settings.AGENT_IMAGE,
             "BED_S3_URL": f"http://{settings.S3_ADDRESS}:{settings.S3_PORT}",
             "BED_S3_BUCKET": settings.BUCKET,
             "BED_S3_ACCESS_KEY": settings.S3_ACCESS_KEY,
             "BED_S3_SECRET_KEY": settings.S3_SECRET_KEY,
         }
+
+    def _node_names(self) -> list[str]:
+        return [settings.node_name(index + 1) for index in range(self.nodes)]
 
     def _control_plane(self, supervisor: Supervisor) -> ControlPlane:
         folder = self.layout.kubeconfig.parent
@@ -138,16 +146,11 @@ class Cluster:
         argv = [sys.executable, "-m", "tests.bed.provisioner", "--base", str(self.layout.base)]
         return [*argv, "--node", settings.node_name(1)]
 
-    def _wait_for_node(self, node: Node, supervisor: Supervisor, images: Future[None]) -> None:
+    def _wait_for_nodes(self, supervisor: Supervisor, images: Future[None]) -> None:
         api = Api(self.layout.kubeconfig)
-
-        def is_ready() -> bool:
-            found = api.get(_NODES, "", node.name) or {}
-            conditions = found.get("status", {}).get("conditions", [])
-            return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-        supervisor.wait(f"node {node.name}", is_ready, seconds=_NODE_SECONDS)
-        self._say(f"node {node.name} ready")
+        for name in self._node_names():
+            supervisor.wait(f"node {name}", partial(_is_ready, api, name), seconds=_NODE_SECONDS)
+            self._say(f"node {name} ready")
         supervisor.wait(
             "the service account default",
             lambda: api.get(_ACCOUNTS, "default", "default") is not None,
@@ -159,6 +162,12 @@ class Cluster:
 
     def _say(self, what: str) -> None:
         print(f"[{time.monotonic() - self._began:5.1f} s] {what}", file=sys.stderr, flush=True)
+
+
+def _is_ready(api: Api, node: str) -> bool:
+    found = api.get(_NODES, "", node) or {}
+    conditions = found.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def _s3_answers() -> bool:

@@ -1,8 +1,4 @@
-"""What runs inside the namespaces: the first process, and under it the cluster and the command.
-
-The first process only waits: it collects orphans, as containerd's shims become its
-children, and when it ends the kernel ends everything else.
-"""
+"""What runs inside the namespaces: the first process, and under it the cluster and the command."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.bed.cluster import Cluster
+from tests.bed.firstprocess import run_as_first_process
 from tests.bed.layout import ROOT, Layout
 from tests.bed.processes import BedError
 
@@ -34,21 +31,8 @@ It ends, with everything in it, when you leave this shell.
 
 
 def main() -> int:
-    """Fork, let the child work, collect orphans until it ends, return its exit code."""
-    worker = os.fork()
-    if worker == 0:
-        os._exit(_work(*sys.argv[1:5], arguments=sys.argv[5:]))
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        os.kill(worker, number)
-
-    signal.signal(signal.SIGTERM, pass_on)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker gets it from the terminal itself
-    while True:
-        pid, status = os.wait()
-        if pid == worker:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
+    """Be the first process; returns the exit code of the command."""
+    return run_as_first_process(lambda: _work(*sys.argv[1:5], arguments=sys.argv[5:]))
 
 
 def _work(base: str, bed: str, nodes: str, image: str, *, arguments: Sequence[str]) -> int:

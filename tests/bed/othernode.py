@@ -1,0 +1,107 @@
+"""A further node: containerd and a kubelet in namespaces nested in the bed's, joined by a cable.
+
+Two ends. `start` runs beside the control plane: it writes what the node needs into the node's
+folder, starts `python -m tests.bed.othernode FOLDER` in new namespaces and lays the cable. The
+other end is that module's main: it makes its namespaces a machine and runs the two programs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed import machine
+from tests.bed.firstprocess import run_as_first_process
+from tests.bed.processes import BedError, Supervisor
+from tests.bed.settings import SERVICE_RANGE, node_address, pod_subnet
+
+if TYPE_CHECKING:
+    from tests.bed.node import Node
+
+__all__ = ["main", "start"]
+
+_UPLINK = "uplink"
+_START_SECONDS = 60
+_CHECK_SECONDS = 1.0
+
+
+def start(node: Node, archives: list[Path], supervisor: Supervisor) -> None:
+    """Start a further node; it registers itself with the API server.
+
+    Args:
+        node: Which one; its index is 2 or more.
+        archives: Images to import.
+        supervisor: Watches over its first process.
+
+    Raises:
+        BedError: Its namespaces did not come about.
+    """
+    task = {
+        "index": node.index,
+        "containerd": node.containerd,
+        "kubelet": node.kubelet,
+        "socket": node.socket,
+        "imports": [node.ctr("images", "import", str(archive)) for archive in archives],
+        "logs": str(supervisor.logs),
+    }
+    (node.folder / "task.json").write_text(json.dumps(task))
+    argv = ["unshare", "--kill-child", "--mount", "--net", "--pid", "--fork", "--mount-proc"]
+    argv += [sys.executable, "-m", "tests.bed.othernode", str(node.folder)]
+    component = supervisor.start(f"node-{node.index}", argv)
+    ours, theirs = Path("/proc/self/ns/net"), Path(f"/proc/{component.process.pid}/ns/net")
+    supervisor.wait("the second node's network", lambda: theirs.readlink() != ours.readlink(), seconds=_START_SECONDS)
+    _lay_cable(node.index, component.process.pid)
+
+
+def _lay_cable(index: int, pid: int) -> None:
+    """Join this network namespace with that of a process; the far end is configured over there."""
+    cable = f"to-node-{index}"
+    machine.run("ip", "link", "add", cable, "type", "veth", "peer", "name", _UPLINK, "netns", str(pid))
+    machine.run("ip", "link", "set", cable, "up")
+    machine.run("ip", "route", "add", node_address(index), "dev", cable, "src", node_address(1))
+    machine.run("ip", "route", "add", pod_subnet(index), "via", node_address(index), "dev", cable, "onlink")
+
+
+def main(folder: Path) -> int:
+    """Be a node until one of its programs ends."""
+    task = json.loads((folder / "task.json").read_text())
+    supervisor = Supervisor(Path(task["logs"]))
+    index = task["index"]
+    try:
+        machine.prepare_mounts(folder)
+        machine.add_addresses(node_address(index))
+        supervisor.wait("the cable", _has_uplink, seconds=_START_SECONDS)
+        _connect(node_address(index))
+        supervisor.start(f"containerd-{index}", task["containerd"])
+        supervisor.wait("containerd", Path(task["socket"]).exists, seconds=_START_SECONDS)
+        for argv in task["imports"]:
+            machine.run(*argv)
+        supervisor.start(f"kubelet-{index}", task["kubelet"])
+        while True:
+            supervisor.check()
+            time.sleep(_CHECK_SECONDS)
+    except BedError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _has_uplink() -> bool:
+    argv = ["ip", "link", "show", _UPLINK]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+
+def _connect(own_address: str) -> None:
+    """Reach the first node, its pods and the service addresses through the cable."""
+    first = node_address(1)
+    machine.run("ip", "link", "set", _UPLINK, "up")
+    machine.run("ip", "route", "add", first, "dev", _UPLINK, "src", own_address)
+    for subnet in (SERVICE_RANGE, pod_subnet(1)):
+        machine.run("ip", "route", "add", subnet, "via", first, "dev", _UPLINK, "onlink", "src", own_address)
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_first_process(lambda: main(Path(sys.argv[1]))))
