@@ -44,7 +44,7 @@ class Metrics:
         self._node = node
         self._registry = CollectorRegistry()
         # A series more for each counter, which neither the peer has nor anybody reads.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call] # the library's own gap
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         self._endings = {
