@@ -5,6 +5,7 @@ import inspect
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.leftovers import child_processes, children_left, open_sessions, tasks_left, watch_sessions
 
@@ -21,6 +22,9 @@ def pytest_configure() -> None:
     """
     asyncio.set_event_loop(None)
     watch_sessions()
+    # How fast a busy machine makes an example says nothing about the code under test.
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
 
 
 @pytest.hookimpl(tryfirst=True)
