@@ -5,10 +5,11 @@ it. Does not know what the load does.
 """
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from core.clock import Clock
-from core.errors import AgentError
+from core.errors import AgentError, DataPathError
 from core.kube.client import KubeClient, Selection
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.models.loads import Load
@@ -54,10 +55,15 @@ class LoadFollower:
     async def run(self) -> None:
         """Follow it forever; where the API server refuses that for good, the load fails."""
         try:
-            async for change in watch_objects(self._client, self._followed.selection, clock=self._clock):
-                self.take(change)
+            async with aclosing(watch_objects(self._client, self._followed.selection, clock=self._clock)) as changes:
+                async for change in changes:
+                    self.take(change)
         except AgentError as e:
             self._canceller.fail(e)
+        except Exception as e:
+            # Without its resource a load would wait for its start, or run on after a cancel, for ever.
+            self._canceller.fail(DataPathError(f"{self._followed.shown} cannot be followed: {e!r}"))
+            raise
 
     async def wait_in_progress(self) -> Load:
         """Return the load once its phase is InProgress; never, if it is to end before."""

@@ -1,0 +1,39 @@
+"""What a load hears of its custom resource when that cannot be followed any more."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.retry import Retry
+from core.kube.transport import Request, Response
+from datamover.canceller import Canceller
+from datamover.follower import Followed, LoadFollower
+from datamover.loads import LOAD_KINDS
+from tests.support.scripted import ScriptedTransport, answer, refusal
+
+
+def _broken(_: Request) -> Response:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (lambda _: refusal(403, "may not"), "403"),
+        (lambda _: answer({"metadata": {}, "items": [{"metadata": {}}]}), "cannot be read"),
+        (_broken, "DataUpload velero/du-1 cannot be followed: ZeroDivisionError"),
+    ],
+    ids=["refused", "unreadable", "a fault of our own"],
+)
+async def test_a_load_that_cannot_be_followed_fails(script: Callable[[Request], Response], told: str) -> None:
+    """It would wait for its start for ever, or run on after a cancel."""
+    canceller = Canceller()
+    client = KubeClient(ScriptedTransport(script), Retry(SystemClock(), attempts=1))
+    followed = Followed(LOAD_KINDS["data-upload"], "velero", "du-1")
+    follower = LoadFollower(client, followed, clock=SystemClock(), canceller=canceller)
+    with suppress(ZeroDivisionError):
+        await follower.run()
+    assert told in str(await canceller.wait())
