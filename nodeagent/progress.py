@@ -7,6 +7,7 @@ runs (`nodeagent.reconciler` tells), nor how it ends.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,15 +119,16 @@ class ProgressFollower:
             await self._clock.sleep(_REFUSED_PAUSE_SECONDS)
 
     async def _watch(self, kind: Kind, selection: Selection, reading: _Reading, read_load: ReadLoad) -> None:
-        async for change in watch_objects(self._client, selection, clock=self._clock):
-            if change.kind not in _TELLING:
-                continue
-            message = _parse_message(change.obj)
-            if message is None or message.done_bytes < reading.message.done_bytes:
-                # A list comes in no order; an older Event tells nothing new.
-                continue
-            self._count(kind.name, reading, message)
-            await self._write(kind, read_load(), message)
+        async with aclosing(watch_objects(self._client, selection, clock=self._clock)) as changes:
+            async for change in changes:
+                if change.kind not in _TELLING:
+                    continue
+                message = _parse_message(change.obj)
+                if message is None or message.done_bytes < reading.message.done_bytes:
+                    # A list comes in no order; an older Event tells nothing new.
+                    continue
+                self._count(kind.name, reading, message)
+                await self._write(kind, read_load(), message)
 
     def _count(self, kind_name: str, reading: _Reading, message: ProgressMessage) -> None:
         reading.message = message
