@@ -140,7 +140,7 @@ def test_a_bar_is_drawn_on_a_terminal(repository: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith(b"snapshot ")
 
 
-def test_sigterm_ends_the_mover_and_kopia_within_two_seconds(
+def test_sigterm_ends_mover_and_kopia_within_two_seconds_and_shows_no_secret(
     repository: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     make_large_file(tmp_path / "volume" / "file", 100)
@@ -154,13 +154,14 @@ def test_sigterm_ends_the_mover_and_kopia_within_two_seconds(
     with mover:
         while not running_kopia("snapshot create", mover.pid):
             assert mover.poll() is None
-        children = [child.pid for child in children_of(mover.pid)]
+        children = children_of(mover.pid)
         asked = time.monotonic()
         mover.send_signal(signal.SIGTERM)
         _, said = mover.communicate()
     assert time.monotonic() - asked < 2
     assert mover.returncode == 14
     assert said.rstrip().endswith("data path is canceled")
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert not any(Path(f"/proc/{child.pid}").exists() for child in children)
+    assert not any(PASSWORD in child.arguments for child in children)
     assert kopia.snapshots() == []
     assert not list(tmp_path.glob("datamover-*"))

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import CanceledError, DataPathError, KopiaError
+from core.errors import DataPathError, KopiaError
 from datamover.byhand import ByHand
-from datamover.signals import StopSignal
 from tests.datamover.conftest import hand_for
-from tests.datamover.plainkopia import PASSWORD, PlainKopia
+from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.processes import running_kopia
 from tests.datamover.trees import describe_tree, make_large_file
 
@@ -85,38 +84,14 @@ async def test_a_killed_kopia_leaves_a_repository_that_the_next_backup_uses(
     assert describe_tree(tmp_path / "out") == describe_tree(large)
 
 
-async def test_a_stop_signal_half_way_leaves_nothing_and_shows_no_secret(
-    repository: Path, large: Path, kopia: PlainKopia
-) -> None:
-    stop = StopSignal()
-    seen: list[str] = []
-
-    async def end_half_way() -> None:
-        await _until_half_way(repository)
-        seen.extend(child.arguments for child in running_kopia("snapshot create"))
-        stop._take(signal.SIGTERM, None)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(end_half_way())
-        with pytest.raises(CanceledError, match=r"told to stop by SIGTERM: data path is canceled$"):
-            await hand_for(str(repository), stop=stop).back_up(large, "", None)
-    assert kopia.snapshots() == []
-    assert seen
-    assert PASSWORD not in " ".join(seen)
-
-
-async def test_a_damaged_repository_is_told_by_a_restore(repository: Path, tree: Path, tmp_path: Path) -> None:
+async def test_a_restore_that_breaks_tells_why(repository: Path, tree: Path, tmp_path: Path) -> None:
+    """First a target that is no folder, then a repository whose data is damaged."""
     hand = hand_for(str(repository))
     backup = await hand.back_up(tree, "", None)
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(KopiaError, match=rf"restore snapshot {backup.snapshot_id} to [^\n]*\n(.*\n)*.*not a directory"):
+        await hand.restore(backup.snapshot_id, tmp_path / "file", None)
     for pack in _packs(repository):
         pack.write_bytes(b"\0" * pack.stat().st_size)
-    with pytest.raises(KopiaError, match=f"restore snapshot {backup.snapshot_id} to .*: kopia ended with exit code 1"):
-        await hand.restore(backup.snapshot_id, tmp_path / "out", None)
-
-
-async def test_a_target_that_is_no_folder_is_told(repository: Path, tree: Path, tmp_path: Path) -> None:
-    hand = hand_for(str(repository))
-    backup = await hand.back_up(tree, "", None)
-    (tmp_path / "out").write_text("a file")
-    with pytest.raises(KopiaError, match="out"):
+    with pytest.raises(KopiaError, match=rf"restore snapshot {backup.snapshot_id} to [^\n]*\n(.*\n)*.*decrypt"):
         await hand.restore(backup.snapshot_id, tmp_path / "out", None)

@@ -47,7 +47,9 @@ async def test_a_later_backup_counts_only_what_changed(by_hand: ByHand, tmp_path
     assert [one.snapshot_id for one in listed] == [one.snapshot_id for one in (first, second, third)]
 
 
-async def test_a_snapshot_and_its_policy_have_the_peers_form(by_hand: ByHand, tree: Path, kopia: PlainKopia) -> None:
+async def test_a_snapshot_has_the_peers_form_and_policy_and_plain_kopia_restores_it(
+    by_hand: ByHand, tree: Path, tmp_path: Path, kopia: PlainKopia
+) -> None:
     source = "snapshot-data-upload-download/kopia/app/data"
     backup = await by_hand.back_up(tree, source, None)
     (found,) = kopia.snapshots()
@@ -59,12 +61,6 @@ async def test_a_snapshot_and_its_policy_have_the_peers_form(by_hand: ByHand, tr
     assert written["files"] == {"ignoreCacheDirs": False}
     for part in ("retention", "errorHandling", "scheduling", "compression"):
         assert written[part] == recorded[part]
-
-
-async def test_plain_kopia_restores_what_the_mover_backed_up(
-    by_hand: ByHand, tree: Path, tmp_path: Path, kopia: PlainKopia
-) -> None:
-    backup = await by_hand.back_up(tree, "", None)
     kopia.run("restore", backup.snapshot_id, str(tmp_path / "out"))
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
