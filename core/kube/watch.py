@@ -26,7 +26,7 @@ __all__ = ["ChangeKind", "WatchChange", "watch_objects"]
 
 _log = logging.getLogger(__name__)
 
-_WATCH_SECONDS: Final = (240.0, 360.0)
+_WATCH_SECONDS: Final = (300.0, 420.0)
 """Between these the server is asked to end a watch, so that not all end together."""
 
 _SILENCE_SECONDS: Final = 30.0
