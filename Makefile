@@ -71,6 +71,12 @@ else
 	@echo 'skipped: tests on a real kubelet need root'
 endif
 
+# -- to measure it ----------------------------------------------------------------------------------------------------
+.PHONY: bench-mover
+bench-mover: root venv unit-tools ## what the data mover costs beside kopia alone; ten minutes (root)
+	$(step)
+	@$(venv)/python -m benchmarks.bench_mover
+
 # -- set-up -----------------------------------------------------------------------------------------------------------
 .PHONY: setup root packages venv unit-tools integration-tools tools image lock clean
 setup: root venv tools image ## all set-up: packages, Python, Go tools, image (root)

@@ -1,0 +1,1 @@
+"""What the data mover costs, measured: not part of the product, and not of its tests."""

@@ -1,0 +1,86 @@
+"""What was measured, and how it is shown: a table for people, one line of JSON for programs.
+
+Knows medians, ratios and targets. Does not know how anything was measured.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from benchmarks.processes import Measured
+
+__all__ = ["Figures", "describe_machine"]
+
+
+@dataclass
+class Figures:
+    """All runs; None stands for what could not be measured here."""
+
+    mover_uploads: list[Measured] = field(default_factory=list)
+    bare_uploads: list[Measured] = field(default_factory=list)
+    tuned_uploads: list[Measured] = field(default_factory=list)
+    second_backups: list[Measured] = field(default_factory=list)
+    mover_restores: list[Measured] = field(default_factory=list)
+    bare_restores: list[Measured] = field(default_factory=list)
+    limited_ok: bool | None = None
+    limited_many_files_ok: bool | None = None
+
+    def summary(self) -> dict[str, float | bool | None]:
+        """Return the last line's object."""
+        uploads, bare = self.mover_uploads, self.bare_uploads
+        movers = [*uploads, *self.second_backups, *self.mover_restores]
+        return {
+            "upload_ratio": round(_seconds(uploads) / _seconds(bare), 3),
+            "restore_ratio": round(_seconds(self.mover_restores) / _seconds(self.bare_restores), 3),
+            "second_backup_s": round(_seconds(self.second_backups), 2),
+            "peak_memory_ratio": round(_memory(uploads) / _memory(bare), 3),
+            "upload_cost_of_memory_setting": round(_seconds(self.tuned_uploads) / _seconds(bare) - 1, 3),
+            "limited_256mib_ok": self.limited_ok,
+            "limited_256mib_200k_files_ok": self.limited_many_files_ok,
+            "mover_alone_mib": round(max(one.own_mib for one in movers), 1),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the table."""
+        rows: dict[str, Sequence[Measured]] = {
+            "upload, mover": self.mover_uploads,
+            "upload, bare kopia": self.bare_uploads,
+            "upload, bare kopia with the mover's memory setting": self.tuned_uploads,
+            "second backup, nothing changed, mover": self.second_backups,
+            "restore, mover": self.mover_restores,
+            "restore, bare kopia": self.bare_restores,
+        }
+        yield "| run | seconds: median | least | most | peak memory MiB: median | most |"
+        yield "| --- | --- | --- | --- | --- | --- |"
+        for name, runs in rows.items():
+            seconds = [run.seconds for run in runs]
+            memory = [run.together_mib for run in runs]
+            yield (
+                f"| {name} | {median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} "
+                f"| {median(memory):.0f} | {max(memory):.0f} |"
+            )
+
+    def last_line(self) -> str:
+        """Return the summary as one line of JSON."""
+        return json.dumps(self.summary())
+
+
+def describe_machine() -> str:
+    """Return the machine's size."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = models[0].partition(": ")[2] if models else platform.machine()
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores ({model}), {memory:.0f} GiB of memory, Linux {platform.release()}"
+
+
+def _seconds(runs: Sequence[Measured]) -> float:
+    return median(run.seconds for run in runs)
+
+
+def _memory(runs: Sequence[Measured]) -> float:
+    return median(run.together_mib for run in runs)

@@ -1,0 +1,115 @@
+"""Programs, run one after another and measured: time, and memory of each process.
+
+Knows how a process's peak is read. Does not know what is run.
+Source: proc(5): VmHWM is the largest resident set a process ever had; `execve` starts it anew.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+__all__ = ["BenchmarkError", "Command", "Measured", "measure"]
+
+_SAMPLE_SECONDS: Final = 0.02
+_PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+_KIB_A_MIB: Final = 1024
+_SHOWN_BYTES: Final = 4000
+
+
+class BenchmarkError(Exception):
+    """Something that is measured failed, or came to a wrong result."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run; `log` takes both outputs, `group` is the control group to run in, if any."""
+
+    argv: Sequence[str | Path]
+    environment: Mapping[str, str] = field(repr=False)
+    log: Path
+    group: Path | None = None
+
+    @property
+    def whole(self) -> list[str]:
+        """`argv`, entering the group first: so all it does is accounted there."""
+        argv = [str(word) for word in self.argv]
+        if self.group is None:
+            return argv
+        return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self.group), *argv]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Some commands, run: when they began and ended (Unix time, ns), and peaks in MiB.
+
+    `own_mib` is the largest peak among the commands themselves, `children_mib` the largest
+    among their children. Their sum is never less than what both had at one time.
+    """
+
+    began_ns: int
+    ended_ns: int
+    own_mib: float
+    children_mib: float
+
+    @property
+    def seconds(self) -> float:
+        """How long all of it took."""
+        return (self.ended_ns - self.began_ns) / 1e9
+
+    @property
+    def together_mib(self) -> float:
+        """The commands' and their children's peaks."""
+        return self.own_mib + self.children_mib
+
+
+async def measure(*commands: Command) -> Measured:
+    """Run the commands one after the other and return what they took.
+
+    Raises:
+        BenchmarkError: one of them failed.
+    """
+    own: dict[int, int] = {}
+    children: dict[int, int] = {}
+    began_ns = time.time_ns()
+    for command in commands:
+        with command.log.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command.whole, env=dict(command.environment), stdout=log, stderr=log
+            )
+            sampling = asyncio.create_task(_sample(process.pid, own, children), name="sampling")
+            try:
+                code = await process.wait()
+                ended_ns = time.time_ns()
+            finally:
+                sampling.cancel()
+                await asyncio.wait({sampling})
+        if code:
+            said = command.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
+            raise BenchmarkError(f"{' '.join(map(str, command.argv))} ended with {code}: {said}")
+    return Measured(began_ns, ended_ns, _mib(own), _mib(children))
+
+
+async def _sample(pid: int, own: dict[int, int], children: dict[int, int]) -> None:
+    """Keep the peaks of a process and its children up to date; what grows in the last 20 ms is missed."""
+    while True:
+        _look(pid, own)
+        # A process that went away meanwhile has told its last.
+        with suppress(OSError):
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                _look(int(child), children)
+        await asyncio.sleep(_SAMPLE_SECONDS)
+
+
+def _look(pid: int, peaks: dict[int, int]) -> None:
+    with suppress(OSError):
+        if found := _PEAK.search(Path(f"/proc/{pid}/status").read_text()):
+            peaks[pid] = int(found[1])
+
+
+def _mib(peaks: Mapping[int, int]) -> float:
+    return max(peaks.values(), default=0) / _KIB_A_MIB

@@ -1,0 +1,134 @@
+"""The two programs that are compared: the mover as its pod runs it, and kopia by itself.
+
+Knows their command lines and environments, and that a run starts with nothing cached. Does
+not know which runs there are.
+"""
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from benchmarks.cluster import BUCKET, PREFIX, REGION, Cluster
+from benchmarks.processes import BenchmarkError, Command, Measured, measure
+from core.contract import BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
+from tests.datamover.plainkopia import PASSWORD
+from tests.datamover.pods import REPOSITORY
+from tests.datamover.s3server import S3Server
+from tests.support.tools import tool
+
+__all__ = ["BARE_BUCKET", "TUNED", "BareKopia", "Mover"]
+
+BARE_BUCKET: Final = "bare"
+TUNED: Final = {"GOGC": "50", "GOMEMLIMIT": "120MiB"}
+"""What the mover gives kopia where nothing limits the memory."""
+
+_ROOT: Final = Path(__file__).parents[1]
+_LOAD: Final = "load"
+
+
+class Mover:
+    """`python -OO -m datamover`, with everything compiled as in the image."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._numbers = count(1)
+
+    async def init(self) -> Measured:
+        """Make the repository in the empty bucket."""
+        measured, _ = await self._run(MoverVerb.INIT_REPOSITORY, "backup-repository", REPOSITORY)
+        return measured
+
+    async def back_up(self, volume: Path, group: Path | None = None) -> tuple[Measured, BackupResult]:
+        """Back a volume up, and return what that took until the termination message was written."""
+        self._cluster.objects.put_load("DataUpload")
+        measured, message = await self._run(MoverVerb.BACKUP, "data-upload", _LOAD, volume=volume, group=group)
+        return measured, parse_result(BackupResult, message)
+
+    async def restore(self, snapshot_id: str, volume: Path, group: Path | None = None) -> Measured:
+        """Restore into a new folder, and return what that took until the termination message was written."""
+        self._cluster.objects.put_load("DataDownload", snapshotID=snapshot_id)
+        volume.mkdir()
+        measured, message = await self._run(MoverVerb.RESTORE, "data-download", _LOAD, volume=volume, group=group)
+        parse_result(RestoreResult, message)
+        return measured
+
+    async def _run(
+        self, verb: MoverVerb, flag: str, name: str, *, volume: Path | None = None, group: Path | None = None
+    ) -> tuple[Measured, str]:
+        here = self._folder / f"mover-{next(self._numbers)}"
+        scratch = here / "scratch"
+        scratch.mkdir(parents=True)
+        message = here / "termination-log"
+        message.touch()
+        arguments = MoverArgs(verb, flag, name, str(volume or "")).argv
+        measured = await measure(
+            Command(
+                [sys.executable, "-OO", "-m", "datamover", *arguments, f"--termination-message-path={message}"],
+                self._environment(scratch),
+                here / "log",
+                group,
+            )
+        )
+        written = message.stat()
+        if not written.st_size:
+            raise BenchmarkError("the mover left no termination message")
+        return replace(measured, ended_ns=written.st_mtime_ns), message.read_text()
+
+    def _environment(self, scratch: Path) -> dict[str, str]:
+        return {
+            **self._cluster.environment,
+            "PATH": f"{tool('kopia', 'kopia').parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(_ROOT),
+            "PYTHONUNBUFFERED": "1",
+            # The image has all modules compiled; here the first run compiles them.
+            "PYTHONPYCACHEPREFIX": str(self._folder / "compiled"),
+            "VELERO_SCRATCH_DIR": str(scratch),
+        }
+
+
+@dataclass(frozen=True)
+class BareKopia:
+    """`kopia repository connect` and one command more, with kopia's defaults."""
+
+    s3: S3Server
+    folder: Path
+
+    async def back_up(self, volume: Path, settings: dict[str, str] | None = None) -> Measured:
+        """Back a volume up into the repository of the bare bucket."""
+        return await self._run(BARE_BUCKET, "snapshot", "create", str(volume), settings=settings)
+
+    async def restore(self, snapshot_id: str, volume: Path) -> Measured:
+        """Restore a snapshot of the mover's into a new folder, and write it to the disk."""
+        volume.mkdir()
+        return await self._run(BUCKET, "restore", snapshot_id, str(volume), synced=volume)
+
+    async def _run(
+        self, bucket: str, *arguments: str, synced: Path | None = None, settings: dict[str, str] | None = None
+    ) -> Measured:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "KOPIA_PASSWORD": PASSWORD,
+            "KOPIA_CHECK_FOR_UPDATES": "false",
+            "AWS_ACCESS_KEY_ID": self.s3.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.s3.secret_key,
+            **(settings or {}),
+        }
+        kopia = tool("kopia", "kopia")
+        endpoint = self.s3.url.removeprefix("http://")
+        reach = [f"--bucket={bucket}", f"--prefix={PREFIX}", f"--endpoint={endpoint}", f"--region={REGION}"]
+        lines: list[list[str | Path]] = [
+            [kopia, "repository", "connect", "s3", *reach, "--disable-tls"],
+            [kopia, *arguments],
+        ]
+        if synced:
+            lines.append(["sync", "--file-system", synced])
+        log = self.folder / "log"
+        return await measure(*(Command(line, environment, log) for line in lines))
