@@ -7,7 +7,7 @@ know who waits for the result.
 import logging
 
 from core.contract import InitResult
-from core.errors import RepositoryError
+from core.errors import AgentError, RepositoryError
 from datamover.canceller import Canceller, run_unless_canceled
 from datamover.cluster import ClusterReader
 from datamover.ending import Ending, build_ending, build_failure, leave_message
@@ -33,7 +33,7 @@ async def run_init(name: str, around: Surroundings) -> int:
         ending = await run_unless_canceled(lambda: _initialize(name, around, scrubber), canceller)
     except Exception as e:
         ending = build_failure(e, scrubber)
-        _logger.debug("the repository was not initialized", exc_info=True)
+        _logger.log(logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "where it ended", exc_info=True)
     leave_message(ending, around.termination_file)
     return ending.exit_code
 

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from core.clock import Deadline
 from core.contract import BackupResult, DataPathReason, ProgressMessage, RestoreResult
-from core.errors import RepositoryError
+from core.errors import AgentError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.loads import Load
 from datamover.backup import BackupRequest, back_up
@@ -61,7 +61,7 @@ class PodLoad:
                 ending = await run_unless_canceled(lambda: self._load(folder, canceller), canceller)
         except Exception as e:
             ending = build_failure(e, self._scrubber)
-            _logger.debug("the load ended badly", exc_info=True)
+            _logger.log(logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "where it ended", exc_info=True)
         leave_message(ending, around.termination_file)
         await self._tell(ending)
         return ending.exit_code

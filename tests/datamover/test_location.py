@@ -8,8 +8,10 @@ import pytest
 
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
+from datamover.byhand import storage_named
 from datamover.credentials import AwsKeys, CredentialsText, parse_aws_keys
 from datamover.location import LocationSecrets, storage_of
+from datamover.options import RepositoryOptions
 from datamover.storage import AzureStorage, FileStorage, GcsStorage, Reach, S3Storage, parse_endpoint
 from datamover.workfolder import WorkFolder, open_work_folder
 
@@ -211,3 +213,23 @@ def test_the_work_folder_is_private_and_goes_away(tmp_path: Path) -> None:
 def test_the_cache_lies_on_its_own_volume_where_there_is_one(tmp_path: Path) -> None:
     with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}, "/cache") as folder:
         assert folder.cache == Path("/cache/kopia-cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "storage"),
+    [
+        ("/mnt/backups", FileStorage(Path("/mnt/backups"))),
+        ("s3://bkt", S3Storage("bkt", "", "http://h:1", "r")),
+        ("s3://bkt/a/b/", S3Storage("bkt", "a/b/", "http://h:1", "r")),
+    ],
+    ids=["folder", "bucket", "prefix"],
+)
+def test_a_repository_is_named_by_hand(name: str, storage: FileStorage | S3Storage) -> None:
+    options = RepositoryOptions(name, "password", endpoint="http://h:1", region="r")
+    assert storage_named(options, {}) == storage
+
+
+@pytest.mark.parametrize("name", ["ftp://host/x", "s3://"])
+def test_a_repository_that_is_neither_folder_nor_bucket_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is neither a folder nor s3://bucket/prefix"):
+        storage_named(RepositoryOptions(name, "password"), {})
