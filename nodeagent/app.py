@@ -125,7 +125,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     settings, namespace = plan.settings, plan.namespace
     concurrency = plan.config.config.load_concurrency
     metrics = Metrics(settings.node_name)
-    metrics.config_valid(not plan.config.warnings)
+    metrics.config_valid(not plan.config.mistakes)
     metrics.config_hash(plan.config.digest)
     status = StatusWriter(client, clock)
     story = Story(EventRecorder(client, clock, component="node-agent", host=settings.node_name))

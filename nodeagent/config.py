@@ -43,11 +43,29 @@ class AgentConfig:
 
 @dataclass(frozen=True)
 class ParsedConfig:
-    """A configuration, what was found wrong or unknown on the way, and the document's fingerprint."""
+    """A configuration, what was found on the way, and the document's fingerprint.
+
+    `mistakes` are bad values, whose defaults are in force instead. `notes` are keys that are
+    tolerated and change nothing: unknown ones, and known ones that are not yet in force.
+    """
 
     config: AgentConfig = field(default_factory=AgentConfig)
-    warnings: list[str] = field(default_factory=list)
+    mistakes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     digest: str = ""
+
+    @property
+    def warnings(self) -> list[str]:
+        """All that an operator should read."""
+        return [*self.mistakes, *self.notes]
+
+
+@dataclass
+class _Findings:
+    """What one reading of the document gathers; see ParsedConfig."""
+
+    mistakes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 _JSON_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
@@ -88,52 +106,55 @@ def parse_config(text: str) -> ParsedConfig:
         raise ConfigError(f"the configuration is not JSON: {e}") from e
     if not isinstance(document, dict):
         raise ConfigError(f"the configuration is not a JSON object but {_told(document)}")
-    warnings: list[str] = []
+    findings = _Findings()
     config = AgentConfig(
-        load_concurrency=_load_concurrency(document, warnings),
-        priority_class_name=_text(document, "priorityClassName", warnings),
+        load_concurrency=_load_concurrency(document, findings),
+        priority_class_name=_text(document, "priorityClassName", findings),
     )
-    _report_rest(document, "", (_IN_FORCE, _NOT_YET), warnings)
-    return ParsedConfig(config, warnings, hashlib.sha256(text.encode()).hexdigest()[:12])
+    _report_rest(document, "", (_IN_FORCE, _NOT_YET), findings)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return ParsedConfig(config, findings.mistakes, findings.notes, digest)
 
 
-def _load_concurrency(document: JsonDict, warnings: list[str]) -> LoadConcurrency:
+def _load_concurrency(document: JsonDict, findings: _Findings) -> LoadConcurrency:
     section = document.get("loadConcurrency")
     if section is None:
         return LoadConcurrency()
     if not isinstance(section, dict):
-        warnings.append(f"loadConcurrency: expected an object, found {_told(section)}; the defaults are used")
+        findings.mistakes.append(f"loadConcurrency: expected an object, found {_told(section)}; the defaults are used")
         return LoadConcurrency()
     path = "loadConcurrency."
-    _report_rest(section, path, (_CONCURRENCY_IN_FORCE, _CONCURRENCY_NOT_YET), warnings)
-    slots = _number(section, "globalConfig", path, warnings)
-    length = _number(section, "prepareQueueLength", path, warnings)
+    _report_rest(section, path, (_CONCURRENCY_IN_FORCE, _CONCURRENCY_NOT_YET), findings)
+    slots = _number(section, "globalConfig", path, findings)
+    length = _number(section, "prepareQueueLength", path, findings)
     if length is not None and length > LARGEST_PREPARE_QUEUE:
-        warnings.append(f"{path}prepareQueueLength: {length} is more than {LARGEST_PREPARE_QUEUE}; it counts as unset")
+        findings.mistakes.append(
+            f"{path}prepareQueueLength: {length} is more than {LARGEST_PREPARE_QUEUE}; it counts as unset"
+        )
         length = None
     return LoadConcurrency(global_config=slots or LoadConcurrency.global_config, prepare_queue_length=length)
 
 
-def _number(section: JsonDict, key: str, path: str, warnings: list[str]) -> int | None:
+def _number(section: JsonDict, key: str, path: str, findings: _Findings) -> int | None:
     """Return the positive whole number under `key`, or None where there is none to use."""
     value = section.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        warnings.append(f"{path}{key}: expected a whole number, found {_told(value)}; it counts as unset")
+        findings.mistakes.append(f"{path}{key}: expected a whole number, found {_told(value)}; it counts as unset")
         return None
     if value <= 0:
         # Source: Velero v1.18, pkg/nodeagent: numbers that are not positive are passed over.
-        warnings.append(f"{path}{key}: {value} is not positive; it counts as unset")
+        findings.mistakes.append(f"{path}{key}: {value} is not positive; it counts as unset")
         return None
     return value
 
 
-def _text(document: JsonDict, key: str, warnings: list[str]) -> str:
+def _text(document: JsonDict, key: str, findings: _Findings) -> str:
     value = document.get(key)
     if value is None or isinstance(value, str):
         return value or ""
-    warnings.append(f"{key}: expected a string, found {_told(value)}; it counts as unset")
+    findings.mistakes.append(f"{key}: expected a string, found {_told(value)}; it counts as unset")
     return ""
 
 
@@ -141,7 +162,7 @@ def _report_rest(
     section: JsonDict,
     path: str,
     keys: tuple[Iterable[str], dict[str, str]],
-    warnings: list[str],
+    findings: _Findings,
 ) -> None:
     """Warn of every key of `section` that is not in force: known ones, misshapen ones, unknown ones."""
     in_force, not_yet = keys
@@ -150,10 +171,10 @@ def _report_rest(
         if key in not_yet:
             expected = not_yet[key]
             if value is not None and not isinstance(value, _JSON_TYPES[expected]):
-                warnings.append(f"{path}{key}: expected {expected}, found {_told(value)}")
-            warnings.append(f"{path}{key}: not yet in force in this version; it changes nothing")
+                findings.mistakes.append(f"{path}{key}: expected {expected}, found {_told(value)}")
+            findings.notes.append(f"{path}{key}: not yet in force in this version; it changes nothing")
         elif key not in in_force:
-            warnings.append(f"{path}{key}: unknown key; it changes nothing{_hint(key, known)}")
+            findings.notes.append(f"{path}{key}: unknown key; it changes nothing{_hint(key, known)}")
 
 
 def _hint(key: str, known: list[str]) -> str:

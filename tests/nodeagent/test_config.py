@@ -44,8 +44,9 @@ def test_nothing_said_is_the_peers_defaults() -> None:
 def test_a_bad_value_is_told_and_takes_its_default(document: dict[str, object], warning: str) -> None:
     parsed = parse_config(json.dumps(document))
     assert parsed.config == _config()
-    assert len(parsed.warnings) == 1
-    assert warning in parsed.warnings[0]
+    assert len(parsed.mistakes) == 1
+    assert parsed.notes == []
+    assert warning in parsed.mistakes[0]
 
 
 def test_a_bad_value_leaves_the_other_keys_in_force() -> None:
@@ -99,7 +100,9 @@ def test_a_misshapen_key_without_effect_is_told_as_such() -> None:
     ids=["near", "case", "nested", "far"],
 )
 def test_an_unknown_key_is_told_with_a_hint(document: dict[str, object], warning: str) -> None:
-    assert parse_config(json.dumps(document)).warnings == [warning]
+    parsed = parse_config(json.dumps(document))
+    assert parsed.notes == [warning]
+    assert parsed.mistakes == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "[" * 100_000], ids=lambda text: text[:6] or "empty")
