@@ -4,17 +4,11 @@ A subclass brings the fixture `bench`. Custom resources are used where validatio
 kinds would be in the way: a DataUpload holds anything a test wants to see.
 """
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from core.clock import SystemClock
-from core.kube.client import KubeClient, Selection
 from core.kube.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -33,90 +27,12 @@ from core.kube.resources import (
     PODS,
     Resource,
 )
-from core.kube.retry import Retry
-from core.kube.transport import Request, Transport
-from core.kube.watch import ChangeKind, WatchChange, watch_objects
+from core.kube.transport import Request
+from core.kube.watch import ChangeKind
 from core.models.base import JsonDict
+from tests.contract.bench import HOLD, Bench
 
-__all__ = ["Bench", "KubeContract"]
-
-_PATIENCE_SECONDS = 10.0
-HOLD = "test.nodeagent.io/hold"
-
-
-@dataclass
-class Bench:
-    """A server, seen through the project's own client, and a namespace for one test."""
-
-    transport: Transport
-    namespace: str
-
-    @property
-    def client(self) -> KubeClient:
-        """A client that tries nothing twice."""
-        return KubeClient(self.transport, Retry(SystemClock(), attempts=1))
-
-    async def config_map(self, name: str, **metadata: Any) -> JsonDict:
-        """Create a ConfigMap."""
-        return await self.client.create(CONFIG_MAPS, self.build_config_map(name, **metadata))
-
-    def build_config_map(self, name: str, **metadata: Any) -> JsonDict:
-        meta = {"namespace": self.namespace, "name": name} | metadata
-        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"key": "value"}}
-
-    async def upload(self, name: str, **metadata: Any) -> JsonDict:
-        """Create a DataUpload."""
-        return await self.client.create(DATA_UPLOADS, build_upload(self.namespace, name, **metadata))
-
-    async def patch(self, resource: Resource, name: str, patch: JsonDict) -> JsonDict:
-        return await self.client.patch(resource, self.namespace, name, patch)
-
-    def selection(self, resource: Resource = CONFIG_MAPS, **selectors: str) -> Selection:
-        """The test's own objects."""
-        return Selection(resource, self.namespace, **selectors)
-
-    @asynccontextmanager
-    async def watch(self, selection: Selection) -> AsyncIterator["Watching"]:
-        """Follow a selection; on entering, the list is complete."""
-        async with aclosing(watch_objects(self.client, selection, clock=SystemClock())) as changes:
-            watching = Watching(changes)
-            while (await watching.next()).kind is not ChangeKind.LISTED:
-                pass
-            yield watching
-
-    def stream(self, resource: Resource, **query: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open a raw watch."""
-        path = resource.path(self.namespace)
-        return self.transport.stream(
-            Request("GET", path, {"watch": "true", **query}, timeout_seconds=_PATIENCE_SECONDS)
-        )
-
-
-@dataclass
-class Watching:
-    """A watch that is asked for one change after the other."""
-
-    changes: AsyncIterator[WatchChange]
-
-    async def next(self) -> WatchChange:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            return await anext(self.changes)
-
-    async def next_name(self) -> tuple[str, str]:
-        change = await self.next()
-        return str(change.kind), change.obj["metadata"]["name"]
-
-
-def build_upload(namespace: str, name: str, **metadata: Any) -> JsonDict:
-    spec = {
-        "snapshotType": "CSI",
-        "sourcePVC": "data",
-        "sourceNamespace": "shop",
-        "backupStorageLocation": "default",
-        "operationTimeout": "10m0s",
-    }
-    meta = {"namespace": namespace, "name": name} | metadata
-    return {"apiVersion": "velero.io/v2alpha1", "kind": "DataUpload", "metadata": meta, "spec": spec}
+__all__ = ["KubeContract"]
 
 
 def _meta(obj: JsonDict) -> JsonDict:

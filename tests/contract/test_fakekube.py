@@ -11,7 +11,7 @@ from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, PODS
 from core.kube.retry import Retry
 from core.kube.transport import Request
 from core.models.base import JsonDict
-from tests.contract.kube_contract import HOLD, build_upload
+from tests.contract.bench import HOLD, build_upload
 from tests.support.clock import NOON
 from tests.support.fakekube import FakeKube
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.contract.kube_contract import Bench, KubeContract
+from tests.contract.bench import Bench
+from tests.contract.kube_contract import KubeContract
 from tests.support.fakekube import FakeKube
 
 __all__: list[str] = []

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from nodeagent.transport import load_transport
-from tests.contract.kube_contract import Bench, KubeContract
+from tests.contract.bench import Bench
+from tests.contract.kube_contract import KubeContract
 from tests.support.apiserver import ApiServer
 
 __all__: list[str] = []
