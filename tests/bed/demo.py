@@ -41,7 +41,8 @@ _DIFFERENCES_SHOWN = 20
 _SCRIPTS = Path(__file__).parent / "demonstration"
 _UPLOADS = Resource("/apis/velero.io/v2alpha1", "datauploads")
 _DOWNLOADS = Resource("/apis/velero.io/v2alpha1", "datadownloads")
-_METRICS = ("nodeagent_moved_bytes_total", "nodeagent_sent_bytes_total", "nodeagent_rate_bytes_per_second")
+_METRICS = ("nodeagent_moved_bytes_total", "nodeagent_sent_bytes_total")
+_RATE = "nodeagent_rate_bytes_per_second"
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Demo:
     data_bytes: int = _DATA_BYTES
     least_readings: int = _LEAST_READINGS
     _began: float = field(default_factory=time.monotonic)
+    _throughput: dict[str, None] = field(default_factory=dict)
 
     def run(self) -> list[str]:
         """Run all of it; returns what is wrong, nothing if all is well.
@@ -141,10 +143,19 @@ class Demo:
 
     def _follow(self, resource: Resource, body: Json) -> Timeline:
         self.user.apply(body)
-        timeline = follow(self.user.api, resource, body, limit_seconds=_MOVE_SECONDS, say=print)
+        timeline = follow(self.user.api, resource, body, limit_seconds=_MOVE_SECONDS, say=self._say_and_measure)
         for line in self.user.kubectl("get", resource.plural, "-n", manifests.NAMESPACE).splitlines():
             print(f"    {line}")
         return timeline
+
+    def _say_and_measure(self, line: str) -> None:
+        """Print a line of a timeline; keep the throughput that `/metrics` tells while data moves."""
+        print(line, flush=True)
+        if "ETA" in line:
+            self._throughput |= dict.fromkeys(line for line in self._metrics() if line.startswith(_RATE))
+
+    def _metrics(self) -> list[str]:
+        return self.user.metrics(manifests.NAMESPACE, AGENT_LABEL, port=METRICS_PORT)
 
     def _check_end(self, timeline: Timeline, kind: str) -> list[str]:
         faults = []
@@ -182,8 +193,10 @@ class Demo:
         )
 
     def _show_metrics(self) -> None:
-        self._title("What the agent's /metrics say")
-        for line in self.user.metrics(manifests.NAMESPACE, AGENT_LABEL, port=METRICS_PORT):
+        self._title("What the agent's /metrics said while data moved, and say now")
+        for line in self._throughput:
+            print(f"    {line}")
+        for line in self._metrics():
             if line.startswith(_METRICS) or ("_success_total" in line and not line.endswith(" 0.0")):
                 print(f"    {line}")
 
