@@ -19,7 +19,7 @@ from datamover.child import ChildCommand, run_child
 from datamover.scrub import Scrubber
 from datamover.workfolder import WorkFolder
 
-__all__ = ["Kopia", "KopiaAnswer", "KopiaFiles", "kopia_environment"]
+__all__ = ["Kopia", "KopiaAnswer", "KopiaFiles", "KopiaSilentError", "kopia_environment"]
 
 _logger = logging.getLogger(__name__)
 
@@ -118,6 +118,14 @@ class KopiaAnswer:
         return document
 
 
+class KopiaSilentError(KopiaError):
+    """A call came to no end in the time that it had; `lines` are the last that kopia wrote, scrubbed."""
+
+    def __init__(self, attempted: str, seconds: float, lines: list[str]) -> None:
+        super().__init__("\n".join([f"{attempted}: no end within {seconds:.0f} s", *lines]))
+        self.lines = lines
+
+
 class Kopia:
     """Runs kopia; `environment` holds its secrets, `scrubber` knows them."""
 
@@ -140,7 +148,7 @@ class Kopia:
             more: variables for this call alone.
 
         Raises:
-            KopiaError: no end after `seconds`; kopia was killed.
+            KopiaSilentError: no end after `seconds`; kopia was killed.
         """
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
         command = ChildCommand(
@@ -150,8 +158,7 @@ class Kopia:
             async with asyncio.timeout(seconds):
                 end = await run_child(command, self._keep(lines))
         except TimeoutError as e:
-            text = "\n".join([f"{attempted}: no end within {seconds:.0f} s", *lines])
-            raise KopiaError(text) from e
+            raise KopiaSilentError(attempted, seconds, list(lines)) from e
         return KopiaAnswer(attempted, end.exit_code, end.output, list(lines))
 
     async def transfer(

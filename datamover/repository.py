@@ -9,8 +9,8 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from core.errors import KopiaError, RepositoryError
-from datamover.kopia import Kopia, KopiaAnswer
+from core.errors import RepositoryError
+from datamover.kopia import Kopia, KopiaAnswer, KopiaSilentError
 from datamover.storage import Reach, Storage
 from datamover.workfolder import WorkFolder
 
@@ -190,11 +190,15 @@ class Repository:
         arguments = ["repository", verb, *self._place.reach.arguments, *flags]
         try:
             return await self._kopia.call(self.description, *arguments, seconds=seconds)
-        except KopiaError as e:
-            raise RepositoryError(str(e)) from e
+        except KopiaSilentError as e:
+            text = f"{self.description}: the storage did not answer within {seconds:.0f} s"
+            raise RepositoryError(": ".join([text, *e.lines[-1:]])) from e
 
     def _check(self, answer: KopiaAnswer) -> None:
         if answer.succeeded:
             return
         cause = next((meaning for words, meaning in _CAUSES if answer.said(words)), "")
-        raise RepositoryError(str(answer.error(cause)))
+        if not cause:
+            raise RepositoryError(str(answer.error()))
+        # kopia says the same once more for each step that it was in; the last line has all of it.
+        raise RepositoryError(": ".join([self.description, cause, *answer.lines[-1:]]))

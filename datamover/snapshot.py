@@ -73,7 +73,7 @@ async def read_snapshot(kopia: Kopia, snapshot_id: str) -> Snapshot:
     """
     answer = await kopia.call(f"snapshot {snapshot_id}", "manifest", "show", snapshot_id)
     if not answer.succeeded and answer.said("not found"):
-        raise answer.error("it is not in the repository")
+        raise KopiaError(f"snapshot {snapshot_id}: it is not in the repository")
     return parse_snapshot(answer.check().document(), snapshot_id)
 
 
