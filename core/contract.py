@@ -52,6 +52,8 @@ class DataPathReason(StrEnum):
     CANCELED = "Data-Path-Canceled"
     CANCELING = "Data-Path-Canceling"
     STOPPED = "Data-Path-Stopped"
+    WARNING = "Data-Path-Warning"
+    """Ours: the load goes on."""
 
 
 class VolumeMode(StrEnum):

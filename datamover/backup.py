@@ -6,27 +6,33 @@ Source: kopia 0.23.1, cli/command_snapshot_create.go; tests/recordings/velero-1.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
+from datamover.background import Stop, run_in_background
 from datamover.block import device_size, open_device
 from datamover.kopia import Kopia, KopiaAnswer, KopiaFiles
+from datamover.names import NameReport, examine_names
 from datamover.progress import Meter
 from datamover.snapshot import Snapshot, delete_snapshot, parse_snapshot
 
-__all__ = ["BackupRequest", "back_up"]
+__all__ = ["BackupRequest", "Warn", "back_up"]
 
 _PIN: Final = "velero-pin"
 """kopia's retention never expires a pinned snapshot; the backup's owner deletes it."""
 
 _UNLIMITED: Final = 2**31 - 1
 _PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
+
+Warn = Callable[[str], Awaitable[None]]
+"""Tells whoever waits for the backup of something that does not fail it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class BackupRequest:
         return f"default@default:{self.source}"
 
 
-async def back_up(kopia: Kopia, request: BackupRequest, meter: Meter) -> BackupResult:
+async def back_up(kopia: Kopia, request: BackupRequest, *, meter: Meter, warn: Warn) -> BackupResult:
     """Take a snapshot of the volume and return its result; `kopia` is connected.
 
     A snapshot that cannot be trusted is taken away again. Cancellation kills kopia, which
@@ -53,19 +59,23 @@ async def back_up(kopia: Kopia, request: BackupRequest, meter: Meter) -> BackupR
 
     Raises:
         KopiaError: there is no trustworthy snapshot; names the cause.
+        DataPathError: the volume cannot be read, or kopia cannot keep all of its names.
     """
     await _ensure_policy(kopia, request)
     with _opened(request) as fd:
         device_bytes = None if fd is None else device_size(fd)
         meter.total_bytes = device_bytes or 0
-        answer = await kopia.transfer(
-            f"back up {request.volume}",
-            *meter.arguments,
-            *_create_arguments(request),
-            files=KopiaFiles(stdin_fd=fd),
-            take_progress=meter.take,
-        )
-    snapshot = await _trusted(kopia, answer, device_bytes)
+        examine = _no_names if fd is not None else partial(examine_names, request.volume)
+        async with run_in_background(examine, name="names") as names:
+            answer = await kopia.transfer(
+                f"back up {request.volume}",
+                *meter.arguments,
+                *_create_arguments(request),
+                files=KopiaFiles(stdin_fd=fd),
+                take_progress=meter.take,
+            )
+            snapshot = await _trusted(kopia, answer, device_bytes)
+            await _check_names(kopia, snapshot, await names, warn=warn)
     return BackupResult(
         snapshot_id=snapshot.snapshot_id,
         empty_snapshot=snapshot.entries == 0,
@@ -73,6 +83,22 @@ async def back_up(kopia: Kopia, request: BackupRequest, meter: Meter) -> BackupR
         total_bytes=snapshot.size_bytes,
         incremental_bytes=_incremental(meter, snapshot),
     )
+
+
+def _no_names(_: Stop) -> NameReport:
+    """A device has none."""
+    return NameReport()
+
+
+async def _check_names(kopia: Kopia, snapshot: Snapshot, names: NameReport, *, warn: Warn) -> None:
+    """Warn of names that kopia changed; a snapshot that lost some is taken away."""
+    if names.warning:
+        await warn(names.warning)
+    try:
+        names.check()
+    except DataPathError:
+        await delete_snapshot(kopia, snapshot.snapshot_id)
+        raise
 
 
 def _opened(request: BackupRequest) -> AbstractContextManager[int | None]:

@@ -4,6 +4,7 @@ Knows how a repository is named on a command line. Does not know the command lin
 what is printed of a result.
 """
 
+import logging
 import stat
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ from datamover.storage import FileStorage, S3Storage, Storage
 from datamover.workfolder import WorkFolder, open_work_folder
 
 __all__ = ["ByHand", "storage_named"]
+
+_logger = logging.getLogger(__name__)
 
 _S3: Final = "s3"
 
@@ -93,7 +96,7 @@ class ByHand:
                 await repository.connect()
             except NotInitializedError:
                 await repository.ensure()
-            return await _drawn(back_up(repository.kopia, request, meter), meter, bar)
+            return await _drawn(back_up(repository.kopia, request, meter=meter, warn=_warn), meter, bar)
 
         result = await self._with_repository(work)
         if bar is not None:
@@ -143,6 +146,10 @@ class ByHand:
         }
         kopia = Kopia(kopia_environment(self._environment, folder, secrets), scrubber)
         return Repository(kopia, RepositoryPlace(f"repository {storage.description}", storage, reach), folder)
+
+
+async def _warn(message: str) -> None:
+    _logger.warning("%s", message)
 
 
 async def _drawn(moving: Coroutine[None, None, _T], meter: Meter, bar: Bar | None) -> _T:

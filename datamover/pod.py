@@ -80,7 +80,7 @@ class PodLoad:
         self._reporter = Reporter(recorder, ObjectRef.of(cr), around.clock)
         settings = parse_settings(cr.settings)
         if settings.unknown:
-            _logger.warning("settings not known here are ignored: %s", ", ".join(settings.unknown))
+            await self._warn(f"settings not known here are ignored: {', '.join(settings.unknown)}")
         plan = plan_of(cr)
         repository = await self._open(cr, folder, writing=isinstance(plan, BackupPlan))
         match plan:
@@ -112,7 +112,7 @@ class PodLoad:
             tags=plan.tags,
         )
         meter = Meter(self._around.clock, Direction.UPLOAD)
-        result = await self._with_reports(meter, back_up(kopia, request, meter))
+        result = await self._with_reports(meter, back_up(kopia, request, meter=meter, warn=self._warn))
         self._last = meter.finish(result.total_bytes)
         return result
 
@@ -141,6 +141,10 @@ class PodLoad:
                 await reporter.follow(meter)
 
         return await run_beside(report, moving, name="reports")
+
+    async def _warn(self, message: str) -> None:
+        if self._reporter is not None:
+            await self._reporter.warn(message)
 
     async def _tell(self, ending: Ending) -> None:
         """Tell the end by Events, as far as there is time for it."""

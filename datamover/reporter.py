@@ -53,6 +53,11 @@ class Reporter:
         """Tell one reading."""
         await self._say(DataPathReason.PROGRESS, reading.to_json())
 
+    async def warn(self, message: str) -> None:
+        """Something about the data that whoever restores it should know."""
+        _logger.warning("%s", message)
+        await self._say(DataPathReason.WARNING, message, warning=True)
+
     async def ended(self, reason: DataPathReason, message: str) -> None:
         """The data path is over: completed with a result (JSON), failed or canceled with a text."""
         await self._say(reason, message, warning=reason is DataPathReason.FAILED)

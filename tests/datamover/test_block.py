@@ -1,6 +1,7 @@
 import os
 import random
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -36,7 +37,7 @@ def connected(kopia: PlainKopia, tmp_path: Path) -> Kopia:
 
 async def _back_up(kopia: Kopia, device: Path) -> BackupResult:
     request = BackupRequest(device, VolumeMode.BLOCK, "some/device", parallel=2)
-    return await back_up(kopia, request, Meter(SystemClock(), Direction.UPLOAD))
+    return await back_up(kopia, request, meter=Meter(SystemClock(), Direction.UPLOAD), warn=AsyncMock())
 
 
 async def _restore(kopia: Kopia, snapshot_id: str, target: Path) -> None:
