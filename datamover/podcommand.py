@@ -29,7 +29,7 @@ async def run_in_pod(arguments: argparse.Namespace, stop: StopSignal) -> int:
     namespace, node = os.environ.get("VELERO_NAMESPACE", ""), os.environ.get("NODE_NAME", "")
     if not namespace:
         raise ConfigError("VELERO_NAMESPACE is not set: it tells where the custom resources are")
-    transport = pod_transport(os.environ)
+    transport = pod_transport(os.environ, clock)
     around = Surroundings(
         client=KubeClient(transport, Retry(clock)),
         clock=clock,

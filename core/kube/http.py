@@ -1,7 +1,7 @@
-"""Requests and long answers over HTTP, for every process that reaches an API server.
+"""Requests and long answers over HTTP, for a process that reaches API servers of any kind.
 
 Knows aiohttp, which no other module of `core` imports, and how its failures read. Does not
-know addresses or credentials: `nodeagent.transport` and `datamover.transport` bring them.
+know addresses or credentials: `nodeagent.transport` brings them. The mover does without.
 """
 
 import asyncio

@@ -1,0 +1,127 @@
+"""HTTP/1.1 against a server that says exactly what a test lets it say."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from datamover.http import Address, Connection, HttpError
+
+_OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@dataclass
+class Canned:
+    """Sends its pieces as the answer to each question, and may leave then."""
+
+    pieces: list[bytes]
+    leaves: bool = False
+    asked: list[bytes] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                self.asked.append(await reader.readuntil(b"\r\n\r\n"))
+                for piece in self.pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                if self.leaves:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+            self.ended.set()
+
+
+@asynccontextmanager
+async def connected(canned: Canned) -> AsyncIterator[Connection]:
+    listening = await asyncio.start_server(canned.serve, "127.0.0.1", 0)
+    connection = await Connection.open(Address("127.0.0.1", listening.sockets[0].getsockname()[1], authority=None))
+    try:
+        yield connection
+    finally:
+        connection.close()
+        listening.close()
+        await listening.wait_closed()
+        await canned.ended.wait()
+        # The loop takes the sockets away in its next round.
+        await asyncio.sleep(0)
+
+
+async def ask(connection: Connection) -> tuple[int, bytes]:
+    head = await connection.ask("GET", "/x", {}, None)
+    return head.status, b"".join([piece async for piece in connection.body()])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status", "body", "reusable"),
+    [
+        ([_OK + b"Content-Length: 4\r\n\r\nbody"], 200, b"body", True),
+        ([_OK + b"Content-Length: 4\r\nConnection: close\r\n\r\nbody"], 200, b"body", False),
+        ([_OK + b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n2;x=y\r\nBy\r\n0\r\n\r\n"], 200, b"bodyBy", True),
+        ([_OK + b"Transfer-Encoding: chunked\r\n\r\nA\r\nsplit", b" body\r", b"\n0\r\n\r\n"], 200, b"split body", True),
+        ([_OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nTrailer: 1\r\n\r\n"], 200, b"x", True),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n" + _OK + b"Content-Length: 0\r\n\r\n"], 200, b"", True),
+        ([b"HTTP/1.1 204 No Content\r\n\r\n"], 204, b"", True),
+        ([b"HTTP/1.1 500\r\ncontent-length:1\r\n\r\nx"], 500, b"x", True),
+    ],
+    ids=["length", "close", "chunks", "split-chunk", "trailer", "interim", "no-content", "no-reason"],
+)
+async def test_an_answer_is_read_to_its_end(pieces: list[bytes], status: int, body: bytes, reusable: bool) -> None:
+    canned = Canned(pieces)
+    async with connected(canned) as connection:
+        assert await ask(connection) == (status, body)
+        assert connection.reusable is reusable
+        if reusable:
+            assert await ask(connection) == (status, body)
+    assert canned.asked[0] == f"GET /x HTTP/1.1\r\nHost: {canned.asked[0].split()[4].decode()}\r\n\r\n".encode()
+
+
+async def test_an_answer_without_a_length_ends_with_the_connection() -> None:
+    async with connected(Canned([_OK + b"\r\nall ", b"of it"], leaves=True)) as connection:
+        assert await ask(connection) == (200, b"all of it")
+        assert not connection.reusable
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Le",
+        _OK + b"Content-Length: 9\r\n\r\nbody",
+        _OK + b"Content-Length: -1\r\n\r\nbody",
+        _OK + b"Transfer-Encoding: chunked\r\n\r\nfour\r\nbody\r\n0\r\n\r\n",
+        _OK + b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"x" * 200_000,
+    ],
+    ids=["nothing", "half-head", "half-body", "no-length", "no-chunk-size", "no-last-chunk", "ssh", "endless-line"],
+)
+async def test_an_answer_that_breaks_off_or_is_no_http_is_an_error(answer: bytes) -> None:
+    async with connected(Canned([answer], leaves=True)) as connection:
+        with pytest.raises(HttpError):
+            await ask(connection)
+        assert not connection.reusable
+
+
+async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
+    async with connected(Canned([_OK + b"Content-Length: 1\r\n\r\nx"], leaves=True)) as connection:
+        await ask(connection)
+        async with asyncio.timeout(10):
+            while connection.reusable:
+                await asyncio.sleep(0)
+
+
+async def test_an_answer_that_is_not_read_is_left_with_its_connection() -> None:
+    async with connected(Canned([_OK + b"Content-Length: 4\r\n\r\nbody"])) as connection:
+        await connection.ask("GET", "/x", {}, None)
+        assert not connection.reusable
+
+
+def test_an_address_of_ipv6_is_shown_in_brackets() -> None:
+    assert Address("::1", 443, authority=None).shown == "[::1]:443"
