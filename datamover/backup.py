@@ -74,6 +74,8 @@ async def back_up(kopia: Kopia, request: BackupRequest, *, meter: Meter, warn: W
                 files=KopiaFiles(stdin_fd=fd),
                 take_progress=meter.take,
             )
+            # The last parts are sent after the last reading.
+            meter.take_counters(answer.counters)
             snapshot = await _trusted(kopia, answer, device_bytes)
             await _check_names(kopia, snapshot, await names, warn=warn)
     return BackupResult(

@@ -11,6 +11,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from core.errors import KopiaError
@@ -62,12 +64,17 @@ class KopiaFiles:
 
 @dataclass(frozen=True)
 class KopiaAnswer:
-    """What a call of kopia came to; `lines` are the last of its standard error, scrubbed."""
+    """What a call of kopia came to.
+
+    `lines` are the last of its standard error, scrubbed; `counters` is what its metrics were
+    when it ended, as a Prometheus text: empty if it did not end by itself, or moved no data.
+    """
 
     attempted: str
     exit_code: int
     output: bytes
     lines: list[str] = field(default_factory=list)
+    counters: str = field(default="", repr=False)
 
     @property
     def succeeded(self) -> bool:
@@ -126,6 +133,10 @@ class KopiaSilentError(KopiaError):
         self.lines = lines
 
 
+def _read_counters(folder: Path) -> str:
+    return "".join(file.read_text() for file in folder.rglob("*.prom"))
+
+
 class Kopia:
     """Runs kopia; `environment` holds its secrets, `scrubber` knows them."""
 
@@ -175,11 +186,12 @@ class Kopia:
         def on_line(line: str) -> None:
             keep(take_progress(line))
 
-        command = ChildCommand(
-            [self._program, *_OWN_FLAGS, *arguments], self._environment, files.stdin_fd, files.stdout_fd
-        )
-        end = await run_child(command, on_line)
-        return KopiaAnswer(attempted, end.exit_code, end.output, list(lines))
+        with TemporaryDirectory(prefix="counters-", dir=self._environment["HOME"]) as kept:
+            flags = ["--metrics-store-on-exit", f"--diagnostics-output-directory={kept}"]
+            argv = [self._program, *_OWN_FLAGS, *flags, *arguments]
+            end = await run_child(ChildCommand(argv, self._environment, files.stdin_fd, files.stdout_fd), on_line)
+            counters = _read_counters(Path(kept))
+        return KopiaAnswer(attempted, end.exit_code, end.output, list(lines), counters)
 
     def _keep(self, lines: deque[str]) -> Callable[[str], None]:
         def keep(line: str) -> None:

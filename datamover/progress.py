@@ -108,9 +108,12 @@ class Meter:
 
     async def read(self) -> ProgressMessage:
         """Return how far the transfer is now, and its rate since the reading before."""
-        counters = await self._counters()
-        if counters is not None:
-            self._last = counters
+        try:
+            async with asyncio.timeout(_READ_SECONDS):
+                self.take_counters(await _fetch(*self._address))
+        except (OSError, TimeoutError):
+            # kopia serves none before it has started and while it ends: the last ones hold.
+            pass
         done = self._last.handled + (self.cached_bytes if self._direction is Direction.UPLOAD else 0)
         if self.total_bytes:
             done = min(done, self.total_bytes)
@@ -136,17 +139,15 @@ class Meter:
             deduped_bytes=self._last.deduplicated,
         )
 
-    async def _counters(self) -> _Readings | None:
-        """Return kopia's counters, or None while it does not serve them."""
-        try:
-            async with asyncio.timeout(_READ_SECONDS):
-                text = await _fetch(*self._address)
-        except (OSError, TimeoutError):
-            return None
+    def take_counters(self, text: str) -> None:
+        """Take kopia's counters, a Prometheus text; an empty one tells nothing."""
         sums = sum_counters(text)
+        if not sums:
+            return
         if self._direction is Direction.RESTORE:
-            return _Readings(handled=int(sums.get("kopia_content_read_bytes_total", 0)))
-        return _Readings(
+            self._last = _Readings(handled=int(sums.get("kopia_content_read_bytes_total", 0)))
+            return
+        self._last = _Readings(
             handled=int(sums.get("kopia_content_hashed_bytes_total", 0)),
             sent=int(sums.get("kopia_blob_upload_bytes_total", 0)),
             deduplicated=int(sums.get("kopia_content_deduplicated_bytes_total", 0)),

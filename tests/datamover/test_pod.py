@@ -69,8 +69,35 @@ def _check_events(pod: MoverPod, total: int) -> None:
         ("Data-Path-Completed", pod.message),
         ("Data-Path-Stopped", "Data path for load stopped"),
     ]
-    last = json.loads([message for reason, message in events if reason == "Data-Path-Progress"][-1])
+    last = _last_progress(pod)
     assert (last["totalBytes"], last["doneBytes"]) == (total, total)
+
+
+async def test_the_last_progress_tells_all_that_was_sent_and_found_there_already(pod: MoverPod, tmp_path: Path) -> None:
+    """Also of a load that ends before the first reading, and of what is sent after the last."""
+    packs = pod.folder / "backups" / "kopia" / "app"
+    before = _stored_bytes(packs)
+    make_large_file(tmp_path / "volume" / "one", 5)
+    pod.put_load("DataUpload")
+    assert await pod.run("data-upload", tmp_path / "volume") == 0
+    first, sent = _last_progress(pod), _stored_bytes(packs) - before
+    shutil.copy(tmp_path / "volume" / "one", tmp_path / "volume" / "same")
+    assert await pod.run("data-upload", tmp_path / "volume") == 0
+    second = _last_progress(pod)
+    assert first["totalBytes"] == first["doneBytes"] == 5 << 20
+    assert first["sentBytes"] == pytest.approx(sent, rel=0.01)
+    assert second["totalBytes"] == 10 << 20
+    assert second["sentBytes"] < 1 << 20
+    assert second["dedupedBytes"] == pytest.approx(5 << 20, rel=0.01)
+
+
+def _stored_bytes(repository: Path) -> int:
+    return sum(path.stat().st_size for path in repository.rglob("*.f"))
+
+
+def _last_progress(pod: MoverPod) -> dict[str, int]:
+    told = [message for reason, message in pod.events() if reason == "Data-Path-Progress"]
+    return dict(json.loads(told[-1]))
 
 
 async def test_a_pod_volume_comes_back_with_the_done_file(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
@@ -193,10 +220,8 @@ async def test_a_wrong_repository_password_is_told_and_not_shown(pod: MoverPod, 
     pod.put_secret("velero-repo-credentials", "repository-password", "quite another one")
     pod.put_load("DataUpload")
     assert await pod.run("data-upload", tree) == 12
-    first, *kopia_said = pod.message.splitlines()
-    assert first.startswith("backup repository app-default-kopia (")
-    assert first.endswith("kopia/app): the repository password does not match")
-    assert kopia_said
+    assert pod.message.startswith("backup repository app-default-kopia (")
+    assert "kopia/app): the repository password does not match: " in pod.message
     assert "quite another one" not in pod.message
 
 
