@@ -222,7 +222,19 @@ class Examiner:
         return cr
 
     async def _end(self, kind: Kind, cr: Load, phase: Phase, message: str) -> None:
+        """End a load that nobody accepted; its finalizer has the keeper of orphans clean up behind it.
+
+        There is something even so: the source snapshot was made for this load alone.
+        """
         self._tools.check_leading()
-        stored = await self._tools.status.move(kind, cr, phase, Change(status={"message": message}))
+        change = Change(status={"message": message}, finalizers=_finalizers(kind, cr))
+        stored = await self._tools.status.move(kind, cr, phase, change)
         self._tools.metrics.load_finished(kind.name, phase)
         await self._tools.story.tell(stored, str(phase), message, warning=phase is Phase.FAILED)
+
+
+def _finalizers(kind: Kind, cr: Load) -> list[str] | None:
+    """Return the load's finalizers with ours; None where it is too late to add one."""
+    if cr.deleting:
+        return None
+    return list(dict.fromkeys([*cr.metadata.finalizers, kind.finalizer]))

@@ -6,6 +6,7 @@ import pytest
 
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.phases import Phase
+from nodeagent.kinds.base import Admission, Verdict
 from nodeagent.orphans import Care, decide_care
 from tests.nodeagent.dispatching import agent_pod, open_scene
 from tests.nodeagent.loads import mover_pod
@@ -100,6 +101,17 @@ async def test_a_final_load_without_owner_is_cleaned_up_and_unmarked() -> None:
     assert left["labels"] == {"other": "1"}
     assert left["annotations"] == {"other": "1"}
     assert scene.load("done") == done
+
+
+async def test_a_load_that_ended_before_anybody_accepted_it_is_cleaned_up_too() -> None:
+    """Its source snapshot was made for it, and nobody else removes that."""
+    scene = open_scene("node-a")
+    scene.kind.answers["du"] = Admission(Verdict.FAILS, "LocationMissing", "there is no such location")
+    scene.add("du", finalizers=["other/one"])
+    async with scene.dispatching():
+        await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=10)
+        await scene.until(lambda: scene.load("du")["metadata"]["finalizers"] == ["other/one"], seconds=1)
+    assert scene.phase("du") == "Failed"
 
 
 async def test_a_new_load_that_is_deleted_with_our_finalizer_goes_away() -> None:
