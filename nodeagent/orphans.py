@@ -20,6 +20,7 @@ from core.models.names import NODE_LABEL, OWNER_UID_LABEL, label_value
 from core.models.phases import Phase
 from nodeagent.admission import DispatchRules, DispatchTools
 from nodeagent.admission_order import choose_node, count_accepted
+from nodeagent.faults import Faults
 from nodeagent.kinds.base import Kind
 from nodeagent.live_agents import LiveAgents
 from nodeagent.load_index import Entry, LoadIndex, build_entry
@@ -76,6 +77,7 @@ class OrphanKeeper:
         self._kinds: Mapping[str, Kind] = {kind.name: kind for kind in rules.kinds}
         self._index = index
         self._agents = agents
+        self._faults = Faults(_log)
         self._queue: WorkQueue[tuple[str, str, str]] = WorkQueue(tools.clock, name="orphans", workers=_WORKERS)
 
     async def run(self) -> None:
@@ -104,15 +106,18 @@ class OrphanKeeper:
             if care is Care.NOTHING:
                 return None
             self._tools.check_leading()
-            return await self._give(care, kind, kind.parse(raw))
+            requeue = await self._give(care, kind, kind.parse(raw))
         except (ConflictError, NotFoundError) as e:
             # The next sweep sees what became of it.
             _log.debug("looked at again: %s", e, extra=told)
         except AgentError as e:
             if e.retry:
                 raise
-            _log.exception("a load without an owner could not be looked after", extra=told)
+            self._faults.tell(key, "a load without an owner could not be looked after", e, extra=told)
             return Requeue(_REFUSED_PAUSE_SECONDS)
+        else:
+            self._faults.forget(key)
+            return requeue
         return None
 
     async def _give(self, care: Care, kind: Kind, cr: Load) -> Requeue | None:

@@ -13,6 +13,7 @@ from typing import Final, Generic, TypeVar
 from core.backoff import Backoff
 from core.clock import Clock
 from core.errors import AgentError
+from nodeagent.faults import Faults
 
 __all__ = ["Requeue", "WorkQueue"]
 
@@ -46,6 +47,7 @@ class WorkQueue(Generic[K]):
         self._working: set[K] = set()
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
+        self._faults = Faults(_log)
         self._due: dict[K, float] = {}
         self._timers: list[tuple[float, int, K]] = []
         self._timer_count = 0
@@ -135,24 +137,25 @@ class WorkQueue(Generic[K]):
         """Return after how many seconds the key is due again, None for never."""
         try:
             requeue = await handle(key)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as e:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Not we were canceled, but something that was waited for: no worker may end by it.
             pause = self._back_off(key)
-            _log.exception("%s: %s was broken off and is tried again in %.1f s", self._name, key, pause)
+            self._faults.tell(key, f"{self._name}: {key} was broken off and is tried again in {pause:.1f} s", e)
             return pause
         except AgentError as e:
             pause = self._back_off(key)
             _log.warning("%s: %s failed and is tried again in %.1f s: %s", self._name, key, pause, e)
             return pause
-        except Exception:  # noqa: BLE001 - logged with its traceback; the key comes back
+        except Exception as e:  # noqa: BLE001 - logged with its traceback; the key comes back
             # A fault of ours must not stop the other keys.
             pause = self._back_off(key)
-            _log.exception("%s: %s failed and is tried again in %.1f s", self._name, key, pause)
+            self._faults.tell(key, f"{self._name}: {key} failed and is tried again in {pause:.1f} s", e)
             return pause
         self._failures.pop(key, None)
+        self._faults.forget(key)
         return None if requeue is None else requeue.after_seconds
 
     def _back_off(self, key: K) -> float:

@@ -19,12 +19,13 @@ from core.models.base import JsonDict
 from core.models.loads import Load
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 from core.models.phases import Phase
+from nodeagent.faults import Faults
 from nodeagent.informer import Informer
 from nodeagent.kinds.base import Kind
 from nodeagent.lifecycle import Action, PodState, Stop, decide
 from nodeagent.queue import Requeue, WorkQueue
 from nodeagent.steps import Steps, Tools
-from nodeagent.view import Case, Limits, LoadKey, Site, Viewer, pod_state
+from nodeagent.view import Case, Limits, LoadKey, Site, Viewer, pod_state, trim_load, trim_pod
 
 __all__ = ["Reconciler"]
 
@@ -67,6 +68,7 @@ class Reconciler:
         self._loads = {kind.name: self._load_informer(kind) for kind in kinds}
         self._pods = self._pod_informer()
         self._unreadable: set[str] = set()
+        self._faults = Faults(_log)
         self._woken: frozenset[str] = frozenset()
 
     async def run(self) -> None:
@@ -124,7 +126,7 @@ class Reconciler:
             self._tools.client,
             selection,
             clock=self._tools.clock,
-            trim=_trim_load,
+            trim=trim_load,
             on_change=lambda raw: self._on_load(kind, raw),
         )
 
@@ -139,7 +141,7 @@ class Reconciler:
             self._tools.client,
             selection,
             clock=self._tools.clock,
-            trim=_trim_pod,
+            trim=trim_pod,
             on_change=self._on_pod,
         )
 
@@ -149,7 +151,7 @@ class Reconciler:
         key = (kind.name, meta["namespace"], meta["name"])
         cached = self._loads[kind.name].get(meta["namespace"], meta["name"])
         if cached is None or cached["metadata"]["uid"] != meta["uid"]:
-            self._forget(kind, meta["uid"])
+            self._forget(key, meta["uid"])
         cr = self._cached_load(key)
         if cr is not None:
             self._look(kind, cr)
@@ -165,12 +167,7 @@ class Reconciler:
     async def _handle(self, key: LoadKey) -> Requeue | None:
         """Bring one load one step forward; return when to look again without a change."""
         try:
-            for _ in range(_DECISIONS - 1):
-                try:
-                    return await self._step(key)
-                except ConflictError as e:
-                    _log.debug("read and decided again: %s", e, extra=_told(key))
-            return await self._step(key)
+            requeue = await self._decide(key)
         except _UnreadableError as e:
             await self._leave_alone(key, str(e))
             return None
@@ -181,10 +178,23 @@ class Reconciler:
         except AgentError as e:
             if e.retry:
                 raise
-            _log.exception("a step of the load failed", extra=_told(key))
+            if self._faults.tell(key, "a step of the load failed", e, extra=_told(key)):
+                await self._tell(key, "StepFailed", str(e))
             return Requeue(_REFUSED_PAUSE_SECONDS)
+        else:
+            self._faults.forget(key)
+            return requeue
         finally:
             self._wake_next()
+
+    async def _decide(self, key: LoadKey) -> Requeue | None:
+        """Take a step; after a conflict read and decide again."""
+        for _ in range(_DECISIONS - 1):
+            try:
+                return await self._step(key)
+            except ConflictError as e:
+                _log.debug("read and decided again: %s", e, extra=_told(key))
+        return await self._step(key)
 
     async def _step(self, key: LoadKey) -> Requeue | None:
         """Decide by the caches; where there is something to do, read and decide again."""
@@ -245,7 +255,13 @@ class Reconciler:
             return
         self._unreadable.add(raw["metadata"]["uid"])
         _log.error("left alone: %s", why, extra=_told(key))
-        await self._tools.story.tell_unreadable(raw, why)
+        await self._tell(key, "Unreadable", why)
+
+    async def _tell(self, key: LoadKey, reason: str, why: str) -> None:
+        """Tell on a load, whether it can be read or not, what keeps it from going on."""
+        raw = self._loads[key[0]].get(key[1], key[2])
+        if raw is not None:
+            await self._tools.story.tell_trouble(raw, reason, why)
 
     def _cached_load(self, key: LoadKey) -> Load | None:
         """Return a load of this node as last seen.
@@ -259,11 +275,12 @@ class Reconciler:
             # Handling the key says so, once.
             return None
 
-    def _forget(self, kind: Kind, uid: str) -> None:
+    def _forget(self, key: LoadKey, uid: str) -> None:
         self._viewer.forget(uid)
         self._steps.forget(uid)
-        self._tools.progress.leave(kind.name, uid)
+        self._tools.progress.leave(key[0], uid)
         self._unreadable.discard(uid)
+        self._faults.forget(key)
 
 
 def _parse(kind: Kind, raw: JsonDict) -> Load:
@@ -271,26 +288,6 @@ def _parse(kind: Kind, raw: JsonDict) -> Load:
         return kind.parse(raw)
     except ContractError as e:
         raise _UnreadableError(str(e)) from e
-
-
-def _trim_load(raw: JsonDict) -> JsonDict:
-    """Return a load without the bookkeeping of its writers, which nobody here reads."""
-    meta = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
-    return raw | {"metadata": meta}
-
-
-def _trim_pod(pod: JsonDict) -> JsonDict:
-    """Return what the life cycle reads of a pod: whose it is, and how it is."""
-    meta, status = pod["metadata"], pod.get("status") or {}
-    kept = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp")
-    told = ("phase", "reason", "message", "conditions", "containerStatuses")
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {key: meta[key] for key in (*kept, "resourceVersion") if key in meta},
-        "spec": {"nodeName": (pod.get("spec") or {}).get("nodeName", "")},
-        "status": {key: status[key] for key in told if key in status},
-    }
 
 
 def _told(key: LoadKey) -> dict[str, object]:

@@ -27,6 +27,7 @@ from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.names import REPO_CREDENTIALS_SECRET
 from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryPhase
+from nodeagent.faults import Faults
 from nodeagent.informer import Informer
 from nodeagent.init_pod import INIT_POD_SELECTOR, InitState, judge_init_pod, read_init_pod, start_init_pod
 from nodeagent.kinds.base import MoverPlan
@@ -96,6 +97,7 @@ class RepositoryKeeper:
         self._namespace = namespace
         self._mode = mode
         self._tries: dict[str, _Try] = {}
+        self._faults = Faults(_log)
         self._queue: WorkQueue[str] | None = None
         self._repositories: Informer | None = None
 
@@ -161,7 +163,7 @@ class RepositoryKeeper:
         told = fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name)
         try:
             raw = await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
-            return None if raw is None else await self._keep(BackupRepository.parse(raw))
+            requeue = None if raw is None else await self._keep(BackupRepository.parse(raw))
         except AlreadyExistsError:
             return Requeue(1.0)
         except (ConflictError, NotFoundError) as e:
@@ -170,8 +172,10 @@ class RepositoryKeeper:
         except AgentError as e:
             if e.retry:
                 raise
-            _log.exception("the repository could not be looked after", extra=told)
+            self._faults.tell(name, "the repository could not be looked after", e, extra=told)
             return Requeue(_SERVER_SECONDS)
+        self._faults.forget(name)
+        return requeue
 
     async def _keep(self, repository: BackupRepository) -> Requeue | None:
         """Bring one repository one step forward."""

@@ -221,6 +221,7 @@ class Steps:
         waiting = await kind.clean_up(cr)
         if waiting is not None:
             self._log(case).debug("clean-up waits: %s", waiting.message)
+            self._waits.note_step(cr.uid, waiting)
             return Requeue(self._waits.seconds_to_next_look(cr.uid))
         await self._tools.status.release(kind, cr)
         self._log(case).info("everything that was made for the load is gone")

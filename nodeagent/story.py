@@ -35,9 +35,9 @@ class Story:
         _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra=told)
         await self._record(ObjectRef.of(cr), reason, message, warning=warning)
 
-    async def tell_unreadable(self, raw: JsonDict, message: str) -> None:
-        """Record on `raw`, an object that cannot be parsed, that it is left alone."""
-        await self._record(ObjectRef.of(raw), "Unreadable", message, warning=True)
+    async def tell_trouble(self, raw: JsonDict, reason: str, message: str) -> None:
+        """Record on `raw`, which may be an object that cannot be parsed, why nothing goes on with it."""
+        await self._record(ObjectRef.of(raw), reason, message, warning=True)
 
     async def _record(self, about: ObjectRef, reason: str, message: str, *, warning: bool) -> None:
         try:

@@ -18,7 +18,7 @@ from nodeagent.kinds.base import Kind
 from nodeagent.lifecycle import PodState, Stop, View
 from nodeagent.outcome import Outcome, read_outcome
 
-__all__ = ["Case", "Limits", "LoadKey", "Site", "Viewer", "pod_state"]
+__all__ = ["Case", "Limits", "LoadKey", "Site", "Viewer", "pod_state", "trim_load", "trim_pod"]
 
 LoadKey = tuple[str, str, str]
 """A load in the work queue: kind, namespace, name."""
@@ -81,6 +81,26 @@ def pod_state(pod: JsonDict | None) -> PodState:
         return PodState.LEAVING
     phase = (pod.get("status") or {}).get("phase", "")
     return PodState.RUNNING if phase == "Running" else PodState.PENDING
+
+
+def trim_load(raw: JsonDict) -> JsonDict:
+    """Return a load without the bookkeeping of its writers, which nobody here reads."""
+    meta = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
+    return raw | {"metadata": meta}
+
+
+def trim_pod(pod: JsonDict) -> JsonDict:
+    """Return what the life cycle reads of a pod: whose it is, and how it is."""
+    meta, status = pod["metadata"], pod.get("status") or {}
+    kept = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp")
+    told = ("phase", "reason", "message", "conditions", "containerStatuses")
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {key: meta[key] for key in (*kept, "resourceVersion") if key in meta},
+        "spec": {"nodeName": (pod.get("spec") or {}).get("nodeName", "")},
+        "status": {key: status[key] for key in told if key in status},
+    }
 
 
 class Viewer:

@@ -56,6 +56,12 @@ class Waits:
         wait.looks += 1
         return seconds
 
+    def note_step(self, uid: str, waiting: Waiting) -> None:
+        """Note that the load waits for `waiting`, which nobody is told; another one than before is looked at soon."""
+        wait = self._waits.setdefault(uid, _Wait())
+        if waiting != wait.current:
+            wait.current, wait.looks = waiting, 0
+
     def decide_telling(self, uid: str, waiting: Waiting) -> Telling:
         """Note that the load waits for `waiting`; return what is to be said about it now."""
         wait, now = self._waits.setdefault(uid, _Wait()), self._clock.monotonic()

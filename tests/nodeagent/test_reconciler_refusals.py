@@ -41,12 +41,17 @@ async def test_a_right_that_is_missing_is_waited_for_and_told() -> None:
         assert world.reasons().count("Forbidden") == 1
 
 
-async def test_a_right_to_clean_up_that_is_missing_delays_the_end_only() -> None:
+async def test_a_right_to_clean_up_that_is_missing_delays_the_end_only_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with open_world(accepted(data_upload())) as world, world.agent():
         world.kube.fail_next("DELETE", "/pods", 403, times=2)
         await world.until(world.done, seconds=100)
         assert world.phase() == "Completed"
         assert world.kube.objects(PODS) == []
+        assert world.reasons().count("StepFailed") == 1
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert ["delete Pod velero/du-1: 403" in record.getMessage() for record in told] == [True]
 
 
 @pytest.mark.parametrize(
