@@ -2,7 +2,7 @@
 
 Knows owners, requests, settings of mover pods, and the answers of an exposer. Does no I/O
 and does not know how a volume is brought to a pod (`exposer.csi_snapshot`,
-`exposer.generic_restore`).
+`exposer.generic_restore`, `exposer.pod_volume`).
 """
 
 from collections.abc import Awaitable, Callable
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol, Self, TypeVar
 
+from core.contract import MoverVerb
 from core.errors import AgentError
 from core.models.base import CustomResource, JsonDict
 from core.models.names import OWNER_UID_LABEL
@@ -22,14 +23,17 @@ __all__ = [
     "Exposer",
     "Guard",
     "KeptVolume",
+    "LocatedVolume",
     "MoverOptions",
     "NotOwnerError",
     "Owner",
     "PodSettings",
+    "PodVolumeRequest",
     "RestoreExposer",
     "RestoreRequest",
     "SnapshotRequest",
     "Waiting",
+    "WorkloadRef",
 ]
 
 
@@ -118,6 +122,7 @@ class PodSettings:
     """What configuration asks of every mover pod.
 
     `labels` and `annotations` replace the inherited ones; None keeps these.
+    `privileged_fs_backup` makes the movers of pod volumes privileged.
     """
 
     priority_class_name: str = ""
@@ -125,6 +130,7 @@ class PodSettings:
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     tolerations: tuple[JsonDict, ...] = ()
+    privileged_fs_backup: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,6 +191,43 @@ class RestoreRequest:
 
 
 _Request_contra = TypeVar("_Request_contra", contravariant=True)
+
+
+@dataclass(frozen=True)
+class WorkloadRef:
+    """The pod whose volume is moved; another one of the same name is not it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class PodVolumeRequest:
+    """Bring one volume of a pod, as it is mounted on its node, to a mover pod.
+
+    `verb` says whether it is read (BACKUP) or filled (RESTORE).
+    """
+
+    owner: Owner
+    verb: MoverVerb
+    workload: WorkloadRef
+    volume: str
+    template: AgentTemplate
+    settings: PodSettings = field(default_factory=PodSettings)
+    mover: MoverOptions = field(default_factory=MoverOptions)
+
+
+@dataclass(frozen=True)
+class LocatedVolume:
+    """Where the volume of a workload's pod is, and what a pod must tolerate to be there with it."""
+
+    node: str
+    folder: str
+    tolerations: tuple[JsonDict, ...] = ()
 
 
 class Exposer(Protocol[_Request_contra]):

@@ -1,6 +1,6 @@
 """Builds the mover pod of each kind of work.
 
-Knows what a backup's, a restore's and a repository's pod differ in. Does no I/O; the form
+Knows what a backup's, a restore's, a pod volume's and a repository's pod differ in. Does no I/O; the form
 they share is `exposer.pod_form`'s.
 """
 
@@ -8,14 +8,27 @@ from typing import Final
 
 from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.models.base import JsonDict
-from core.models.names import DATA_DOWNLOAD_LABEL, DATA_UPLOAD_LABEL
+from core.models.names import (
+    DATA_DOWNLOAD_LABEL,
+    DATA_UPLOAD_LABEL,
+    POD_VOLUME_BACKUP_LABEL,
+    POD_VOLUME_RESTORE_LABEL,
+)
 from exposer.claims import cache_claim_name
-from exposer.model import MoverOptions, Owner, PodSettings, RestoreRequest, SnapshotRequest
+from exposer.model import (
+    LocatedVolume,
+    MoverOptions,
+    Owner,
+    PodSettings,
+    PodVolumeRequest,
+    RestoreRequest,
+    SnapshotRequest,
+)
 from exposer.pod_form import MoverPod, MoverVolume, build_mover_pod, cache_path, volume_path
 from exposer.snapshots import SnapshotSource
 from exposer.template import AgentTemplate
 
-__all__ = ["build_backup_pod", "build_init_pod", "build_restore_pod", "init_pod_name"]
+__all__ = ["build_backup_pod", "build_init_pod", "build_pod_volume_pod", "build_restore_pod", "init_pod_name"]
 
 _SNAPSHOT_GROUP: Final = "snapshot-exposer"
 _RESTORE_GROUP: Final = "generic-restore-exposer"
@@ -72,6 +85,39 @@ def build_restore_pod(request: RestoreRequest, mode: VolumeMode, *, node: str) -
         group=_RESTORE_GROUP,
         node=node,
         node_os=request.node_os,
+    )
+    return build_mover_pod(plan, request.template, request.settings)
+
+
+def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume) -> JsonDict:
+    """Return the pod that backs up or fills a volume where its pod has it mounted.
+
+    Its node is asked for by affinity and not by `nodeName`, so that the scheduler tells why
+    there is no room for it.
+    """
+    owner, backup = request.owner, request.verb is MoverVerb.BACKUP
+    plan = MoverPod(
+        owner=owner,
+        name=owner.object_name,
+        args=MoverArgs(
+            verb=request.verb,
+            kind_flag="pod-volume-backup" if backup else "pod-volume-restore",
+            resource_name=owner.name,
+            volume_path=volume_path(owner),
+            resource_timeout=request.mover.resource_timeout,
+            log_level=request.mover.log_level,
+            log_format=request.mover.log_format,
+        ),
+        # A folder that is missing fails the mount, instead of being made and found empty.
+        volume=MoverVolume(
+            {"hostPath": {"path": located.folder, "type": "Directory"}},
+            read_only=backup,
+            propagation="HostToContainer",
+        ),
+        label=POD_VOLUME_BACKUP_LABEL if backup else POD_VOLUME_RESTORE_LABEL,
+        node=located.node,
+        tolerations=located.tolerations,
+        privileged=request.settings.privileged_fs_backup,
     )
     return build_mover_pod(plan, request.template, request.settings)
 

@@ -40,11 +40,15 @@ _WINDOWS_TOLERATIONS: Final = tuple(
 
 @dataclass(frozen=True)
 class MoverVolume:
-    """The volume a mover works on: a `v1.Volume` less its name, and how it is mounted."""
+    """The volume a mover works on: a `v1.Volume` less its name, and how it is mounted.
+
+    `propagation` is the mount propagation; empty: none.
+    """
 
     source: JsonDict
     mode: VolumeMode = VolumeMode.FILESYSTEM
     read_only: bool = False
+    propagation: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ class MoverPod:
     """What one mover pod differs in from all others.
 
     `label` is the label that names its custom resource, `group` the peer's spread key; empty:
-    none. `node` is the only node that will do, `avoid_nodes` those that will not.
+    none. `node` is the only node that will do, `avoid_nodes` those that will not. `privileged`
+    of None leaves that to the cluster.
     """
 
     owner: Owner
@@ -64,6 +69,8 @@ class MoverPod:
     group: str = ""
     node: str = ""
     avoid_nodes: tuple[str, ...] = ()
+    tolerations: tuple[JsonDict, ...] = ()
+    privileged: bool | None = None
     node_os: str = "linux"
 
 
@@ -103,7 +110,13 @@ def build_mover_pod(plan: MoverPod, template: AgentTemplate, settings: PodSettin
 
 def _build_spec(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> JsonDict:
     windows = plan.node_os == _WINDOWS
-    tolerations = [*template.tolerations, *settings.tolerations, *(_WINDOWS_TOLERATIONS if windows else ())]
+    asked = (
+        *template.tolerations,
+        *settings.tolerations,
+        *plan.tolerations,
+        *(_WINDOWS_TOLERATIONS if windows else ()),
+    )
+    tolerations = [toleration for index, toleration in enumerate(asked) if toleration not in asked[:index]]
     spec: JsonDict = {
         **template.pod_fields,
         "restartPolicy": "Never",
@@ -163,6 +176,8 @@ def _build_container(plan: MoverPod, template: AgentTemplate, settings: PodSetti
         mount: JsonDict = {"name": uid, "mountPath": volume_path(plan.owner)}
         if plan.volume.read_only:
             mount["readOnly"] = True
+        if plan.volume.propagation:
+            mount["mountPropagation"] = plan.volume.propagation
         mounts.append(mount)
     if plan.cache_claim:
         mounts.append({"name": f"{uid}-cache", "mountPath": cache_path(plan.owner)})
@@ -183,12 +198,22 @@ def _build_container(plan: MoverPod, template: AgentTemplate, settings: PodSetti
         container["volumeDevices"] = devices
     if settings.resources:
         container["resources"] = settings.resources
+    security = _build_security(plan, template)
+    if security:
+        container["securityContext"] = security
+    return container
+
+
+def _build_security(plan: MoverPod, template: AgentTemplate) -> JsonDict:
+    security: JsonDict = {}
+    if plan.privileged is not None:
+        security["privileged"] = plan.privileged
     # kopia touches `<target>.kopia-entry` beside a restore's target, and that stands in the root.
     # Source: kopia 0.23.1, snapshot/restore/local_fs_output.go, placeholders of shallow restores.
     writes_root = plan.args.verb is MoverVerb.RESTORE
     if template.read_only_root and not writes_root and plan.node_os != _WINDOWS:
-        container["securityContext"] = {"readOnlyRootFilesystem": True}
-    return container
+        security["readOnlyRootFilesystem"] = True
+    return security
 
 
 def _own_volumes(plan: MoverPod) -> list[JsonDict]:

@@ -2,19 +2,22 @@
 
 from typing import Any
 
+from core.contract import MoverVerb
 from core.models.base import JsonDict
-from core.models.loads import DataDownload, DataUpload
+from core.models.loads import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from exposer.model import (
     BackupPVCSettings,
     Owner,
     PodSettings,
+    PodVolumeRequest,
     RestoreRequest,
     SnapshotRequest,
+    WorkloadRef,
 )
 from exposer.template import AgentTemplate
 from tests.support.golden import recorded
 
-__all__ = ["SETTINGS", "daemonset", "restore_request", "snapshot_request", "template"]
+__all__ = ["SETTINGS", "daemonset", "pod_volume_request", "restore_request", "snapshot_request", "template"]
 
 _CREDENTIALS = (
     "GOOGLE_APPLICATION_CREDENTIALS",
@@ -115,6 +118,22 @@ def snapshot_request(recording: str = "dataupload", **changes: Any) -> SnapshotR
         "backup_pvc": BackupPVCSettings(annotations={"a/b": "c"}),
     }
     return SnapshotRequest(**(values | changes))
+
+
+def pod_volume_request(recording: str = "podvolumebackup", **changes: Any) -> PodVolumeRequest:
+    """The expose of a recorded PodVolumeBackup or PodVolumeRestore; `changes` replace the request's fields."""
+    backup = recording == "podvolumebackup"
+    cr = (PodVolumeBackup if backup else PodVolumeRestore).parse(recorded(recording))
+    assert isinstance(cr, PodVolumeBackup | PodVolumeRestore)
+    values: dict[str, Any] = {
+        "owner": Owner.of(cr),
+        "verb": MoverVerb.BACKUP if backup else MoverVerb.RESTORE,
+        "workload": WorkloadRef(cr.spec.pod.namespace, cr.spec.pod.name, cr.spec.pod.uid),
+        "volume": cr.spec.volume,
+        "template": _recorded_template(),
+        "settings": SETTINGS,
+    }
+    return PodVolumeRequest(**(values | changes))
 
 
 def restore_request(recording: str = "datadownload", **changes: Any) -> RestoreRequest:

@@ -11,14 +11,15 @@ from core.models.storage import BackupRepository
 from exposer.model import (
     BackupPVCSettings,
     CacheVolume,
+    LocatedVolume,
     MoverOptions,
     Owner,
     PodSettings,
 )
-from exposer.pod import build_backup_pod, build_init_pod, build_restore_pod, init_pod_name
+from exposer.pod import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
 from exposer.snapshots import SnapshotSource
 from exposer.template import AgentTemplate
-from tests.exposer.inputs import restore_request, snapshot_request, template
+from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.support.golden import assert_golden, recorded
 
 
@@ -36,11 +37,18 @@ def restore_pod(recording: str = "datadownload", *, node: str = "", **changes: A
     return build_restore_pod(restore_request(recording, **changes), mode, node=node)
 
 
+def pod_volume_pod(recording: str = "podvolumebackup", **changes: Any) -> JsonDict:
+    folder = "/var/lib/kubelet/pods/e7f1/volumes/kubernetes.io~csi/pvc-3dcf/mount"
+    tolerations = ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"})
+    return build_pod_volume_pod(pod_volume_request(recording, **changes), LocatedVolume("node-a", folder, tolerations))
+
+
 def init_pod() -> JsonDict:
     repository = BackupRepository.parse(recorded("backuprepository"))
     return build_init_pod(Owner.of(repository), template(), PodSettings(), MoverOptions())
 
 
+PRIVILEGED = PodSettings(privileged_fs_backup=True)
 LOUD = MoverOptions(timedelta(minutes=90), "debug", "json")
 READ_ONLY = BackupPVCSettings(read_only=True)
 CACHE = CacheVolume("fast", 7)
@@ -58,6 +66,9 @@ CACHE = CacheVolume("fast", 7)
         ("pod-restore", restore_pod()),
         ("pod-restore-block", restore_pod("block-datadownload")),
         ("pod-restore-with-cache-on-node", restore_pod(cache=CACHE, node="node-b")),
+        ("pod-volume-backup", pod_volume_pod()),
+        ("pod-volume-restore", pod_volume_pod("podvolumerestore")),
+        ("pod-volume-backup-privileged", pod_volume_pod(template=template(), settings=PRIVILEGED, mover=LOUD)),
         ("pod-init-repository", init_pod()),
     ],
 )

@@ -8,15 +8,15 @@ from core.contract import VolumeMode
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.claims import build_backup_claim, build_restore_claim
-from exposer.model import Owner
-from exposer.pod import build_backup_pod, build_restore_pod
+from exposer.model import LocatedVolume, Owner
+from exposer.pod import build_backup_pod, build_pod_volume_pod, build_restore_pod
 from exposer.snapshots import (
     SOURCE_ANNOTATION,
     build_backup_content,
     build_backup_snapshot,
     parse_snapshot_source,
 )
-from tests.exposer.inputs import restore_request, snapshot_request
+from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.support.golden import recorded
 
 _STORED = {
@@ -72,7 +72,7 @@ def pod_differences(owner: Owner, args: list[str], ours: list[str], verb: str) -
     container = f"spec.containers[{owner.uid}]"
     expected: dict[str, tuple[Any, Any]] = {
         # The mover is ours.
-        f"{container}.command": (["/velero", "data-mover", verb], ["python", "-m", "datamover"]),
+        f"{container}.command": (["/velero", *verb.split()], ["python", "-m", "datamover"]),
         f"{container}.args": (args, ours),
         # The image of a newly labelled node may be missing there: it is pulled then.
         f"{container}.imagePullPolicy": ("Never", "IfNotPresent"),
@@ -115,7 +115,7 @@ def test_a_backup_pod_differs_from_the_peers_only_as_listed(block: bool) -> None
     ours = build_backup_pod(request, parse_snapshot_source(snapshot, content, claim), ())
 
     assert differences(recorded(f"{prefix}pod-of-dataupload"), ours) == pod_differences(
-        owner, [*common, name, timeout], ["backup", name, *common, timeout, *LOGGING], "backup"
+        owner, [*common, name, timeout], ["backup", name, *common, timeout, *LOGGING], "data-mover backup"
     )
 
 
@@ -132,8 +132,42 @@ def test_a_restore_pod_differs_from_the_peers_only_as_listed(block: bool) -> Non
     ours = build_restore_pod(request, mode, node="")
 
     assert differences(recorded(f"{prefix}pod-of-datadownload"), ours) == pod_differences(
-        owner, theirs, ["restore", name, *common, timeout, *LOGGING], "restore"
+        owner, theirs, ["restore", name, *common, timeout, *LOGGING], "data-mover restore"
     )
+
+
+@pytest.mark.parametrize("verb", ["backup", "restore"])
+def test_a_pod_volume_pod_differs_from_the_peers_only_as_listed(verb: str) -> None:
+    theirs = recorded(f"pod-of-podvolume{verb}", 1)
+    request = pod_volume_request(f"podvolume{verb}")
+    owner = request.owner
+    volume = f"spec.volumes[{owner.uid}].hostPath"
+    folder = flat(theirs)[f"{volume}.path"]
+    container, path = f"spec.containers[{owner.uid}]", f"--volume-path=/{owner.uid}"
+    name, timeout = f"--pod-volume-{verb}={owner.name}", "--resource-timeout=10m0s"
+    their_args = theirs["spec"]["containers"][0]["args"]
+
+    ours = build_pod_volume_pod(request, LocatedVolume("node-a", folder))
+
+    expected = pod_differences(
+        owner,
+        their_args,
+        [verb, name, path, "--volume-mode=Filesystem", timeout, *LOGGING],
+        f"pod-volume {verb}",
+    )
+    pinned = {"key": "metadata.name", "operator": "In", "values": ["node-a"]}
+    term = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
+    expected |= {
+        # A folder that is missing fails the mount, instead of passing for an empty volume.
+        f"{volume}.type": ("", "Directory"),
+        # The scheduler decides, and tells why a full node has no room.
+        "spec.nodeName": ("node-a", None),
+        **{f"{term}.matchFields[0].{key}": (None, value) for key, value in pinned.items()},
+    }
+    if verb == "backup":
+        # What is read cannot be written.
+        expected[f"{container}.volumeMounts[{owner.uid}].readOnly"] = (None, True)
+    assert differences(theirs, ours) == expected
 
 
 def source_objects(mode: VolumeMode = VolumeMode.FILESYSTEM) -> tuple[JsonDict, JsonDict, JsonDict]:

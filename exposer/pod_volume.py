@@ -1,0 +1,137 @@
+"""Exposes one volume of a running pod: a mover pod beside it sees the same folder.
+
+Knows which volumes can be reached that way, on which node, and when their pod may be relied
+on. Does not know where kubelets mount what (`exposer.kubelet_folders`), how a workload's pod
+reads (`exposer.workload`), or who owns the PodVolumeBackup or PodVolumeRestore.
+"""
+
+from core.contract import MoverVerb
+from core.errors import ExposeError
+from core.kube.client import KubeClient
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.models.base import JsonDict
+from exposer.diagnose import diagnose_pod
+from exposer.kubelet_folders import build_volume_folder, claim_of
+from exposer.model import Exposed, Guard, LocatedVolume, NotOwnerError, PodVolumeRequest, Waiting
+from exposer.ownership import ExposeRun, remove_owned
+from exposer.pod import build_pod_volume_pod
+from exposer.workload import (
+    block_refused,
+    check_alive,
+    check_restore_wait,
+    check_running,
+    find_volume,
+    tolerations_to_stay,
+    took_its_data,
+)
+
+__all__ = ["PodVolumeExposer"]
+
+
+class PodVolumeExposer:
+    """The exposer of PodVolumeBackups and PodVolumeRestores."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def locate(self, request: PodVolumeRequest) -> LocatedVolume | Waiting:
+        """Return where the volume is, or what its pod has to reach first; reads only.
+
+        Raises:
+            ExposeError: it cannot be moved.
+            KubeError: the API server refused a read.
+        """
+        ref = request.workload
+        if not request.template.host_pods_mounted:
+            raise ExposeError(
+                "volumes of pods cannot be reached: the node agent's DaemonSet does not mount the volume host-pods"
+            )
+        pod = check_alive(ref, await self._read_workload(request))
+        volume = find_volume(ref, pod, request.volume)
+        if request.verb is MoverVerb.BACKUP:
+            check_running(ref, pod)
+        elif waiting := check_restore_wait(ref, pod):
+            return waiting
+        pv = await self._read_volume(request, pod, volume)
+        return LocatedVolume(
+            node=pod["spec"]["nodeName"],
+            folder=build_volume_folder(request.template.kubelet_root, ref.uid, volume, pv=pv),
+            tolerations=tolerations_to_stay(pod),
+        )
+
+    async def read_node(self, request: PodVolumeRequest) -> str:
+        """Return the node of the workload's pod; empty where it has none, or is gone."""
+        pod = await self._read_workload(request)
+        if pod is None or pod["metadata"]["uid"] != request.workload.uid:
+            return ""
+        return str(pod["spec"].get("nodeName", ""))
+
+    async def confirm(self, request: PodVolumeRequest) -> None:
+        """Return if the pod still has the volume.
+
+        A mover goes on in an empty folder when a volume is unmounted under it: its word alone
+        says nothing. A restored pod that went on from its init container has seen its data.
+
+        Raises:
+            ExposeError: the pod is gone, or about to go.
+        """
+        pod = await self._read_workload(request)
+        if request.verb is MoverVerb.RESTORE and took_its_data(request.workload, pod):
+            return
+        check_alive(request.workload, pod)
+
+    async def ensure(self, request: PodVolumeRequest, guard: Guard) -> Exposed | Waiting:
+        """Make the mover pod and return it, or what has to be waited for.
+
+        Raises:
+            ExposeError: it can never be done.
+            NotOwnerError: the custom resource is somebody else's by now.
+            KubeError: the API server refused.
+        """
+        run = ExposeRun(self._client, request.owner, guard)
+        try:
+            return await self._ensure(request, run)
+        except NotOwnerError as e:
+            await run.undo(e)
+            raise
+
+    async def clean_up(self, request: PodVolumeRequest) -> Waiting | None:
+        """Delete the mover pod; None once it is gone."""
+        return await remove_owned(self._client, request.owner, PODS, request.owner.object_name)
+
+    async def _ensure(self, request: PodVolumeRequest, run: ExposeRun) -> Exposed | Waiting:
+        # While the mover pod waits for its node, the workload may go: then waiting is in vain.
+        located = await self.locate(request)
+        if isinstance(located, Waiting):
+            return located
+        pod = await run.read(PODS, request.owner.object_name)
+        if pod is None:
+            pod = await run.ensure(PODS, build_pod_volume_pod(request, located))
+            await run.confirm()
+        if isinstance(pod, Waiting):
+            return pod
+        return diagnose_pod(pod) or Exposed(pod)
+
+    async def _read_workload(self, request: PodVolumeRequest) -> JsonDict | None:
+        return await self._client.read(PODS, request.workload.namespace, request.workload.name)
+
+    async def _read_volume(self, request: PodVolumeRequest, pod: JsonDict, volume: JsonDict) -> JsonDict | None:
+        """Return the PersistentVolume behind `volume`; None for one without a claim.
+
+        Raises:
+            ExposeError: claim or volume are missing, or it is a device.
+        """
+        name = claim_of(pod, volume)
+        if not name:
+            return None
+        place = f"PersistentVolumeClaim {request.workload.namespace}/{name} of volume {volume['name']}"
+        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.workload.namespace, name)
+        if claim is None:
+            raise ExposeError(f"{place} does not exist")
+        pv_name = claim["spec"].get("volumeName", "")
+        pv = await self._client.read(PERSISTENT_VOLUMES, "", pv_name) if pv_name else None
+        if pv is None:
+            raise ExposeError(f"{place} has no PersistentVolume")
+        if pv["spec"].get("volumeMode") == "Block":
+            raise block_refused(request.workload, volume["name"])
+        return pv

@@ -1,0 +1,125 @@
+"""The pod whose volume is moved while it runs: is it there, does it wait, what does it tolerate?
+
+Knows how the state of a workload's pod reads. Does no I/O, and does not know what is done
+with its volume (`exposer.pod_volume`).
+"""
+
+from typing import Final
+
+from core.errors import ExposeError
+from core.models.base import JsonDict
+from exposer.model import Waiting, WorkloadRef
+
+__all__ = [
+    "RESTORE_WAIT",
+    "block_refused",
+    "check_alive",
+    "check_restore_wait",
+    "check_running",
+    "find_volume",
+    "tolerations_to_stay",
+    "took_its_data",
+]
+
+RESTORE_WAIT: Final = "restore-wait"
+"""The init container that holds a restored pod until its volumes are filled.
+
+Source: Velero v1.18, pkg/restorehelper; tests/recordings/velero-1.18.2/workload-pod-restored.json.
+"""
+
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+
+def check_alive(ref: WorkloadRef, pod: JsonDict | None) -> JsonDict:
+    """Return `pod` (a v1 Pod as JSON dict), which is the one that `ref` means and keeps its volumes.
+
+    Raises:
+        ExposeError: it is gone, or about to go, and its volumes with it.
+    """
+    gone = f"workload pod {ref} is gone"
+    if pod is None:
+        raise ExposeError(f"{gone}: it does not exist")
+    meta = pod["metadata"]
+    if meta["uid"] != ref.uid:
+        raise ExposeError(f"{gone}: the pod of that name has the UID {meta['uid']}, not {ref.uid or 'an empty one'}")
+    if meta.get("deletionTimestamp"):
+        raise ExposeError(f"{gone}: it is being deleted")
+    phase = (pod.get("status") or {}).get("phase", "")
+    if phase in _ENDED:
+        raise ExposeError(f"{gone}: it has ended ({phase}), and its volumes are unmounted")
+    return pod
+
+
+def check_running(ref: WorkloadRef, pod: JsonDict) -> None:
+    """Return if `pod` runs, so that its volumes are mounted and hold what is to be kept.
+
+    Raises:
+        ExposeError: it does not run yet.
+    """
+    phase = (pod.get("status") or {}).get("phase", "Pending")
+    if phase != "Running":
+        raise ExposeError(f"workload pod {ref} does not run: it is {phase}")
+
+
+def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Waiting | None:
+    """Return None while `pod` waits in its init container for the data of its volumes.
+
+    Raises:
+        ExposeError: it has no such container.
+    """
+    named = [c for c in pod["spec"].get("initContainers") or [] if c["name"] == RESTORE_WAIT]
+    if not named:
+        raise ExposeError(f"workload pod {ref} has no init container {RESTORE_WAIT}: it would not wait for its data")
+    if "running" in _restore_wait_state(pod):
+        return None
+    what = f"init container {RESTORE_WAIT} of workload pod {ref} does not run"
+    return Waiting("WorkloadNotWaiting", what)
+
+
+def took_its_data(ref: WorkloadRef, pod: JsonDict | None) -> bool:
+    """Whether the pod saw that its volumes are filled: what became of it then takes nothing back."""
+    if pod is None or pod["metadata"]["uid"] != ref.uid:
+        return False
+    terminated: JsonDict = _restore_wait_state(pod).get("terminated") or {}
+    return bool(terminated) and terminated.get("exitCode") == 0
+
+
+def find_volume(ref: WorkloadRef, pod: JsonDict, name: str) -> JsonDict:
+    """Return the volume of that name from the pod's `spec.volumes`.
+
+    Raises:
+        ExposeError: there is none, or no container has it mounted as a file system.
+    """
+    spec = pod["spec"]
+    volume: JsonDict | None = next((v for v in spec.get("volumes") or [] if v["name"] == name), None)
+    if volume is None:
+        raise ExposeError(f"workload pod {ref} has no volume {name}")
+    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    if any(device["name"] == name for c in containers for device in c.get("volumeDevices") or []):
+        raise block_refused(ref, name)
+    if not any(mount["name"] == name for c in containers for mount in c.get("volumeMounts") or []):
+        # Source: Kubernetes v1.34, pkg/kubelet/volumemanager/populator: such a volume is skipped.
+        raise ExposeError(f"no container of workload pod {ref} mounts volume {name}: it is not on the node")
+    return volume
+
+
+def block_refused(ref: WorkloadRef, name: str) -> ExposeError:
+    """Return the refusal of a volume that is a device."""
+    return ExposeError(f"volume {name} of workload pod {ref} is a block volume: only file systems are moved pod by pod")
+
+
+def tolerations_to_stay(pod: JsonDict) -> tuple[JsonDict, ...]:
+    """Return what a pod must tolerate to be on the workload's node as long as the workload is.
+
+    Like the workload itself it is not driven away (its NoExecute tolerations, those without an
+    effect included), and it gets there although nothing new is to be scheduled: the data is there.
+    """
+    tolerated = pod["spec"].get("tolerations") or []
+    kept = [t | {"effect": "NoExecute"} for t in tolerated if t.get("effect", "") in {"", "NoExecute"}]
+    return ({"operator": "Exists", "effect": "NoSchedule"}, *kept)
+
+
+def _restore_wait_state(pod: JsonDict) -> JsonDict:
+    statuses = (pod.get("status") or {}).get("initContainerStatuses") or []
+    state: JsonDict = next((s.get("state") or {} for s in statuses if s["name"] == RESTORE_WAIT), {})
+    return state

@@ -1,0 +1,90 @@
+"""Where the kubelet has a volume, for each kind of volume; the bed has `local` ones only."""
+
+import pytest
+
+from core.errors import ExposeError
+from core.models.base import JsonDict
+from exposer.kubelet_folders import build_volume_folder, claim_of
+from tests.support.golden import recorded
+
+ROOT = "/var/lib/kubelet"
+
+
+def folder(source: JsonDict, *, pv: bool) -> str:
+    """The folder below `volumes/` of a volume `v` of that source, its own or its PersistentVolume's."""
+    volume = {"name": "v"} if pv else {"name": "v"} | source
+    found = build_volume_folder(
+        ROOT, "u-1", volume, pv={"metadata": {"name": "pvc-1"}, "spec": {"capacity": {}} | source} if pv else None
+    )
+    head = f"{ROOT}/pods/u-1/volumes/"
+    assert found.startswith(head)
+    return found.removeprefix(head)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("csi", "kubernetes.io~csi/pvc-1/mount"),
+        ("local", "kubernetes.io~local-volume/pvc-1"),
+        ("nfs", "kubernetes.io~nfs/pvc-1"),
+        ("iscsi", "kubernetes.io~iscsi/pvc-1"),
+        ("fc", "kubernetes.io~fc/pvc-1"),
+        ("awsElasticBlockStore", "kubernetes.io~csi/pvc-1/mount"),
+        ("azureDisk", "kubernetes.io~csi/pvc-1/mount"),
+        ("azureFile", "kubernetes.io~csi/pvc-1/mount"),
+        ("cinder", "kubernetes.io~csi/pvc-1/mount"),
+        ("gcePersistentDisk", "kubernetes.io~csi/pvc-1/mount"),
+        ("portworxVolume", "kubernetes.io~csi/pvc-1/mount"),
+        ("vsphereVolume", "kubernetes.io~csi/pvc-1/mount"),
+    ],
+)
+def test_a_claims_volume_is_called_like_its_persistent_volume(key: str, expected: str) -> None:
+    assert folder({key: {"x": 1}}, pv=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("emptyDir", "kubernetes.io~empty-dir/v"),
+        ("csi", "kubernetes.io~csi/v/mount"),
+        ("nfs", "kubernetes.io~nfs/v"),
+        ("configMap", "kubernetes.io~configmap/v"),
+        ("secret", "kubernetes.io~secret/v"),
+        ("downwardAPI", "kubernetes.io~downward-api/v"),
+        ("projected", "kubernetes.io~projected/v"),
+    ],
+)
+def test_a_volume_without_a_claim_keeps_its_name(key: str, expected: str) -> None:
+    assert folder({key: {}}, pv=False) == expected
+
+
+@pytest.mark.parametrize("pv", [False, True], ids=["own", "claim"])
+def test_a_flex_volume_is_in_its_drivers_folder(pv: bool) -> None:
+    assert folder({"flexVolume": {"driver": "example.com/disk"}}, pv=pv).startswith("example.com~disk/")
+
+
+@pytest.mark.parametrize("key", ["hostPath", "image"])
+@pytest.mark.parametrize("pv", [False, True], ids=["own", "claim"])
+def test_what_no_folder_of_the_pod_holds_is_refused(key: str, pv: bool) -> None:
+    with pytest.raises(ExposeError, match=f"volume v is of {key}"):
+        folder({key: {"path": "/x"}}, pv=pv)
+
+
+def test_the_recorded_path_is_found() -> None:
+    mover = recorded("pod-of-podvolumebackup", 1)
+    pvb = recorded("podvolumebackup")
+    pv = {"metadata": {"name": "pvc-3dcf745d-9e92-47e5-bb50-4baa1d7fd6bb"}, "spec": {"csi": {"driver": "d"}}}
+    volume = {"name": "fs", "persistentVolumeClaim": {"claimName": "fsdata"}}
+
+    found = build_volume_folder(ROOT, pvb["spec"]["pod"]["uid"], volume, pv=pv)
+
+    assert found == mover["spec"]["volumes"][0]["hostPath"]["path"]
+
+
+@pytest.mark.parametrize(
+    ("volume", "claim"),
+    [({"persistentVolumeClaim": {"claimName": "c"}}, "c"), ({"ephemeral": {}}, "writer-v"), ({"emptyDir": {}}, "")],
+    ids=["claim", "ephemeral", "none"],
+)
+def test_the_claim_behind_a_volume_is_known(volume: JsonDict, claim: str) -> None:
+    assert claim_of({"metadata": {"name": "writer"}}, {"name": "v"} | volume) == claim

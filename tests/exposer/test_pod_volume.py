@@ -1,0 +1,265 @@
+"""A volume of a running pod: found, refused with its reason, exposed, given up."""
+
+from typing import Any
+
+import pytest
+
+from core.errors import ExposeError
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.models.base import JsonDict
+from exposer.model import Exposed, LocatedVolume, NotOwnerError, PodVolumeRequest, Waiting
+from exposer.pod_volume import PodVolumeExposer
+from exposer.template import AgentTemplate
+from tests.exposer.inputs import pod_volume_request
+from tests.exposer.world import World, no_guard
+
+RUNNING: JsonDict = {"phase": "Running"}
+WAITING_STATE: JsonDict = {"running": {"startedAt": "2026-11-21T11:15:23Z"}}
+DONE_STATE: JsonDict = {"terminated": {"exitCode": 0}}
+
+
+def init_status(state: JsonDict, phase: str = "Pending") -> JsonDict:
+    return {"phase": phase, "initContainerStatuses": [{"name": "restore-wait", "state": state}]}
+
+
+class Scene:
+    """A workload's pod on node-a with a claim `fsdata`, and the request to move its volume `fs`."""
+
+    def __init__(self, kind: str = "podvolumebackup", **request: Any) -> None:
+        self.world = World()
+        self.request: PodVolumeRequest = pod_volume_request(kind, **request)
+        self.exposer = PodVolumeExposer(self.world.client)
+        self.spec: JsonDict = {
+            "nodeName": "node-a",
+            "tolerations": [
+                {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+                {"key": "b", "operator": "Exists"},
+                {"key": "c", "operator": "Exists", "effect": "NoSchedule"},
+            ],
+            "initContainers": [{"name": "restore-wait", "volumeMounts": [{"name": "fs", "mountPath": "/restores/fs"}]}],
+            "containers": [{"name": "c", "volumeMounts": [{"name": "fs", "mountPath": "/fs"}]}],
+            "volumes": [{"name": "fs", "persistentVolumeClaim": {"claimName": "fsdata"}}, {"name": "unused"}],
+        }
+        self.put_volume({"local": {"path": "/x"}})
+        self.put_pod(RUNNING if kind == "podvolumebackup" else init_status(WAITING_STATE))
+
+    def put_pod(self, status: JsonDict, **meta: Any) -> None:
+        ref = self.request.workload
+        uid = meta.pop("uid", ref.uid)
+        obj = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": uid} | meta,
+            "spec": self.spec,
+            "status": status,
+        }
+        self.world.kube.put(obj)
+
+    def put_volume(self, source: JsonDict, **spec: Any) -> None:
+        space = self.request.workload.namespace
+        bound = {"volumeName": "pv-1", "storageClassName": "hostpath"}
+        self.world.put(PERSISTENT_VOLUME_CLAIMS, "fsdata", namespace=space, spec=bound, status={"phase": "Bound"})
+        self.world.put(PERSISTENT_VOLUMES, "pv-1", spec=source | spec)
+
+    async def remove_pod(self) -> None:
+        await self.world.client.delete(PODS, self.request.workload.namespace, self.request.workload.name)
+
+    async def refusal(self) -> str:
+        with pytest.raises(ExposeError) as refused:
+            await self.exposer.locate(self.request)
+        return str(refused.value)
+
+
+async def test_a_volume_is_located_with_its_node_and_what_keeps_a_pod_there() -> None:
+    scene = Scene()
+
+    located = await scene.exposer.locate(scene.request)
+
+    assert located == LocatedVolume(
+        "node-a",
+        f"/var/lib/kubelet/pods/{scene.request.workload.uid}/volumes/kubernetes.io~local-volume/pv-1",
+        (
+            {"operator": "Exists", "effect": "NoSchedule"},
+            {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+            {"key": "b", "operator": "Exists", "effect": "NoExecute"},
+        ),
+    )
+
+
+async def test_a_volume_without_a_claim_needs_none() -> None:
+    scene = Scene()
+    scene.spec["volumes"] = [{"name": "fs", "emptyDir": {}}]
+    scene.put_pod(RUNNING)
+
+    located = await scene.exposer.locate(scene.request)
+
+    assert isinstance(located, LocatedVolume)
+    assert located.folder.endswith("/volumes/kubernetes.io~empty-dir/fs")
+
+
+async def test_the_kubelets_root_is_the_daemonsets() -> None:
+    template = AgentTemplate("image", kubelet_root="/data/kubelet", host_pods_mounted=True)
+    located = await (scene := Scene(template=template)).exposer.locate(scene.request)
+    assert isinstance(located, LocatedVolume)
+    assert located.folder.startswith("/data/kubelet/pods/")
+
+
+async def test_pod_volumes_are_refused_where_the_agent_may_not_reach_them() -> None:
+    scene = Scene(template=AgentTemplate("image", host_pods_mounted=False))
+    assert await scene.refusal() == (
+        "volumes of pods cannot be reached: the node agent's DaemonSet does not mount the volume host-pods"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"phase": "Pending"}, "does not run: it is Pending"),
+        ({"phase": "Succeeded"}, "is gone: it has ended (Succeeded)"),
+        ({"phase": "Failed"}, "is gone: it has ended (Failed)"),
+    ],
+)
+async def test_a_pod_that_does_not_run_is_not_backed_up(status: JsonDict, words: str) -> None:
+    scene = Scene()
+    scene.put_pod(status)
+    assert await scene.refusal() == f"workload pod app/writer {words}" + (
+        ", and its volumes are unmounted" if "ended" in words else ""
+    )
+
+
+async def test_a_pod_that_is_gone_going_or_another_is_told_apart() -> None:
+    scene = Scene()
+    scene.put_pod(RUNNING, deletionTimestamp="2026-11-21T11:00:00Z", finalizers=["x/y"])
+    going = await scene.refusal()
+    scene = Scene()
+    await scene.remove_pod()
+    gone = await scene.refusal()
+    scene.put_pod(RUNNING, uid="another")
+    replaced = await scene.refusal()
+
+    begin = "workload pod app/writer is gone: "
+    assert (going, gone) == (f"{begin}it is being deleted", f"{begin}it does not exist")
+    assert replaced.startswith(f"{begin}the pod of that name has the UID another, not ")
+
+
+async def test_a_volume_that_cannot_be_moved_is_refused_with_its_reason() -> None:
+    said = {}
+    for name in ("nothing", "unused"):
+        said[name] = await Scene(volume=name).refusal()
+    scene = Scene()
+    scene.put_volume({"local": {}}, volumeMode="Block")
+    said["block"] = await scene.refusal()
+    scene = Scene()
+    scene.spec["containers"][0]["volumeDevices"] = [{"name": "fs", "devicePath": "/d"}]
+    scene.put_pod(RUNNING)
+    said["device"] = await scene.refusal()
+    scene = Scene()
+    scene.put_volume({"hostPath": {"path": "/x"}})
+    said["hostPath"] = await scene.refusal()
+
+    block = "volume fs of workload pod app/writer is a block volume: only file systems are moved pod by pod"
+    assert said == {
+        "nothing": "workload pod app/writer has no volume nothing",
+        "unused": "no container of workload pod app/writer mounts volume unused: it is not on the node",
+        "block": block,
+        "device": block,
+        "hostPath": "volume fs is of hostPath: no folder of the pod's own holds its data",
+    }
+
+
+async def test_a_claim_or_volume_that_is_missing_is_named() -> None:
+    scene = Scene()
+    await scene.world.client.delete(PERSISTENT_VOLUMES, "", "pv-1")
+    without_volume = await scene.refusal()
+    await scene.world.client.delete(PERSISTENT_VOLUME_CLAIMS, "app", "fsdata")
+    without_claim = await scene.refusal()
+
+    place = "PersistentVolumeClaim app/fsdata of volume fs"
+    assert (without_volume, without_claim) == (f"{place} has no PersistentVolume", f"{place} does not exist")
+
+
+@pytest.mark.parametrize(
+    "status",
+    [{"phase": "Pending"}, init_status({"waiting": {"reason": "PodInitializing"}}), init_status(DONE_STATE)],
+    ids=["not placed", "not started", "over"],
+)
+async def test_a_restore_waits_until_its_pod_waits(status: JsonDict) -> None:
+    scene = Scene("podvolumerestore")
+    scene.put_pod(status)
+    assert await scene.exposer.locate(scene.request) == Waiting(
+        "WorkloadNotWaiting", "init container restore-wait of workload pod app3/writer does not run"
+    )
+
+
+async def test_a_pod_that_would_never_wait_is_refused() -> None:
+    scene = Scene("podvolumerestore")
+    scene.spec["initContainers"] = []
+    scene.put_pod({"phase": "Running"})
+    assert "has no init container restore-wait" in await scene.refusal()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "ok"),
+    [
+        ("podvolumebackup", RUNNING, True),
+        ("podvolumebackup", {"phase": "Succeeded"}, False),
+        ("podvolumerestore", init_status(WAITING_STATE), True),
+        ("podvolumerestore", init_status(DONE_STATE, "Succeeded"), True),
+        ("podvolumerestore", init_status({"terminated": {"exitCode": 1}}, "Failed"), False),
+    ],
+    ids=["running", "ended", "waiting", "went on and ended", "never went on"],
+)
+async def test_a_volume_counts_while_its_pod_has_it_or_has_seen_it_filled(
+    kind: str, status: JsonDict, ok: bool
+) -> None:
+    scene = Scene(kind)
+    scene.put_pod(status)
+    if ok:
+        await scene.exposer.confirm(scene.request)
+    else:
+        with pytest.raises(ExposeError, match=r"workload pod .* is gone"):
+            await scene.exposer.confirm(scene.request)
+
+
+@pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
+async def test_a_volume_is_exposed_once_and_everything_goes_with_clean_up(kind: str) -> None:
+    scene = Scene(kind)
+    before = scene.world.names()
+
+    first = await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
+    again = await scene.exposer.ensure(scene.request, no_guard)
+
+    assert isinstance(again, Exposed)
+    assert again.pod["metadata"]["uid"] == first.pod["metadata"]["uid"]
+    assert await scene.exposer.read_node(scene.request) == "node-a"
+    await scene.world.until_none(lambda: scene.exposer.clean_up(scene.request))
+    assert scene.world.names() == before
+
+
+async def test_an_expose_ends_when_the_workload_goes_while_its_mover_waits() -> None:
+    scene = Scene()
+    await scene.exposer.ensure(scene.request, no_guard)
+    await scene.remove_pod()
+
+    assert "is gone" in await scene.refusal()
+    assert await scene.exposer.read_node(scene.request) == ""
+    with pytest.raises(ExposeError, match="is gone"):
+        await scene.exposer.ensure(scene.request, no_guard)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_what_was_made_goes_with_an_owner_that_ended(ended: bool) -> None:
+    scene = Scene()
+    calls = 0
+
+    async def guard() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise NotOwnerError("ended meanwhile", ended=ended)
+
+    with pytest.raises(NotOwnerError):
+        await scene.exposer.ensure(scene.request, guard)
+
+    left = await scene.world.client.read(PODS, "velero", scene.request.owner.name)
+    assert (left is None) is ended
