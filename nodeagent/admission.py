@@ -20,6 +20,7 @@ from core.models.loads import Load
 from core.models.names import ACCEPT_FENCE_ANNOTATION, label_value
 from core.models.phases import Phase
 from exposer.model import Waiting
+from nodeagent.crowds import NodeCrowds
 from nodeagent.kinds.base import READY, Admission, Kind, Verdict
 from nodeagent.load_index import Entry
 from nodeagent.metrics import Metrics
@@ -40,6 +41,9 @@ _LOOKS_A_SECOND: Final = 50.0
 _WITNESSED_SECONDS: Final = 60.0
 """How long a wait must have been seen before it may end a load: after an outage of the agents
 themselves all loads are old, and what they wait for is often just coming back."""
+
+_CROWDED_SECONDS: Final = 60.0
+"""The longest time until a load is looked at again that its node has no room for; it is woken before."""
 
 _RETRY_SECONDS: Final = 1.0
 """Before a load is looked at again after a write or a look that went wrong."""
@@ -62,12 +66,14 @@ class DispatchRules:
     """What the dispatcher goes by.
 
     `queue_length` returns the `prepareQueueLength` in force, None where there is no limit.
+    `node_slots` is the `loadConcurrency` of a node.
     """
 
     namespace: str
     kinds: Sequence[Kind]
     queue_length: Callable[[], int | None]
     prepare_timeout: timedelta = timedelta(minutes=30)
+    node_slots: int = 1
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,13 @@ class Examiner:
         self._not_before: dict[str, float] = {}
         self._waiting_since: dict[str, float] = {}
         self._excused: set[str] = set()
+        bound = frozenset(kind.name for kind in rules.kinds if kind.bound_to_node)
+        self._crowds = NodeCrowds(bound, slots=rules.node_slots)
+
+    def begin_pass(self, entries: Sequence[Entry]) -> None:
+        """Count what is on its way to each node, and wake whom a node has room for again."""
+        for uid in self._crowds.count(entries):
+            self._not_before.pop(uid, None)
 
     def is_due(self, uid: str) -> bool:
         """Whether the load of that uid may be looked at now."""
@@ -138,7 +151,7 @@ class Examiner:
             why = "cancel was asked for by spec.cancel" if cr.spec.cancel else "the custom resource is being deleted"
             await self._end(kind, cr, Phase.CANCELED, f"canceled while New: {why}")
             return None
-        admission = await self._check(kind, cr)
+        admission = self._crowds.admit(entry, await self._check(kind, cr))
         if admission.verdict is Verdict.FAILS:
             await self._end(kind, cr, Phase.FAILED, admission.message)
             return None
@@ -148,6 +161,9 @@ class Examiner:
                 await self._end(kind, cr, Phase.FAILED, f"could not start within {span}: {admission.message}")
                 return None
             cr = await self._tell(kind, cr, Waiting(admission.reason, admission.message))
+            if self._crowds.holds(cr.uid):
+                self.put_off(cr.uid, _CROWDED_SECONDS)
+                return Look(entry, kind, cr, ready=False)
             pause = max(self._waits.seconds_to_next_look(cr.uid), len(self._not_before) / _LOOKS_A_SECOND)
             self.put_off(cr.uid, pause)
             return Look(entry, kind, cr, ready=False)

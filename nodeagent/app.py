@@ -25,6 +25,7 @@ from core.version import VERSION
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import MoverOptions, PodSettings
+from exposer.pod_volume import PodVolumeExposer
 from exposer.template import AgentTemplate
 from nodeagent.admission import DispatchRules, DispatchTools
 from nodeagent.concurrency import Slots
@@ -34,6 +35,8 @@ from nodeagent.dispatcher import Dispatcher
 from nodeagent.kinds.base import Kind, MoverPlan
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
+from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
+from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.lease import LeaderElection
 from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
@@ -164,6 +167,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             kinds=kinds,
             queue_length=lambda: concurrency.prepare_queue_length,
             prepare_timeout=settings.prepare_timeout,
+            node_slots=concurrency.global_config,
         ),
         on_accepted=lambda cr: _want_repository(repositories, cr),
     )
@@ -247,6 +251,8 @@ def _build_kinds(client: KubeClient, clock: Clock, plan: Plan) -> list[Kind]:
     return [
         DataUploadKind(client, CSISnapshotExposer(client), plan.mover, names),
         DataDownloadKind(client, clock, GenericRestoreExposer(client), plan.mover, names),
+        PodVolumeBackupKind(client, PodVolumeExposer(client), plan.mover, names),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client), plan.mover, names),
     ]
 
 

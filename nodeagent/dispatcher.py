@@ -161,6 +161,7 @@ class _Term:
         waiting = [entry for entry in entries if entry.managed and entry.phase is Phase.NEW]
         uids = {entry.uid for entry in waiting}
         self._examiner.retain(uids)
+        self._examiner.begin_pass(entries)
         self._held_back &= uids
         await self._examine([e for e in waiting if e.stop and self._examiner.is_due(e.uid)])
         waiting = [entry for entry in waiting if not entry.stop]

@@ -132,9 +132,9 @@ class OrphanKeeper:
 
     async def _adopt(self, kind: Kind, cr: Load) -> None:
         """Label a load with the node that has it; an Accepted one of nobody goes to a live agent."""
-        node = cr.status.node or await self._pod_node(cr) or cr.status.accepted_by_node
+        node = cr.status.node or await self._pod_node(cr) or cr.status.accepted_by_node or await kind.read_node(cr)
         live = label_value(node) in self._agents.nodes()
-        if cr.phase is Phase.ACCEPTED and not live:
+        if cr.phase is Phase.ACCEPTED and not live and not kind.bound_to_node:
             await self._reassign(kind, cr)
             return
         if not node:
@@ -149,8 +149,8 @@ class OrphanKeeper:
         """Give an Accepted load to another agent; its prepare timeout runs on."""
         agents = self._agents.nodes()
         label = choose_node(agents, count_accepted(self._index.entries()))
-        if label is None or "acceptedByNode" not in kind.status_fields:
-            # Without that field the load is bound to its volume's node, and waits for its agent.
+        if label is None or kind.bound_to_node:
+            # Only the agent of its volume's node can do it: it is waited for.
             return
         node = agents[label]
         change = Change(status={"acceptedByNode": node}, labels={NODE_LABEL: label})

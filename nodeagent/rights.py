@@ -53,8 +53,10 @@ _ALL = Scope.CLUSTER
 RIGHTS: Final = (
     Right(_OWN, kube.DATA_UPLOADS, ("get", "list", "watch", "patch"), "carry them out, report into their status"),
     Right(_OWN, kube.DATA_DOWNLOADS, ("get", "list", "watch", "patch"), "carry them out, report into their status"),
-    Right(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), "whether the kind is there; not carried out yet"),
-    Right(_OWN, kube.POD_VOLUME_RESTORES, ("list",), "whether the kind is there; not carried out yet"),
+    Right(_OWN, kube.POD_VOLUME_BACKUPS, ("get", "list", "watch", "patch"), "carry them out, report into their status"),
+    Right(
+        _OWN, kube.POD_VOLUME_RESTORES, ("get", "list", "watch", "patch"), "carry them out, report into their status"
+    ),
     Right(
         _OWN,
         kube.BACKUP_REPOSITORIES,
@@ -79,6 +81,7 @@ RIGHTS: Final = (
     Right(_OWN, kube.LEASES, ("get", "list", "watch", "patch"), "who is the dispatcher", names=(DISPATCHER_LEASE,)),
     Right(_OWN, kube.DAEMON_SETS, ("get",), "what mover pods inherit", names=(AGENT_DAEMONSET,)),
     Right(_OWN, kube.DEPLOYMENTS, ("list",), "whether a Velero server runs here"),
+    Right(_ALL, kube.PODS, ("get",), "the pods whose volumes are moved: are they there, do they wait, on which node"),
     Right(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "source and target claims of the workloads"),
     Right(_ALL, kube.VOLUME_SNAPSHOTS, ("get", "delete"), "the snapshots to back up, which a backup takes over"),
     Right(

@@ -141,6 +141,10 @@ class Steps:
 
     async def _start(self, case: Case) -> Requeue | None:
         tools, cr = self._tools, case.cr
+        try:
+            await case.kind.confirm_volume(cr)
+        except ExposeError as e:
+            return await self._end(case, Phase.FAILED, str(e))
         if not tools.slots.take(cr.uid):
             return await self._await_slot(case)
         stored = await tools.status.move(case.kind, cr, Phase.IN_PROGRESS)
@@ -174,7 +178,7 @@ class Steps:
 
     async def _keep_outcome(self, case: Case) -> Requeue | None:
         kind, cr = case.kind, case.cr
-        outcome = self._read_outcome(case)
+        outcome = await self._judge(case, self._read_outcome(case))
         if outcome.phase is Phase.COMPLETED:
             try:
                 outcome = await kind.keep(cr, outcome)
@@ -262,6 +266,17 @@ class Steps:
             return Outcome(phase=Phase.FAILED, message="the data mover pod left no result")
         asked = case.view.stop is not Stop.NONE
         return decide_outcome(end, case.kind.parse_result, cancel_asked=asked)
+
+    async def _judge(self, case: Case, outcome: Outcome) -> Outcome:
+        """Return `outcome`, or Failed where the volume went away under the mover."""
+        if outcome.phase is Phase.CANCELED:
+            return outcome
+        try:
+            await case.kind.confirm_volume(case.cr)
+        except ExposeError as e:
+            said = f"; the data mover said: {outcome.message}" if outcome.message else ""
+            return Outcome(phase=Phase.FAILED, message=f"{e}{said}")
+        return outcome
 
     def _log(self, case: Case) -> BoundLogger:
         cr = case.cr

@@ -102,6 +102,11 @@ class Kind(Protocol):
         """The API names of the status fields that the kind's CRD has."""
         ...
 
+    @property
+    def bound_to_node(self) -> bool:
+        """Whether only the node of its volume can carry a load of this kind out."""
+        ...
+
     def parse(self, raw: JsonDict) -> Load:
         """Return the model of `raw`.
 
@@ -122,12 +127,27 @@ class Kind(Protocol):
         """Say whether `cr` may be accepted now; reads only."""
         ...
 
+    async def read_node(self, cr: Load) -> str:
+        """Return the node that `cr` is bound to; empty where any will do, or none is known."""
+        ...
+
     async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
         """Take the volume one step nearer to a mover pod, calling `guard` before each create.
 
         Raises:
             ExposeError: waiting will not help.
             NotOwnerError: `guard` found the load in other hands; what this call made is gone.
+        """
+        ...
+
+    async def confirm_volume(self, cr: Load) -> None:
+        """Return if the volume is still what the load is about; reads only.
+
+        Asked before the data path is started, and again before a mover's good end counts: what
+        a mover finds in a volume that went away must not pass for its data.
+
+        Raises:
+            ExposeError: it is not there any more.
         """
         ...
 

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import ClassVar, Final, cast
 
 from core.clock import Clock
-from core.contract import RestoreResult, parse_result
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, Resource
@@ -20,6 +19,7 @@ from core.models.phases import Phase
 from exposer.model import Exposed, Guard, KeptVolume, Owner, RestoreExposer, RestoreRequest, Waiting
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, MoverPlan, Verdict
 from nodeagent.kinds.location import check_location
+from nodeagent.kinds.results import parse_restore, restore_status
 from nodeagent.outcome import Outcome, read_outcome
 
 __all__ = ["DataDownloadKind"]
@@ -48,6 +48,7 @@ class DataDownloadKind:
     resource: ClassVar[Resource] = DATA_DOWNLOADS
     finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
     pod_label: ClassVar[str] = DATA_DOWNLOAD_LABEL
+    bound_to_node: ClassVar[bool] = False
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"acceptedByNode", "node"}
 
     def parse(self, raw: JsonDict) -> Load:
@@ -79,9 +80,16 @@ class DataDownloadKind:
             return Admission(Verdict.FAILS, "TargetClaimUnusable", str(e))
         return READY if waiting is None else Admission(Verdict.WAITS, waiting.reason, waiting.message)
 
+    async def read_node(self, cr: Load) -> str:  # noqa: ARG002 - as the protocol has it
+        """Return nothing: any node will do."""
+        return ""
+
     async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
         """Bring a new volume one step nearer to a mover pod."""
         return await self.exposer.ensure(self._request(cr), guard)
+
+    async def confirm_volume(self, cr: Load) -> None:
+        """Return at once: the mover's claim keeps the volume in its place."""
 
     async def keep(self, cr: Load, outcome: Outcome) -> Outcome:
         """Return `outcome` with the volume that was written."""
@@ -104,12 +112,11 @@ class DataDownloadKind:
 
     def parse_result(self, message: str) -> JsonDict:
         """Return the mover's result."""
-        return parse_result(RestoreResult, message).to_wire()
+        return parse_restore(message)
 
     def final_status(self, outcome: Outcome) -> JsonDict:
         """Return how much data there is."""
-        result = RestoreResult.model_validate(outcome.result)
-        return {"progress": {"totalBytes": result.total_bytes, "bytesDone": result.total_bytes}}
+        return restore_status(outcome)
 
     def _target_overdue(self, cr: Load) -> bool:
         created = cr.metadata.creation_timestamp

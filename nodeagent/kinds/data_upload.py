@@ -7,7 +7,6 @@ snapshot becomes a volume (`exposer.csi_snapshot`).
 from dataclasses import dataclass
 from typing import ClassVar, Final, cast
 
-from core.contract import BackupResult, parse_result
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, Resource
@@ -17,6 +16,7 @@ from core.models.names import DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
 from exposer.model import Exposed, Exposer, Guard, Owner, SnapshotRequest, Waiting
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, MoverPlan, Verdict
 from nodeagent.kinds.location import check_location
+from nodeagent.kinds.results import backup_status, parse_backup
 from nodeagent.outcome import Outcome
 
 __all__ = ["DataUploadKind"]
@@ -41,6 +41,7 @@ class DataUploadKind:
     resource: ClassVar[Resource] = DATA_UPLOADS
     finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
     pod_label: ClassVar[str] = DATA_UPLOAD_LABEL
+    bound_to_node: ClassVar[bool] = False
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {
         "acceptedByNode",
         "node",
@@ -81,9 +82,16 @@ class DataUploadKind:
         # Taking a snapshot may last for hours on some storages.
         return Admission(Verdict.WAITS, waiting.reason, waiting.message, patient=True)
 
+    async def read_node(self, cr: Load) -> str:  # noqa: ARG002 - as the protocol has it
+        """Return nothing: any node will do."""
+        return ""
+
     async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
         """Bring the snapshot's data one step nearer to a mover pod."""
         return await self.exposer.ensure(self._request(cr), guard)
+
+    async def confirm_volume(self, cr: Load) -> None:
+        """Return at once: the mover's claim keeps the volume in its place."""
 
     async def keep(self, cr: Load, outcome: Outcome) -> Outcome:  # noqa: ARG002 - as the protocol has it
         """Return `outcome`: the repository holds all that counts."""
@@ -102,17 +110,11 @@ class DataUploadKind:
 
     def parse_result(self, message: str) -> JsonDict:
         """Return the mover's result."""
-        return parse_result(BackupResult, message).to_wire()
+        return parse_backup(message)
 
     def final_status(self, outcome: Outcome) -> JsonDict:
         """Return where the data is and how much of it there is."""
-        result = BackupResult.model_validate(outcome.result)
-        return {
-            "path": result.source.by_path,
-            "snapshotID": result.snapshot_id,
-            "incrementalBytes": result.incremental_bytes,
-            "progress": {"totalBytes": result.total_bytes, "bytesDone": result.total_bytes},
-        }
+        return backup_status(outcome)
 
     def _request(self, cr: Load) -> SnapshotRequest:
         spec = _upload(cr).spec

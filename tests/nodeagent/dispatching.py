@@ -49,6 +49,7 @@ class ScriptedKind:
     resource: ClassVar[Resource] = DATA_UPLOADS
     finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
     pod_label: ClassVar[str] = DATA_UPLOAD_LABEL
+    bound_to_node: ClassVar[bool] = False
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"acceptedByNode", "node"}
 
     def parse(self, raw: JsonDict) -> Load:
@@ -68,6 +69,12 @@ class ScriptedKind:
     async def clean_up(self, cr: Load) -> Waiting | None:
         self.cleaned.append(cr.name)
         return None
+
+    async def read_node(self, cr: Load) -> str:
+        return ""
+
+    async def confirm_volume(self, cr: Load) -> None:
+        pass
 
     async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
         raise NotImplementedError

@@ -15,8 +15,6 @@ from core.kube.client import KubeClient
 from core.kube.errors import UnreachableError
 from core.kube.events import EventRecorder
 from core.kube.resources import (
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
     EVENTS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -28,14 +26,17 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
-from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL
+from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, POD_VOLUME_FINALIZER
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
+from exposer.pod_volume import PodVolumeExposer
 from exposer.template import AgentTemplate
 from nodeagent.concurrency import Slots
 from nodeagent.kinds.base import Kind, MoverPlan
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
+from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
+from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
 from nodeagent.progress import ProgressFollower
@@ -44,8 +45,8 @@ from nodeagent.status import StatusWriter
 from nodeagent.steps import Tools
 from nodeagent.story import Story
 from nodeagent.view import Limits, Site
-from tests.nodeagent.loads import NAMESPACE, NODE
-from tests.nodeagent.simulation import Cluster, Mover
+from tests.nodeagent.loads import NAMESPACE, NODE, workload_pod
+from tests.nodeagent.simulation import LOAD_RESOURCES, Cluster, Mover
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -122,7 +123,7 @@ def build_agent(
     client = KubeClient(transport, Retry(clock))
     metrics = metrics or Metrics(node)
     status = StatusWriter(client, clock)
-    plan = MoverPlan(AgentTemplate(image="mover:1"))
+    plan = MoverPlan(AgentTemplate(image="mover:1", host_pods_mounted=True))
     datamovers = frozenset({"velero", ""})
     tools = Tools(
         client=client,
@@ -137,6 +138,8 @@ def build_agent(
     kinds: list[Kind] = [
         DataUploadKind(client, CSISnapshotExposer(client), plan, datamovers),
         DataDownloadKind(client, clock, GenericRestoreExposer(client), plan, datamovers),
+        PodVolumeBackupKind(client, PodVolumeExposer(client), plan, datamovers),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client), plan, datamovers),
     ]
     return Reconciler(tools, Site(node, NAMESPACE), limits=Limits(), kinds=kinds)
 
@@ -150,8 +153,7 @@ class World:
 
     def load(self, kind: str = "DataUpload", name: str = "") -> JsonDict:
         """Return the only load of `kind`, or the one of that name."""
-        resource = DATA_UPLOADS if kind == "DataUpload" else DATA_DOWNLOADS
-        loads = [o for o in self.kube.objects(resource) if name in {"", o["metadata"]["name"]}]
+        loads = [o for o in self.kube.objects(LOAD_RESOURCES[kind]) if name in {"", o["metadata"]["name"]}]
         return loads[0] if loads else {}
 
     def phase(self, kind: str = "DataUpload", name: str = "") -> str:
@@ -192,8 +194,7 @@ class World:
 
     async def stop(self, load: JsonDict, by: str) -> None:
         """Ask for the end of a load by `cancel` or by `deletion`."""
-        resource = DATA_UPLOADS if load["kind"] == "DataUpload" else DATA_DOWNLOADS
-        name = load["metadata"]["name"]
+        resource, name = LOAD_RESOURCES[load["kind"]], load["metadata"]["name"]
         if by == "cancel":
             await self.cluster.client.patch(resource, NAMESPACE, name, {"spec": {"cancel": True}})
         else:
@@ -225,8 +226,11 @@ class World:
 def accepted(load: JsonDict, *, node: str = NODE) -> JsonDict:
     """Return `load` as the dispatcher accepts it for `node`."""
     load["metadata"]["labels"] |= {NODE_LABEL: node, EXPOSE_ON_GOING_LABEL: "true"}
-    load["metadata"]["finalizers"] = [DATA_MOVER_FINALIZER]
-    load["status"] = {"phase": "Accepted", "acceptedByNode": node, "acceptedTimestamp": ACCEPTED_AT}
+    by_pod = load["kind"].startswith("PodVolume")
+    load["metadata"]["finalizers"] = [POD_VOLUME_FINALIZER if by_pod else DATA_MOVER_FINALIZER]
+    load["status"] = {"phase": "Accepted", "acceptedTimestamp": ACCEPTED_AT}
+    if not by_pod:
+        load["status"]["acceptedByNode"] = node
     return load
 
 
@@ -250,6 +254,8 @@ async def open_world(*loads: JsonDict, mover: Mover | None = None) -> AsyncItera
 
 def _volumes_of(load: JsonDict) -> list[JsonDict]:
     name = load["metadata"]["name"]
+    if load["kind"].startswith("PodVolume"):
+        return [workload_pod(load)]
     if load["kind"] == "DataDownload":
         target = load["spec"]["targetVolume"]
         return [_claim(target["namespace"], target["pvc"])]

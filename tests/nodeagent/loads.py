@@ -6,7 +6,16 @@ from pathlib import Path
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 
-__all__ = ["NAMESPACE", "NODE", "data_download", "data_upload", "mover_pod"]
+__all__ = [
+    "NAMESPACE",
+    "NODE",
+    "data_download",
+    "data_upload",
+    "mover_pod",
+    "pod_volume_backup",
+    "pod_volume_restore",
+    "workload_pod",
+]
 
 NAMESPACE = "velero"
 NODE = "node-a"
@@ -37,6 +46,41 @@ def data_upload(name: str = "du-1", *, node: str = "", status: JsonDict | None =
 def data_download(name: str = "dd-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
     """Return a DataDownload, New and nobody's unless told otherwise."""
     return _load("datadownload", name, node=node, meta=dict(meta), status=status or {})
+
+
+def pod_volume_backup(
+    name: str = "pvb-1", *, node: str = "", status: JsonDict | None = None, **meta: object
+) -> JsonDict:
+    """Return a PodVolumeBackup, New and nobody's unless told otherwise; its pod is on `NODE`."""
+    return _load("podvolumebackup", name, node=node, meta=dict(meta), status=status or {})
+
+
+def pod_volume_restore(
+    name: str = "pvr-1", *, node: str = "", status: JsonDict | None = None, **meta: object
+) -> JsonDict:
+    """Return a PodVolumeRestore, New and nobody's unless told otherwise."""
+    return _load("podvolumerestore", name, node=node, meta=dict(meta), status=status or {})
+
+
+def workload_pod(load: JsonDict, *, node: str = NODE, status: JsonDict | None = None, **meta: object) -> JsonDict:
+    """Return the pod that a PodVolumeBackup or PodVolumeRestore is about; it runs, or waits for its data."""
+    ref, volume = load["spec"]["pod"], load["spec"]["volume"]
+    waits = load["kind"] == "PodVolumeRestore"
+    waiting = {"name": "restore-wait", "state": {"running": {"startedAt": "2026-11-21T11:00:00Z"}}}
+    mounts = [{"name": volume, "mountPath": "/data"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": ref["name"], "namespace": ref["namespace"], "uid": ref["uid"]} | meta,
+        "spec": {
+            "nodeName": node,
+            "initContainers": [{"name": "restore-wait", "volumeMounts": mounts}] if waits else [],
+            "containers": [{"name": "app", "volumeMounts": mounts}],
+            "volumes": [{"name": volume, "emptyDir": {}}],
+        },
+        "status": status
+        or ({"phase": "Pending", "initContainerStatuses": [waiting]} if waits else {"phase": "Running"}),
+    }
 
 
 def mover_pod(load: JsonDict, *, node: str = NODE, **status: object) -> JsonDict:

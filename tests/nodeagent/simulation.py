@@ -15,6 +15,8 @@ from core.kube.resources import (
     EVENTS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
     PODS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
@@ -24,7 +26,7 @@ from core.models.base import JsonDict
 from tests.nodeagent.loads import NAMESPACE, NODE
 from tests.support.fakekube import FakeKube
 
-__all__ = ["BACKUP_DONE", "RESTORE_DONE", "Cluster", "Mover"]
+__all__ = ["BACKUP_DONE", "LOAD_RESOURCES", "RESTORE_DONE", "Cluster", "Mover"]
 
 BACKUP_DONE = json.dumps(
     {
@@ -35,6 +37,7 @@ BACKUP_DONE = json.dumps(
     }
 )
 RESTORE_DONE = json.dumps({"target": {"byPath": "/uid", "volumeMode": "Filesystem"}, "totalBytes": 1000})
+LOAD_RESOURCES = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
 CANCELED = "the data path is canceled"
 
 
@@ -129,6 +132,9 @@ class Cluster:
 
     async def _pods(self) -> None:
         for pod in self.kube.objects(PODS):
+            if not pod["metadata"].get("ownerReferences"):
+                # A workload's: the test itself says what becomes of it.
+                continue
             phase = (pod.get("status") or {}).get("phase", "Pending")
             if phase == "Pending" and self.mover.starts:
                 state = {"spec": {"nodeName": self.node}, "status": {"phase": "Running"}}
@@ -150,7 +156,7 @@ class Cluster:
             if now == began:
                 self._tell_progress(load, 400)
             if now - began >= self.mover.seconds:
-                done = BACKUP_DONE if load["kind"] == "DataUpload" else RESTORE_DONE
+                done = BACKUP_DONE if load["kind"] in {"DataUpload", "PodVolumeBackup"} else RESTORE_DONE
                 message = done if self.mover.message is None else self.mover.message
                 await self._end(pod, self.mover.exit_code, message)
 
@@ -178,7 +184,7 @@ class Cluster:
 
     def _load_of(self, pod: JsonDict) -> JsonDict | None:
         uids = {reference["uid"] for reference in pod["metadata"].get("ownerReferences", [])}
-        loads = [o for resource in (DATA_UPLOADS, DATA_DOWNLOADS) for o in self.kube.objects(resource)]
+        loads = [o for resource in LOAD_RESOURCES.values() for o in self.kube.objects(resource)]
         return next((load for load in loads if load["metadata"]["uid"] in uids), None)
 
     async def _patch(self, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:

@@ -13,12 +13,18 @@ import pytest
 from core.kube.transport import Request
 from core.models.base import JsonDict
 from tests.nodeagent.harness import Fault, Fuse, World, accepted, open_world
-from tests.nodeagent.loads import data_download, data_upload
+from tests.nodeagent.loads import data_download, data_upload, pod_volume_backup, pod_volume_restore
 from tests.nodeagent.simulation import Mover
 
 pytestmark = pytest.mark.looptime
 
-LOADS = {"DataUpload": data_upload, "DataDownload": data_download}
+LOADS = {
+    "DataUpload": data_upload,
+    "DataDownload": data_download,
+    "PodVolumeBackup": pod_volume_backup,
+    "PodVolumeRestore": pod_volume_restore,
+}
+LEAST_REQUESTS = 8
 FAULTS = list(Fault)
 STEP_SECONDS = 0.25
 
@@ -101,7 +107,7 @@ async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bo
     calm = Fuse(counts=counts)
     expected = await play(kind, scenario, calm)
     assert expected["status"]["phase"] == scenario.end
-    assert len(calm.counted) > 10
+    assert len(calm.counted) >= LEAST_REQUESTS
     for at, request in enumerate(calm.counted):
         found = await play(kind, scenario, Fuse(counts=counts, at=at, fault=fault))
         assert found == expected, f"{fault.name} at {at}: {request}"

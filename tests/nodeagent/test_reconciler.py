@@ -282,6 +282,12 @@ async def test_the_status_page_shows_loads_and_slots() -> None:
 
 async def test_an_agent_is_not_ready_before_it_saw_everything() -> None:
     async with open_world() as world, world.agent() as agent:
-        assert agent.not_synced() == ["DataUploads", "DataDownloads", "mover pods"]
+        assert agent.not_synced() == [
+            "DataUploads",
+            "DataDownloads",
+            "PodVolumeBackups",
+            "PodVolumeRestores",
+            "mover pods",
+        ]
         await asyncio.sleep(1)
         assert agent.not_synced() == []

@@ -1,0 +1,74 @@
+"""How many loads are on their way on each node, for the kinds that only one node can carry out.
+
+Knows who is held back because a node has enough of them, so that one node cannot fill the
+queue of the whole cluster, and who is next when it has room again. Does not know the queue.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from core.models.names import label_value
+from core.models.phases import HOLDING_PHASES, Phase
+from nodeagent.kinds.base import Admission, Verdict
+from nodeagent.load_index import Entry
+
+__all__ = ["NodeCrowds"]
+
+_SHARE_A_SLOT: Final = 2
+"""A load is held back while its node has more than so many for each of its slots: enough to
+keep the slots busy while the next ones are prepared."""
+
+
+class NodeCrowds:
+    """The loads of bound kinds, by node label."""
+
+    def __init__(self, bound: AbstractSet[str], *, slots: int) -> None:
+        """Count loads of the kinds named in `bound`, for nodes with so many `slots`."""
+        self._bound = bound
+        self._limit = _SHARE_A_SLOT * slots
+        self._on_the_way: Counter[str] = Counter()
+        self._chosen: set[str] = set()
+        self._held: dict[str, tuple[str, Entry]] = {}
+
+    def count(self, entries: Iterable[Entry]) -> list[str]:
+        """Count anew by what is seen now; return the uids of those who may be looked at again.
+
+        These are the first in line for each place a node has, and whoever is to end.
+        """
+        bound = [entry for entry in entries if entry.kind in self._bound]
+        self._on_the_way = Counter(entry.node_label for entry in bound if entry.phase in HOLDING_PHASES)
+        self._chosen.clear()
+        waiting = {entry.uid: entry for entry in bound if entry.phase is Phase.NEW}
+        self._held = {uid: (label, waiting[uid]) for uid, (label, _) in self._held.items() if uid in waiting}
+        woken = []
+        room = {label: self._limit + 1 - self._on_the_way[label] for label, _ in self._held.values()}
+        for uid, (label, entry) in sorted(self._held.items(), key=lambda item: (item[1][1].created, item[1][1].name)):
+            if entry.stop:
+                woken.append(uid)
+            elif room[label] > 0:
+                room[label] -= 1
+                woken.append(uid)
+        for uid in woken:
+            del self._held[uid]
+        return woken
+
+    def admit(self, entry: Entry, admission: Admission) -> Admission:
+        """Return `admission`; for a load that may start on a node which has enough, why it waits."""
+        self._held.pop(entry.uid, None)
+        ready = admission.verdict is Verdict.READY
+        if not ready or entry.kind not in self._bound or entry.uid in self._chosen:
+            return admission
+        label = label_value(admission.node)
+        if self._on_the_way[label] > self._limit:
+            self._held[entry.uid] = (label, entry)
+            message = f"node {admission.node} has {self._on_the_way[label]} pod volumes on their way already"
+            return Admission(Verdict.WAITS, "NodeBusy", message, patient=True)
+        self._on_the_way[label] += 1
+        self._chosen.add(entry.uid)
+        return admission
+
+    def holds(self, uid: str) -> bool:
+        """Whether the load of that uid waits for room on its node."""
+        return uid in self._held

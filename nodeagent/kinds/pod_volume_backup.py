@@ -1,0 +1,63 @@
+"""PodVolumeBackup: a running pod's volume goes into the backup repository.
+
+Knows what is particular to it beside what it shares with PodVolumeRestore
+(`nodeagent.kinds.pod_volume`).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+from core.contract import MoverVerb
+from core.kube.resources import POD_VOLUME_BACKUPS, Resource
+from core.models.base import JsonDict
+from core.models.loads import Load, PodVolumeBackup
+from core.models.names import POD_VOLUME_BACKUP_LABEL
+from nodeagent.kinds.base import COMMON_STATUS_FIELDS, Admission, Verdict
+from nodeagent.kinds.pod_volume import PodVolumeKind
+from nodeagent.kinds.results import backup_status, parse_backup
+from nodeagent.outcome import Outcome
+
+__all__ = ["PodVolumeBackupKind"]
+
+
+@dataclass(frozen=True)
+class PodVolumeBackupKind(PodVolumeKind):
+    """The adapter of PodVolumeBackups."""
+
+    name: ClassVar[str] = PodVolumeBackup.kind_name
+    resource: ClassVar[Resource] = POD_VOLUME_BACKUPS
+    pod_label: ClassVar[str] = POD_VOLUME_BACKUP_LABEL
+    verb: ClassVar[MoverVerb] = MoverVerb.BACKUP
+    status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"path", "snapshotID", "incrementalBytes"}
+
+    def parse(self, raw: JsonDict) -> Load:
+        """Return the PodVolumeBackup that `raw` is."""
+        return PodVolumeBackup.parse(raw)
+
+    async def read_node(self, cr: Load) -> str:
+        """Return the node that the custom resource names."""
+        return _backup(cr).spec.node
+
+    async def check_admission(self, cr: Load) -> Admission:
+        """Say whether location, pod and volume can be used, and on which node."""
+        pvb = _backup(cr)
+        found = await self._locate(pvb)
+        if isinstance(found, Admission):
+            return found
+        if found.node != pvb.spec.node:
+            message = f"workload pod {pvb.spec.pod.namespace}/{pvb.spec.pod.name} runs on node {found.node}"
+            return Admission(Verdict.FAILS, "WrongNode", f"{message}, and not on {pvb.spec.node}")
+        return Admission(Verdict.READY, node=found.node)
+
+    def parse_result(self, message: str) -> JsonDict:
+        """Return the mover's result."""
+        return parse_backup(message)
+
+    def final_status(self, outcome: Outcome) -> JsonDict:
+        """Return where the data is and how much of it there is."""
+        return backup_status(outcome)
+
+
+def _backup(cr: Load) -> PodVolumeBackup:
+    """Return `cr` as what `PodVolumeBackupKind.parse` made it."""
+    return cast("PodVolumeBackup", cr)
