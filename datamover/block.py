@@ -1,16 +1,20 @@
 """Block devices: a snapshot holds one as a folder with a single file, the device's bytes.
 
-Knows how kopia reads a device from its standard input and writes one to its standard output,
-so that no byte passes through this process. Does not know custom resources.
+Knows how kopia reads a device from its standard input, so that no byte passes through this
+process, and writes one to its standard output, from where a thread takes it: kopia would fill
+every hole with zeros. Does not know custom resources.
 Source: recordings of the peer, tests/recordings/velero-1.18.2/block-kopia-snapshots.json.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from core.errors import DataPathError, KopiaError
+from datamover.background import run_in_background
+from datamover.holes import copy_stream
 from datamover.kopia import Kopia, KopiaFiles
 from datamover.progress import Meter
 from datamover.snapshot import Snapshot
@@ -58,17 +62,27 @@ async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, mete
                 f"device {target} has {size} bytes, the data of snapshot {snapshot.snapshot_id} "
                 f"{snapshot.size_bytes}: nothing was written"
             )
-        answer = await kopia.transfer(
-            f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}",
-            *meter.arguments,
-            "show",
-            data,
-            files=KopiaFiles(stdout_fd=fd),
-            take_progress=meter.take,
-        )
+        ours, kopias = os.pipe()
+        copy = partial(copy_stream, ours, os.dup(fd))
+        async with run_in_background(copy, name="device-writer") as copying:
+            try:
+                answer = await kopia.transfer(
+                    f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}",
+                    *meter.arguments,
+                    "show",
+                    data,
+                    files=KopiaFiles(stdout_fd=kopias),
+                    take_progress=meter.take,
+                )
+            finally:
+                # The writer's end of the stream: it has all of it.
+                os.close(kopias)
+            try:
+                written = await copying
+            except OSError as e:
+                # kopia failed too then, because nobody took what it had.
+                raise answer.error(f"the device did not take the data: {e.strerror}") from e
         answer.check()
-        # kopia wrote through this very descriptor, so its position tells how far.
-        written = os.lseek(fd, 0, os.SEEK_CUR)
     if written != snapshot.size_bytes:
         raise answer.error(f"{written} bytes of {snapshot.size_bytes} were written")
     await sync_device(target)

@@ -26,6 +26,7 @@ _UPLOAD_LINE: Final = re.compile(
 _RESTORE_LINE: Final = re.compile(
     rf"Processed \d+ \({_SIZE}\) of \d+ \({_SIZE}\)(?: {_SIZE}/s \([\d.]+%\) remaining [\dhms]+)?\.?"
 )
+_COUNTERS_LINE: Final = "starting prometheus metrics on"
 _UNITS: Final = "KMGTPE"
 
 _READ_SECONDS: Final = 2.0
@@ -103,6 +104,8 @@ class Meter:
             if upload[6] and self._direction is Direction.UPLOAD:
                 self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
             return line[upload.end() :]
+        if line.startswith(_COUNTERS_LINE):
+            return ""
         restored = _RESTORE_LINE.search(line)
         return line if restored is None else line[restored.end() :]
 

@@ -14,6 +14,7 @@ from datamover.progress import Direction, Meter
 from datamover.restore import RestoreRequest, restore
 from datamover.scrub import Scrubber
 from datamover.workfolder import WorkFolder
+from tests.datamover.loopdevice import attached
 from tests.datamover.plainkopia import PASSWORD, PlainKopia
 
 _SIZE = 6 << 20
@@ -92,3 +93,38 @@ async def test_a_snapshot_of_a_folder_is_not_written_to_a_device(
 async def test_a_device_that_is_not_there_is_named(connected: Kopia, tmp_path: Path) -> None:
     with pytest.raises(DataPathError, match=r"device .*/nothing cannot be opened: No such file"):
         await _back_up(connected, tmp_path / "nothing")
+
+
+async def test_a_real_device_comes_back_onto_one_that_held_something_else(
+    connected: Kopia, device: Path, tmp_path: Path
+) -> None:
+    """What was zero is a hole below the device again, and none of what it held is left."""
+    (tmp_path / "target").write_bytes(b"\xff" * (_SIZE + 4096))
+    with attached(device) as source, attached(tmp_path / "target") as target:
+        backup = await _back_up(connected, source)
+        await _restore(connected, backup.snapshot_id, target)
+    assert (tmp_path / "target").read_bytes() == device.read_bytes() + b"\xff" * 4096
+    assert backup.total_bytes == _SIZE
+    assert (tmp_path / "target").stat().st_blocks * 512 <= _SIZE - (1 << 20) + 8192
+
+
+async def test_a_smaller_real_device_is_refused_before_a_byte_is_written(
+    connected: Kopia, device: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "target").write_bytes(b"\xff" * (_SIZE - 512))
+    backup = await _back_up(connected, device)
+    with (
+        attached(tmp_path / "target") as target,
+        pytest.raises(DataPathError, match=f"has {_SIZE - 512} bytes, .* {_SIZE}: nothing was written"),
+    ):
+        await _restore(connected, backup.snapshot_id, target)
+    assert set((tmp_path / "target").read_bytes()) == {0xFF}
+
+
+async def test_a_read_only_device_is_told(connected: Kopia, device: Path) -> None:
+    backup = await _back_up(connected, device)
+    with (
+        attached(device, "--read-only") as target,
+        pytest.raises(DataPathError, match=f"to device {target}: the device did not take the data: Operation not perm"),
+    ):
+        await _restore(connected, backup.snapshot_id, target)

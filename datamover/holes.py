@@ -1,0 +1,121 @@
+"""A stream of bytes goes onto a device; where it is zero, the device may drop what it holds.
+
+Knows how a hole is made, and that what a device holds where it cannot make one must be written
+over. Does not know what the stream is.
+Source: Linux, fallocate(2); block/fops.c (a hole in a device reads as zeros, or is refused).
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+from contextlib import suppress
+from typing import Final
+
+from datamover.background import Stop
+
+__all__ = ["HoleWriter", "copy_stream"]
+
+_PUNCH_HOLE: Final = 0x02
+_KEEP_SIZE: Final = 0x01
+"""Source: linux/falloc.h."""
+
+_PIECE_BYTES: Final = 64 * 1024
+"""The least hole: a multiple of every device's sector, and few enough in a device of terabytes."""
+
+_BUFFER_BYTES: Final = 16 * _PIECE_BYTES
+_ZEROS: Final = bytes(_BUFFER_BYTES)
+
+_NEVER: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+"""The device makes no holes; any other refusal may be about one place."""
+
+
+class HoleWriter:
+    """Writes in order to an open device, from its start."""
+
+    def __init__(self, fd: int, *, holes: bool = True) -> None:
+        """Write to `fd`; without `holes` zeros are written as any other bytes."""
+        self._fd = fd
+        self._holes = holes
+        self._fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        self._fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        self._end = 0
+        self._zeros = 0
+        self.hole_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Take what comes next: a multiple of the least hole, but for the last.
+
+        Raises:
+            OSError: the device did not take it.
+        """
+        start = 0
+        for at in range(0, len(data), _PIECE_BYTES):
+            piece = data[at : at + _PIECE_BYTES]
+            if piece[0] or piece != _ZEROS[: len(piece)]:
+                self._put_zeros()
+            else:
+                self._put(data[start:at])
+                start = at + len(piece)
+                self._zeros += len(piece)
+        self._put(data[start:])
+
+    def finish(self) -> int:
+        """Write what is left, and return how many bytes of the device are what the stream said."""
+        self._put_zeros()
+        return self._end
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self._fd, view, self._end)
+            self._end += count
+            view = view[count:]
+
+    def _put_zeros(self) -> None:
+        """Make the zeros before this place a hole, or write them."""
+        count, self._zeros = self._zeros, 0
+        if not count:
+            return
+        if self._holes and self._punch(count):
+            self._end += count
+            self.hole_bytes += count
+            return
+        for at in range(0, count, _BUFFER_BYTES):
+            self._put(_ZEROS[: min(_BUFFER_BYTES, count - at)])
+
+    def _punch(self, count: int) -> bool:
+        if self._fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._end, count) == 0:
+            return True
+        self._holes = ctypes.get_errno() not in _NEVER
+        return False
+
+
+def copy_stream(source: int, target: int, stop: Stop) -> int:
+    """Write all that `source` gives onto `target`, and return how many bytes that were.
+
+    Both descriptors are closed at the end, which tells the program that writes to `source`.
+
+    Raises:
+        OSError: one of them failed.
+    """
+    try:
+        with suppress(OSError):
+            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
+        writer = HoleWriter(target)
+        while not stop() and (data := _read_full(source)):
+            writer.write(data)
+        return writer.finish()
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+def _read_full(fd: int) -> bytes:
+    """Return the next bytes, as many as fit unless the stream ends."""
+    parts: list[bytes] = []
+    missing = _BUFFER_BYTES
+    while missing and (part := os.read(fd, missing)):
+        parts.append(part)
+        missing -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,76 @@
+"""Zeros become holes where the device can make them, and are written where it cannot."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from datamover.background import run_in_background
+from datamover.holes import HoleWriter, copy_stream
+
+_PIECE = 64 * 1024
+
+
+def _content(*pieces: str, tail: bytes = b"") -> bytes:
+    """Pieces of data `d` and of zeros `0`, the least hole each."""
+    rng = random.Random(1)
+    return b"".join(rng.randbytes(_PIECE) if one == "d" else bytes(_PIECE) for one in "".join(pieces)) + tail
+
+
+def _old(path: Path, size: int) -> int:
+    path.write_bytes(b"\xff" * size)
+    return os.open(path, os.O_RDWR)
+
+
+@pytest.mark.parametrize("holes", [True, False])
+@pytest.mark.parametrize(
+    "content",
+    [
+        _content("d00d0", "0" * 40, "d"),
+        _content("0" * 20),
+        _content("d" * 20, tail=b"short"),
+        _content("0d", tail=bytes(100)),
+        b"\0" + b"x" * 10,
+        b"",
+    ],
+    ids=["mixed", "zeros", "data with a short end", "a short hole at the end", "tiny", "nothing"],
+)
+def test_what_the_device_held_is_gone(tmp_path: Path, content: bytes, holes: bool) -> None:
+    size = len(content) + 5000
+    fd = _old(tmp_path / "device", size)
+    writer = HoleWriter(fd, holes=holes)
+    for at in range(0, len(content), 16 * _PIECE):
+        writer.write(content[at : at + 16 * _PIECE])
+    assert writer.finish() == len(content)
+    os.close(fd)
+    assert (tmp_path / "device").read_bytes() == content + b"\xff" * 5000
+    assert bool(writer.hole_bytes) is (holes and bytes(100) in content)
+
+
+def test_a_hole_that_is_refused_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = _content("d000d0")
+    fd = _old(tmp_path / "device", len(content))
+    writer = HoleWriter(fd)
+
+    def refuse(*_: int) -> int:
+        return -1
+
+    monkeypatch.setattr(writer, "_fallocate", refuse)
+    writer.write(content)
+    assert writer.finish() == len(content)
+    os.close(fd)
+    assert (tmp_path / "device").read_bytes() == content
+    assert writer.hole_bytes == 0
+
+
+async def test_a_target_that_takes_no_more_is_told_and_the_writer_hears_of_it() -> None:
+    ours, theirs = os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    async with run_in_background(lambda stop: copy_stream(ours, full, stop), name="copy") as copying:
+        os.write(theirs, b"x" * 100)
+        os.close(theirs)
+        with pytest.raises(OSError, match="No space left on device"):
+            await copying
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(ours)
