@@ -161,10 +161,9 @@ class Examiner:
                 await self._end(kind, cr, Phase.FAILED, f"could not start within {span}: {admission.message}")
                 return None
             cr = await self._tell(kind, cr, Waiting(admission.reason, admission.message))
-            if self._crowds.holds(cr.uid):
-                self.put_off(cr.uid, _CROWDED_SECONDS)
-                return Look(entry, kind, cr, ready=False)
             pause = max(self._waits.seconds_to_next_look(cr.uid), len(self._not_before) / _LOOKS_A_SECOND)
+            if self._crowds.holds(cr.uid) and self._waits.is_told(cr.uid, admission.reason):
+                pause = max(pause, _CROWDED_SECONDS)
             self.put_off(cr.uid, pause)
             return Look(entry, kind, cr, ready=False)
         self._not_before.pop(entry.uid, None)

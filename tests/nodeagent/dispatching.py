@@ -38,18 +38,19 @@ __all__ = ["Gate", "Scene", "ScriptedKind", "agent_pod", "most_held", "open_scen
 class ScriptedKind:
     """DataUploads whose admission a test decides, by name; READY unless it says otherwise.
 
-    `checked` and `cleaned` are the names asked for, in order.
+    `checked` and `cleaned` are the names asked for, in order. `nodes` are what loads are bound to.
     """
 
     answers: dict[str, Admission] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
+    nodes: dict[str, str] = field(default_factory=dict)
+    bound_to_node: bool = False
 
     name: ClassVar[str] = "DataUpload"
     resource: ClassVar[Resource] = DATA_UPLOADS
     finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
     pod_label: ClassVar[str] = DATA_UPLOAD_LABEL
-    bound_to_node: ClassVar[bool] = False
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"acceptedByNode", "node"}
 
     def parse(self, raw: JsonDict) -> Load:
@@ -71,7 +72,7 @@ class ScriptedKind:
         return None
 
     async def read_node(self, cr: Load) -> str:
-        return ""
+        return self.nodes.get(cr.name, "")
 
     async def confirm_volume(self, cr: Load) -> None:
         pass
