@@ -32,7 +32,7 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 	@$(venv)/python -m tests.bed shell
 
 # -- to check it ------------------------------------------------------------------------------------------------------
-.PHONY: test lint format types contracts unit integration cluster-test
+.PHONY: test lint format types contracts unit integration cluster-test test-mover-full
 test: lint types contracts unit integration cluster-test ## all of the checks below
 	@printf '\nAll checks passed.\n'
 
@@ -70,6 +70,10 @@ else
 	@if [ "$${CI:-}" = true ]; then echo 'error: tests on a real kubelet need root, and CI=true lets no tier be skipped' >&2; exit 1; fi
 	@echo 'skipped: tests on a real kubelet need root'
 endif
+
+test-mover-full: venv unit-tools ## the mover: more random trees, and more moments at which it is killed; a quarter of an hour
+	$(step)
+	@MOVER_TESTS=full $(pytest) -s tests/datamover/test_properties.py tests/datamover/test_kill.py
 
 # -- to measure it ----------------------------------------------------------------------------------------------------
 .PHONY: bench-mover

@@ -10,9 +10,12 @@ import pytest
 
 from core.clock import SystemClock
 from datamover.byhand import ByHand
+from datamover.kopia import Kopia, kopia_environment
 from datamover.limits import Limits
 from datamover.options import RepositoryOptions
+from datamover.scrub import Scrubber
 from datamover.signals import StopSignal
+from datamover.workfolder import WorkFolder
 from tests.datamover.plainkopia import IDENTITY, PASSWORD, PlainKopia
 from tests.datamover.processes import children_of
 from tests.datamover.s3server import S3Server, run_s3_server
@@ -78,6 +81,14 @@ def kopia(repository: Path, tmp_path: Path, kopia_program: Path) -> PlainKopia:
     kopia = PlainKopia(kopia_program, tmp_path)
     kopia.connect(repository)
     return kopia
+
+
+@pytest.fixture
+def connected(kopia: PlainKopia, tmp_path: Path) -> Kopia:
+    """The mover's kopia, connected to the repository."""
+    folder = WorkFolder(tmp_path, tmp_path / "cache")
+    environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
+    return Kopia({**environment, "KOPIA_CONFIG_PATH": str(tmp_path / "plain.config")}, Scrubber())
 
 
 @pytest.fixture

@@ -9,13 +9,11 @@ from core.clock import SystemClock
 from core.contract import BackupResult, VolumeMode
 from core.errors import DataPathError, KopiaError
 from datamover.backup import BackupRequest, back_up
-from datamover.kopia import Kopia, kopia_environment
+from datamover.kopia import Kopia
 from datamover.progress import Direction, Meter
 from datamover.restore import RestoreRequest, restore
-from datamover.scrub import Scrubber
-from datamover.workfolder import WorkFolder
 from tests.datamover.loopdevice import attached
-from tests.datamover.plainkopia import PASSWORD, PlainKopia
+from tests.datamover.plainkopia import PlainKopia
 
 _SIZE = 6 << 20
 
@@ -27,13 +25,6 @@ def device(tmp_path: Path) -> Path:
     path.write_bytes(random.Random(1).randbytes(_SIZE - (1 << 20)))
     os.truncate(path, _SIZE)
     return path
-
-
-@pytest.fixture
-def connected(kopia: PlainKopia, tmp_path: Path) -> Kopia:
-    folder = WorkFolder(tmp_path, tmp_path / "cache")
-    environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
-    return Kopia({**environment, "KOPIA_CONFIG_PATH": str(tmp_path / "plain.config")}, Scrubber())
 
 
 async def _back_up(kopia: Kopia, device: Path) -> BackupResult:
