@@ -15,6 +15,7 @@ from typing import Final
 from benchmarks.cluster import BUCKET, PREFIX, REGION, Cluster
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from core.contract import BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
+from datamover.limits import Limits
 from tests.datamover.plainkopia import PASSWORD
 from tests.datamover.pods import REPOSITORY
 from tests.datamover.s3server import S3Server
@@ -23,7 +24,7 @@ from tests.support.tools import tool
 __all__ = ["BARE_BUCKET", "TUNED", "BareKopia", "Mover"]
 
 BARE_BUCKET: Final = "bare"
-TUNED: Final = {"GOGC": "50", "GOMEMLIMIT": "120MiB"}
+TUNED: Final = Limits(cpus=1).go_settings({})
 """What the mover gives kopia where nothing limits the memory."""
 
 _ROOT: Final = Path(__file__).parents[1]

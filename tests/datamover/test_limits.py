@@ -62,7 +62,8 @@ def test_cpus_are_what_the_cgroup_grants(tmp_path: Path, files: dict[str, str]) 
 
 
 @pytest.mark.parametrize(
-    ("limit_mib", "soft"), [(None, "120MiB"), (256, "120MiB"), (200, "64MiB"), (100, "48MiB"), (2048, "512MiB")]
+    ("limit_mib", "soft"),
+    [(None, "200MiB"), (256, "120MiB"), (200, "64MiB"), (100, "48MiB"), (512, "200MiB"), (2048, "512MiB")],
 )
 def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -> None:
     limits = Limits(4, limit_mib * _MIB if limit_mib else None)
