@@ -61,10 +61,10 @@ async def back_up(kopia: Kopia, request: BackupRequest, *, meter: Meter, warn: W
         KopiaError: there is no trustworthy snapshot; names the cause.
         DataPathError: the volume cannot be read, or kopia cannot keep all of its names.
     """
-    await _ensure_policy(kopia, request)
     with _opened(request) as fd:
         device_bytes = None if fd is None else device_size(fd)
         meter.total_bytes = device_bytes or 0
+        await _ensure_policy(kopia, request)
         examine = _no_names if fd is not None else partial(examine_names, request.volume)
         async with run_in_background(examine, name="names") as names:
             answer = await kopia.transfer(
