@@ -1,0 +1,209 @@
+"""Pods with volumes to move, the custom resources that move them, and the processes that do.
+
+A workload fills its volumes, or waits for them to be filled as a pod that a Velero server has
+restored does; then it describes what it sees in them and goes on running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed import demonstration
+from tests.bed.api import Resource
+from tests.bed.demonstration.manifests import NAMESPACE, build_claim
+from tests.bed.demonstration.timeline import FINAL
+from tests.bed.demonstration.user import PODS
+from tests.bed.processes import BedError
+from tests.bed.settings import AGENT_IMAGE, node_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.bed.api import Json
+    from tests.bed.demonstration.compare import Survey
+    from tests.cluster.conftest import Bed
+
+__all__ = ["BACKUPS", "RESTORES", "Workload", "build_backup", "build_restore", "stop_kopia", "wait_until"]
+
+BACKUPS = Resource("/apis/velero.io/v1", "podvolumebackups")
+RESTORES = Resource("/apis/velero.io/v1", "podvolumerestores")
+
+RESTORE_UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
+"""Of the Velero Restore that a test pretends there is."""
+
+_SCRIPTS = Path(demonstration.__file__).parent
+_FILL = "python3 /scripts/fill.py /machine /volumes/{0} {1}"
+_SURVEY = "python3 /scripts/survey.py /volumes/{0} /out/{1}-{0}.json"
+_WAIT = "until [ -e /volumes/{0}/.velero/{1} ]; do sleep 0.2; done"
+_MOVE_SECONDS = 60
+_LOOK_SECONDS = 0.2
+_HASTE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A pod with a claim `data` and an emptyDir `scratch`, in a namespace of its own.
+
+    Attributes:
+        bed: Where it runs.
+        space: Its namespace.
+        name: Its name, and its claim's.
+        bytes_by_volume: How much it writes into each volume; nothing: it waits for its data.
+        block: Its claim is a device, which it does not touch.
+    """
+
+    bed: Bed
+    space: str
+    name: str
+    bytes_by_volume: dict[str, int] = field(default_factory=dict)
+    block: bool = False
+
+    def start(self) -> str:
+        """Make claim and pod; returns the pod's UID."""
+        claim = build_claim(self.space, self.name, size="1Gi")
+        if self.block:
+            claim["spec"]["volumeMode"] = "Block"
+        self._folder.mkdir(exist_ok=True)
+        self.bed.user.apply(claim, self._pod())
+        pod = self.bed.api.get(PODS, self.space, self.name)
+        assert pod is not None
+        uid: str = pod["metadata"]["uid"]
+        return uid
+
+    def wait_ready(self) -> None:
+        """Return once the volumes are filled and described."""
+        self.bed.user.wait(f"pod/{self.name}", "condition=Ready", namespace=self.space, seconds=_MOVE_SECONDS)
+
+    def survey(self, volume: str) -> Survey:
+        """What the pod has seen in a volume, less what a restore itself leaves there."""
+        found: Survey = json.loads((self._folder / f"{self.name}-{volume}.json").read_text())
+        return {path: known for path, known in found.items() if path.partition("/")[0] != ".velero"}
+
+    def delete(self) -> None:
+        """Have the pod deleted; returns when it is gone."""
+        self.bed.user.kubectl("delete", "pod", self.name, "-n", self.space, "--wait=true")
+
+    @property
+    def _folder(self) -> Path:
+        return self.bed.folder / "surveys"
+
+    def _pod(self) -> Json:
+        volumes = ["scratch"] if self.block else ["data", "scratch"]
+        filled = [_FILL.format(volume, size) for volume, size in self.bytes_by_volume.items()]
+        script = " && ".join([*filled, *(_SURVEY.format(v, self.name) for v in volumes), "touch /tmp/ready"])
+        container = self._container("app", volumes, f"{script} && exec sleep infinity")
+        container["readinessProbe"] = {"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1}
+        if self.block:
+            container["volumeDevices"] = [{"name": "data", "devicePath": "/device"}]
+        spec: Json = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+            "volumes": [
+                {"name": "data", "persistentVolumeClaim": {"claimName": self.name}},
+                {"name": "scratch", "emptyDir": {}},
+                *(
+                    {"name": name, "hostPath": {"path": str(path), "type": "Directory"}}
+                    for name, path in (("scripts", _SCRIPTS), ("machine", Path("/usr")), ("out", self._folder))
+                ),
+            ],
+        }
+        if not self.bytes_by_volume and not self.block:
+            waits = "; ".join(_WAIT.format(volume, RESTORE_UID) for volume in volumes)
+            spec["initContainers"] = [self._container("restore-wait", volumes, waits)]
+        metadata = {"namespace": self.space, "name": self.name}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+    def _container(self, name: str, volumes: list[str], script: str) -> Json:
+        return {
+            "name": name,
+            "image": AGENT_IMAGE,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sh", "-ec", script],
+            "securityContext": {"runAsUser": 0},
+            "volumeMounts": [
+                *({"name": volume, "mountPath": f"/volumes/{volume}"} for volume in volumes),
+                *({"name": folder, "mountPath": f"/{folder}"} for folder in ("scripts", "machine", "out")),
+            ],
+        }
+
+
+def build_backup(workload: Workload, uid: str, volume: str) -> Json:
+    """The PodVolumeBackup of one volume of a pod, called after both."""
+    return {
+        "apiVersion": "velero.io/v1",
+        "kind": "PodVolumeBackup",
+        "metadata": {"namespace": NAMESPACE, "name": f"{workload.space}-{workload.name}-{volume}"},
+        "spec": {"node": node_name(1), **_common(workload, uid, volume)},
+    }
+
+
+def build_restore(workload: Workload, uid: str, volume: str, *, backup: Json) -> Json:
+    """The PodVolumeRestore of what `backup` kept into one volume of a pod that waits."""
+    owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
+    name = f"{workload.space}-{workload.name}-{volume}"
+    return {
+        "apiVersion": "velero.io/v1",
+        "kind": "PodVolumeRestore",
+        "metadata": {"namespace": NAMESPACE, "name": name, "ownerReferences": [owner]},
+        "spec": {
+            "snapshotID": backup["status"]["snapshotID"],
+            "sourceNamespace": backup["spec"]["pod"]["namespace"],
+            **_common(workload, uid, volume),
+        },
+    }
+
+
+def wait_until(
+    bed: Bed, resource: Resource, item: Json, *phases: str, when: Callable[[Json], bool] = lambda _: True
+) -> Json:
+    """Wait until a load is in one of some phases, any final one if none is named, and `when` holds; returns it."""
+    name, deadline = item["metadata"]["name"], time.monotonic() + _MOVE_SECONDS
+    while time.monotonic() < deadline:
+        found = bed.api.get(resource, NAMESPACE, name) or {}
+        phase, wanted = found.get("status", {}).get("phase"), phases or FINAL
+        if phase in wanted and when(found):
+            return found
+        if phase in FINAL and phase not in wanted:
+            break
+        time.sleep(_LOOK_SECONDS)
+    raise BedError(f"{item['kind']} {name} did not reach {phases}: {found.get('status')}")
+
+
+def stop_kopia(bed: Bed, item: Json) -> Callable[[], None]:
+    """Hold the upload of a running backup; returns what lets it go on."""
+    uid = (bed.api.get(BACKUPS, NAMESPACE, item["metadata"]["name"]) or {})["metadata"]["uid"]
+    deadline = time.monotonic() + _MOVE_SECONDS
+    while time.monotonic() < deadline:
+        for folder in Path("/proc").glob("[0-9]*"):
+            argv = _argv(folder)
+            if "create" in argv and f"/{uid}" in argv:
+                pid = int(folder.name)
+                os.kill(pid, signal.SIGSTOP)
+                return lambda: os.kill(pid, signal.SIGCONT)
+        time.sleep(_HASTE_SECONDS)
+    raise BedError(f"no upload of {item['metadata']['name']} was seen")
+
+
+def _common(workload: Workload, uid: str, volume: str) -> Json:
+    return {
+        "pod": {"kind": "Pod", "namespace": workload.space, "name": workload.name, "uid": uid},
+        "volume": volume,
+        "backupStorageLocation": "default",
+        "repoIdentifier": "",
+        "uploaderType": "kopia",
+    }
+
+
+def _argv(process: Path) -> list[str]:
+    try:
+        return (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        # It has just ended.
+        return []
