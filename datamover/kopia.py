@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from core.errors import KopiaError
 from core.models.base import JsonDict
+from datamover.causes import find_cause
 from datamover.child import ChildCommand, run_child
 from datamover.scrub import Scrubber
 from datamover.workfolder import WorkFolder
@@ -88,7 +89,7 @@ class KopiaAnswer:
     def error(self, cause: str = "") -> KopiaError:
         """Return the error this answer is: one line of cause, then kopia's last lines."""
         end = f"signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
-        head = f"{self.attempted}: {cause or f'kopia ended with {end}'}"
+        head = f"{self.attempted}: {cause or find_cause(self.lines) or f'kopia ended with {end}'}"
         return KopiaError("\n".join([head, *self.lines[-_SHOWN_LINES:]]))
 
     def check(self) -> "KopiaAnswer":

@@ -1,7 +1,7 @@
 """One kopia repository: connect, create, and what went wrong when it cannot be opened.
 
-Knows the interop identity, cache sizes, and the causes behind kopia's words. Does not know
-where the storage came from, or what is done with the repository afterwards.
+Knows the interop identity, cache sizes, and when there is no repository. Does not know where the
+storage came from, or what is done with the repository afterwards.
 Source: kopia 0.23.1, cli/command_repository_*.go, repo/open.go.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from core.errors import RepositoryError
+from datamover.causes import find_cause
 from datamover.kopia import Kopia, KopiaAnswer, KopiaSilentError
 from datamover.storage import Reach, Storage
 from datamover.workfolder import WorkFolder
@@ -30,28 +31,6 @@ _SECOND_LOOK: Final = "second-look"
 
 _NOT_INITIALIZED: Final = ("repository not initialized", "cannot access storage path: stat")
 """The second: a folder's repository whose folder is not there yet."""
-
-_CAUSES: Final = (
-    ("invalid repository password", "the repository password does not match"),
-    ("signature we calculated does not match", "the secret access key is not accepted"),
-    ("signaturedoesnotmatch", "the secret access key is not accepted"),
-    ("access key id you provided does not exist", "the access key is not known there"),
-    ("with the provided access key id", "the access key is not known there"),
-    ("access denied", "the credentials may not use it"),
-    ("accessdenied", "the credentials may not use it"),
-    ("security token", "the session token is not accepted"),
-    ("specified bucket does not exist", "the bucket does not exist"),
-    ("no such host", "the endpoint's name is not known"),
-    ("connection refused", "the endpoint cannot be reached"),
-    ("i/o timeout", "the endpoint cannot be reached"),
-    ("no route to host", "the endpoint cannot be reached"),
-    ("network is unreachable", "the endpoint cannot be reached"),
-    ("x509:", "the endpoint's certificate is not trusted"),
-    ("gave http response to https client", "the endpoint does not speak TLS"),
-    ("cannot access storage path", "the folder is not there or cannot be read"),
-    ("found existing data in storage location", "there is no repository, and the place is not empty"),
-)
-"""What kopia says, in lower case, and what that means to the reader of a message."""
 
 
 class NotInitializedError(RepositoryError):
@@ -197,7 +176,7 @@ class Repository:
     def _check(self, answer: KopiaAnswer) -> None:
         if answer.succeeded:
             return
-        cause = next((meaning for words, meaning in _CAUSES if answer.said(words)), "")
+        cause = find_cause(answer.lines)
         if not cause:
             raise RepositoryError(str(answer.error()))
         # kopia says the same once more for each step that it was in; the last line has all of it.

@@ -1,0 +1,33 @@
+"""File systems of a few lines: small ones, and ones that nobody may write to."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+__all__ = ["mounted", "need_root"]
+
+
+def need_root(what: str) -> None:
+    """Skip the test without root; under CI that is a failure."""
+    if os.geteuid() == 0:
+        return
+    reason = f"{what} need root"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """Mount a file system in memory, and unmount it at the end."""
+    need_root("mounts")
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
