@@ -35,6 +35,9 @@ _PRIVATE = ("/var/lib", "/var/log")
 def prepare_mounts(base: Path) -> None:
     """Give this mount namespace its own `/run` and a writable layer over `/var`, kept in `base`."""
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
+    if Path("/var/lib/kubelet").is_mount():
+        # Another node's, seen from here: containerd would take it for the one that comes in its place.
+        run("umount", "--recursive", "--lazy", "/var/lib/kubelet")
     for private in _PRIVATE:
         _cover(Path(private), base / "over" / private.strip("/").replace("/", "-"))
     kubelet, source = Path("/var/lib/kubelet"), base / "kubelet"
