@@ -13,17 +13,9 @@ import pytest
 
 from tests.bed.demonstration.compare import compare
 from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.demonstration.user import PODS
 from tests.bed.layout import ROOT
-from tests.bed.settings import node_name
-from tests.cluster.workloads import (
-    BACKUPS,
-    RESTORES,
-    Workload,
-    build_backup,
-    build_restore,
-    stop_kopia,
-    wait_until,
-)
+from tests.cluster.workloads import BACKUPS, RESTORES, Workload, stop_kopia, wait_until
 
 if TYPE_CHECKING:
     from tests.bed.api import Json
@@ -34,10 +26,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 _FILLED = {"data": 20_000_000, "scratch": 3_000_000}
 
 
-def back_up(bed: Bed, workload: Workload, uid: str, volume: str) -> Json:
+def back_up(workload: Workload, volume: str) -> Json:
     """Make a PodVolumeBackup; returns it as it was made."""
-    item = build_backup(workload, uid, volume)
-    bed.user.apply(item)
+    item = workload.backup(volume)
+    workload.bed.user.apply(item)
     return item
 
 
@@ -63,22 +55,23 @@ def apply_example(agent: Bed, space: str, name: str, **given: str) -> Json:
     return made
 
 
-def uid_of(agent: Bed, space: str, pod: str) -> str:
-    """The UID of a pod."""
-    return agent.user.kubectl("get", "pod", pod, "-n", space, "-o", "jsonpath={.metadata.uid}")
+def placed(agent: Bed, space: str, name: str) -> dict[str, str]:
+    """What the examples leave open of a pod."""
+    pod = agent.api.get(PODS, space, name) or {}
+    return {"POD_UID": pod["metadata"]["uid"], "NODE": pod["spec"].get("nodeName", "")}
 
 
 def test_volumes_come_back_into_a_pod_that_waits(agent: Bed, space: str) -> None:
     writer = Workload(agent, space, "writer", _FILLED)
-    uid = writer.start()
+    writer.start()
     writer.wait_ready()
-    backups = {volume: back_up(agent, writer, uid, volume) for volume in _FILLED}
+    backups = {volume: back_up(writer, volume) for volume in _FILLED}
     kept = {volume: wait_until(agent, BACKUPS, item, "Completed") for volume, item in backups.items()}
     writer.delete()
 
     reader = Workload(agent, space, "reader")
-    uid = reader.start()
-    restores = {volume: build_restore(reader, uid, volume, backup=kept[volume]) for volume in _FILLED}
+    reader.start()
+    restores = {volume: reader.restore(volume, backup=kept[volume]) for volume in _FILLED}
     agent.user.apply(*restores.values())
     done = {volume: wait_until(agent, RESTORES, item, "Completed") for volume, item in restores.items()}
     reader.wait_ready()
@@ -86,7 +79,7 @@ def test_volumes_come_back_into_a_pod_that_waits(agent: Bed, space: str) -> None
     for volume, load in done.items():
         found = compare(writer.survey(volume), reader.survey(volume))
         assert (found.differences, found.size_bytes) == ((), load["status"]["progress"]["totalBytes"])
-        assert load["status"]["node"] == node_name(1)
+        assert load["status"]["node"] == reader.node
         assert "message" not in load["status"]
     assert kept["data"]["status"]["path"] == f"/{kept['data']['metadata']['uid']}"
     expect_nothing_left(agent, *backups.values(), *restores.values())
@@ -95,11 +88,11 @@ def test_volumes_come_back_into_a_pod_that_waits(agent: Bed, space: str) -> None
 def test_the_examples_move_a_volume_out_and_back(agent: Bed, space: str) -> None:
     agent.user.kubectl("apply", "-f", "-", stdin=example(space, "source"))
     agent.user.wait("pod/writer", "condition=Ready", namespace=space, seconds=60)
-    kept = apply_example(agent, space, "podvolumebackup", POD_UID=uid_of(agent, space, "writer"), NODE=node_name(1))
+    kept = apply_example(agent, space, "podvolumebackup", **placed(agent, space, "writer"))
     snapshot = wait_until(agent, BACKUPS, kept, "Completed")["status"]["snapshotID"]
 
     agent.user.kubectl("apply", "-f", "-", stdin=example(space, "reader"))
-    given = {"POD_UID": uid_of(agent, space, "reader"), "SNAPSHOT_ID": snapshot}
+    given = placed(agent, space, "reader") | {"SNAPSHOT_ID": snapshot}
     wait_until(agent, RESTORES, apply_example(agent, space, "podvolumerestore", **given), "Completed")
 
     agent.user.wait("pod/reader", "condition=Ready", namespace=space, seconds=30)
@@ -108,15 +101,15 @@ def test_the_examples_move_a_volume_out_and_back(agent: Bed, space: str) -> None
 
 def test_a_node_that_takes_nobody_new_still_serves_its_own(agent: Bed, space: str) -> None:
     writer = Workload(agent, space, "writer", {"scratch": 100_000})
-    uid = writer.start()
+    writer.start()
     writer.wait_ready()
     # The repository's own pod is bound to no node, and would have none to go to.
-    before = wait_until(agent, BACKUPS, back_up(agent, writer, uid, "data"), "Completed")
-    node = node_name(1)
+    before = wait_until(agent, BACKUPS, back_up(writer, "data"), "Completed")
+    node = writer.node
     try:
         agent.user.kubectl("cordon", node)
         agent.user.kubectl("taint", "node", node, "maintenance=soon:NoSchedule")
-        found = wait_until(agent, BACKUPS, back_up(agent, writer, uid, "scratch"), "Completed")
+        found = wait_until(agent, BACKUPS, back_up(writer, "scratch"), "Completed")
     finally:
         agent.user.kubectl("taint", "node", node, "maintenance=soon:NoSchedule-")
         agent.user.kubectl("uncordon", node)
@@ -126,35 +119,39 @@ def test_a_node_that_takes_nobody_new_still_serves_its_own(agent: Bed, space: st
 
 def test_a_workload_that_goes_ends_its_backup_and_the_one_that_is_prepared(agent: Bed, space: str) -> None:
     """In mid-transfer, while Prepared behind it, and before a mover is started."""
-    moving = Workload(agent, space, "moving", {"scratch": 200_000_000})
-    ready = Workload(agent, space, "ready", {"scratch": 100_000})
-    uids = {workload.name: workload.start() for workload in (moving, ready)}
-    for workload in (moving, ready):
-        workload.wait_ready()
-    first = back_up(agent, moving, uids["moving"], "scratch")
+    moving = Workload(agent, space, "moving", {"data": 200_000_000})
+    moving.start()
+    moving.wait_ready()
+    ready = Workload(agent, space, "ready", {"scratch": 100_000}, on=moving.node)
+    ready.start()
+    ready.wait_ready()
+    third = ready.backup("data")
+    first = back_up(moving, "data")
     go_on = stop_kopia(agent, wait_until(agent, BACKUPS, first, "InProgress"))
-    second = back_up(agent, ready, uids["ready"], "scratch")
+    second = back_up(ready, "scratch")
     wait_until(agent, BACKUPS, second, "Prepared")
 
-    moving.delete()
+    # As long as a mover reads, its volume cannot be unmounted.
+    moving.delete(wait=False)
     ready.delete()
     go_on()
-    third = build_backup(ready, uids["ready"], "data")
     agent.user.apply(third)
 
-    for item, name in ((first, "moving"), (second, "ready"), (third, "ready")):
-        status = wait_until(agent, BACKUPS, item, "Failed")["status"]
-        assert status["message"].startswith(f"workload pod {space}/{name} is gone: it does not exist")
-        assert "snapshotID" not in status
+    ended = [wait_until(agent, BACKUPS, item, "Failed")["status"] for item in (first, second, third)]
+    assert ended[0]["message"].startswith(f"workload pod {space}/moving is gone: ")
+    for status in ended[1:]:
+        assert status["message"] == f"workload pod {space}/ready is gone: it does not exist"
+    assert not any("snapshotID" in status for status in ended)
+    moving.delete()
     expect_nothing_left(agent, first, second, third)
 
 
 def test_what_cannot_be_moved_is_refused_with_its_reason(agent: Bed, space: str) -> None:
     device = Workload(agent, space, "device", block=True)
-    uid = device.start()
+    device.start()
     device.wait_ready()
-    items = [build_backup(device, uid, volume) for volume in ("data", "scripts", "nothing")]
-    restic = build_backup(device, uid, "scratch")
+    items = [device.backup(volume) for volume in ("data", "scripts", "nothing")]
+    restic = device.backup("scratch")
     restic["spec"]["uploaderType"] = "restic"
     agent.user.apply(*items, restic)
 

@@ -20,7 +20,7 @@ from tests.bed.demonstration.manifests import NAMESPACE, build_claim
 from tests.bed.demonstration.timeline import FINAL
 from tests.bed.demonstration.user import PODS
 from tests.bed.processes import BedError
-from tests.bed.settings import AGENT_IMAGE, node_name
+from tests.bed.settings import AGENT_IMAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.bed.demonstration.compare import Survey
     from tests.cluster.conftest import Bed
 
-__all__ = ["BACKUPS", "RESTORES", "Workload", "build_backup", "build_restore", "stop_kopia", "wait_until"]
+__all__ = ["BACKUPS", "RESTORES", "Workload", "stop_kopia", "wait_until"]
 
 BACKUPS = Resource("/apis/velero.io/v1", "podvolumebackups")
 RESTORES = Resource("/apis/velero.io/v1", "podvolumerestores")
@@ -56,6 +56,7 @@ class Workload:
         name: Its name, and its claim's.
         bytes_by_volume: How much it writes into each volume; nothing: it waits for its data.
         block: Its claim is a device, which it does not touch.
+        on: The node that it is for; empty: any.
     """
 
     bed: Bed
@@ -63,31 +64,59 @@ class Workload:
     name: str
     bytes_by_volume: dict[str, int] = field(default_factory=dict)
     block: bool = False
+    on: str = ""
 
-    def start(self) -> str:
-        """Make claim and pod; returns the pod's UID."""
+    def start(self) -> None:
+        """Make claim and pod."""
         claim = build_claim(self.space, self.name, size="1Gi")
         if self.block:
             claim["spec"]["volumeMode"] = "Block"
         self._folder.mkdir(exist_ok=True)
         self.bed.user.apply(claim, self._pod())
-        pod = self.bed.api.get(PODS, self.space, self.name)
-        assert pod is not None
-        uid: str = pod["metadata"]["uid"]
-        return uid
 
     def wait_ready(self) -> None:
         """Return once the volumes are filled and described."""
         self.bed.user.wait(f"pod/{self.name}", "condition=Ready", namespace=self.space, seconds=_MOVE_SECONDS)
+
+    def backup(self, volume: str) -> Json:
+        """The PodVolumeBackup of one volume, called after both; the pod must have its node."""
+        pod = self._existing()
+        return {
+            "apiVersion": "velero.io/v1",
+            "kind": "PodVolumeBackup",
+            "metadata": {"namespace": NAMESPACE, "name": f"{self.space}-{self.name}-{volume}"},
+            "spec": {"node": pod["spec"]["nodeName"], **self._common(pod, volume)},
+        }
+
+    def restore(self, volume: str, *, backup: Json) -> Json:
+        """The PodVolumeRestore of what `backup` kept into one volume of this pod, which waits."""
+        owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
+        name = f"{self.space}-{self.name}-{volume}"
+        return {
+            "apiVersion": "velero.io/v1",
+            "kind": "PodVolumeRestore",
+            "metadata": {"namespace": NAMESPACE, "name": name, "ownerReferences": [owner]},
+            "spec": {
+                "snapshotID": backup["status"]["snapshotID"],
+                "sourceNamespace": backup["spec"]["pod"]["namespace"],
+                **self._common(self._existing(), volume),
+            },
+        }
+
+    @property
+    def node(self) -> str:
+        """The node that the pod was given."""
+        return str(self._existing()["spec"]["nodeName"])
 
     def survey(self, volume: str) -> Survey:
         """What the pod has seen in a volume, less what a restore itself leaves there."""
         found: Survey = json.loads((self._folder / f"{self.name}-{volume}.json").read_text())
         return {path: known for path, known in found.items() if path.partition("/")[0] != ".velero"}
 
-    def delete(self) -> None:
-        """Have the pod deleted; returns when it is gone."""
-        self.bed.user.kubectl("delete", "pod", self.name, "-n", self.space, "--wait=true")
+    def delete(self, *, wait: bool = True) -> None:
+        """Have the pod deleted; returns when it is gone, unless it is not to be waited for."""
+        options = ["--ignore-not-found", f"--wait={str(wait).lower()}"]
+        self.bed.user.kubectl("delete", "pod", self.name, "-n", self.space, *options)
 
     @property
     def _folder(self) -> Path:
@@ -114,11 +143,28 @@ class Workload:
                 ),
             ],
         }
+        if self.on:
+            spec["nodeSelector"] = {"kubernetes.io/hostname": self.on}
         if not self.bytes_by_volume and not self.block:
             waits = "; ".join(_WAIT.format(volume, RESTORE_UID) for volume in volumes)
             spec["initContainers"] = [self._container("restore-wait", volumes, waits)]
         metadata = {"namespace": self.space, "name": self.name}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+    def _existing(self) -> Json:
+        pod = self.bed.api.get(PODS, self.space, self.name)
+        assert pod is not None
+        return pod
+
+    def _common(self, pod: Json, volume: str) -> Json:
+        uid = pod["metadata"]["uid"]
+        return {
+            "pod": {"kind": "Pod", "namespace": self.space, "name": self.name, "uid": uid},
+            "volume": volume,
+            "backupStorageLocation": "default",
+            "repoIdentifier": "",
+            "uploaderType": "kopia",
+        }
 
     def _container(self, name: str, volumes: list[str], script: str) -> Json:
         return {
@@ -132,32 +178,6 @@ class Workload:
                 *({"name": folder, "mountPath": f"/{folder}"} for folder in ("scripts", "machine", "out")),
             ],
         }
-
-
-def build_backup(workload: Workload, uid: str, volume: str) -> Json:
-    """The PodVolumeBackup of one volume of a pod, called after both."""
-    return {
-        "apiVersion": "velero.io/v1",
-        "kind": "PodVolumeBackup",
-        "metadata": {"namespace": NAMESPACE, "name": f"{workload.space}-{workload.name}-{volume}"},
-        "spec": {"node": node_name(1), **_common(workload, uid, volume)},
-    }
-
-
-def build_restore(workload: Workload, uid: str, volume: str, *, backup: Json) -> Json:
-    """The PodVolumeRestore of what `backup` kept into one volume of a pod that waits."""
-    owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
-    name = f"{workload.space}-{workload.name}-{volume}"
-    return {
-        "apiVersion": "velero.io/v1",
-        "kind": "PodVolumeRestore",
-        "metadata": {"namespace": NAMESPACE, "name": name, "ownerReferences": [owner]},
-        "spec": {
-            "snapshotID": backup["status"]["snapshotID"],
-            "sourceNamespace": backup["spec"]["pod"]["namespace"],
-            **_common(workload, uid, volume),
-        },
-    }
 
 
 def wait_until(
@@ -189,16 +209,6 @@ def stop_kopia(bed: Bed, item: Json) -> Callable[[], None]:
                 return lambda: os.kill(pid, signal.SIGCONT)
         time.sleep(_HASTE_SECONDS)
     raise BedError(f"no upload of {item['metadata']['name']} was seen")
-
-
-def _common(workload: Workload, uid: str, volume: str) -> Json:
-    return {
-        "pod": {"kind": "Pod", "namespace": workload.space, "name": workload.name, "uid": uid},
-        "volume": volume,
-        "backupStorageLocation": "default",
-        "repoIdentifier": "",
-        "uploaderType": "kopia",
-    }
 
 
 def _argv(process: Path) -> list[str]:
