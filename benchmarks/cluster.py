@@ -6,8 +6,8 @@ Knows how the fake API server is reached over HTTPS. Does not know movers or kop
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ from tests.datamover.pods import MoverPod
 from tests.datamover.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
-__all__ = ["BUCKET", "PREFIX", "REGION", "Cluster", "mount_service_account", "run_cluster"]
+__all__ = ["BUCKET", "PREFIX", "REGION", "RUN", "Cluster", "leave_service_account", "memory_at", "run_cluster"]
 
 BUCKET: Final = "movers"
 PREFIX: Final = "kopia/app/"
@@ -31,7 +31,8 @@ REGION: Final = "us-east-1"
 
 _LOCATION_SECRET: Final = "location"  # noqa: S105 - its name
 _WATCH_SECONDS: Final = 3600.0
-_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+RUN: Final = Path("/var/run").resolve()
+_ACCOUNT: Final = RUN / "secrets/kubernetes.io/serviceaccount"
 
 
 class Cluster:
@@ -61,10 +62,19 @@ class Cluster:
         )
 
 
-def mount_service_account(authority: Authority) -> None:
-    """Let this mount namespace hold the files that a kubelet mounts into each pod."""
-    run = Path("/var/run").resolve()
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", run], check=True)  # noqa: S603, S607 - fixed words
+@contextmanager
+def memory_at(folder: Path) -> Iterator[Path]:
+    """Let a folder be an empty one in memory, in this mount namespace."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)  # noqa: S603, S607 - fixed words
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)  # noqa: S603, S607 - fixed words
+
+
+def leave_service_account(authority: Authority) -> None:
+    """Write the files that a kubelet mounts into each pod; `RUN` is in memory."""
     _ACCOUNT.mkdir(parents=True)
     shutil.copy(authority.pair.certificate, _ACCOUNT / "ca.crt")
     (_ACCOUNT / "token").write_text("token")

@@ -26,6 +26,7 @@ class Figures:
     second_backups: list[Measured] = field(default_factory=list)
     mover_restores: list[Measured] = field(default_factory=list)
     bare_restores: list[Measured] = field(default_factory=list)
+    limited: dict[str, Measured] = field(default_factory=dict)
     limited_ok: bool | None = None
     limited_many_files_ok: bool | None = None
 
@@ -53,8 +54,9 @@ class Figures:
             "second backup, nothing changed, mover": self.second_backups,
             "restore, mover": self.mover_restores,
             "restore, bare kopia": self.bare_restores,
+            **{name: [run] for name, run in self.limited.items()},
         }
-        yield "| run | seconds: median | least | most | peak memory MiB: median | most |"
+        yield "| run | seconds: median | least | most | peak memory in MiB: median | most |"
         yield "| --- | --- | --- | --- | --- | --- |"
         for name, runs in rows.items():
             seconds = [run.seconds for run in runs]
