@@ -137,7 +137,7 @@ async def _trusted(kopia: Kopia, answer: KopiaAnswer, device_bytes: int | None) 
         raise (e if answer.succeeded else answer.error()) from e
     fault = snapshot.fault
     if not fault and not answer.succeeded:
-        fault = f"kopia ended with exit code {answer.exit_code}"
+        fault = answer.end
     if not fault and device_bytes is not None and snapshot.size_bytes != device_bytes:
         fault = f"{snapshot.size_bytes} bytes of the device's {device_bytes} were read"
     if not fault:

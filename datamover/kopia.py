@@ -82,14 +82,19 @@ class KopiaAnswer:
         """Whether kopia exited with 0; for a snapshot that alone says little."""
         return self.exit_code == 0
 
+    @property
+    def end(self) -> str:
+        """How kopia ended, for a message."""
+        end = f"signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
+        return f"kopia ended with {end}"
+
     def said(self, text: str) -> bool:
         """Whether one of the last lines holds `text`, in any case."""
         return any(text.lower() in line.lower() for line in self.lines)
 
     def error(self, cause: str = "") -> KopiaError:
         """Return the error this answer is: one line of cause, then kopia's last lines."""
-        end = f"signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
-        head = f"{self.attempted}: {cause or find_cause(self.lines) or f'kopia ended with {end}'}"
+        head = f"{self.attempted}: {cause or find_cause(self.lines) or self.end}"
         return KopiaError("\n".join([head, *self.lines[-_SHOWN_LINES:]]))
 
     def check(self) -> "KopiaAnswer":

@@ -100,4 +100,6 @@ async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
         answer = await run_shielded(delete, name="delete-snapshot", deadline=deadline)
     except TimeoutError as e:
         raise KopiaError(f"delete incomplete snapshot {snapshot_id}: no end within {_DELETE_TIME.seconds} s") from e
-    answer.check()
+    # kopia that was killed may have told of a snapshot that it had not yet written.
+    if not answer.said("no snapshots matched"):
+        answer.check()

@@ -9,6 +9,8 @@ import pytest
 
 from core.errors import DataPathError, KopiaError
 from datamover.byhand import ByHand
+from datamover.kopia import Kopia
+from datamover.snapshot import delete_snapshot
 from tests.datamover.conftest import hand_for
 from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.processes import running_kopia
@@ -95,3 +97,7 @@ async def test_a_restore_that_breaks_tells_why(repository: Path, tree: Path, tmp
         pack.write_bytes(b"\0" * pack.stat().st_size)
     with pytest.raises(KopiaError, match=rf"restore snapshot {backup.snapshot_id} to [^\n]*\n(.*\n)*.*decrypt"):
         await hand.restore(backup.snapshot_id, tmp_path / "out", None)
+
+
+async def test_a_snapshot_that_a_killed_kopia_had_told_of_but_not_written_needs_no_removal(connected: Kopia) -> None:
+    await delete_snapshot(connected, "0123456789abcdef0123456789abcdef")
