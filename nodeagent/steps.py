@@ -151,6 +151,7 @@ class Steps:
         created = cr.metadata.creation_timestamp
         if created is not None:
             tools.metrics.waited(case.kind.name, (tools.clock.now() - created).total_seconds())
+        case.kind.count(stored, tools.metrics)
         await tools.story.tell(stored, "Started", "the data mover may move data now")
         return None
 
@@ -242,6 +243,7 @@ class Steps:
         tools.slots.forget(stored.uid)
         self._waits.forget(stored.uid)
         tools.metrics.load_finished(kind.name, phase)
+        kind.count(stored, tools.metrics)
         words = message or "the data is where it belongs"
         await tools.story.tell(stored, str(phase), words, warning=phase is Phase.FAILED)
         return None

@@ -13,6 +13,7 @@ from core.models.base import JsonDict
 from core.models.loads import Load
 from exposer.model import Exposed, Guard, MoverOptions, PodSettings, Waiting
 from exposer.template import AgentTemplate
+from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
 
 __all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "Kind", "MoverPlan", "Verdict"]
@@ -173,6 +174,10 @@ class Kind(Protocol):
         Raises:
             ResultError: it cannot be read.
         """
+        ...
+
+    def count(self, cr: Load, metrics: Metrics) -> None:
+        """Tell `metrics` what the peer counts of this kind alone, of a load just InProgress or final."""
         ...
 
     def final_status(self, outcome: Outcome) -> JsonDict:

@@ -20,6 +20,7 @@ from exposer.model import Exposed, Guard, KeptVolume, Owner, RestoreExposer, Res
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, MoverPlan, Verdict
 from nodeagent.kinds.location import check_location
 from nodeagent.kinds.results import parse_restore, restore_status
+from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome, read_outcome
 
 __all__ = ["DataDownloadKind"]
@@ -113,6 +114,9 @@ class DataDownloadKind:
     def parse_result(self, message: str) -> JsonDict:
         """Return the mover's result."""
         return parse_restore(message)
+
+    def count(self, cr: Load, metrics: Metrics) -> None:
+        """Count nothing: the peer has no such metrics of this kind."""
 
     def final_status(self, outcome: Outcome) -> JsonDict:
         """Return how much data there is."""

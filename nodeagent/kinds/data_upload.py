@@ -17,6 +17,7 @@ from exposer.model import Exposed, Exposer, Guard, Owner, SnapshotRequest, Waiti
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, MoverPlan, Verdict
 from nodeagent.kinds.location import check_location
 from nodeagent.kinds.results import backup_status, parse_backup
+from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
 
 __all__ = ["DataUploadKind"]
@@ -111,6 +112,9 @@ class DataUploadKind:
     def parse_result(self, message: str) -> JsonDict:
         """Return the mover's result."""
         return parse_backup(message)
+
+    def count(self, cr: Load, metrics: Metrics) -> None:
+        """Count nothing: the peer has no such metrics of this kind."""
 
     def final_status(self, outcome: Outcome) -> JsonDict:
         """Return where the data is and how much of it there is."""

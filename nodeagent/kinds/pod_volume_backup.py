@@ -12,9 +12,11 @@ from core.kube.resources import POD_VOLUME_BACKUPS, Resource
 from core.models.base import JsonDict
 from core.models.loads import Load, PodVolumeBackup
 from core.models.names import POD_VOLUME_BACKUP_LABEL
+from core.models.phases import Phase
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, Admission, Verdict
 from nodeagent.kinds.pod_volume import PodVolumeKind
 from nodeagent.kinds.results import backup_status, parse_backup
+from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
 
 __all__ = ["PodVolumeBackupKind"]
@@ -52,6 +54,24 @@ class PodVolumeBackupKind(PodVolumeKind):
     def parse_result(self, message: str) -> JsonDict:
         """Return the mover's result."""
         return parse_backup(message)
+
+    def count(self, cr: Load, metrics: Metrics) -> None:
+        """Count one that begins or completes, and tell how long it took.
+
+        Source: Velero v1.18, pkg/controller/pod_volume_backup_controller.go.
+        """
+        if cr.phase is Phase.IN_PROGRESS:
+            metrics.pod_volume_backup_enqueued()
+        if cr.phase is not Phase.COMPLETED:
+            return
+        metrics.pod_volume_backup_dequeued()
+        pvb, began, ended = _backup(cr), cr.status.start_timestamp, cr.status.completion_timestamp
+        if began is None or ended is None:
+            return
+        spec, meta = pvb.spec, pvb.metadata
+        operation = f"{pvb.name}-{spec.backup_storage_location}-{spec.pod.namespace}-{spec.uploader_type}-backup"
+        backup = f"{meta.namespace}/{meta.owner_references[0].name if meta.owner_references else ''}"
+        metrics.pod_volume_operation(operation, backup, name=pvb.name, seconds=(ended - began).total_seconds())
 
     def final_status(self, outcome: Outcome) -> JsonDict:
         """Return where the data is and how much of it there is."""

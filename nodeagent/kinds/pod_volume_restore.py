@@ -15,6 +15,7 @@ from core.models.names import POD_VOLUME_RESTORE_LABEL
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, Admission, Verdict
 from nodeagent.kinds.pod_volume import PodVolumeKind
 from nodeagent.kinds.results import parse_restore, restore_status
+from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
 
 __all__ = ["PodVolumeRestoreKind"]
@@ -46,6 +47,9 @@ class PodVolumeRestoreKind(PodVolumeKind):
     def parse_result(self, message: str) -> JsonDict:
         """Return the mover's result."""
         return parse_restore(message)
+
+    def count(self, cr: Load, metrics: Metrics) -> None:
+        """Count nothing: the peer has no such metrics of this kind."""
 
     def final_status(self, outcome: Outcome) -> JsonDict:
         """Return how much data there is."""

@@ -89,6 +89,9 @@ class ScriptedKind:
     def parse_result(self, message: str) -> JsonDict:
         raise NotImplementedError
 
+    def count(self, cr: Load, metrics: Metrics) -> None:
+        raise NotImplementedError
+
     def final_status(self, outcome: Outcome) -> JsonDict:
         raise NotImplementedError
 

@@ -12,6 +12,7 @@ from exposer.template import AgentTemplate
 from nodeagent.kinds.base import Admission, MoverPlan, Verdict
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
 from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
+from nodeagent.metrics import Metrics
 from tests.nodeagent.harness import World, accepted, open_world
 from tests.nodeagent.loads import NODE, pod_volume_backup, pod_volume_restore, workload_pod
 from tests.nodeagent.simulation import Mover
@@ -125,6 +126,26 @@ async def test_a_backup_completes_with_the_fields_that_its_definition_has() -> N
     assert POD_VOLUME_FINALIZER not in load["metadata"].get("finalizers", [])
     assert NODE_LABEL not in load["metadata"]["labels"]
     assert world.left() == {"pods": ["writer"]}
+
+
+async def test_a_backup_is_counted_as_the_peer_counts_it() -> None:
+    metrics = Metrics(NODE)
+    owner = {"apiVersion": "velero.io/v1", "kind": "Backup", "name": "b1", "uid": "uid-of-b1"}
+    backup = accepted(pod_volume_backup(ownerReferences=[owner]))
+    async with open_world(backup, mover=Mover(seconds=4.5)) as world, world.agent(metrics=metrics):
+        await world.until(lambda: world.phase("PodVolumeBackup") == "InProgress")
+        begun = metrics.render().decode()
+        await world.until(lambda: world.done("PodVolumeBackup"))
+    done = metrics.render().decode()
+
+    count = 'podVolume_pod_volume_backup_{}_count{{node="node-a"}} {}'
+    assert count.format("enqueue", "1.0") in begun
+    assert count.format("dequeue", "0.0") in begun
+    assert count.format("dequeue", "1.0") in done
+    labels = 'backupName="velero/b1",node="node-a",operation="pvb-1-default-app-kopia-backup",pod_volume_backup="pvb-1"'
+    gauge = f"podVolume_pod_volume_operation_latency_seconds_gauge{{{labels}}}"
+    (line,) = [row for row in done.splitlines() if row.startswith(gauge)]
+    assert float(line.split()[-1]) in {4.0, 5.0}
 
 
 async def test_a_restore_completes_and_tells_its_node() -> None:
