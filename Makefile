@@ -71,9 +71,9 @@ else
 	@echo 'skipped: tests on a real kubelet need root'
 endif
 
-test-mover-full: venv unit-tools ## the mover: more random trees, and more moments at which it is killed; a quarter of an hour
+test-mover-full: venv unit-tools ## the mover: more random trees, more kills, and storage that goes away; half an hour
 	$(step)
-	@MOVER_TESTS=full $(pytest) -s tests/datamover/test_properties.py tests/datamover/test_kill.py
+	@MOVER_TESTS=full $(pytest) -s tests/datamover/test_{properties,kill,outage}.py
 
 # -- to measure it ----------------------------------------------------------------------------------------------------
 .PHONY: bench-mover
