@@ -22,8 +22,8 @@ _logger = logging.getLogger(__name__)
 _IDENTITY: Final = ("--override-hostname=default", "--override-username=default")
 """Every peer is this client: so each finds the other's snapshots as its own."""
 
-_CONNECT_SECONDS: Final = 50.0
-"""Connecting takes a third of a second; an address that swallows packets must be told within a minute."""
+_CONNECT_SECONDS: Final = 30.0
+"""Connecting takes a third of a second. So long it takes to tell of an address that swallows packets."""
 
 _CREATE_SECONDS: Final = 120.0
 _DEFAULT_CACHE_MIB: Final = 5000
