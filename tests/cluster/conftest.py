@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,16 +13,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.bed.api import Api
-from tests.bed.demonstration.manifests import build_namespace
+from tests.bed.demonstration.manifests import NAMESPACE, build_namespace
 from tests.bed.demonstration.user import User
 from tests.bed.install import install_agent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Bed", "agent", "bed", "space"]
+__all__ = ["Bed", "agent", "bed", "module_space", "space"]
 
 _OUTSIDE = "not in a cluster: python -m tests.bed run -- pytest -m cluster"
+
+
+_LAST = "test_rights.py"
+"""It judges what all others did."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that come last behind all others."""
+    items.sort(key=lambda item: item.path.name == _LAST)
 
 
 @dataclass(frozen=True)
@@ -55,12 +67,36 @@ def bed() -> Bed:
 def agent(bed: Bed) -> Bed:
     """The cluster with the node agent installed and ready; it is shared by all tests."""
     install_agent(bed.user, bed.env)
+    _allow_loads(bed, 16)
     return bed
+
+
+def _allow_loads(bed: Bed, number: int) -> None:
+    """Let the node carry out so many loads at a time."""
+    document = json.dumps({"loadConcurrency": {"globalConfig": number}})
+    metadata = {"namespace": NAMESPACE, "name": "node-agent-config"}
+    data = {"node-agent-config.json": document}
+    bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    bed.user.kubectl("rollout", "restart", "daemonset/node-agent", "-n", NAMESPACE)
+    bed.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", NAMESPACE, "--timeout=60s")
 
 
 @pytest.fixture
 def space(bed: Bed) -> Iterator[str]:
     """A namespace that this test has for itself; it is removed behind it, with its volumes."""
+    with _new_namespace(bed) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def module_space(bed: Bed) -> Iterator[str]:
+    """A namespace for all tests of a module."""
+    with _new_namespace(bed) as name:
+        yield name
+
+
+@contextmanager
+def _new_namespace(bed: Bed) -> Iterator[str]:
     name = f"test-{secrets.token_hex(4)}"
     bed.user.apply(build_namespace(name))
     yield name

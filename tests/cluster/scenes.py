@@ -1,0 +1,190 @@
+"""What tests of loads are made of: a volume with snapshots, storage locations, a list of all there is.
+
+Everything is done as a user does it, with kubectl.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.bed.api import Resource
+from tests.bed.demonstration.manifests import (
+    NAMESPACE,
+    build_claim,
+    build_data_download,
+    build_data_upload,
+    build_location,
+    build_pod,
+    build_snapshot,
+)
+from tests.bed.demonstration.timeline import FINAL
+from tests.bed.processes import BedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tests.bed.api import Json
+    from tests.cluster.conftest import Bed
+
+__all__ = [
+    "DOWNLOADS",
+    "UPLOADS",
+    "Place",
+    "Volume",
+    "everything",
+    "follow",
+    "is_final",
+    "wait_released",
+]
+
+UPLOADS = Resource("/apis/velero.io/v2alpha1", "datauploads")
+DOWNLOADS = Resource("/apis/velero.io/v2alpha1", "datadownloads")
+
+_READY = "jsonpath={.status.readyToUse}=true"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A storage location of the bed's bucket, with a prefix of its own; its name is both."""
+
+    bed: Bed
+    name: str
+
+    def build(self, *, url: str = "", secret_key: str = "", bucket: str = "") -> list[Json]:
+        """The Secret and the BackupStorageLocation; what is given is put in the place of what is right."""
+        env = dict(self.bed.env)
+        if secret_key:
+            env["BED_S3_SECRET_KEY"] = secret_key
+        secret, location = copy.deepcopy(build_location(env))
+        secret["metadata"]["name"] = location["spec"]["credential"]["name"] = f"{self.name}-keys"
+        location["metadata"]["name"] = self.name
+        location["spec"]["default"] = False
+        location["spec"]["objectStorage"]["prefix"] = self.name
+        if bucket:
+            location["spec"]["objectStorage"]["bucket"] = bucket
+        if url:
+            location["spec"]["config"]["s3Url"] = url
+        return [secret, location]
+
+    def repository(self, volume_namespace: str) -> Json:
+        """A new BackupRepository for the volumes of a namespace."""
+        labels = {
+            "velero.io/volume-namespace": volume_namespace,
+            "velero.io/storage-location": self.name,
+            "velero.io/repository-type": "kopia",
+        }
+        spec = {
+            "volumeNamespace": volume_namespace,
+            "backupStorageLocation": self.name,
+            "repositoryType": "kopia",
+            "maintenanceFrequency": "1h0m0s",
+        }
+        name = f"{volume_namespace}-{self.name}-kopia"
+        metadata = {"namespace": NAMESPACE, "name": name, "labels": labels}
+        return {"apiVersion": "velero.io/v1", "kind": "BackupRepository", "metadata": metadata, "spec": spec}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A claim with data in it, and its snapshots."""
+
+    bed: Bed
+    namespace: str
+    claim: str = "data"
+
+    def fill(self, script: str, *, size: str = "64Mi") -> None:
+        """Make the claim and run a Python script over it, which finds it at `/data`."""
+        user = self.bed.user
+        user.apply(build_claim(self.namespace, self.claim, size=size))
+        pod = build_pod(self.namespace, f"fill-{self.claim}", claim=self.claim, script=["-c", script], folders={})
+        user.run_pod(pod, seconds=60)
+
+    def take_snapshots(self, names: Iterable[str]) -> None:
+        """Take snapshots; returns when all of them are ready."""
+        names = list(names)
+        self.bed.user.apply(*(build_snapshot(self.namespace, name, claim=self.claim) for name in names))
+        for name in names:
+            self.bed.user.wait(f"volumesnapshot/{name}", _READY, namespace=self.namespace, seconds=60)
+
+    def upload(self, name: str, *, snapshot: str, location: str) -> Json:
+        """A DataUpload of one of its snapshots."""
+        body = build_data_upload(name, namespace=self.namespace, claim=self.claim, snapshot=snapshot)
+        body["spec"]["backupStorageLocation"] = location
+        return body
+
+    def target(self, name: str) -> Json:
+        """A claim that waits for the volume that a DataDownload makes."""
+        return build_claim(self.namespace, name, size="64Mi", restored_into=f"{self.namespace}.{name}.x7k2p")
+
+    def download(self, name: str, *, snapshot_id: str, location: str) -> Json:
+        """The DataDownload of a repository's snapshot into the claim of that name."""
+        body = build_data_download(
+            name, namespace=self.namespace, claim=name, snapshot_id=snapshot_id, size_bytes=1_000_000
+        )
+        body["spec"]["backupStorageLocation"] = location
+        return body
+
+
+def follow(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int) -> Iterator[Json]:
+    """Yield every version of some loads until all of them are final.
+
+    Raises:
+        BedError: They did not become final in time; the message tells how they are.
+    """
+    yield from _versions(bed, resource, names, is_final, seconds=seconds)
+
+
+def wait_released(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int = 60) -> None:
+    """Wait until nothing is left to clean up behind some loads.
+
+    Raises:
+        BedError: Something still is.
+    """
+    for _ in _versions(bed, resource, names, _is_released, seconds=seconds):
+        pass
+
+
+def is_final(load: Json) -> bool:
+    """Whether a load has come to an end."""
+    return load.get("status", {}).get("phase") in FINAL
+
+
+def _is_released(load: Json) -> bool:
+    return is_final(load) and not load["metadata"].get("finalizers")
+
+
+def _versions(
+    bed: Bed, resource: Resource, names: Iterable[str], done: Callable[[Json], bool], *, seconds: int
+) -> Iterator[Json]:
+    latest: dict[str, Json] = {name: {} for name in names}
+    for event in bed.api.watch(resource, "", seconds=seconds):
+        load = event["object"]
+        name = load["metadata"]["name"]
+        if name not in latest:
+            continue
+        if event["type"] == "DELETED":
+            raise BedError(f"{resource.plural} {name} was deleted")
+        yield load
+        latest[name] = load
+        if all(map(done, latest.values())):
+            return
+    left = {name: load.get("status") for name, load in latest.items() if not done(load)}
+    raise BedError(f"{resource.plural} after {seconds} s: {left}")
+
+
+def everything(bed: Bed, *namespaces: str) -> set[str]:
+    """Every object in some namespaces, and every one in none, as `kind/name`; Events and Leases are left out."""
+    found = {f" {name}" for name in bed.user.names(_kinds(bed, namespaced=False))}
+    for namespace in namespaces:
+        found |= {f"{namespace} {name}" for name in bed.user.names(_kinds(bed, namespaced=True), "-n", namespace)}
+    return {name.strip() for name in found}
+
+
+def _kinds(bed: Bed, *, namespaced: bool) -> list[str]:
+    passing = ("events", "leases.", "componentstatuses")
+    scope = f"--namespaced={json.dumps(namespaced)}"
+    kinds = bed.user.kubectl("api-resources", "--verbs=list", scope, "-o", "name").split()
+    return [kind for kind in kinds if not kind.startswith(passing)]

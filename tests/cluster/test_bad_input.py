@@ -1,0 +1,215 @@
+"""Loads that cannot succeed end soon, say on what object and why, and leave nothing behind.
+
+All of them run at the same time, once for all tests here.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.machine import run
+from tests.bed.storage.objects import CONTENTS, SNAPSHOTS
+from tests.cluster.handkopia import open_kopia
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, everything, follow, wait_released
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tests.bed.api import Json
+    from tests.cluster.conftest import Bed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+_LIMIT_SECONDS = 120
+_BLACK_HOLE = "10.97.66.0/24"
+_SILENT = "http://10.97.66.6:7070"
+"""Where packets vanish: the connection is neither made nor refused."""
+_REFUSING = "http://10.97.0.1:1"
+_WRONG_KEY = "notthesecretofanybody"
+_NO_SNAPSHOT = "0123456789abcdef0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something wrong with a load.
+
+    Attributes:
+        told: What its message must say, as a pattern; `{place}` is its location, `{space}` the volume's namespace.
+        location: What is wrong with its location; None: there is none.
+        spoil: Goes wrong once its repository is Ready.
+        ready: Whether its repository is made Ready before.
+        prepare: Goes wrong before anything else.
+        download: Whether it is a DataDownload.
+        snapshot: The VolumeSnapshot that an upload names, if not its own.
+    """
+
+    told: str
+    location: Mapping[str, str] | None = field(default_factory=dict)
+    spoil: Callable[[Place, str], None] | None = None
+    ready: bool = False
+    prepare: Callable[[Place, str], None] | None = None
+    download: bool = False
+    snapshot: str = ""
+
+
+def _lose_keys(place: Place, _space: str) -> None:
+    place.bed.user.apply(*place.build(secret_key=_WRONG_KEY))
+
+
+def _move_away(place: Place, _space: str) -> None:
+    place.bed.user.apply(*place.build(url=_REFUSING))
+
+
+def _create_with_password(place: Place, space: str) -> None:
+    with open_kopia(place.bed, space, prefix=place.name, password="somebody-else-set-it") as kopia:
+        kopia.create()
+
+
+def _change_password(place: Place, space: str) -> None:
+    with open_kopia(place.bed, space, prefix=place.name) as kopia:
+        kopia.connect()
+        kopia.run("repository", "change-password", "--new-password=somebody-changed-it")
+
+
+_AT = r"backup repository {space}-{place}-kopia \(s3://[a-z-]+/{place}/kopia/{space}/ at http://[\d.:]+\): "
+_NOT_READY = r"BackupRepository velero/{space}-{place}-kopia is not ready: " + _AT
+
+_CASES = {
+    "silent": Case(_NOT_READY + "the storage did not answer within 30 s", {"url": _SILENT}),
+    "no-location": Case("BackupStorageLocation velero/{place} does not exist", None),
+    "no-location-to-restore-from": Case("BackupStorageLocation velero/{place} does not exist", None, download=True),
+    "no-snapshot": Case("VolumeSnapshot {space}/nobody-took-it does not exist", snapshot="nobody-took-it"),
+    "no-snapshot-to-restore": Case(f"snapshot {_NO_SNAPSHOT}: it is not in the repository$", ready=True, download=True),
+    "wrong-keys": Case(_NOT_READY + "the secret access key is not accepted: ", {"secret_key": _WRONG_KEY}),
+    "wrong-keys-later": Case(_AT + "the secret access key is not accepted: ", ready=True, spoil=_lose_keys),
+    "wrong-password": Case(_NOT_READY + "the repository password does not match: ", prepare=_create_with_password),
+    "wrong-password-later": Case(_AT + "the repository password does not match: ", ready=True, spoil=_change_password),
+    "no-bucket": Case(_NOT_READY + "the bucket does not exist: ", {"bucket": "nobody-made-it"}),
+    "refusing": Case(_NOT_READY + "the endpoint cannot be reached: ", {"url": _REFUSING}),
+    "refusing-later": Case(_AT + "the endpoint cannot be reached: ", ready=True, spoil=_move_away),
+}
+
+
+@dataclass
+class Ended:
+    """What became of all loads: each as it ended, and all objects there were before and after."""
+
+    space: str
+    loads: dict[str, Json] = field(default_factory=dict)
+    handles: set[str] = field(default_factory=set)
+    before: set[str] = field(default_factory=set)
+    after: set[str] = field(default_factory=set)
+
+
+@pytest.fixture(scope="module")
+def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
+    """Everything that is wrong, at the same time, to its end."""
+    volume = Volume(agent, module_space)
+    result = Ended(module_space)
+    with _black_hole():
+        _prepare(volume, result)
+        agent.user.apply(*_build(volume, ready=False))
+        _make_ready(agent, module_space)
+        agent.user.apply(*_build(volume, ready=True))
+        for resource, download in ((DOWNLOADS, True), (UPLOADS, False)):
+            names = [name for name, case in _CASES.items() if case.download is download]
+            for load in follow(agent, resource, names, seconds=_LIMIT_SECONDS + 30):
+                result.loads[load["metadata"]["name"]] = load
+            wait_released(agent, resource, names)
+    result.after = everything(agent, NAMESPACE, module_space)
+    yield result
+    _remove(agent, result)
+
+
+def _prepare(volume: Volume, result: Ended) -> None:
+    """Make everything that the loads need, as far as they shall have it."""
+    bed, space = volume.bed, volume.namespace
+    volume.fill("open('/data/file', 'wb').write(bytes(range(256)) * 4096)")
+    volume.take_snapshots(name for name, case in _CASES.items() if not case.download and not case.snapshot)
+    for name, case in _CASES.items():
+        if case.location is not None:
+            bed.user.apply(*Place(bed, name).build(**case.location))
+        if case.prepare is not None:
+            case.prepare(Place(bed, name), space)
+        if case.download:
+            bed.user.apply(volume.target(name))
+    contents = [one for one in bed.api.objects(CONTENTS) if _is_of(one, space)]
+    result.handles = {one["status"]["snapshotHandle"] for one in contents}
+    result.before = everything(bed, NAMESPACE, space)
+
+
+def _make_ready(bed: Bed, space: str) -> None:
+    """Have the repositories made Ready that shall be, then spoil them."""
+    cases = [(Place(bed, name), case) for name, case in _CASES.items() if case.ready]
+    bed.user.apply(*(place.repository(space) for place, _ in cases))
+    for place, case in cases:
+        name = place.repository(space)["metadata"]["name"]
+        bed.user.wait(f"backuprepository/{name}", "jsonpath={.status.phase}=Ready", namespace=NAMESPACE)
+        if case.spoil is not None:
+            case.spoil(place, space)
+
+
+def _is_of(content: Json, space: str) -> bool:
+    return bool(content["spec"]["volumeSnapshotRef"]["namespace"] == space)
+
+
+def _build(volume: Volume, *, ready: bool) -> Iterator[Json]:
+    for name, case in _CASES.items():
+        if case.ready is ready:
+            if case.download:
+                yield volume.download(name, snapshot_id=_NO_SNAPSHOT, location=name)
+            else:
+                yield volume.upload(name, snapshot=case.snapshot or name, location=name)
+
+
+@contextmanager
+def _black_hole() -> Iterator[None]:
+    run("ip", "route", "add", "blackhole", _BLACK_HOLE)
+    try:
+        yield
+    finally:
+        run("ip", "route", "del", "blackhole", _BLACK_HOLE)
+
+
+def _remove(bed: Bed, ended: Ended) -> None:
+    names = [f"secret/{name}-keys" for name in _CASES]
+    names += [f"backupstoragelocation.velero.io/{name}" for name in _CASES]
+    names += [f"{'datadownload' if case.download else 'dataupload'}.velero.io/{name}" for name, case in _CASES.items()]
+    names += [f"backuprepository.velero.io/{ended.space}-{name}-kopia" for name in _CASES]
+    bed.user.kubectl("delete", "-n", NAMESPACE, "--ignore-not-found", "--wait=false", *names)
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_it_fails_soon_and_tells_on_what_object_and_why(ended: Ended, name: str) -> None:
+    load = ended.loads[name]
+    status = load["status"]
+    assert status["phase"] == "Failed"
+    told = _CASES[name].told.format(place=name, space=ended.space)
+    assert re.match(told, status["message"]), status["message"]
+    assert "\n" not in status["message"]
+    assert _WRONG_KEY not in status["message"]
+    began, done = load["metadata"]["creationTimestamp"], status["completionTimestamp"]
+    assert datetime.fromisoformat(done) - datetime.fromisoformat(began) <= timedelta(seconds=_LIMIT_SECONDS)
+
+
+def test_describe_tells_the_same(agent: Bed, ended: Ended) -> None:
+    for name, load in ended.loads.items():
+        described = agent.user.kubectl("describe", f"{load['kind']}/{name}", "-n", NAMESPACE)
+        events = described.partition("Events:")[2]
+        assert load["status"]["message"] in events
+
+
+def test_nothing_is_left_but_the_resources_themselves(agent: Bed, ended: Ended) -> None:
+    left = {name.partition("/")[0] for name in ended.after - ended.before}
+    kinds = ("dataupload", "datadownload", "backuprepository")
+    assert left == {f"{NAMESPACE} {kind}.velero.io" for kind in kinds}
+    assert agent.api.objects(SNAPSHOTS, ended.space) == []
+    assert not [one for one in agent.api.objects(CONTENTS) if _is_of(one, ended.space)]
+    assert not [handle for handle in ended.handles if (agent.folder / "snapshots" / handle).exists()]

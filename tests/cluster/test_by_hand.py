@@ -1,0 +1,156 @@
+"""A user with kubectl, kopia and `examples/`: a volume goes out and back, in plain sight."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.layout import ROOT
+from tests.bed.storage.objects import CLAIMS, EVENTS
+from tests.cluster.handkopia import open_kopia
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, everything, follow, wait_released
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.bed.api import Json
+    from tests.cluster.conftest import Bed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+_EXAMPLES = ROOT / "examples"
+_APP = "app"
+_SOURCE = "snapshot-data-upload-download/kopia/app/data"
+_POLICIES = ROOT / "tests" / "recordings" / "velero-1.18.2" / "kopia-policies.json"
+
+
+def _apply(bed: Bed, *names: str) -> None:
+    for name in names:
+        bed.user.kubectl("apply", "-f", str(_EXAMPLES / name))
+
+
+@pytest.fixture(scope="module")
+def uploaded(agent: Bed) -> Iterator[Json]:
+    """The DataUpload of the examples, completed."""
+    _apply(agent, "credentials.yaml", "location.yaml", "source.yaml")
+    agent.user.wait("pod/writer", "condition=Ready", namespace=_APP, seconds=60)
+    _apply(agent, "snapshot.yaml")
+    agent.user.wait("volumesnapshot/data", "jsonpath={.status.readyToUse}=true", namespace=_APP, seconds=60)
+    _apply(agent, "dataupload.yaml")
+    *_, last = follow(agent, UPLOADS, ["example"], seconds=120)
+    wait_released(agent, UPLOADS, ["example"])
+    yield last
+    agent.user.kubectl("delete", "dataupload/example", "backuprepository/app-default-kopia", "-n", NAMESPACE)
+    agent.user.kubectl("delete", "namespace", _APP, "--timeout=60s")
+
+
+def test_it_completes(uploaded: Json) -> None:
+    status = uploaded["status"]
+    assert status["phase"] == "Completed", status
+    assert status["progress"] == {"totalBytes": 200_000_000, "bytesDone": 200_000_000}
+    assert status["snapshotID"]
+
+
+def test_get_shows_its_columns(agent: Bed, uploaded: Json) -> None:
+    shown = _columns(agent.user.kubectl("get", "datauploads", "-n", NAMESPACE), "example")
+    assert shown.pop("STARTED").endswith(("s", "m"))
+    assert shown.pop("AGE").endswith(("s", "m"))
+    assert shown == {
+        "NAME": "example",
+        "STATUS": "Completed",
+        "BYTES DONE": "200000000",
+        "TOTAL BYTES": "200000000",
+        "STORAGE LOCATION": "default",
+        "NODE": agent.env["BED_NODE"],
+    }
+
+
+def _columns(table: str, name: str) -> dict[str, str]:
+    """The row of one object of what `kubectl get` printed, by the heads of its columns."""
+    head, *rows = table.splitlines()
+    row = next(row for row in rows if row.split()[0] == name)
+    heads = list(re.finditer(r"\S+(?: \S+)*", head))
+    ends = [*(one.start() for one in heads[1:]), None]
+    return {one[0]: row[one.start() : end].strip() for one, end in zip(heads, ends, strict=True)}
+
+
+def test_describe_tells_its_story_by_events(agent: Bed, uploaded: Json) -> None:
+    described = agent.user.kubectl("describe", "dataupload", "example", "-n", NAMESPACE).partition("Events:")[2]
+    # Events have whole seconds only, and describe shows those of one second in any order.
+    events = [one for one in agent.api.objects(EVENTS, NAMESPACE) if one["involvedObject"]["uid"] == _uid(uploaded)]
+    events.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
+    story = [
+        "Accepted",
+        "Prepared",
+        "Started",
+        "Data-Path-Started",
+        "Data-Path-Progress",
+        "Data-Path-Completed",
+        "Data-Path-Stopped",
+        "Completed",
+    ]
+    assert list(dict.fromkeys(event["reason"] for event in events)) == story
+    assert {line.split()[1] for line in described.splitlines()[3:]} == set(story)
+    assert "Warning" not in described
+    assert uploaded["status"]["snapshotID"] in described
+
+
+def _uid(load: Json) -> str:
+    return str(load["metadata"]["uid"])
+
+
+def test_kopia_finds_the_snapshot_and_restores_it(agent: Bed, uploaded: Json, tmp_path: Path) -> None:
+    snapshot_id = uploaded["status"]["snapshotID"]
+    with open_kopia(agent, _APP) as kopia:
+        kopia.connect()
+        (snapshot,) = [one for one in kopia.json("snapshot", "list", "--all") if one["source"]["path"] == _SOURCE]
+        policy = kopia.json("policy", "show", f"default@default:{_SOURCE}")
+        kopia.run("restore", snapshot_id, str(tmp_path / "restored"))
+    assert snapshot["id"] == snapshot_id
+    assert snapshot["source"] == {"userName": "default", "host": "default", "path": _SOURCE}
+    assert snapshot["pins"] == ["velero-pin"]
+    assert "incomplete" not in snapshot
+    for part, recorded in _recorded_policy().items():
+        assert policy[part] | recorded == policy[part]
+    _assert_same(_folder(agent, "data"), tmp_path / "restored")
+
+
+def _recorded_policy() -> dict[str, Any]:
+    policies = json.loads(_POLICIES.read_text())
+    recorded = next(policy for policy in policies if policy["target"]["path"] == _SOURCE)
+    return {key: recorded[key] for key in ("retention", "compression", "errorHandling", "scheduling")}
+
+
+def test_a_download_by_hand_brings_it_back(agent: Bed, uploaded: Json) -> None:
+    before = everything(agent, NAMESPACE)
+    _apply(agent, "target.yaml")
+    download = (_EXAMPLES / "datadownload.yaml").read_text().replace("SNAPSHOT_ID", uploaded["status"]["snapshotID"])
+    agent.user.kubectl("apply", "-f", "-", stdin=download)
+
+    *_, last = follow(agent, DOWNLOADS, ["example"], seconds=120)
+    wait_released(agent, DOWNLOADS, ["example"])
+
+    assert last["status"]["phase"] == "Completed", last["status"]
+    volume = (agent.api.get(CLAIMS, _APP, "restored") or {})["spec"]["volumeName"]
+    made = {f"persistentvolume/{volume}", f"{NAMESPACE} datadownload.velero.io/example"}
+    assert everything(agent, NAMESPACE) - before == made
+    _assert_same(_folder(agent, "data"), _folder(agent, "restored"))
+    agent.user.kubectl("delete", "datadownload/example", "-n", NAMESPACE)
+
+
+def _folder(bed: Bed, claim: str) -> Path:
+    """Where the bed keeps the volume of a claim."""
+    name: str = (bed.api.get(CLAIMS, _APP, claim) or {})["spec"]["volumeName"]
+    return bed.folder / "volumes" / name
+
+
+def _assert_same(source: Path, copy: Path) -> None:
+    names = sorted(path.name for path in source.iterdir())
+    assert names == sorted(path.name for path in copy.iterdir())
+    assert filecmp.cmpfiles(source, copy, names, shallow=False) == (names, [], [])

@@ -1,0 +1,80 @@
+"""What agent and movers asked the API server for, in all tests of this tier, against what `deploy/` grants them.
+
+It comes last: what it judges is the audit log of the whole run.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.rights import RIGHTS, Right, Scope
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.support.access import Access, access_of_event, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import Bed
+
+pytestmark = pytest.mark.cluster
+
+_USER = f"system:serviceaccount:{NAMESPACE}:node-agent"
+_FORBIDDEN = 403
+_MAKERS = {"test_bad_input.py", "test_by_hand.py", "test_cancel.py", "test_demo.py", "test_pod_volumes.py"}
+"""Tests whose calls are what is judged."""
+
+_NEVER_USED = {
+    "delete persistentvolumes": "only where a restored volume could not be handed to its claim",
+    "get priorityclasses": "only where the configuration names a priority class",
+    "list volumeattachments": "only for volumes with the annotation of vSphere's linked clones",
+}
+_SELDOM_USED = {
+    "get leases": "only after a renewal of the Lease met another write",
+}
+"""Rights for what this tier does not bring about, or not always."""
+
+
+@pytest.fixture(scope="module")
+def events(agent: Bed) -> list[dict[str, Any]]:
+    """What the audit log has of the agent's account."""
+    with (agent.folder / "logs" / "audit.log").open() as log:
+        events = map(json.loads, log)
+        return [event for event in events if event["user"]["username"] == _USER and "objectRef" in event]
+
+
+def test_no_request_was_denied(events: list[dict[str, Any]]) -> None:
+    denied = [event for event in events if event["responseStatus"]["code"] == _FORBIDDEN]
+    assert [f"{event['verb']} {event['requestURI']}" for event in denied] == []
+
+
+def test_every_request_is_covered_by_a_right_that_is_told(events: list[dict[str, Any]]) -> None:
+    assert events
+    assert refused(map(access_of_event, events), NAMESPACE) == []
+
+
+def test_every_right_is_used_unless_there_is_a_reason(
+    request: pytest.FixtureRequest, events: list[dict[str, Any]]
+) -> None:
+    if missing := _MAKERS - {item.path.name for item in request.session.items}:
+        pytest.skip(f"only the whole tier uses the rights; left out: {', '.join(sorted(missing))}")
+    made = set(map(access_of_event, events))
+    unused = {what for what, right in _granted() if not any(_uses(access, right, what) for access in made)}
+    assert unused - _SELDOM_USED.keys() == _NEVER_USED.keys()
+
+
+def _granted() -> Iterator[tuple[str, Right]]:
+    for right in RIGHTS:
+        for verb in right.verbs:
+            yield f"{verb} {right.path}", right
+
+
+def _uses(access: Access, right: Right, what: str) -> bool:
+    """Whether a request needed that right: one in every namespace is not needed for the agent's own."""
+    if (access.group, f"{access.verb} {access.path}") != (right.resource.group, what):
+        return False
+    if right.resource.namespaced and (access.namespace == NAMESPACE) is not (right.scope is Scope.OWN_NAMESPACE):
+        return False
+    return not right.names or access.name in right.names
