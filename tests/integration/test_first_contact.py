@@ -82,6 +82,19 @@ def test_serve_ends_with_one_line_where_it_has_no_rights(installed: ApiServer, n
     assert re.fullmatch(r"error: rights are missing: get,list,watch,patch datauploads [^\n]+\n", done.stderr)
 
 
+def test_serve_ends_with_one_line_where_a_definition_is_missing(installed: ApiServer, tmp_path: Path) -> None:
+    kubeconfig = installed.account_kubeconfig("velero", "node-agent", tmp_path)
+    _kubectl(installed, "delete", "crd", "podvolumerestores.velero.io")
+    try:
+        done = _serve(kubeconfig, "--namespace=velero")
+    finally:
+        _kubectl(installed, "apply", "-f", str(_ROOT / "deploy" / "crds"))
+        _kubectl(installed, "wait", "crd/podvolumerestores.velero.io", "--for=condition=Established")
+    assert done.returncode == 2
+    missing = "custom resource definitions are missing: podvolumerestores.velero.io/v1"
+    assert done.stderr == f"error: {missing}: run kubectl apply -f deploy/crds\n"
+
+
 def test_serve_ends_with_one_line_where_its_configuration_is_missing(installed: ApiServer, tmp_path: Path) -> None:
     kubeconfig = installed.account_kubeconfig("velero", "node-agent", tmp_path)
     done = _serve(kubeconfig, "--namespace=velero", "--node-agent-configmap=absent", "--metrics-address=127.0.0.1:0")
