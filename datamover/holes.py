@@ -43,7 +43,7 @@ class HoleWriter:
         self._zeros = 0
         self.hole_bytes = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: memoryview) -> None:
         """Take what comes next: a multiple of the least hole, but for the last.
 
         Raises:
@@ -52,7 +52,8 @@ class HoleWriter:
         start = 0
         for at in range(0, len(data), _PIECE_BYTES):
             piece = data[at : at + _PIECE_BYTES]
-            if piece[0] or piece != _ZEROS[: len(piece)]:
+            # Most pieces that are not zero differ in their first byte, and cost no comparison.
+            if piece[0] or bytes(piece) != _ZEROS[: len(piece)]:
                 self._put_zeros()
             else:
                 self._put(data[start:at])
@@ -65,12 +66,11 @@ class HoleWriter:
         self._put_zeros()
         return self._end
 
-    def _put(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            count = os.pwrite(self._fd, view, self._end)
+    def _put(self, data: memoryview) -> None:
+        while data:
+            count = os.pwrite(self._fd, data, self._end)
             self._end += count
-            view = view[count:]
+            data = data[count:]
 
     def _put_zeros(self) -> None:
         """Make the zeros before this place a hole, or write them."""
@@ -82,7 +82,7 @@ class HoleWriter:
             self.hole_bytes += count
             return
         for at in range(0, count, _BUFFER_BYTES):
-            self._put(_ZEROS[: min(_BUFFER_BYTES, count - at)])
+            self._put(memoryview(_ZEROS)[: min(_BUFFER_BYTES, count - at)])
 
     def _punch(self, count: int) -> bool:
         if self._fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._end, count) == 0:
@@ -103,19 +103,19 @@ def copy_stream(source: int, target: int, stop: Stop) -> int:
         with suppress(OSError):
             fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
         writer = HoleWriter(target)
-        while not stop() and (data := _read_full(source)):
-            writer.write(data)
+        # One buffer for all of it: a new one each time would cost more than the copying.
+        with memoryview(bytearray(_BUFFER_BYTES)) as buffer:
+            while not stop() and (count := _fill(buffer, source)):
+                writer.write(buffer[:count])
         return writer.finish()
     finally:
         os.close(source)
         os.close(target)
 
 
-def _read_full(fd: int) -> bytes:
-    """Return the next bytes, as many as fit unless the stream ends."""
-    parts: list[bytes] = []
-    missing = _BUFFER_BYTES
-    while missing and (part := os.read(fd, missing)):
-        parts.append(part)
-        missing -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _fill(buffer: memoryview, fd: int) -> int:
+    """Read into the buffer until it is full or the stream ends, and return how many bytes it holds."""
+    filled = 0
+    while filled < len(buffer) and (count := os.readv(fd, [buffer[filled:]])):
+        filled += count
+    return filled

@@ -41,7 +41,7 @@ def test_what_the_device_held_is_gone(tmp_path: Path, content: bytes, holes: boo
     fd = _old(tmp_path / "device", size)
     writer = HoleWriter(fd, holes=holes)
     for at in range(0, len(content), 16 * _PIECE):
-        writer.write(content[at : at + 16 * _PIECE])
+        writer.write(memoryview(content)[at : at + 16 * _PIECE])
     assert writer.finish() == len(content)
     os.close(fd)
     assert (tmp_path / "device").read_bytes() == content + b"\xff" * 5000
@@ -57,7 +57,7 @@ def test_a_hole_that_is_refused_is_written(tmp_path: Path, monkeypatch: pytest.M
         return -1
 
     monkeypatch.setattr(writer, "_fallocate", refuse)
-    writer.write(content)
+    writer.write(memoryview(content))
     assert writer.finish() == len(content)
     os.close(fd)
     assert (tmp_path / "device").read_bytes() == content

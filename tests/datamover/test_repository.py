@@ -148,3 +148,16 @@ def test_cache_is_divided_four_to_one(config: Mapping[str, str], total: int) -> 
     assert limit == CacheLimit(total)
     assert f"--content-cache-size-mb={total * 4 // 5}" in limit.arguments
     assert f"--metadata-cache-size-mb={total // 5}" in limit.arguments
+
+
+async def test_kopia_keeps_to_the_cache_it_was_given(repository: Path, tmp_path: Path) -> None:
+    with open_work_folder(os.environ, str(tmp_path / "volume")) as folder:
+        reach = FileStorage(repository).reach(folder)
+        environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
+        place = RepositoryPlace("repository under test", FileStorage(repository), reach)
+        await Repository(Kopia(environment, Scrubber()), place, folder, cache=CacheLimit(100)).connect()
+        caching = json.loads(folder.config_file.read_text())["caching"]
+    sizes = {caching[kind] >> 20 for kind in ("maxCacheSize", "contentCacheSizeLimitBytes")}
+    assert sizes == {80}
+    assert {caching[kind] >> 20 for kind in ("maxMetadataCacheSize", "metadataCacheSizeLimitBytes")} == {20}
+    assert (tmp_path / "volume" / "kopia-cache").is_dir()
