@@ -42,8 +42,8 @@ def build_failure(error: Exception, scrubber: Scrubber) -> Ending:
 
 def leave_message(ending: Ending, file: Path) -> None:
     """Write the termination message; where it cannot be written it stays in the log."""
-    log = _logger.info if ending.exit_code == 0 else _logger.error
-    log("%s", ending.message, extra={"reason": str(ending.reason)})
+    level = logging.ERROR if ending.reason is DataPathReason.FAILED else logging.INFO
+    _logger.log(level, "%s", ending.message, extra={"reason": str(ending.reason)})
     try:
         file.write_text(shorten_message(ending.message))
     except OSError as e:

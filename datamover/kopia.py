@@ -38,6 +38,9 @@ _KEPT_LINES: Final = 40
 
 _SHOWN_LINES: Final = 12
 
+_PLEASANTRIES: Final = ("Snapshotting ", "Unable to estimate", "Restoring to ")
+"""Beginnings of lines that say nothing about a failure."""
+
 _SHORT_CALL_SECONDS: Final = 120.0
 """What a call that moves no data may take; kopia gives up on a dead storage within that."""
 
@@ -95,7 +98,8 @@ class KopiaAnswer:
     def error(self, cause: str = "") -> KopiaError:
         """Return the error this answer is: one line of cause, then kopia's last lines."""
         head = f"{self.attempted}: {cause or find_cause(self.lines) or self.end}"
-        return KopiaError("\n".join([head, *self.lines[-_SHOWN_LINES:]]))
+        lines = [line for line in self.lines if not line.startswith(_PLEASANTRIES)]
+        return KopiaError("\n".join([head, *lines[-_SHOWN_LINES:]]))
 
     def check(self) -> "KopiaAnswer":
         """Return this answer if kopia exited with 0.

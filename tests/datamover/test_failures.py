@@ -9,7 +9,7 @@ import pytest
 
 from core.errors import DataPathError, KopiaError
 from datamover.byhand import ByHand
-from datamover.kopia import Kopia
+from datamover.kopia import Kopia, KopiaAnswer
 from datamover.snapshot import delete_snapshot
 from tests.datamover.conftest import hand_for
 from tests.datamover.plainkopia import PlainKopia
@@ -101,3 +101,9 @@ async def test_a_restore_that_breaks_tells_why(repository: Path, tree: Path, tmp
 
 async def test_a_snapshot_that_a_killed_kopia_had_told_of_but_not_written_needs_no_removal(connected: Kopia) -> None:
     await delete_snapshot(connected, "0123456789abcdef0123456789abcdef")
+
+
+def test_an_error_holds_what_kopia_says_of_it_and_no_pleasantries() -> None:
+    lines = ["Snapshotting default@default:a/b ...", "Unable to estimate", "upload error: no such file or directory"]
+    told = str(KopiaAnswer("back up /volume", 1, b"", lines).error())
+    assert told == "back up /volume: kopia ended with exit code 1\nupload error: no such file or directory"
