@@ -2,12 +2,18 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
+from core.clock import SystemClock
+from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
+from datamover.backup import BackupRequest, back_up
 from datamover.byhand import ByHand
-from datamover.restore import write_done_file
+from datamover.kopia import Kopia
+from datamover.progress import Direction, Meter
+from datamover.restore import RestoreRequest, restore, write_done_file
 from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.trees import describe_tree, make_large_file, make_tree
 
@@ -97,3 +103,27 @@ def test_the_done_file_replaces_what_was_left(tmp_path: Path, left: str) -> None
     write_done_file(volume, "uid-of-the-restore")
     assert [path.name for path in (volume / ".velero").iterdir()] == ["uid-of-the-restore"]
     assert (volume / "a" / "b").is_dir()
+
+
+async def test_an_incomplete_snapshot_is_no_parent(by_hand: ByHand, tmp_path: Path, kopia: PlainKopia) -> None:
+    """The newest complete one is, whoever made it; an incomplete one that is newer is passed over."""
+    volume = make_large_file(tmp_path / "volume" / "file", 5).parent
+    await by_hand.back_up(volume, "some/volume", None)
+    override = "--override-source=default@default:some/volume"
+    kopia.run("snapshot", "create", "/proc/sys/net/ipv4/route", override, "--fail-fast", fails=True)
+    assert len(kopia.snapshots()) == 2
+    again = await by_hand.back_up(volume, "some/volume", None)
+    assert (again.incremental_bytes, again.total_bytes) == (0, 5 << 20)
+
+
+async def test_holes_stay_holes_where_that_is_asked_for(connected: Kopia, tmp_path: Path) -> None:
+    file = make_large_file(tmp_path / "volume" / "file", 1)
+    os.truncate(file, 50 << 20)
+    clock = SystemClock()
+    request = BackupRequest(file.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+    backup = await back_up(connected, request, meter=Meter(clock, Direction.UPLOAD), warn=AsyncMock())
+    for sparse in (True, False):
+        wanted = RestoreRequest(backup.snapshot_id, tmp_path / str(sparse), VolumeMode.FILESYSTEM, 2, sparse=sparse)
+        await restore(connected, wanted, Meter(clock, Direction.RESTORE))
+        assert (tmp_path / str(sparse) / "file").read_bytes() == file.read_bytes()
+    assert (tmp_path / "True" / "file").stat().st_blocks * 512 < 2 << 20
