@@ -5,6 +5,7 @@ trusted. Does not know custom resources or who waits for the result.
 Source: kopia 0.23.1, cli/command_snapshot_create.go; tests/recordings/velero-1.18.2/kopia-policies.json.
 """
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -77,7 +78,7 @@ async def back_up(kopia: Kopia, request: BackupRequest, *, meter: Meter, warn: W
             # The last parts are sent after the last reading.
             meter.take_counters(answer.counters)
             snapshot = await _trusted(kopia, answer, device_bytes)
-            await _check_names(kopia, snapshot, await names, warn=warn)
+            await _check_names(kopia, snapshot, names, warn=warn)
     return BackupResult(
         snapshot_id=snapshot.snapshot_id,
         empty_snapshot=snapshot.entries == 0,
@@ -92,13 +93,14 @@ def _no_names(_: Stop) -> NameReport:
     return NameReport()
 
 
-async def _check_names(kopia: Kopia, snapshot: Snapshot, names: NameReport, *, warn: Warn) -> None:
-    """Warn of names that kopia changed; a snapshot that lost some is taken away."""
-    if names.warning:
-        await warn(names.warning)
+async def _check_names(kopia: Kopia, snapshot: Snapshot, names: "asyncio.Future[NameReport]", *, warn: Warn) -> None:
+    """Warn of names that kopia changed; a snapshot that lost some, or that nobody waits for, is taken away."""
     try:
-        names.check()
-    except DataPathError:
+        report = await names
+        if report.warning:
+            await warn(report.warning)
+        report.check()
+    except (DataPathError, asyncio.CancelledError):
         await delete_snapshot(kopia, snapshot.snapshot_id)
         raise
 

@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from core.clock import SystemClock
+from core.contract import VolumeMode
 from core.errors import DataPathError
 from datamover.background import Stop, run_in_background
+from datamover.backup import BackupRequest, back_up
 from datamover.byhand import ByHand
+from datamover.kopia import Kopia
 from datamover.names import examine_names, mangle
+from datamover.progress import Direction, Meter
 from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.pods import MoverPod
 from tests.support.fakekube import FakeKube
@@ -135,3 +140,23 @@ async def test_background_work_hears_of_the_end_and_what_it_raises_is_raised() -
     with pytest.raises(DataPathError, match="from the thread"):
         async with run_in_background(fail, name="fails") as failing:
             await failing
+
+
+async def test_a_cancel_between_transfer_and_end_leaves_no_snapshot(
+    connected: Kopia, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    warned, never = asyncio.Event(), asyncio.Event()
+
+    async def warn(_: str) -> None:
+        warned.set()
+        await never.wait()
+
+    volume = _fill(tmp_path / "volume", b"\xff")
+    request = BackupRequest(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+    meter = Meter(SystemClock(), Direction.UPLOAD)
+    running = asyncio.create_task(back_up(connected, request, meter=meter, warn=warn))
+    await warned.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert kopia.snapshots() == []
