@@ -55,7 +55,7 @@ contracts: venv ## who may import whom (import-linter)
 
 unit: venv unit-tools ## tests of the parts, kopia included
 	$(step)
-	@$(pytest) -m 'not integration and not cluster' -n auto
+	@$(pytest) -m 'not integration and not cluster and not slow' -n auto
 
 integration: venv integration-tools ## tests against a real kube-apiserver
 	$(step)
