@@ -4,7 +4,7 @@ Knows cgroup v1 and v2. Does not know what runs in it.
 Source: Linux, Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 """
 
-import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +31,8 @@ def memory_group(limit_mib: int) -> Iterator[Path | None]:
 
 def _make_group(limit_bytes: int) -> Path | None:
     for top, settings in _hierarchies(limit_bytes):
-        group = top / f"node-agent-benchmark-{os.getpid()}"
+        # Process ids repeat: each run has a PID namespace of its own.
+        group = top / f"node-agent-benchmark-{uuid.uuid4().hex}"
         try:
             group.mkdir()
         except OSError:
