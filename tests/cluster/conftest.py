@@ -20,10 +20,12 @@ from tests.bed.install import install_agent
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Bed", "agent", "bed", "module_space", "space"]
+__all__ = ["Bed", "agent", "bed", "module_space", "one_at_a_time", "space"]
 
 _OUTSIDE = "not in a cluster: python -m tests.bed run -- pytest -m cluster"
 
+
+_LOADS_AT_A_TIME = 16
 
 _LAST = "test_rights.py"
 """It judges what all others did."""
@@ -67,12 +69,20 @@ def bed() -> Bed:
 def agent(bed: Bed) -> Bed:
     """The cluster with the node agent installed and ready; it is shared by all tests."""
     install_agent(bed.user, bed.env)
-    _allow_loads(bed, 16)
+    _allow_loads(bed, _LOADS_AT_A_TIME)
     return bed
 
 
+@pytest.fixture
+def one_at_a_time(agent: Bed) -> Iterator[None]:
+    """While the test runs a node carries out one load at a time, so that a second one stays Prepared."""
+    _allow_loads(agent, 1)
+    yield
+    _allow_loads(agent, _LOADS_AT_A_TIME)
+
+
 def _allow_loads(bed: Bed, number: int) -> None:
-    """Let the node carry out so many loads at a time."""
+    """Let each node carry out so many loads at a time; returns when its agent does."""
     document = json.dumps({"loadConcurrency": {"globalConfig": number}})
     metadata = {"namespace": NAMESPACE, "name": "node-agent-config"}
     data = {"node-agent-config.json": document}

@@ -95,11 +95,17 @@ class Volume:
     namespace: str
     claim: str = "data"
 
-    def fill(self, script: str, *, size: str = "64Mi") -> None:
-        """Make the claim and run a Python script over it, which finds it at `/data`."""
+    def fill(self, script: str, *, size: str = "64Mi", block: bool = False) -> None:
+        """Make the claim and run a Python script over it, which finds it at `/data`: a folder, or a device."""
         user = self.bed.user
-        user.apply(build_claim(self.namespace, self.claim, size=size))
+        claim = build_claim(self.namespace, self.claim, size=size)
         pod = build_pod(self.namespace, f"fill-{self.claim}", claim=self.claim, script=["-c", script], folders={})
+        if block:
+            claim["spec"]["volumeMode"] = "Block"
+            container = pod["spec"]["containers"][0]
+            del container["volumeMounts"]
+            container["volumeDevices"] = [{"name": "data", "devicePath": "/data"}]
+        user.apply(claim)
         user.run_pod(pod, seconds=60)
 
     def take_snapshots(self, names: Iterable[str]) -> None:
@@ -128,13 +134,15 @@ class Volume:
         return body
 
 
-def follow(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int) -> Iterator[Json]:
+def follow(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int, since: str = "") -> Iterator[Json]:
     """Yield every version of some loads until all of them are final.
+
+    With `since`, a resource version, those after it; else how they are now comes first.
 
     Raises:
         BedError: They did not become final in time; the message tells how they are.
     """
-    yield from _versions(bed, resource, names, is_final, seconds=seconds)
+    yield from _versions(bed.api.watch(resource, since, seconds=seconds), names, is_final)
 
 
 def wait_released(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int = 60) -> None:
@@ -143,7 +151,7 @@ def wait_released(bed: Bed, resource: Resource, names: Iterable[str], *, seconds
     Raises:
         BedError: Something still is.
     """
-    for _ in _versions(bed, resource, names, _is_released, seconds=seconds):
+    for _ in _versions(bed.api.watch(resource, "", seconds=seconds), names, _is_released):
         pass
 
 
@@ -156,23 +164,21 @@ def _is_released(load: Json) -> bool:
     return is_final(load) and not load["metadata"].get("finalizers")
 
 
-def _versions(
-    bed: Bed, resource: Resource, names: Iterable[str], done: Callable[[Json], bool], *, seconds: int
-) -> Iterator[Json]:
+def _versions(events: Iterable[Json], names: Iterable[str], done: Callable[[Json], bool]) -> Iterator[Json]:
     latest: dict[str, Json] = {name: {} for name in names}
-    for event in bed.api.watch(resource, "", seconds=seconds):
+    for event in events:
         load = event["object"]
         name = load["metadata"]["name"]
         if name not in latest:
             continue
         if event["type"] == "DELETED":
-            raise BedError(f"{resource.plural} {name} was deleted")
+            raise BedError(f"{load['kind']} {name} was deleted")
         yield load
         latest[name] = load
         if all(map(done, latest.values())):
             return
     left = {name: load.get("status") for name, load in latest.items() if not done(load)}
-    raise BedError(f"{resource.plural} after {seconds} s: {left}")
+    raise BedError(f"still not done when the watch ended: {left}")
 
 
 def everything(bed: Bed, *namespaces: str) -> set[str]:

@@ -38,7 +38,7 @@ class Ended:
     """What became of two uploads, one canceled and one deleted while its data moved.
 
     Attributes:
-        versions: The canceled one from its cancel to its end.
+        versions: The canceled one from before its cancel to its end.
         interrupted: The deleted one as it was just before.
         left: All objects that are new since before the two.
         manifests: Snapshots in the repository, complete or not.
@@ -58,10 +58,11 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
     volume.take_snapshots(_NAMES)
     before = everything(agent, NAMESPACE, module_space)
     agent.user.apply(*(volume.upload(name, snapshot=name, location="default") for name in _NAMES))
-    _wait_moving(agent)
+    moving = _wait_moving(agent)["canceled"]
     change = '{"spec":{"cancel":true}}'
     agent.user.kubectl("patch", "dataupload", "canceled", "-n", NAMESPACE, "--type=merge", "-p", change)
-    versions = list(follow(agent, UPLOADS, ["canceled"], seconds=60))
+    since = moving["metadata"]["resourceVersion"]
+    versions = [moving, *follow(agent, UPLOADS, ["canceled"], seconds=60, since=since)]
     interrupted = agent.api.get(UPLOADS, NAMESPACE, "deleted") or {}
     agent.user.kubectl("delete", "dataupload", "deleted", "-n", NAMESPACE, "--timeout=60s")
     wait_released(agent, UPLOADS, ["canceled"])
@@ -73,14 +74,14 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
     agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--wait=false")
 
 
-def _wait_moving(bed: Bed) -> None:
-    """Wait until data of both uploads moves."""
-    moving = set()
+def _wait_moving(bed: Bed) -> dict[str, Json]:
+    """Wait until data of both uploads moves; returns them as they are then, by name."""
+    moving: dict[str, Json] = {}
     for load in follow(bed, UPLOADS, _NAMES, seconds=60):
         if load.get("status", {}).get("progress", {}).get("bytesDone"):
-            moving.add(load["metadata"]["name"])
-        if moving == set(_NAMES):
-            return
+            moving[load["metadata"]["name"]] = load
+        if len(moving) == len(_NAMES):
+            return moving
     pytest.fail("they ended before their data moved")
 
 

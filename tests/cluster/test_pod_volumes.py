@@ -117,9 +117,10 @@ def test_a_node_that_takes_nobody_new_still_serves_its_own(agent: Bed, space: st
     expect_nothing_left(agent, before, found)
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 def test_a_workload_that_goes_ends_its_backup_and_the_one_that_is_prepared(agent: Bed, space: str) -> None:
     """In mid-transfer, while Prepared behind it, and before a mover is started."""
-    moving = Workload(agent, space, "moving", {"data": 200_000_000})
+    moving = Workload(agent, space, "moving", {"data": 400_000_000})
     moving.start()
     moving.wait_ready()
     ready = Workload(agent, space, "ready", {"scratch": 100_000}, on=moving.node)

@@ -197,7 +197,11 @@ def wait_until(
 
 
 def stop_kopia(bed: Bed, item: Json) -> Callable[[], None]:
-    """Hold the upload of a running backup; returns what lets it go on."""
+    """Hold the upload of a running backup; returns what lets it go on.
+
+    Raises:
+        BedError: None was seen, or it had ended.
+    """
     uid = (bed.api.get(BACKUPS, NAMESPACE, item["metadata"]["name"]) or {})["metadata"]["uid"]
     deadline = time.monotonic() + _MOVE_SECONDS
     while time.monotonic() < deadline:
@@ -206,9 +210,23 @@ def stop_kopia(bed: Bed, item: Json) -> Callable[[], None]:
             if "create" in argv and f"/{uid}" in argv:
                 pid = int(folder.name)
                 os.kill(pid, signal.SIGSTOP)
+                _wait_stopped(folder)
                 return lambda: os.kill(pid, signal.SIGCONT)
         time.sleep(_HASTE_SECONDS)
     raise BedError(f"no upload of {item['metadata']['name']} was seen")
+
+
+def _wait_stopped(process: Path) -> None:
+    deadline = time.monotonic() + _MOVE_SECONDS
+    while time.monotonic() < deadline:
+        # After the name, which may hold anything. Source: proc_pid_stat(5).
+        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        if state == "T":
+            return
+        if state in "ZX":
+            break
+        time.sleep(_HASTE_SECONDS)
+    raise BedError(f"process {process.name} ended instead of stopping")
 
 
 def _argv(process: Path) -> list[str]:
