@@ -1,191 +1,217 @@
-"""What the ConfigMap named by `--node-agent-configmap` says.
+"""What the document in the ConfigMap named by `--node-agent-configmap` says.
 
-Knows the document's keys, their defaults, and what to do about a bad value at start: that key
-alone takes its default and a warning says so. Does not know the cluster: `nodeagent.config_map`
-reads the document, `nodeagent.priority` asks whether a class exists.
+Knows how a document becomes a configuration, and that a bad value costs no more than its own
+key: the rest is read as if that key were not there. Does not know the cluster
+(`nodeagent.config_map`), nor whether a document with mistakes is put in force
+(`nodeagent.current_config`).
 """
 
-import difflib
 import hashlib
 import json
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
 from core.errors import ConfigError
 from core.models.base import JsonDict
+from core.models.quantity import parse_quantity
+from nodeagent.config_advice import advise
+from nodeagent.config_keys import Finding, Location, SortedKeys, close_name, load_json, sort_keys
+from nodeagent.config_models import LARGEST_PREPARE_QUEUE, AgentConfig, LoadConcurrency
 
-__all__ = ["LARGEST_PREPARE_QUEUE", "AgentConfig", "LoadConcurrency", "ParsedConfig", "parse_config"]
+__all__ = [
+    "LARGEST_PREPARE_QUEUE",
+    "NOT_YET_IN_FORCE",
+    "AgentConfig",
+    "Finding",
+    "LoadConcurrency",
+    "ParsedConfig",
+    "parse_config",
+]
 
-LARGEST_PREPARE_QUEUE: Final = 20_000
-"""The ledger of admissions is one ConfigMap: at most 1 MiB, 37 bytes a load, with room to spare."""
+NOT_YET_IN_FORCE: Final = frozenset(
+    {
+        "backupPVC",
+        "cachePVC",
+        "loadAffinity",
+        "loadAffinityMode",
+        "loadConcurrency.perNodeConfig",
+        "loadConcurrency.restoresFirst",
+        "podAnnotations",
+        "podLabels",
+        "podResources",
+        "privilegedFsBackup",
+        "restorePVC",
+        "tolerations",
+    }
+)
+"""Keys that are read and checked, and that nothing follows yet."""
 
+_WHOLE: Final = frozenset({"loadAffinity", "podResources", "tolerations"})
+"""Keys that count as a whole or not at all: half of one would mean something else.
 
-@dataclass(frozen=True)
-class LoadConcurrency:
-    """`loadConcurrency`: how much goes on at a time.
+Source: Velero v1.18, docs: one bad value and podResources is passed over.
+"""
 
-    `global_config` loads move data on a node at a time. `prepare_queue_length` loads may be
-    Accepted or Prepared in the whole cluster; None leaves that to the agent.
-    """
-
-    global_config: int = 1
-    prepare_queue_length: int | None = None
-
-
-@dataclass(frozen=True)
-class AgentConfig:
-    """The configuration in force; every default is the peer's."""
-
-    load_concurrency: LoadConcurrency = field(default_factory=LoadConcurrency)
-    priority_class_name: str = ""
+_DIGEST_DIGITS: Final = 12
+_SHOWN_LENGTH: Final = 40
+_ROUNDS: Final = 20
+"""Each round takes all bad values out that it finds; few need more than one, none of them more than three."""
 
 
 @dataclass(frozen=True)
 class ParsedConfig:
     """A configuration, what was found on the way, and the document's fingerprint.
 
-    `mistakes` are bad values, whose defaults are in force instead. `notes` are keys that are
-    tolerated and change nothing: unknown ones, and known ones that are not yet in force.
+    `mistakes` are bad values, in the place of which `config` has the peer's defaults. `notes`
+    are tolerated: keys that change nothing, and what may not mean what it seems to.
     """
 
     config: AgentConfig = field(default_factory=AgentConfig)
-    mistakes: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    mistakes: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
     digest: str = ""
 
     @property
     def warnings(self) -> list[str]:
         """All that an operator should read."""
-        return [*self.mistakes, *self.notes]
-
-
-@dataclass
-class _Findings:
-    """What one reading of the document gathers; see ParsedConfig."""
-
-    mistakes: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-_JSON_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
-    "an object": dict,
-    "a list": list,
-    "a string": str,
-    "true or false": bool,
-    'a list or "inherit"': (list, str),
-}
-
-_NOT_YET: Final = {
-    "loadAffinity": "a list",
-    "loadAffinityMode": "a string",
-    "backupPVC": "an object",
-    "restorePVC": "an object",
-    "podResources": "an object",
-    "privilegedFsBackup": "true or false",
-    "cachePVC": "an object",
-    "cacheVolume": "an object",
-    "podLabels": "an object",
-    "podAnnotations": "an object",
-    "tolerations": 'a list or "inherit"',
-}
-_CONCURRENCY_NOT_YET: Final = {"perNodeConfig": "a list", "restoresFirst": "true or false"}
-_IN_FORCE: Final = frozenset({"loadConcurrency", "priorityClassName"})
-_CONCURRENCY_IN_FORCE: Final = frozenset({"globalConfig", "prepareQueueLength"})
+        return [*(f"{mistake}; its default is used" for mistake in self.mistakes), *map(str, self.notes)]
 
 
 def parse_config(text: str) -> ParsedConfig:
-    """Return the configuration that `text` describes, with a warning for all that is not in force.
+    """Return the configuration that `text` describes, with all that is wrong or strange about it.
 
     Raises:
         ConfigError: `text` is no JSON object, so nothing of it can be used.
     """
     try:
-        document: Any = json.loads(text)
+        document = load_json(text)
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"the configuration is not JSON: {e}") from e
     if not isinstance(document, dict):
         raise ConfigError(f"the configuration is not a JSON object but {_told(document)}")
-    findings = _Findings()
-    config = AgentConfig(
-        load_concurrency=_load_concurrency(document, findings),
-        priority_class_name=_text(document, "priorityClassName", findings),
-    )
-    _report_rest(document, "", (_IN_FORCE, _NOT_YET), findings)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return ParsedConfig(config, findings.mistakes, findings.notes, digest)
+    keys = sort_keys(document, AgentConfig)
+    mistakes: dict[str, Finding] = {}
+    config = _validate(keys, mistakes)
+    notes = (*keys.notes, *_not_yet(keys), *advise(config))
+    return ParsedConfig(config, tuple(mistakes.values()), notes, _digest(text))
 
 
-def _load_concurrency(document: JsonDict, findings: _Findings) -> LoadConcurrency:
-    section = document.get("loadConcurrency")
-    if section is None:
-        return LoadConcurrency()
-    if not isinstance(section, dict):
-        findings.mistakes.append(f"loadConcurrency: expected an object, found {_told(section)}; the defaults are used")
-        return LoadConcurrency()
-    path = "loadConcurrency."
-    _report_rest(section, path, (_CONCURRENCY_IN_FORCE, _CONCURRENCY_NOT_YET), findings)
-    slots = _number(section, "globalConfig", path, findings)
-    length = _number(section, "prepareQueueLength", path, findings)
-    if length is not None and length > LARGEST_PREPARE_QUEUE:
-        findings.mistakes.append(
-            f"{path}prepareQueueLength: {length} is more than {LARGEST_PREPARE_QUEUE}; it counts as unset"
-        )
-        length = None
-    return LoadConcurrency(global_config=slots or LoadConcurrency.global_config, prepare_queue_length=length)
+def _validate(keys: SortedKeys, mistakes: dict[str, Finding]) -> AgentConfig:
+    """Return the configuration without what is noted in `mistakes`, by path."""
+    for _ in range(_ROUNDS):
+        try:
+            return AgentConfig.model_validate(keys.document)
+        except ValidationError as e:
+            errors = e.errors(include_url=False)
+        bad: set[Location] = set()
+        for error in errors:
+            place = _place_of(error)
+            finding = _explain(error, keys.show(place))
+            mistakes.setdefault(finding.path, finding)
+            bad.add(_unit_of(place))
+        for unit in sorted(bad, key=_index_of, reverse=True):
+            _take_out(keys.document, unit)
+    return AgentConfig()
 
 
-def _number(section: JsonDict, key: str, path: str, findings: _Findings) -> int | None:
-    """Return the positive whole number under `key`, or None where there is none to use."""
-    value = section.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        findings.mistakes.append(f"{path}{key}: expected a whole number, found {_told(value)}; it counts as unset")
-        return None
-    if value <= 0:
-        # Source: Velero v1.18, pkg/nodeagent: numbers that are not positive are passed over.
-        findings.mistakes.append(f"{path}{key}: {value} is not positive; it counts as unset")
-        return None
-    return value
+def _place_of(error: ErrorDetails) -> Location:
+    """Return where an error is, less what pydantic adds: `[key]`, and which form of a value it tried."""
+    place = error["loc"]
+    if place and place[-1] == "[key]":
+        place = place[:-1]
+    return tuple(part for part in place if place[0] != "tolerations" or part not in {":list", ":word"})
 
 
-def _text(document: JsonDict, key: str, findings: _Findings) -> str:
-    value = document.get(key)
-    if value is None or isinstance(value, str):
-        return value or ""
-    findings.mistakes.append(f"{key}: expected a string, found {_told(value)}; it counts as unset")
-    return ""
+def _unit_of(place: Location) -> Location:
+    """Return what has to go for a mistake at `place`."""
+    if place[0] in _WHOLE:
+        return place[:1]
+    if place[:2] == ("loadConcurrency", "perNodeConfig"):
+        # A rule counts as a whole, the others stay. Source: Velero v1.18, as the peer does.
+        return place[:3]
+    return place
 
 
-def _report_rest(
-    section: JsonDict,
-    path: str,
-    keys: tuple[Iterable[str], dict[str, str]],
-    findings: _Findings,
-) -> None:
-    """Warn of every key of `section` that is not in force: known ones, misshapen ones, unknown ones."""
-    in_force, not_yet = keys
-    known = [*in_force, *not_yet]
-    for key, value in section.items():
-        if key in not_yet:
-            expected = not_yet[key]
-            if value is not None and not isinstance(value, _JSON_TYPES[expected]):
-                findings.mistakes.append(f"{path}{key}: expected {expected}, found {_told(value)}")
-            findings.notes.append(f"{path}{key}: not yet in force in this version; it changes nothing")
-        elif key not in in_force:
-            findings.notes.append(f"{path}{key}: unknown key; it changes nothing{_hint(key, known)}")
+def _index_of(unit: Location) -> int:
+    """Return where in a list it stands: an entry that is taken out moves those behind it."""
+    last = unit[-1]
+    return last if isinstance(last, int) else -1
 
 
-def _hint(key: str, known: list[str]) -> str:
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(key.lower(), by_lower, n=1)
-    return f" (did you mean {by_lower[close[0]]}?)" if close else ""
+def _take_out(document: JsonDict, unit: Location) -> None:
+    inside: Any = document
+    for part in unit[:-1]:
+        inside = inside[part]
+    del inside[unit[-1]]
+
+
+def _explain(error: ErrorDetails, path: str) -> Finding:
+    """Return what was expected at `path`, what stands there, and what may have been meant."""
+    kind, context, value = error["type"], error.get("ctx", {}), error["input"]
+    if kind == "missing":
+        return Finding(path, "this key is required")
+    words = _EXPECTED.get(kind)
+    what = words.format(**context) if words else error["msg"].removeprefix("expected ")
+    hint = ""
+    if isinstance(value, str):
+        allowed = re.findall("'([^']+)'", what)
+        hint = _meant_quantity(value) if "quantity" in what else close_name(value, allowed)
+    elif kind == "string_type" and isinstance(value, (int, float)):
+        hint = json.dumps(str(value))
+    return Finding(path, f"expected {what}, found {_told(value)}", f"did you mean {hint}?" if hint else "")
+
+
+_EXPECTED: Final = {
+    "int_type": "a whole number",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than_equal": "a number of at most {le}",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "tuple_type": "a list",
+    "enum": "{expected}",
+    "literal_error": "{expected}",
+}
+"""pydantic's kinds of error in words of the document."""
+
+
+def _meant_quantity(text: str) -> str:
+    """Return the quantity that `text` almost is: 500MB is 500M."""
+    shorter = text.strip().removesuffix("B").removesuffix("b").replace(" ", "")
+    try:
+        parse_quantity(shorter)
+    except (ValueError, ArithmeticError):
+        return ""
+    return shorter
+
+
+def _not_yet(keys: SortedKeys) -> list[Finding]:
+    """Return a note on each key that is given and not yet in force."""
+    given: list[tuple[str, ...]] = [(key,) for key in keys.document]
+    section = keys.document.get("loadConcurrency")
+    if isinstance(section, dict):
+        given += [("loadConcurrency", key) for key in section]
+    return [
+        Finding(keys.show(place), "not yet in force in this version; it changes nothing")
+        for place in given
+        if ".".join(place) in NOT_YET_IN_FORCE
+    ]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
 
 
 def _told(value: object) -> str:
     """Return `value` as JSON, shortened, with the name of its type."""
     names = {dict: "an object", list: "a list", str: "the string", bool: "the value", type(None): "the value"}
-    text = json.dumps(value, ensure_ascii=False)
-    shown = text if len(text) <= 40 else text[:40] + "…"  # noqa: PLR2004 - what fits into a line
-    return f"{names.get(type(value), 'the number')} {shown}"
+    text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
+    shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "…"
+    kind = next((words for known, words in names.items() if isinstance(value, known)), "the number")
+    return f"{kind} {shown}"

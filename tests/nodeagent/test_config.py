@@ -1,17 +1,27 @@
 """What a configuration document becomes."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ConfigError
-from nodeagent.config import AgentConfig, LoadConcurrency, parse_config
+from nodeagent.config import NOT_YET_IN_FORCE, AgentConfig, LoadConcurrency, parse_config
+from nodeagent.config_models import LabelSelector
 
 
 def _config(*, slots: int = 1, length: int | None = None, priority: str = "") -> AgentConfig:
-    return AgentConfig(LoadConcurrency(slots, length), priority)
+    concurrency = LoadConcurrency(global_config=slots, prepare_queue_length=length)
+    return AgentConfig(load_concurrency=concurrency, priority_class_name=priority)
+
+
+def _parsed(document: object) -> AgentConfig:
+    """The configuration of a document that nothing is wrong with."""
+    parsed = parse_config(json.dumps(document))
+    assert parsed.mistakes == ()
+    return parsed.config
 
 
 def test_keys_in_force_are_taken_without_a_word() -> None:
@@ -22,87 +32,296 @@ def test_keys_in_force_are_taken_without_a_word() -> None:
     assert parsed.warnings == []
 
 
-def test_nothing_said_is_the_peers_defaults() -> None:
-    assert parse_config("{}").config == _config()
-
-
-@pytest.mark.parametrize(
-    ("document", "warning"),
-    [
-        ({"loadConcurrency": {"globalConfig": 0}}, "loadConcurrency.globalConfig: 0 is not positive"),
-        ({"loadConcurrency": {"globalConfig": -1}}, "loadConcurrency.globalConfig: -1 is not positive"),
-        ({"loadConcurrency": {"globalConfig": "3"}}, 'globalConfig: expected a whole number, found the string "3"'),
-        ({"loadConcurrency": {"globalConfig": True}}, "globalConfig: expected a whole number, found the value true"),
-        ({"loadConcurrency": {"globalConfig": 1.5}}, "globalConfig: expected a whole number, found the number 1.5"),
-        ({"loadConcurrency": {"prepareQueueLength": 0}}, "prepareQueueLength: 0 is not positive"),
-        ({"loadConcurrency": {"prepareQueueLength": 20_001}}, "20001 is more than 20000"),
-        ({"loadConcurrency": [3]}, "loadConcurrency: expected an object, found a list [3]"),
-        ({"priorityClassName": 7}, "priorityClassName: expected a string, found the number 7"),
-    ],
-    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
-)
-def test_a_bad_value_is_told_and_takes_its_default(document: dict[str, object], warning: str) -> None:
-    parsed = parse_config(json.dumps(document))
-    assert parsed.config == _config()
-    assert len(parsed.mistakes) == 1
-    assert parsed.notes == []
-    assert warning in parsed.mistakes[0]
-
-
-def test_a_bad_value_leaves_the_other_keys_in_force() -> None:
-    parsed = parse_config(
-        '{"loadConcurrency": {"globalConfig": "x", "prepareQueueLength": 5}, "priorityClassName": "a"}'
-    )
-    assert parsed.config == _config(length=5, priority="a")
-
-
 @pytest.mark.parametrize(
     "document",
     [
-        {"loadAffinity": [{"nodeSelector": {"matchLabels": {"a": "b"}}}]},
-        {"loadAffinityMode": "any"},
-        {"backupPVC": {"fast": {"readOnly": True}}},
-        {"restorePVC": {"ignoreDelayBinding": True}},
-        {"podResources": {"cpuLimit": "1"}},
-        {"privilegedFsBackup": True},
-        {"cachePVC": {"storageClass": "fast", "residentThresholdInMB": 1024}},
-        {"cacheVolume": {"storageClass": "fast"}},
-        {"podLabels": {"a": "b"}},
-        {"podAnnotations": {"a": "b"}},
-        {"tolerations": "inherit"},
-        {"loadConcurrency": {"perNodeConfig": [{"nodeSelector": {}, "number": 2}]}},
-        {"loadConcurrency": {"restoresFirst": True}},
+        {},
+        {"loadConcurrency": None, "backupPVC": None},
+        {"priorityClassName": "", "backupPVC": {"a": None}},
+        {"podResources": {"cpuLimit": ""}},
     ],
     ids=json.dumps,
 )
-def test_a_known_key_without_effect_is_told(document: dict[str, object]) -> None:
-    warnings = parse_config(json.dumps(document)).warnings
-    assert len(warnings) == 1
-    assert "not yet in force" in warnings[0]
+def test_nothing_said_is_the_peers_defaults(document: object) -> None:
+    assert _parsed(document).model_dump() | {"backup_pvc": {}} == _config().model_dump()
 
 
-def test_a_misshapen_key_without_effect_is_told_as_such() -> None:
-    warnings = parse_config('{"podLabels": ["a"]}').warnings
-    assert 'podLabels: expected an object, found a list ["a"]' in warnings
+def test_every_key_of_the_peer_and_of_ours_is_read() -> None:
+    selector = {
+        "matchLabels": {"disk": "ssd"},
+        "matchExpressions": [{"key": "example.com/cores", "operator": "Gt", "values": ["4"]}],
+    }
+    config = _parsed(
+        {
+            "loadConcurrency": {
+                "globalConfig": 2,
+                "perNodeConfig": [{"nodeSelector": {"matchLabels": {"a": "b"}}, "number": 3}],
+                "restoresFirst": True,
+            },
+            "loadAffinity": [{"nodeSelector": selector, "storageClass": "fast"}],
+            "loadAffinityMode": "any",
+            "backupPVC": {
+                "fast.ssd": {
+                    "storageClass": "slow",
+                    "readOnly": True,
+                    "spcNoRelabeling": True,
+                    "annotations": {"example.com/Clone": "any text, even ''"},
+                }
+            },
+            "restorePVC": {"ignoreDelayBinding": True},
+            "cachePVC": {"storageClass": "local", "residentThresholdInMB": 1024},
+            "podResources": {"cpuRequest": "500m", "cpuLimit": "2", "memoryLimit": "2Gi", "ephemeralStorageLimit": "0"},
+            "podLabels": {"team": "storage"},
+            "podAnnotations": {"sidecar.istio.io/inject": "false"},
+            "privilegedFsBackup": True,
+            "tolerations": [{"key": "dedicated", "value": "backup", "effect": "NoExecute", "tolerationSeconds": 60}],
+        }
+    )
+    assert config.load_concurrency.per_node_config[0].number == 3
+    assert config.load_concurrency.restores_first
+    assert config.load_affinity[0].storage_class == "fast"
+    assert config.load_affinity[0].node_selector.matches({"disk": "ssd", "example.com/cores": "8"})
+    assert config.load_affinity_mode == "any"
+    assert config.backup_pvc["fast.ssd"].read_only
+    assert config.backup_pvc["fast.ssd"].spc_no_relabeling
+    assert config.backup_pvc["fast.ssd"].annotations == {"example.com/Clone": "any text, even ''"}
+    assert config.restore_pvc.ignore_delay_binding
+    assert (config.cache_pvc.storage_class, config.cache_pvc.resident_threshold_in_mb) == ("local", 1024)
+    assert config.pod_resources.to_wire() == {"requests": {"cpu": "500m"}, "limits": {"cpu": "2", "memory": "2Gi"}}
+    assert config.pod_labels == {"team": "storage"}
+    assert config.pod_annotations == {"sidecar.istio.io/inject": "false"}
+    assert config.privileged_fs_backup
+    assert isinstance(config.tolerations, tuple)
+    assert [toleration.to_wire() for toleration in config.tolerations] == [
+        {"key": "dedicated", "value": "backup", "effect": "NoExecute", "tolerationSeconds": 60}
+    ]
+
+
+def test_the_cache_volume_has_two_names() -> None:
+    config = _parsed({"cacheVolume": {"storageClass": "local", "residentThresholdMB": 5}})
+    assert (config.cache_pvc.storage_class, config.cache_pvc.resident_threshold_in_mb) == ("local", 5)
+
+
+def test_all_tolerations_of_the_agent_can_be_asked_for() -> None:
+    assert _parsed({"tolerations": "inherit"}).tolerations == "inherit"
+
+
+def _concurrency(**keys: Any) -> dict[str, Any]:
+    return {"loadConcurrency": keys}
+
+
+def _affinity(**requirement: Any) -> dict[str, Any]:
+    return {"loadAffinity": [{"nodeSelector": {"matchExpressions": [requirement]}}]}
+
+
+_WHERE = "loadAffinity[0].nodeSelector.matchExpressions[0]"
+
+_MISTAKES = [
+    (_concurrency(globalConfig=0), "loadConcurrency.globalConfig: expected a number of at least 1, found the number 0"),
+    (_concurrency(globalConfig=-1), "loadConcurrency.globalConfig: expected a number of at least 1"),
+    (_concurrency(globalConfig="3"), 'globalConfig: expected a whole number, found the string "3"'),
+    (_concurrency(globalConfig=True), "globalConfig: expected a whole number, found the value true"),
+    (_concurrency(globalConfig=1.5), "globalConfig: expected a whole number, found the number 1.5"),
+    (_concurrency(prepareQueueLength=0), "prepareQueueLength: expected a number of at least 1"),
+    (_concurrency(prepareQueueLength=20_001), "expected a number of at most 20000, found the number 20001"),
+    (_concurrency(restoresFirst="yes"), 'restoresFirst: expected true or false, found the string "yes"'),
+    (_concurrency(perNodeConfig={}), "loadConcurrency.perNodeConfig: expected a list, found an object {}"),
+    (_concurrency(perNodeConfig=[{"number": 0}]), "perNodeConfig[0].number: expected a number of at least 1"),
+    (_concurrency(perNodeConfig=[{}]), "loadConcurrency.perNodeConfig[0].number: this key is required"),
+    (
+        _concurrency(
+            perNodeConfig=[
+                {"number": 1, "nodeSelector": {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]}}
+            ]
+        ),
+        "perNodeConfig[0].nodeSelector: expected no Gt",
+    ),
+    ({"loadConcurrency": [3]}, "loadConcurrency: expected an object, found a list [3]"),
+    ({"priorityClassName": 7}, "priorityClassName: expected a string, found the number 7"),
+    ({"priorityClassName": "Low Priority"}, "priorityClassName: expected a name of small letters"),
+    ({"loadAffinity": {}}, "loadAffinity: expected a list, found an object {}"),
+    (_affinity(key="a", operator="Is", values=["b"]), f"{_WHERE}.operator: expected 'In', 'NotIn'"),
+    (_affinity(key="a", operator="In"), f"{_WHERE}.values: expected at least one value, as In asks for"),
+    (_affinity(key="a", operator="Gt", values=["x"]), f"{_WHERE}.values: expected one whole number in quotes"),
+    (_affinity(key="a", operator="Exists", values=["x"]), f"{_WHERE}.values: expected no values"),
+    (_affinity(key="a b", operator="Exists"), f"{_WHERE}.key: expected a key such as"),
+    (_affinity(operator="Exists"), f"{_WHERE}.key: this key is required"),
+    ({"loadAffinity": [{"storageClass": "A_B"}]}, "loadAffinity[0].storageClass: expected a name"),
+    ({"loadAffinityMode": "all"}, "loadAffinityMode: expected 'first' or 'any', found the string \"all\""),
+    ({"backupPVC": {"fast": {"readOnly": "true"}}}, "backupPVC.fast.readOnly: expected true or false"),
+    ({"backupPVC": {"fast.x": {"storageClass": 1}}}, 'backupPVC["fast.x"].storageClass: expected a string'),
+    ({"backupPVC": {"fast": {"annotations": {"a": 1}}}}, "backupPVC.fast.annotations.a: expected a string"),
+    ({"restorePVC": {"ignoreDelayBinding": 1}}, "restorePVC.ignoreDelayBinding: expected true or false"),
+    ({"cachePVC": {"residentThresholdInMB": -1}}, "cachePVC.residentThresholdInMB: expected a number of at least 0"),
+    ({"cacheVolume": {"residentThresholdMB": "1"}}, "cacheVolume.residentThresholdMB: expected a whole number"),
+    (
+        {"podResources": {"cpuLimit": 2}},
+        'podResources.cpuLimit: expected a string, found the number 2 (did you mean "2',
+    ),
+    ({"podResources": {"memoryLimit": "500MB"}}, 'memoryLimit: expected a quantity such as "500m", "2" or "4Gi"'),
+    ({"podResources": {"cpuRequest": "-1"}}, "podResources.cpuRequest: expected a quantity"),
+    ({"podResources": {"cpuRequest": "1e999999999"}}, "podResources.cpuRequest: expected a quantity"),
+    (
+        {"podResources": {"cpuRequest": "2", "cpuLimit": "1500m"}},
+        'podResources.cpuLimit: expected no less than what is requested, 2, found the string "1500m"',
+    ),
+    ({"podLabels": ["a"]}, 'podLabels: expected an object, found a list ["a"]'),
+    ({"podLabels": {"a": "x y"}}, "podLabels.a: expected a label's value"),
+    ({"podLabels": {"a/b/c": "x"}}, 'podLabels["a/b/c"]: expected a key such as'),
+    ({"podLabels": {"role": "node-agent"}}, "podLabels: expected other labels than"),
+    ({"podAnnotations": {"a": "x" * 300_000}}, "podAnnotations: expected annotations of 256 KiB together at most"),
+    ({"podAnnotations": {"": "x"}}, 'podAnnotations[""]: expected a key'),
+    ({"podAnnotations": {"a": "\ud800"}}, "podAnnotations.a: expected text"),
+    ({"privilegedFsBackup": "yes"}, 'privilegedFsBackup: expected true or false, found the string "yes"'),
+    ({"tolerations": "all"}, 'tolerations: expected a list of tolerations, or "inherit"'),
+    ({"tolerations": [{"key": "a", "operator": "Is"}]}, "tolerations[0].operator: expected 'Equal', 'Exists' or ''"),
+    ({"tolerations": [{"value": "a"}]}, "tolerations[0].key: expected a key; only the operator Exists"),
+    ({"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}, "tolerations[0].value: expected no value"),
+    ({"tolerations": [{"key": "a", "tolerationSeconds": 1}]}, "tolerations[0].tolerationSeconds: expected none"),
+    ({"tolerations": [{"key": "a", "effect": "noschedule"}]}, "(did you mean NoSchedule?)"),
+]
+
+
+@pytest.mark.parametrize(("document", "told"), _MISTAKES, ids=[told.split(":")[0] for _, told in _MISTAKES])
+def test_a_bad_value_is_told_and_takes_its_default(document: dict[str, Any], told: str) -> None:
+    parsed = parse_config(json.dumps(document))
+    assert [mistake for mistake in map(str, parsed.mistakes) if told not in mistake] == []
+    assert len(parsed.mistakes) == 1
+    (key,) = document
+    empty: dict[str, Any] = {"backupPVC": {name: {} for name in document["backupPVC"]}} if key == "backupPVC" else {}
+    assert parsed.config == _parsed(empty)
 
 
 @pytest.mark.parametrize(
-    ("document", "warning"),
+    ("document", "kept"),
     [
-        ({"priorityClass": "x"}, "priorityClass: unknown key; it changes nothing (did you mean priorityClassName?)"),
-        ({"loadconcurrency": {}}, "loadconcurrency: unknown key; it changes nothing (did you mean loadConcurrency?)"),
         (
-            {"loadConcurrency": {"globalconfig": 3}},
-            "loadConcurrency.globalconfig: unknown key; it changes nothing (did you mean globalConfig?)",
+            _concurrency(globalConfig="x", prepareQueueLength=5) | {"priorityClassName": "a"},
+            _concurrency(prepareQueueLength=5) | {"priorityClassName": "a"},
         ),
-        ({"zzz": 1}, "zzz: unknown key; it changes nothing"),
+        (
+            _concurrency(perNodeConfig=[{"number": 0}, {"number": 2}, {}, {"number": 3}]),
+            _concurrency(perNodeConfig=[{"number": 2}, {"number": 3}]),
+        ),
+        (
+            {"backupPVC": {"a": {"readOnly": 1, "storageClass": "b"}, "c": {"readOnly": True}}},
+            {"backupPVC": {"a": {"storageClass": "b"}, "c": {"readOnly": True}}},
+        ),
+        ({"podLabels": {"a": 1, "b": "c"}}, {"podLabels": {"b": "c"}}),
+        ({"podResources": {"cpuLimit": 1, "memoryLimit": "1Gi"}, "podLabels": {"b": "c"}}, {"podLabels": {"b": "c"}}),
+        ({"loadAffinity": [{}, {"storageClass": 1}], "loadAffinityMode": "any"}, {"loadAffinityMode": "any"}),
+        ({"tolerations": [{"key": "a"}, 5]}, {}),
     ],
-    ids=["near", "case", "nested", "far"],
+    ids=["number", "rules", "claim", "label", "resources whole", "affinity whole", "tolerations whole"],
 )
-def test_an_unknown_key_is_told_with_a_hint(document: dict[str, object], warning: str) -> None:
+def test_a_bad_value_leaves_the_other_keys_in_force(document: dict[str, Any], kept: dict[str, Any]) -> None:
     parsed = parse_config(json.dumps(document))
-    assert parsed.notes == [warning]
-    assert parsed.mistakes == []
+    assert parsed.config == _parsed(kept)
+    assert parsed.mistakes != ()
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels", "selected"),
+    [
+        ({}, {}, True),
+        ({"matchLabels": {"a": "b"}}, {"a": "b", "c": "d"}, True),
+        ({"matchLabels": {"a": "b"}}, {"a": "c"}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "In", "values": ["x", "y"]}]}, {"a": "y"}, True),
+        ({"matchExpressions": [{"key": "a", "operator": "In", "values": ["x"]}]}, {}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "NotIn", "values": ["x"]}]}, {}, True),
+        ({"matchExpressions": [{"key": "a", "operator": "NotIn", "values": ["x"]}]}, {"a": "x"}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"a": ""}, True),
+        ({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}, {"a": ""}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["4"]}]}, {"a": "5"}, True),
+        ({"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["4"]}]}, {"a": "4"}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "Lt", "values": ["4"]}]}, {"a": "3"}, True),
+        ({"matchExpressions": [{"key": "a", "operator": "Lt", "values": ["4"]}]}, {"a": "x"}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "Lt", "values": ["4"]}]}, {}, False),
+    ],
+    ids=json.dumps,
+)
+def test_a_selector_selects_as_kubernetes_does(selector: object, labels: dict[str, str], selected: bool) -> None:
+    assert LabelSelector.model_validate(selector).matches(labels) is selected
+
+
+_SAMPLES: dict[str, object] = {
+    "backupPVC": {"fast": {"readOnly": True}},
+    "cachePVC": {"storageClass": "fast"},
+    "loadAffinity": [{"nodeSelector": {"matchLabels": {"a": "b"}}}],
+    "loadAffinityMode": "any",
+    "loadConcurrency.perNodeConfig": [{"nodeSelector": {"matchLabels": {"a": "b"}}, "number": 2}],
+    "loadConcurrency.restoresFirst": True,
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"a": "b"},
+    "podResources": {"cpuLimit": "1"},
+    "privilegedFsBackup": True,
+    "restorePVC": {"ignoreDelayBinding": True},
+    "tolerations": "inherit",
+}
+
+
+@pytest.mark.parametrize("path", _SAMPLES)
+def test_a_known_key_is_told_only_where_it_has_no_effect_yet(path: str) -> None:
+    section, dot, key = path.rpartition(".")
+    document = {section: {key: _SAMPLES[path]}} if dot else {path: _SAMPLES[path]}
+    told = f"{path}: not yet in force in this version; it changes nothing"
+    assert parse_config(json.dumps(document)).warnings == ([told] if path in NOT_YET_IN_FORCE else [])
+
+
+_NOTES = [
+    ({"priorityClass": "x"}, "priorityClass: unknown key; it changes nothing (did you mean priorityClassName?)"),
+    (
+        {"loadConcurrency": {"globalConf": 3}},
+        "loadConcurrency.globalConf: unknown key; it changes nothing (did you mean globalConfig?)",
+    ),
+    ({"zzz": 1}, "zzz: unknown key; it changes nothing"),
+    (
+        {"prepareQueueLength": 10},
+        "prepareQueueLength: unknown key; it changes nothing (did you mean loadConcurrency.prepareQueueLength?)",
+    ),
+    (
+        {"cachePVC": {"storageClass": "a", "thresholdInGB": 1}},
+        "cachePVC.thresholdInGB: unknown key; it changes nothing (did you mean residentThresholdInMB?)",
+    ),
+    ({"loadconcurrency": {}}, "loadconcurrency: read as loadConcurrency (capitals count elsewhere)"),
+    (
+        {"cachePVC": {"storageClass": "a"}, "cacheVolume": {}},
+        "cacheVolume: cachePVC stands here too; this one changes nothing",
+    ),
+    (
+        {"backupPVC": {"a": {"spcNoRelabeling": True}}},
+        "backupPVC.a.spcNoRelabeling: it changes nothing without readOnly",
+    ),
+    ({"cachePVC": {"residentThresholdInMB": 1}}, "cachePVC: without storageClass there is no cache volume"),
+    (
+        {"loadAffinity": [{}, {"storageClass": "a"}, {}]},
+        (
+            "loadAffinity[2]: only the first entry without a storage class counts; this one changes nothing "
+            '("loadAffinityMode": "any" makes them alternatives)'
+        ),
+    ),
+    (
+        {"loadConcurrency": {"perNodeConfig": [{"number": 4}]}},
+        "loadConcurrency.perNodeConfig: the rule for 4 has no nodeSelector: every node matches",
+    ),
+]
+
+
+@pytest.mark.parametrize(("document", "note"), _NOTES, ids=[note.split(":")[0] for _, note in _NOTES])
+def test_what_is_tolerated_is_told_with_a_hint(document: dict[str, Any], note: str) -> None:
+    parsed = parse_config(json.dumps(document))
+    assert [told for told in map(str, parsed.notes) if "not yet in force" not in told] == [note]
+    assert parsed.mistakes == ()
+
+
+def test_capitals_do_not_matter_as_with_the_peer() -> None:
+    assert parse_config('{"LOADCONCURRENCY": {"globalconfig": 3}}').config == _config(slots=3)
+
+
+def test_a_key_that_stands_twice_is_told() -> None:
+    parsed = parse_config('{"loadConcurrency": {"globalConfig": 3, "globalConfig": 4}}')
+    assert parsed.warnings == ["loadConcurrency.globalConfig: the key stands here twice; the last one counts"]
+    assert parsed.config == _config(slots=4)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "[" * 100_000], ids=lambda text: text[:6] or "empty")

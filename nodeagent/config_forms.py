@@ -1,0 +1,136 @@
+"""The forms that a value of the configuration may have, and what is said of one that has another.
+
+Knows Kubernetes' rules for the names and quantities that end up in a pod or a claim: what the
+API server would refuse must not get so far, or every load would fail for one typing error.
+Does not know the configuration's keys (`nodeagent.config_models`).
+Source: Kubernetes v1.34, apimachinery pkg/util/validation and pkg/apis/core/validation.
+"""
+
+import re
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, StrictStr
+from pydantic_core import PydanticCustomError
+
+from core.models.quantity import parse_quantity
+
+__all__ = [
+    "AnnotationMap",
+    "LabelKey",
+    "LabelMap",
+    "LabelValue",
+    "ObjectName",
+    "OptionalLabelKey",
+    "QuantityText",
+    "expected",
+    "is_at_most",
+    "is_zero",
+]
+
+_NAME_LIMIT: Final = 253
+_LABEL_LIMIT: Final = 63
+_ANNOTATIONS_LIMIT_BYTES: Final = 256 * 1024
+"""All annotations of an object together. Source: apimachinery pkg/api/validation."""
+
+_LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_DOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+
+
+def expected(what: str) -> PydanticCustomError:
+    """Return the error that says what should have been there."""
+    return PydanticCustomError("expected", "expected {expected}", {"expected": what})
+
+
+def is_at_most(request: str, limit: str) -> bool:
+    """Whether the quantity `request` fits under `limit`; a limit of 0 is none."""
+    bound = parse_quantity(limit)
+    return not bound or parse_quantity(request) <= bound
+
+
+def is_zero(quantity: str) -> bool:
+    """Whether the quantity is 0, however it is written."""
+    return not parse_quantity(quantity)
+
+
+def _check_object_name(name: str) -> str:
+    if name and (len(name) > _NAME_LIMIT or not _DOMAIN.fullmatch(name)):
+        raise expected("a name of small letters, digits, '-' and '.'")
+    return name
+
+
+def _is_label_key(key: str) -> bool:
+    prefix, slash, name = key.rpartition("/")
+    if len(name) > _LABEL_LIMIT or not _LABEL_NAME.fullmatch(name):
+        return False
+    return not slash or (len(prefix) <= _NAME_LIMIT and _DOMAIN.fullmatch(prefix) is not None)
+
+
+def _check_label_key(key: str) -> str:
+    if not _is_label_key(key):
+        raise expected("a key such as example.com/name: a domain may stand first, the name has at most 63 characters")
+    return key
+
+
+def _check_optional_label_key(key: str) -> str:
+    return key and _check_label_key(key)
+
+
+def _check_label_value(value: str) -> str:
+    if value and (len(value) > _LABEL_LIMIT or not _LABEL_NAME.fullmatch(value)):
+        raise expected(
+            "a label's value: at most 63 letters, digits, '-', '_' and '.', with a letter or digit at each end"
+        )
+    return value
+
+
+def _check_annotation_key(key: str) -> str:
+    # Source: Kubernetes takes capital letters in the domain of an annotation's key.
+    _check_label_key(key.lower())
+    return key
+
+
+def _check_text(text: str) -> str:
+    # JSON can say half of a character, which nobody can send or store.
+    if text.encode(errors="ignore").decode() != text:
+        raise expected("text")
+    return text
+
+
+def _check_annotations(annotations: dict[str, str]) -> dict[str, str]:
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
+    if size > _ANNOTATIONS_LIMIT_BYTES:
+        raise expected(f"annotations of {_ANNOTATIONS_LIMIT_BYTES // 1024} KiB together at most")
+    return annotations
+
+
+def _check_quantity(text: str) -> str:
+    if not text:
+        return text
+    try:
+        number = parse_quantity(text)
+    except (ValueError, ArithmeticError):
+        number = None
+    if number is None or number < 0:
+        raise expected('a quantity such as "500m", "2" or "4Gi"')
+    return text
+
+
+ObjectName = Annotated[StrictStr, AfterValidator(_check_object_name)]
+"""The name of a storage class or a priority class; empty: none."""
+
+LabelKey = Annotated[StrictStr, AfterValidator(_check_label_key)]
+OptionalLabelKey = Annotated[StrictStr, AfterValidator(_check_optional_label_key)]
+LabelValue = Annotated[StrictStr, AfterValidator(_check_label_value)]
+LabelMap = dict[LabelKey, LabelValue]
+"""Labels of an object, or the labels that a node must have."""
+
+AnnotationMap = Annotated[
+    dict[
+        Annotated[StrictStr, AfterValidator(_check_annotation_key)], Annotated[StrictStr, AfterValidator(_check_text)]
+    ],
+    AfterValidator(_check_annotations),
+]
+"""Annotations of an object."""
+
+QuantityText = Annotated[StrictStr, AfterValidator(_check_quantity)]
+"""A Kubernetes quantity as it is written; empty: none."""

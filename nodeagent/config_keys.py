@@ -1,0 +1,202 @@
+"""Which keys of the configuration document are known, and where each stands in the models.
+
+Knows how to walk a document and the models side by side: spellings, unknown keys, hints, the
+path that a reader finds a value by. Does not know what a value may be (`nodeagent.config_models`).
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from core.models.base import JsonDict
+from nodeagent.config_models import Section
+
+__all__ = [
+    "Finding",
+    "Location",
+    "Nested",
+    "SortedKeys",
+    "close_name",
+    "known_paths",
+    "load_json",
+    "nested_section",
+    "sort_keys",
+]
+
+Location = tuple[str | int, ...]
+"""Where a value stands: keys and indexes from the top."""
+
+_PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something in the document that its writer should know of: where, what, and a hint."""
+
+    path: str
+    problem: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.path}: " if self.path else ""
+        return f"{where}{self.problem}" + (f" ({self.hint})" if self.hint else "")
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that remembers which keys it was given twice."""
+
+    repeated: tuple[str, ...] = ()
+
+
+def load_json(text: str) -> object:
+    """Return what `text` says, its objects as dicts.
+
+    Raises:
+        ValueError: it is not JSON.
+        RecursionError: it is nested too deeply.
+    """
+
+    def build(pairs: list[tuple[str, Any]]) -> _Object:
+        built = _Object(pairs)
+        if len(built) < len(pairs):
+            keys = [key for key, _ in pairs]
+            built.repeated = tuple(key for key in built if keys.count(key) > 1)
+        return built
+
+    return json.loads(text, object_pairs_hook=build)
+
+
+class Nested(NamedTuple):
+    """The model of what a field holds: itself, in a list, or under the keys of a map."""
+
+    section: type[Section]
+    container: str
+
+
+def nested_section(info: FieldInfo) -> Nested | None:
+    """Return the model inside a field, with `""`, `"list"` or `"map"`; None where it holds plain values."""
+    return _nested(info.annotation, "")
+
+
+def _nested(annotation: object, container: str) -> Nested | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return Nested(annotation, container)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is dict:
+        return _nested(arguments[1], "map")
+    inside = "list" if origin is tuple else container
+    return next((found for part in arguments if (found := _nested(part, inside))), None)
+
+
+@dataclass
+class SortedKeys:
+    """A document with known keys only, each in its own spelling.
+
+    `written` tells how a key was spelt where that differs, by the key's location.
+    """
+
+    document: JsonDict = field(default_factory=dict)
+    notes: list[Finding] = field(default_factory=list)
+    written: dict[Location, str] = field(default_factory=dict)
+
+    def show(self, location: Location) -> str:
+        """Return a location as its reader finds it, such as `loadAffinity[1].storageClass`."""
+        shown = ""
+        for depth, part in enumerate(location, 1):
+            if isinstance(part, int):
+                shown += f"[{part}]"
+                continue
+            key = self.written.get(location[:depth], part)
+            if _PLAIN_KEY.fullmatch(key):
+                shown += f".{key}" if shown else key
+            else:
+                shown += f"[{json.dumps(key)}]"
+        return shown
+
+
+def sort_keys(document: JsonDict, section: type[Section]) -> SortedKeys:
+    """Return the known keys of `document`, with a note on every other one.
+
+    Keys are known whatever their capitals, and null is as good as absent: that is how the peer
+    reads them. Source: Go, encoding/json.
+    """
+    sorter = _Sorter(section)
+    sorter.found.document = sorter.sort_object(document, section, ())
+    return sorter.found
+
+
+class _Sorter:
+    """One walk through a document."""
+
+    def __init__(self, root: type[Section]) -> None:
+        self.found = SortedKeys()
+        self._root = root
+
+    def sort_object(self, value: JsonDict, section: type[Section], place: Location) -> JsonDict:
+        fields = {info.alias or name: info for name, info in section.model_fields.items()}
+        spellings = {alias.lower(): alias for alias in (*fields, *section.other_names)}
+        for key in getattr(value, "repeated", ()):
+            self._note((*place, key), "the key stands here twice; the last one counts")
+        kept: JsonDict = {}
+        for key, item in value.items():
+            spelling = key if key in fields else spellings.get(key.lower(), "")
+            alias = section.other_names.get(spelling, spelling)
+            if not alias:
+                hint = self._hint(key, [*fields, *section.other_names], place)
+                self._note((*place, key), "unknown key; it changes nothing", hint)
+            elif key != alias and (alias in kept or alias in value):
+                self._note((*place, key), f"{alias} stands here too; this one changes nothing")
+            elif item is not None:
+                here = (*place, alias)
+                if key != alias:
+                    self.found.written[here] = key
+                if key != spelling:
+                    self._note(here, f"read as {spelling}", "capitals count elsewhere")
+                kept[alias] = self._sort_value(item, nested_section(fields[alias]), here)
+        return kept
+
+    def _sort_value(self, value: object, nested: Nested | None, place: Location) -> object:
+        if nested is None:
+            return value
+        inside = Nested(nested.section, "")
+        if nested.container == "list" and isinstance(value, list):
+            return [self._sort_value(item, inside, (*place, index)) for index, item in enumerate(value)]
+        if nested.container == "list" or not isinstance(value, dict):
+            return value
+        if nested.container == "map":
+            kept = ((key, item) for key, item in value.items() if item is not None)
+            return {key: self._sort_value(item, inside, (*place, key)) for key, item in kept}
+        return self.sort_object(value, nested.section, place)
+
+    def _note(self, place: Location, problem: str, hint: str = "") -> None:
+        self.found.notes.append(Finding(self.found.show(place), problem, hint))
+
+    def _hint(self, key: str, candidates: Iterable[str], place: Location) -> str:
+        """Return which known key may be meant: one of this object, else the same word further down."""
+        close = close_name(key, candidates)
+        if not close and not place:
+            deeper = (path for path, _ in known_paths(self._root))
+            close = next((path for path in deeper if path.rpartition(".")[2].lower() == key.lower()), "")
+        return f"did you mean {close}?" if close else ""
+
+
+def close_name(name: str, candidates: Iterable[str]) -> str:
+    """Return the candidate that is written almost like `name`; empty where there is none."""
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return by_lower[close[0]] if close else ""
+
+
+def known_paths(section: type[Section], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every key as a path, such as `backupPVC.<name>.readOnly`, with what the model says of it."""
+    for name, info in section.model_fields.items():
+        path = f"{above}{info.alias or name}"
+        yield path, info
+        if nested := nested_section(info):
+            inside = {"list": f"{path}[].", "map": f"{path}.<name>.", "": f"{path}."}[nested.container]
+            yield from known_paths(nested.section, inside)

@@ -1,0 +1,413 @@
+"""Every key of the document in the ConfigMap named by `--node-agent-configmap`.
+
+Knows names, forms, defaults and what each key does; the schema in docs/config.schema.json and
+the table in docs/configuration.md are made from these models. Does not know what becomes of a
+value that does not fit (`nodeagent.config`), or of one that does (`nodeagent.mover_plan`).
+Source: Velero v1.18, pkg/types/node_agent.go and pkg/cmd/cli/nodeagent/server.go. Keys of ours
+are marked so.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, Tag, field_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core.core_schema import ValidationInfo
+
+from core.models.base import JsonDict
+from core.models.names import AGENT_LABELS
+from nodeagent.config_forms import (
+    AnnotationMap,
+    LabelKey,
+    LabelMap,
+    LabelValue,
+    ObjectName,
+    OptionalLabelKey,
+    QuantityText,
+    expected,
+    is_at_most,
+    is_zero,
+)
+
+__all__ = [
+    "INHERIT",
+    "LARGEST_PREPARE_QUEUE",
+    "AffinityMode",
+    "AgentConfig",
+    "BackupPVC",
+    "CachePVC",
+    "LabelSelector",
+    "LoadAffinity",
+    "LoadConcurrency",
+    "NodeRule",
+    "PodResources",
+    "Requirement",
+    "RestorePVC",
+    "Section",
+    "Toleration",
+]
+
+LARGEST_PREPARE_QUEUE: Final = 20_000
+"""The ledger of admissions is one ConfigMap: at most 1 MiB, 37 bytes a load, with room to spare."""
+
+_LARGEST_NUMBER: Final = 2**31 - 1
+"""Far beyond any use; keeps sums and sizes within what every reader of them can hold."""
+
+INHERIT: Final = "inherit"
+
+_PositiveNumber = Annotated[StrictInt, Field(ge=1, le=_LARGEST_NUMBER)]
+
+
+class Section(BaseModel):
+    """A JSON object of the document; keys that nobody named are passed over.
+
+    `other_names` are further spellings of a key, by the spelling.
+    """
+
+    other_names: ClassVar[Mapping[str, str]] = {}
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, defer_build=True
+    )
+
+
+class Operator(StrEnum):
+    """How a requirement compares."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+    GREATER = "Gt"
+    LESS = "Lt"
+
+
+_OF_SETS: Final = frozenset({Operator.IN, Operator.NOT_IN})
+_OF_NUMBERS: Final = frozenset({Operator.GREATER, Operator.LESS})
+
+
+class Requirement(Section):
+    """One of `matchExpressions`."""
+
+    key: LabelKey = Field(description="label of the node")
+    operator: Operator = Field(description="how the label's value is compared")
+    values: tuple[LabelValue, ...] = Field(
+        default=(),
+        validate_default=True,
+        description="what it is compared with: some for In and NotIn, one whole number for Gt and Lt, none for Exists "
+        "and DoesNotExist",
+    )
+
+    @field_validator("values")
+    @classmethod
+    def _fit_operator(cls, values: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        operator = info.data.get("operator")
+        if operator in _OF_SETS and not values:
+            raise expected(f"at least one value, as {operator} asks for")
+        if operator in _OF_NUMBERS and (len(values) != 1 or not values[0].lstrip("-").isdecimal()):
+            raise expected(f"one whole number in quotes, as {operator} asks for")
+        if operator in {Operator.EXISTS, Operator.DOES_NOT_EXIST} and values:
+            raise expected(f"no values, as {operator} asks for")
+        return values
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with `labels` fulfils it."""
+        value = labels.get(self.key)
+        match self.operator:
+            case Operator.IN:
+                return value in self.values
+            case Operator.NOT_IN:
+                return value not in self.values
+            case Operator.EXISTS:
+                return value is not None
+            case Operator.DOES_NOT_EXIST:
+                return value is None
+        try:
+            number, bound = int(value or ""), int(self.values[0])
+        except ValueError:
+            return False
+        return number > bound if self.operator is Operator.GREATER else number < bound
+
+
+class LabelSelector(Section):
+    """Which nodes: all of it has to hold; empty: every node."""
+
+    match_labels: LabelMap = Field(default_factory=dict, description="labels that a node must have, with their values")
+    match_expressions: tuple[Requirement, ...] = Field(default=(), description="further conditions on a node's labels")
+
+    @property
+    def empty(self) -> bool:
+        """Whether it asks for nothing."""
+        return not self.match_labels and not self.match_expressions
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with `labels` is selected."""
+        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
+            requirement.matches(labels) for requirement in self.match_expressions
+        )
+
+
+class NodeRule(Section):
+    """One of `loadConcurrency.perNodeConfig`."""
+
+    node_selector: LabelSelector = Field(default_factory=LabelSelector, description="the nodes it is about")
+    number: _PositiveNumber = Field(description="loads that move data on such a node at a time", examples=[3])
+
+    @field_validator("node_selector")
+    @classmethod
+    def _has_no_order(cls, selector: LabelSelector) -> LabelSelector:
+        # Source: Kubernetes, metav1.LabelSelectorAsSelector.
+        if any(requirement.operator in _OF_NUMBERS for requirement in selector.match_expressions):
+            raise expected("no Gt and no Lt, which only loadAffinity knows")
+        return selector
+
+
+class LoadConcurrency(Section):
+    """How much goes on at a time."""
+
+    global_config: _PositiveNumber = Field(
+        default=1, description="loads that move data on one node at a time", examples=[2]
+    )
+    per_node_config: tuple[NodeRule, ...] = Field(
+        default=(), description="other numbers for some nodes; where several match, the smallest counts"
+    )
+    prepare_queue_length: Annotated[StrictInt, Field(ge=1, le=LARGEST_PREPARE_QUEUE)] | None = Field(
+        default=None,
+        description="loads of the whole cluster, of all kinds, that may be Accepted or Prepared at a time",
+        examples=[100],
+    )
+    restores_first: StrictBool = Field(
+        default=False, description="restores are accepted before backups (a key of ours)", examples=[True]
+    )
+
+
+class LoadAffinity(Section):
+    """One of `loadAffinity`: nodes for data movers."""
+
+    node_selector: LabelSelector = Field(
+        default_factory=LabelSelector, description="the nodes where movers of DataUploads and DataDownloads may run"
+    )
+    storage_class: ObjectName = Field(
+        default="",
+        description="only for volumes of this class; for backups, the class that backupPVC names",
+        examples=["fast"],
+    )
+
+
+class AffinityMode(StrEnum):
+    """What several fitting entries of `loadAffinity` mean."""
+
+    FIRST = "first"
+    """The first counts, as with the peer."""
+    ANY = "any"
+    """They are alternatives."""
+
+
+class BackupPVC(Section):
+    """An entry of `backupPVC`: the claim that a backup reads from."""
+
+    storage_class: ObjectName = Field(
+        default="", description="storage class of the claim; empty: the source's", examples=["fast-single-replica"]
+    )
+    read_only: StrictBool = Field(
+        default=False,
+        description="the claim's access mode is ReadOnlyMany instead of ReadWriteOnce, and it is mounted read-only",
+        examples=[True],
+    )
+    spc_no_relabeling: StrictBool = Field(
+        default=False,
+        description="SELinux type spc_t for the mover, which spares relabeling every file; only with readOnly",
+        examples=[True],
+    )
+    annotations: AnnotationMap = Field(
+        default_factory=dict, description="annotations of the claim", examples=[{"example.com/clone": "shallow"}]
+    )
+
+
+class RestorePVC(Section):
+    """The claim that a restore writes to."""
+
+    ignore_delay_binding: StrictBool = Field(
+        default=False,
+        description="restore into a WaitForFirstConsumer class without waiting for the pod that will use it",
+        examples=[True],
+    )
+
+
+class CachePVC(Section):
+    """A claim of its own for a restore's cache."""
+
+    other_names: ClassVar[Mapping[str, str]] = {"residentThresholdMB": "residentThresholdInMB"}
+
+    storage_class: ObjectName = Field(
+        default="", description="storage class of the claim; without one there is no cache volume", examples=["fast"]
+    )
+    resident_threshold_in_mb: Annotated[StrictInt, Field(ge=0, le=_LARGEST_NUMBER)] = Field(
+        default=0,
+        alias="residentThresholdInMB",
+        description="size of a backup, in MiB, from which its restore gets a cache volume; also residentThresholdMB",
+        examples=[1024],
+    )
+
+
+class PodResources(Section):
+    """Requests and limits of data movers; empty or `0`: none."""
+
+    cpu_request: QuantityText = Field(default="", description="CPU request", examples=["500m"])
+    cpu_limit: QuantityText = Field(default="", description="CPU limit", examples=["2"])
+    memory_request: QuantityText = Field(default="", description="memory request", examples=["512Mi"])
+    memory_limit: QuantityText = Field(default="", description="memory limit", examples=["2Gi"])
+    ephemeral_storage_request: QuantityText = Field(
+        default="", description="request of space on the node, for kopia's cache", examples=["6Gi"]
+    )
+    ephemeral_storage_limit: QuantityText = Field(
+        default="", description="limit of space on the node", examples=["8Gi"]
+    )
+
+    @field_validator("cpu_limit", "memory_limit", "ephemeral_storage_limit")
+    @classmethod
+    def _covers_request(cls, limit: str, info: ValidationInfo) -> str:
+        request = info.data.get((info.field_name or "").replace("_limit", "_request"))
+        if limit and request and not is_at_most(request, limit):
+            raise expected(f"no less than what is requested, {request}")
+        return limit
+
+    def to_wire(self) -> JsonDict:
+        """Return it as `resources` of a container; empty where nothing is asked for."""
+        found: dict[str, dict[str, str]] = {}
+        for name, request, limit in (
+            ("cpu", self.cpu_request, self.cpu_limit),
+            ("memory", self.memory_request, self.memory_limit),
+            ("ephemeral-storage", self.ephemeral_storage_request, self.ephemeral_storage_limit),
+        ):
+            for kind, text in (("requests", request), ("limits", limit)):
+                # Source: Velero v1.18, pkg/util/kube/resource_requirements.go: 0 is unbounded.
+                if text and not is_zero(text):
+                    found.setdefault(kind, {})[name] = text
+        return found
+
+
+class Toleration(Section):
+    """A toleration as pods have it."""
+
+    operator: Literal["Equal", "Exists", ""] = Field(default="", description="Equal (the default) or Exists")
+    key: OptionalLabelKey = Field(
+        default="", validate_default=True, description="taint that is tolerated; empty, with Exists: every taint"
+    )
+    value: LabelValue = Field(default="", description="the taint's value; none with Exists")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = Field(
+        default="", description="the taint's effect; empty: every effect"
+    )
+    toleration_seconds: StrictInt | None = Field(
+        default=None, description="for how long a NoExecute taint is tolerated, in seconds"
+    )
+
+    @field_validator("key")
+    @classmethod
+    def _has_key(cls, key: str, info: ValidationInfo) -> str:
+        if not key and info.data.get("operator") != "Exists":
+            raise expected("a key; only the operator Exists goes without")
+        return key
+
+    @field_validator("value")
+    @classmethod
+    def _exists_has_no_value(cls, value: str, info: ValidationInfo) -> str:
+        if value and info.data.get("operator") == "Exists":
+            raise expected("no value, as Exists asks for")
+        return value
+
+    @field_validator("toleration_seconds")
+    @classmethod
+    def _needs_no_execute(cls, seconds: int | None, info: ValidationInfo) -> int | None:
+        if seconds is not None and info.data.get("effect") != "NoExecute":
+            raise expected("none, except with the effect NoExecute")
+        return seconds
+
+    def to_wire(self) -> JsonDict:
+        """Return it as an entry of a pod's `tolerations`."""
+        return {key: value for key, value in self.model_dump(by_alias=True).items() if value not in ("", None)}
+
+
+def _form_of_tolerations(value: Any) -> str | None:  # noqa: ANN401 - raw JSON
+    if isinstance(value, (list, tuple)):
+        return ":list"
+    return ":word" if value == INHERIT else None
+
+
+_Tolerations = Annotated[
+    Annotated[tuple[Toleration, ...], Tag(":list")] | Annotated[Literal["inherit"], Tag(":word")],
+    Discriminator(
+        _form_of_tolerations,
+        custom_error_type="expected",
+        custom_error_message="expected {expected}",
+        custom_error_context={"expected": 'a list of tolerations, or "inherit"'},
+    ),
+]
+
+
+class AgentConfig(Section):
+    """The whole document; every default is the peer's."""
+
+    other_names: ClassVar[Mapping[str, str]] = {"cacheVolume": "cachePVC"}
+
+    load_concurrency: LoadConcurrency = Field(default_factory=LoadConcurrency, description="how much goes on at a time")
+    load_affinity: tuple[LoadAffinity, ...] = Field(
+        default=(),
+        description="nodes for the movers of DataUploads and DataDownloads: the first entry of the volume's storage "
+        "class counts, else the first without a class",
+    )
+    load_affinity_mode: AffinityMode = Field(
+        default=AffinityMode.FIRST,
+        description="any: all entries that fit the volume are alternatives, instead of the first (a key of ours)",
+        examples=["any"],
+    )
+    backup_pvc: dict[str, BackupPVC] = Field(
+        default_factory=dict,
+        alias="backupPVC",
+        description="the claims that backups read from, by the storage class of the source volume",
+    )
+    restore_pvc: RestorePVC = Field(
+        default_factory=RestorePVC, alias="restorePVC", description="the claims that restores write to"
+    )
+    cache_pvc: CachePVC = Field(
+        default_factory=CachePVC, alias="cachePVC", description="a volume for a restore's cache; also cacheVolume"
+    )
+    pod_resources: PodResources = Field(
+        default_factory=PodResources,
+        description="requests and limits of mover pods; one bad value and none of them counts",
+    )
+    priority_class_name: ObjectName = Field(
+        default="",
+        description="priority class of mover pods; one that the cluster lacks is dropped with a warning",
+        examples=["data-mover"],
+    )
+    privileged_fs_backup: StrictBool = Field(
+        default=False,
+        description="movers of PodVolumeBackups and PodVolumeRestores are privileged, where the node asks for that",
+        examples=[True],
+    )
+    pod_labels: LabelMap = Field(
+        default_factory=dict,
+        description="labels of mover pods, in the place of those they inherit",
+        examples=[{"team": "storage"}],
+    )
+    pod_annotations: AnnotationMap = Field(
+        default_factory=dict,
+        description="annotations of mover pods, in the place of those they inherit",
+        examples=[{"sidecar.istio.io/inject": "false"}],
+    )
+    tolerations: _Tolerations = Field(
+        default=(),
+        description='tolerations of mover pods beside the inherited ones; "inherit": all that the DaemonSet has '
+        "(a key of ours)",
+        examples=[[{"key": "dedicated", "operator": "Equal", "value": "backup", "effect": "NoSchedule"}]],
+    )
+
+    @field_validator("pod_labels")
+    @classmethod
+    def _is_no_agent(cls, labels: dict[str, str]) -> dict[str, str]:
+        # A mover with it would be taken for the agent of its node, and be given loads.
+        if labels.items() >= AGENT_LABELS.items():
+            raise expected(f"other labels than {AGENT_LABELS}, by which agents are known")
+        return labels
