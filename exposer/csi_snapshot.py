@@ -15,8 +15,8 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
 )
 from core.models.base import JsonDict
+from exposer.causes import CauseFinder
 from exposer.claims import build_backup_claim
-from exposer.diagnose import diagnose_pod
 from exposer.handover import SourceHandover
 from exposer.model import Exposed, Guard, NotOwnerError, SnapshotRequest, Waiting
 from exposer.ownership import CLEANING_UP, ExposeRun, belongs, patch_if_there, remove, remove_owned
@@ -38,8 +38,9 @@ _FAST_CLONE_ANNOTATION = "csi.vsphere.volume/fast-provisioning"
 class CSISnapshotExposer:
     """The `Exposer` of DataUploads."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
         self._client = client
+        self._causes = causes
         self._source = SourceHandover(client)
 
     async def check(self, request: SnapshotRequest) -> Waiting | None:
@@ -87,7 +88,7 @@ class CSISnapshotExposer:
             pod = await self._ensure_all(request, run)
         if isinstance(pod, Waiting):
             return pod
-        return diagnose_pod(pod) or Exposed(pod)
+        return await self._causes.explain(pod) or Exposed(pod)
 
     async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Waiting:
         content = await self._ensure_content(request, run)

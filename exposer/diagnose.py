@@ -1,9 +1,11 @@
 """What a mover pod's status says: why it does not run yet, and how it ended.
 
-Knows the words of scheduler and kubelet. Pure: knows nothing beside the pod it is shown.
+Knows the words of scheduler and kubelet. Pure: knows nothing beside the pod it is shown;
+where its status tells too little, `exposer.causes` asks further.
 Source: Kubernetes v1.34, pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go and
 pkg/kubelet/kuberuntime/kuberuntime_container.go (reasons of a waiting container),
-pkg/apis/core/types.go (conditions PodScheduled and DisruptionTarget).
+pkg/apis/core/types.go (conditions PodScheduled and DisruptionTarget),
+pkg/scheduler/framework/plugins/volumebinding (words about claims).
 """
 
 from dataclasses import dataclass
@@ -13,15 +15,28 @@ from core.errors import ExposeError
 from core.models.base import JsonDict
 from exposer.model import Waiting
 
-__all__ = ["PodEnd", "diagnose_pod", "parse_pod_end"]
+__all__ = ["SCHEDULING", "STARTING", "UNBOUND", "PodEnd", "diagnose_pod", "parse_pod_end"]
+
+SCHEDULING: Final = "Scheduling"
+"""The reason of a wait for the scheduler, which says nothing."""
+
+UNBOUND: Final = "ClaimUnbound"
+"""The reason of a wait for a claim of the pod; the scheduler does not know what that waits for."""
+
+STARTING: Final = "ContainerCreating"
+"""The reason of a wait for the kubelet, which says nothing in the pod's status."""
 
 _PERMANENT: Final = frozenset({"ErrImageNeverPull", "InvalidImageName"})
 """Reasons of a waiting container that only another pod manifest would change."""
 
+_PULLING: Final = "ImagePullBackOff"
+"""The kubelet changes between this reason and ErrImagePull with every try: it is one wait."""
+
 _IMAGE: Final = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
+    {"ErrImagePull", _PULLING, "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
 )
-_STARTING: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
+_STARTING: Final = frozenset({"", STARTING, "PodInitializing"})
+_ABOUT_CLAIMS: Final = ("unbound immediate PersistentVolumeClaims", "binding volumes", 'persistentvolumeclaim "')
 
 
 @dataclass(frozen=True)
@@ -55,10 +70,11 @@ def diagnose_pod(pod: JsonDict) -> Waiting | None:
     if reason in _PERMANENT:
         raise ExposeError(f"pod {place} cannot start on node {node}: {_told(reason, words)}")
     if reason in _IMAGE:
-        return Waiting(reason, f"pod {place} waits for its image on node {node}: {_told(reason, words)}")
+        text = f"pod {place} waits for its image on node {node}: {_told(reason, words)}"
+        return Waiting(_PULLING if reason == "ErrImagePull" else reason, text, trouble=True)
     if reason in _STARTING:
-        return Waiting("ContainerCreating", f"pod {place} is being started on node {node}")
-    return Waiting(reason, f"pod {place} cannot start on node {node} yet: {_told(reason, words)}")
+        return Waiting(STARTING, f"pod {place} is being started on node {node}")
+    return Waiting(reason, f"pod {place} cannot start on node {node} yet: {_told(reason, words)}", trouble=True)
 
 
 def parse_pod_end(pod: JsonDict) -> PodEnd | None:
@@ -84,11 +100,14 @@ def parse_pod_end(pod: JsonDict) -> PodEnd | None:
 
 def _diagnose_placement(status: JsonDict, place: str) -> Waiting:
     scheduled = _condition(status, "PodScheduled")
-    if scheduled.get("status") == "False":
-        reason = scheduled.get("reason") or "Unschedulable"
-        words = scheduled.get("message") or "the scheduler gives no reason"
-        return Waiting(reason, f"no node takes pod {place}: {words}")
-    return Waiting("Scheduling", f"pod {place} waits for the scheduler")
+    if scheduled.get("status") != "False":
+        return Waiting(SCHEDULING, f"pod {place} waits for the scheduler")
+    reason = scheduled.get("reason") or "Unschedulable"
+    words = scheduled.get("message") or "the scheduler gives no reason"
+    text = f"no node takes pod {place}: {words}"
+    if any(part in words for part in _ABOUT_CLAIMS):
+        return Waiting(UNBOUND, text)
+    return Waiting(reason, text, trouble=True)
 
 
 def _waiting_state(status: JsonDict) -> JsonDict:

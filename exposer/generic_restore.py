@@ -15,13 +15,13 @@ from core.kube.resources import (
 )
 from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
+from exposer.causes import CauseFinder
 from exposer.claims import (
     build_cache_claim,
     build_restore_claim,
     cache_claim_name,
     claim_volume_mode,
 )
-from exposer.diagnose import diagnose_pod
 from exposer.model import Exposed, Guard, KeptVolume, NotOwnerError, RestoreRequest, Waiting
 from exposer.ownership import ExposeRun, belongs, remove, remove_owned
 from exposer.pod import build_restore_pod
@@ -34,8 +34,9 @@ __all__ = ["GenericRestoreExposer"]
 class GenericRestoreExposer:
     """The `RestoreExposer` of DataDownloads."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
         self._client = client
+        self._causes = causes
         self._rebinder = Rebinder(client)
 
     async def check(self, request: RestoreRequest) -> Waiting | None:
@@ -105,7 +106,7 @@ class GenericRestoreExposer:
             pod = await self._ensure_all(request, run)
         if isinstance(pod, Waiting):
             return pod
-        return diagnose_pod(pod) or Exposed(pod)
+        return await self._causes.explain(pod) or Exposed(pod)
 
     async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> JsonDict | Waiting:
         target = await self._read_target(request)

@@ -103,10 +103,14 @@ class Exposed:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Not yet: `reason` in CamelCase, `message` for the custom resource's reader."""
+    """Not yet: `reason` in CamelCase, `message` for the custom resource's reader.
+
+    `trouble` says that no good run waits for this: somebody may have to do something.
+    """
 
     reason: str
     message: str
+    trouble: bool = False
 
 
 @dataclass(frozen=True)

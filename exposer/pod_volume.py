@@ -10,7 +10,7 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
-from exposer.diagnose import diagnose_pod
+from exposer.causes import CauseFinder
 from exposer.kubelet_folders import build_volume_folder, claim_of
 from exposer.model import Exposed, Guard, LocatedVolume, NotOwnerError, PodVolumeRequest, Waiting
 from exposer.ownership import ExposeRun, remove_owned
@@ -31,8 +31,9 @@ __all__ = ["PodVolumeExposer"]
 class PodVolumeExposer:
     """The exposer of PodVolumeBackups and PodVolumeRestores."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
         self._client = client
+        self._causes = causes
 
     async def locate(self, request: PodVolumeRequest) -> LocatedVolume | Waiting:
         """Return where the volume is, or what its pod has to reach first; reads only.
@@ -110,7 +111,7 @@ class PodVolumeExposer:
             await run.confirm()
         if isinstance(pod, Waiting):
             return pod
-        return diagnose_pod(pod) or Exposed(pod)
+        return await self._causes.explain(pod) or Exposed(pod)
 
     async def _read_workload(self, request: PodVolumeRequest) -> JsonDict | None:
         return await self._client.read(PODS, request.workload.namespace, request.workload.name)

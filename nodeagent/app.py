@@ -22,6 +22,7 @@ from core.models.base import JsonDict
 from core.models.loads import Load
 from core.models.names import AGENT_DAEMONSET
 from core.version import VERSION
+from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import MoverOptions, PodSettings
@@ -248,11 +249,12 @@ async def _run_until_signal(agent: Agent) -> None:
 
 def _build_kinds(client: KubeClient, clock: Clock, plan: Plan) -> list[Kind]:
     names = plan.settings.datamover_names
+    causes = CauseFinder(client, clock)
     return [
-        DataUploadKind(client, CSISnapshotExposer(client), plan.mover, names),
-        DataDownloadKind(client, clock, GenericRestoreExposer(client), plan.mover, names),
-        PodVolumeBackupKind(client, PodVolumeExposer(client), plan.mover, names),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client), plan.mover, names),
+        DataUploadKind(client, CSISnapshotExposer(client, causes), plan.mover, names),
+        DataDownloadKind(client, clock, GenericRestoreExposer(client, causes), plan.mover, names),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), plan.mover, names),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), plan.mover, names),
     ]
 
 

@@ -37,7 +37,8 @@ class BackupScene:
 
     def exposer(self, transport: Transport | None = None) -> CSISnapshotExposer:
         """A new exposer, knowing nothing of earlier ones."""
-        return CSISnapshotExposer(self.world.client_over(transport or self.world.kube))
+        client = self.world.client_over(transport or self.world.kube)
+        return CSISnapshotExposer(client, self.world.causes_over(client))
 
     def _put_claim(self, mode: str) -> None:
         spec: JsonDict = {
@@ -89,7 +90,8 @@ class RestoreScene:
 
     def exposer(self, transport: Transport | None = None) -> GenericRestoreExposer:
         """A new exposer, knowing nothing of earlier ones."""
-        return GenericRestoreExposer(self.world.client_over(transport or self.world.kube))
+        client = self.world.client_over(transport or self.world.kube)
+        return GenericRestoreExposer(client, self.world.causes_over(client))
 
     def put_target(self, name: str, *, mode: str = "Filesystem", node: str = "", **spec: Any) -> None:
         """Store a claim as a Velero server restores it: its selector keeps provisioners away."""

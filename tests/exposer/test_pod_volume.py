@@ -28,7 +28,7 @@ class Scene:
     def __init__(self, kind: str = "podvolumebackup", **request: Any) -> None:
         self.world = World()
         self.request: PodVolumeRequest = pod_volume_request(kind, **request)
-        self.exposer = PodVolumeExposer(self.world.client)
+        self.exposer = PodVolumeExposer(self.world.client, self.world.causes_over(self.world.client))
         self.spec: JsonDict = {
             "nodeName": "node-a",
             "tolerations": [

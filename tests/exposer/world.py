@@ -24,6 +24,7 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
+from exposer.causes import CauseFinder
 from exposer.model import Exposed, Waiting
 from tests.support.fakekube import FakeKube
 
@@ -96,6 +97,11 @@ class World:
     def client_over(transport: Transport) -> KubeClient:
         """A client that tries nothing twice, so that every fault is seen."""
         return KubeClient(transport, Retry(SystemClock(), attempts=1))
+
+    @staticmethod
+    def causes_over(client: KubeClient) -> CauseFinder:
+        """What explains pods that do not run, asking over the same transport as `client`."""
+        return CauseFinder(client, SystemClock())
 
     def put(self, resource: Resource, name: str, **fields: Any) -> None:
         """Store an object; `namespace`, `labels` and `uid` go into its metadata."""

@@ -21,6 +21,7 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH
+from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import KeptVolume, Owner, RestoreRequest, Waiting
@@ -115,7 +116,7 @@ async def test_a_volume_changes_hands(apiserver: ApiServer, namespace: str, clie
             },
         },
     )
-    exposer = GenericRestoreExposer(client)
+    exposer = GenericRestoreExposer(client, CauseFinder(client, SystemClock()))
 
     waits = [await exposer.rebind(request, kept)]
     retained = await client.get(PERSISTENT_VOLUMES, "", volume)

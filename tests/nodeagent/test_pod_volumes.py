@@ -7,6 +7,7 @@ from core.kube.resources import PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, POD_VOLUME_FINALIZER
+from exposer.causes import CauseFinder
 from exposer.pod_volume import PodVolumeExposer
 from exposer.template import AgentTemplate
 from nodeagent.kinds.base import Admission, MoverPlan, Verdict
@@ -35,10 +36,11 @@ def kind_of(
     name: str, kube: FakeKube, *, reachable: bool = True, names: frozenset[str] = BUILT_IN
 ) -> PodVolumeBackupKind | PodVolumeRestoreKind:
     client = KubeClient(kube, Retry(LoopClock()))
+    exposer = PodVolumeExposer(client, CauseFinder(client, LoopClock()))
     plan = MoverPlan(AgentTemplate("mover:1", host_pods_mounted=reachable))
     if name == "PodVolumeBackup":
-        return PodVolumeBackupKind(client, PodVolumeExposer(client), plan, names)
-    return PodVolumeRestoreKind(client, PodVolumeExposer(client), plan, names)
+        return PodVolumeBackupKind(client, exposer, plan, names)
+    return PodVolumeRestoreKind(client, exposer, plan, names)
 
 
 async def admission(load: JsonDict, *objects: JsonDict, reachable: bool = True) -> Admission:

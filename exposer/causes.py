@@ -1,0 +1,144 @@
+"""Why a mover pod does not run, in the words of whoever knows.
+
+Knows whom to ask when a pod's own status tells too little: the claims that it waits for, and
+the Events of claim or pod. Keeps for each waiting pod what was told last, and asks rarely.
+Does not know what status (`exposer.diagnose`) and Events (`exposer.event_words`) mean, nor
+who reads the answer.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from core.clock import Clock
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError
+from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
+from core.logs import fields
+from core.models.base import JsonDict
+from exposer.diagnose import SCHEDULING, STARTING, UNBOUND, diagnose_pod
+from exposer.event_words import Words, about_claim, about_pod
+from exposer.model import Waiting
+
+__all__ = ["CauseFinder"]
+
+_log = logging.getLogger(__name__)
+
+_UNTOLD: Final = frozenset({SCHEDULING, STARTING, UNBOUND})
+"""What a pod's status says while it waits for something that it does not know."""
+
+_PATIENCE_SECONDS: Final = 3.0
+"""So long every pod that is well may say nothing; a good run asks for no Events."""
+
+_PAUSE_SECONDS: Final = 4.0
+"""Between two questions about one pod: less than the 5 s between two looks at its load."""
+
+_QUESTIONS_A_SECOND: Final = 5.0
+"""All pods together: where very many wait, each is asked about less often."""
+
+_FORGET_SECONDS: Final = 300.0
+"""After so long without a look at it a pod is not waited for any more."""
+
+
+@dataclass
+class _Question:
+    """One silent pod: since when, when it was asked about, and what the answer was."""
+
+    silence: str
+    since_seconds: float
+    seen_at_seconds: float
+    asked_at_seconds: float | None = None
+    answer: Waiting | None = None
+
+
+class CauseFinder:
+    """Explains pods that do not run, for one agent."""
+
+    def __init__(self, client: KubeClient, clock: Clock) -> None:
+        """Ask through `client`, as often as `clock` allows."""
+        self._client = client
+        self._clock = clock
+        self._questions: dict[str, _Question] = {}
+
+    async def explain(self, pod: JsonDict) -> Waiting | None:
+        """Return what keeps `pod` (a v1 Pod as JSON dict, just read) from running; None where nothing does.
+
+        Raises:
+            ExposeError: it will never run.
+        """
+        waiting = diagnose_pod(pod)
+        uid = pod["metadata"]["uid"]
+        if waiting is None or waiting.reason not in _UNTOLD:
+            self._questions.pop(uid, None)
+            return waiting
+        question = self._note(uid, waiting)
+        if self._is_due(question):
+            question.asked_at_seconds = self._clock.monotonic()
+            question.answer = await self._ask(pod, waiting)
+        return question.answer or waiting
+
+    def _note(self, uid: str, waiting: Waiting) -> _Question:
+        """Return what is known about that silent pod; forget those that nobody looks at any more."""
+        now = self._clock.monotonic()
+        gone = [key for key, one in self._questions.items() if now - one.seen_at_seconds >= _FORGET_SECONDS]
+        for key in gone:
+            del self._questions[key]
+        found = self._questions.get(uid)
+        if found is None or found.silence != waiting.reason:
+            found = self._questions[uid] = _Question(waiting.reason, now, now)
+        found.seen_at_seconds = now
+        return found
+
+    def _is_due(self, question: _Question) -> bool:
+        now = self._clock.monotonic()
+        if now - question.since_seconds < _PATIENCE_SECONDS:
+            return False
+        pause = max(_PAUSE_SECONDS, len(self._questions) / _QUESTIONS_A_SECOND)
+        return question.asked_at_seconds is None or now - question.asked_at_seconds >= pause
+
+    async def _ask(self, pod: JsonDict, waiting: Waiting) -> Waiting | None:
+        """Return what others know about a silent pod; None where they know no more, or do not answer."""
+        try:
+            if waiting.reason == STARTING:
+                words = about_pod(await self._events_of(pod))
+                return None if words is None else _tell(waiting, words, waiting.message)
+            return await self._ask_about_claims(pod)
+        except KubeError as e:
+            meta = pod["metadata"]
+            extra = fields(kind="Pod", namespace=meta["namespace"], name=meta["name"], reason=str(e))
+            _log.debug("why the pod waits could not be asked", extra=extra)
+            return None
+
+    async def _ask_about_claims(self, pod: JsonDict) -> Waiting | None:
+        """Return what the first claim of `pod` that has no volume waits for."""
+        namespace = pod["metadata"]["namespace"]
+        place = f"{namespace}/{pod['metadata']['name']}"
+        for name in _claims_of(pod):
+            shown = f"claim {namespace}/{name} of pod {place}"
+            claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
+            if claim is None:
+                return Waiting("ClaimMissing", f"{shown} does not exist", trouble=True)
+            if claim["spec"].get("volumeName"):
+                continue
+            unbound = Waiting(UNBOUND, f"{shown} has no volume yet")
+            words = about_claim(await self._events_of(claim))
+            return unbound if words is None else _tell(unbound, words, unbound.message)
+        return None
+
+    async def _events_of(self, obj: JsonDict) -> list[JsonDict]:
+        meta = obj["metadata"]
+        selector = f"involvedObject.uid={meta['uid']}"
+        return await self._client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
+
+
+def _tell(waiting: Waiting, words: Words, what: str) -> Waiting:
+    """Return `waiting` with what was said about it; only trouble has a reason of its own."""
+    reason = words.reason if words.trouble else waiting.reason
+    text = f"{words.reason}: {words.text}" if words.text else words.reason
+    return Waiting(reason, f"{what}: {text}", trouble=words.trouble)
+
+
+def _claims_of(pod: JsonDict) -> list[str]:
+    """Return the names of the claims that `pod` mounts."""
+    volumes = pod["spec"].get("volumes") or []
+    return [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]
