@@ -6,11 +6,13 @@ at one of them stops the agent, or lets the request fail.
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from core.kube import resources
 from core.kube.client import KubeClient
 from core.kube.errors import UnreachableError
 from core.kube.events import EventRecorder
@@ -27,7 +29,6 @@ from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, POD_VOLUME_FINALIZER
-from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
@@ -55,6 +56,7 @@ __all__ = ["Fault", "Fuse", "World", "accepted", "build_agent", "open_world"]
 
 OUTAGE = 6
 ACCEPTED_AT = "2026-11-21T12:00:00Z"
+_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Fault(Enum):
@@ -83,7 +85,7 @@ class Fuse(Transport):
     """The agent's way to the API server; blows at request number `at`.
 
     `counts` chooses the requests that are counted. An outage lasts for `OUTAGE` of them: longer
-    than one request is tried again.
+    than one request is tried again. An agent that is stopped sends nothing any more.
     """
 
     inner: Transport = field(default_factory=FakeKube)
@@ -94,6 +96,8 @@ class Fuse(Transport):
     blown: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def request(self, request: Request) -> Response:
+        if self.fault.stops and self.blown.is_set():
+            raise UnreachableError(f"{request.method} {request.path}: the agent is stopped")
         if not self.counts(request):
             return await self.inner.request(request)
         self.counted.append(f"{request.method} {request.path}")
@@ -136,12 +140,11 @@ def build_agent(
         slots=Slots(slots),
         metrics=metrics,
     )
-    causes = CauseFinder(client, clock)
     kinds: list[Kind] = [
-        DataUploadKind(client, CSISnapshotExposer(client, causes), plan, datamovers),
-        DataDownloadKind(client, clock, GenericRestoreExposer(client, causes), plan, datamovers),
-        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), plan, datamovers),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), plan, datamovers),
+        DataUploadKind(client, CSISnapshotExposer(client), plan, datamovers),
+        DataDownloadKind(client, clock, GenericRestoreExposer(client), plan, datamovers),
+        PodVolumeBackupKind(client, PodVolumeExposer(client), plan, datamovers),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client), plan, datamovers),
     ]
     return Reconciler(tools, Site(node, NAMESPACE), limits=Limits(), kinds=kinds)
 
@@ -169,15 +172,24 @@ class World:
 
     def left(self) -> dict[str, list[str]]:
         """Return the names of everything beside loads and Events."""
-        resources: tuple[Resource, ...] = (
+        kinds: tuple[Resource, ...] = (
             PODS,
             PERSISTENT_VOLUME_CLAIMS,
             PERSISTENT_VOLUMES,
             VOLUME_SNAPSHOTS,
             VOLUME_SNAPSHOT_CONTENTS,
         )
-        names = {r.plural: sorted(o["metadata"]["name"] for o in self.kube.objects(r)) for r in resources}
+        names = {r.plural: sorted(o["metadata"]["name"] for o in self.kube.objects(r)) for r in kinds}
         return {plural: found for plural, found in names.items() if found}
+
+    def everything(self) -> list[str]:
+        """Return every object of every kind as `Kind namespace/name`, Events left out; a UID in a name is a star."""
+        return sorted(
+            _UID.sub("*", f"{resource.kind} {obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}")
+            for resource in vars(resources).values()
+            if isinstance(resource, Resource) and resource is not EVENTS
+            for obj in self.kube.objects(resource)
+        )
 
     def target(self) -> tuple[JsonDict, JsonDict]:
         """Return the claim a DataDownload restores into, and its volume (empty: none)."""

@@ -1,7 +1,8 @@
 """A cluster around the fake API server: storage, scheduler, kubelet and movers, one node.
 
 Level-based like the real controllers: every tenth of a second each rule looks at what there
-is and does what is missing. `Mover` says what a mover does once it may start.
+is and does what is missing. `Mover` says what a mover does once it may start. How objects are
+read and written stands apart, for those who run the same rules over a real API server.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from core.kube.resources import (
     Resource,
 )
 from core.models.base import JsonDict
-from tests.nodeagent.loads import NAMESPACE, NODE
+from core.models.names import OWNER_UID_LABEL
+from tests.nodeagent.loads import NODE
 from tests.support.fakekube import FakeKube
 
 __all__ = ["BACKUP_DONE", "LOAD_RESOURCES", "RESTORE_DONE", "Cluster", "Mover"]
@@ -58,7 +60,11 @@ class Mover:
 
 @dataclass
 class Cluster:
-    """The controllers; `run` them beside the agent."""
+    """The controllers; `run` them beside the agent.
+
+    `moved` tells by a load's UID whose data its last good mover had: the handle of a snapshot,
+    a volume's name, or a folder.
+    """
 
     kube: FakeKube
     client: KubeClient
@@ -66,6 +72,7 @@ class Cluster:
     node: str = NODE
     tick_seconds: float = 0.1
     binds: bool = True
+    moved: dict[str, str] = field(default_factory=dict)
     _started_at: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -75,8 +82,8 @@ class Cluster:
             await asyncio.sleep(self.tick_seconds)
 
     async def _snapshots(self) -> None:
-        contents = {o["metadata"]["name"]: o for o in self.kube.objects(VOLUME_SNAPSHOT_CONTENTS)}
-        snapshots = {o["metadata"]["uid"]: o for o in self.kube.objects(VOLUME_SNAPSHOTS)}
+        contents = {o["metadata"]["name"]: o for o in await self._all(VOLUME_SNAPSHOT_CONTENTS)}
+        snapshots = {o["metadata"]["uid"]: o for o in await self._all(VOLUME_SNAPSHOTS)}
         for snapshot in snapshots.values():
             name = snapshot["spec"]["source"].get("volumeSnapshotContentName", "")
             content = contents.get(name)
@@ -86,64 +93,64 @@ class Cluster:
             ready = {"readyToUse": True, "restoreSize": "1Gi"}
             await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"volumeSnapshotRef": uid}})
             status = ready | {"boundVolumeSnapshotContentName": name}
-            await self._patch(VOLUME_SNAPSHOTS, snapshot, {"status": status})
+            await self._set_status(VOLUME_SNAPSHOTS, snapshot, status)
         for content in contents.values():
             uid = content["spec"]["volumeSnapshotRef"].get("uid", "")
             if uid and uid not in snapshots and content["spec"]["deletionPolicy"] == "Delete":
                 await self.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", content["metadata"]["name"])
 
     async def _claims(self) -> None:
-        """Provision the claims of the agent's namespace; those of workloads wait for a volume."""
-        for claim in self.kube.objects(PERSISTENT_VOLUME_CLAIMS):
+        """Provision the claims that the agent has made; those of workloads wait for a volume."""
+        for claim in await self._all(PERSISTENT_VOLUME_CLAIMS):
             meta, spec = claim["metadata"], claim["spec"]
-            if meta["namespace"] != NAMESPACE or spec.get("volumeName"):
+            if OWNER_UID_LABEL not in meta.get("labels", {}) or spec.get("volumeName"):
                 continue
             name = f"pvc-{meta['uid']}"
-            reference = {"kind": "PersistentVolumeClaim", "namespace": NAMESPACE}
-            self.kube.put(
-                {
-                    "apiVersion": "v1",
-                    "kind": "PersistentVolume",
-                    "metadata": {"name": name},
-                    "spec": {
-                        "claimRef": reference | {"name": meta["name"], "uid": meta["uid"]},
-                        "persistentVolumeReclaimPolicy": "Delete",
-                    },
-                    "status": {"phase": "Bound"},
-                }
-            )
-            bound = {"spec": {"volumeName": name}, "status": {"phase": "Bound"}}
-            await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound)
+            reference = {key: meta[key] for key in ("namespace", "name", "uid")}
+            volume = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": name},
+                "spec": {
+                    "accessModes": spec["accessModes"],
+                    "capacity": {"storage": spec["resources"]["requests"]["storage"]},
+                    "claimRef": reference | {"kind": "PersistentVolumeClaim"},
+                    "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": name},
+                    "persistentVolumeReclaimPolicy": "Delete",
+                },
+            }
+            await self._make(PERSISTENT_VOLUMES, volume, {"phase": "Bound"})
+            await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": {"volumeName": name}})
+            await self._set_status(PERSISTENT_VOLUME_CLAIMS, claim, {"phase": "Bound"})
 
     async def _volumes(self) -> None:
-        claims = {o["metadata"]["uid"]: o for o in self.kube.objects(PERSISTENT_VOLUME_CLAIMS)}
-        for volume in self.kube.objects(PERSISTENT_VOLUMES):
+        claims = {o["metadata"]["uid"]: o for o in await self._all(PERSISTENT_VOLUME_CLAIMS)}
+        for volume in await self._all(PERSISTENT_VOLUMES):
             spec, name = volume["spec"], volume["metadata"]["name"]
             claim = claims.get((spec.get("claimRef") or {}).get("uid", ""))
             if claim is None:
                 if spec["persistentVolumeReclaimPolicy"] == "Delete":
                     await self.client.delete(PERSISTENT_VOLUMES, "", name)
                 elif volume["status"]["phase"] != "Released":
-                    await self._patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Released"}})
+                    await self._set_status(PERSISTENT_VOLUMES, volume, {"phase": "Released"})
             elif self.binds and claim["spec"].get("volumeName") == name:
                 for resource, obj in ((PERSISTENT_VOLUMES, volume), (PERSISTENT_VOLUME_CLAIMS, claim)):
                     if (obj.get("status") or {}).get("phase") != "Bound":
-                        await self._patch(resource, obj, {"status": {"phase": "Bound"}})
+                        await self._set_status(resource, obj, {"phase": "Bound"})
 
     async def _pods(self) -> None:
-        for pod in self.kube.objects(PODS):
+        for pod in await self._all(PODS):
             if not pod["metadata"].get("ownerReferences"):
                 # A workload's: the test itself says what becomes of it.
                 continue
             phase = (pod.get("status") or {}).get("phase", "Pending")
             if phase == "Pending" and self.mover.starts:
-                state = {"spec": {"nodeName": self.node}, "status": {"phase": "Running"}}
-                await self._patch(PODS, pod, state)
+                await self._start(pod)
             elif phase == "Running":
                 await self._move_data(pod)
 
     async def _move_data(self, pod: JsonDict) -> None:
-        load = self._load_of(pod)
+        load = await self._load_of(pod)
         if load is None or self.mover.stubborn:
             return
         status = load.get("status") or {}
@@ -154,10 +161,11 @@ class Cluster:
         elif status.get("phase") == "InProgress":
             began = self._started_at.setdefault(pod["metadata"]["uid"], now)
             if now == began:
-                self._tell_progress(load, 400)
+                await self._tell_progress(load, 400)
             if now - began >= self.mover.seconds:
                 done = BACKUP_DONE if load["kind"] in {"DataUpload", "PodVolumeBackup"} else RESTORE_DONE
                 message = done if self.mover.message is None else self.mover.message
+                self.moved[load["metadata"]["uid"]] = await self._data_of(pod)
                 await self._end(pod, self.mover.exit_code, message)
 
     async def _end(self, pod: JsonDict, exit_code: int, message: str) -> None:
@@ -166,26 +174,57 @@ class Cluster:
             "phase": "Failed" if exit_code else "Succeeded",
             "containerStatuses": [{"name": "mover", "state": {"terminated": terminated}}],
         }
-        await self._patch(PODS, pod, {"status": status})
+        await self._set_status(PODS, pod, status)
 
-    def _tell_progress(self, load: JsonDict, done_bytes: int) -> None:
+    async def _tell_progress(self, load: JsonDict, done_bytes: int) -> None:
         meta = load["metadata"]
         message = {"totalBytes": 1000, "doneBytes": done_bytes, "bytesPerSecond": 100, "sentBytes": 50}
-        self.kube.put(
-            {
-                "apiVersion": EVENTS.api_version,
-                "kind": EVENTS.kind,
-                "metadata": {"name": f"{meta['name']}.{done_bytes}", "namespace": meta["namespace"]},
-                "involvedObject": {"kind": load["kind"], "name": meta["name"], "uid": meta["uid"]},
-                "reason": "Data-Path-Progress",
-                "message": json.dumps(message),
-            }
-        )
+        place = {"namespace": meta["namespace"]}
+        event = {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": place | {"name": f"{meta['name']}.{done_bytes}"},
+            "involvedObject": place | {"kind": load["kind"], "name": meta["name"], "uid": meta["uid"]},
+            "reason": "Data-Path-Progress",
+            "message": json.dumps(message),
+        }
+        await self._make(EVENTS, event)
 
-    def _load_of(self, pod: JsonDict) -> JsonDict | None:
+    async def _load_of(self, pod: JsonDict) -> JsonDict | None:
         uids = {reference["uid"] for reference in pod["metadata"].get("ownerReferences", [])}
-        loads = [o for resource in LOAD_RESOURCES.values() for o in self.kube.objects(resource)]
+        loads = [o for resource in LOAD_RESOURCES.values() for o in await self._all(resource)]
         return next((load for load in loads if load["metadata"]["uid"] in uids), None)
+
+    async def _data_of(self, pod: JsonDict) -> str:
+        """Return whose data a mover has before it: a snapshot's, a new volume's, or a folder's."""
+        namespace = pod["metadata"]["namespace"]
+        uids = {reference["uid"] for reference in pod["metadata"]["ownerReferences"]}
+        volume = next(each for each in pod["spec"]["volumes"] if each["name"] in uids)
+        if "hostPath" in volume:
+            return str(volume["hostPath"]["path"])
+        name = volume["persistentVolumeClaim"]["claimName"]
+        claim = await self.client.get(PERSISTENT_VOLUME_CLAIMS, namespace, name)
+        source = claim["spec"].get("dataSource")
+        if not source:
+            return str(claim["spec"]["volumeName"])
+        snapshot = await self.client.get(VOLUME_SNAPSHOTS, namespace, source["name"])
+        content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
+        content = await self.client.get(VOLUME_SNAPSHOT_CONTENTS, "", content_name)
+        return str(content["spec"]["source"]["snapshotHandle"])
+
+    # -- how objects are read and written ------------------------------------------------------
+
+    async def _all(self, resource: Resource) -> list[JsonDict]:
+        return self.kube.objects(resource)
+
+    async def _make(self, _resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
+        self.kube.put(obj | ({"status": status} if status else {}))
+
+    async def _start(self, pod: JsonDict) -> None:
+        await self._patch(PODS, pod, {"spec": {"nodeName": self.node}, "status": {"phase": "Running"}})
+
+    async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
+        await self._patch(resource, obj, {"status": status})
 
     async def _patch(self, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
         meta = obj["metadata"]

@@ -70,13 +70,12 @@ class User:
         self.kubectl("delete", "pod", name, "-n", namespace, "--wait=true")
 
     def metrics(self, namespace: str, selector: str, *, port: int) -> list[str]:
-        """The lines that the one pod of a selector serves under `/metrics`, without comments."""
-        pods = self.api.objects(PODS, namespace, selector=selector)
-        if len(pods) != 1:
-            raise BedError(f"{len(pods)} pods are labelled {selector}, expected one")
-        url = f"http://{pods[0]['status']['podIP']}:{port}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
+        """The lines that the pods of a selector serve under `/metrics`, without comments."""
+        lines: list[str] = []
+        for pod in self.api.objects(PODS, namespace, selector=selector):
+            url = f"http://{pod['status']['podIP']}:{port}/metrics"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                lines += answer.read().decode().splitlines()
         return [line for line in lines if not line.startswith("#")]
 
     def apply_folders(self, *folders: Path, option: str) -> None:
