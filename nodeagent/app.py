@@ -16,6 +16,7 @@ from core.errors import ConfigError, ContractError
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder
+from core.kube.limits import RateLimit
 from core.kube.resources import DAEMON_SETS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
@@ -131,6 +132,8 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     metrics = Metrics(settings.node_name)
     metrics.config_valid(not plan.config.mistakes)
     metrics.config_hash(plan.config.digest)
+    limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
+    client = client.limited(limit, on_answer=metrics.request)
     status = StatusWriter(client, clock)
     story = Story(EventRecorder(client, clock, component="node-agent", host=settings.node_name))
     kinds = _build_kinds(client, clock, plan)

@@ -7,6 +7,7 @@ Knows the flags, their words and defaults, and the exit codes. Does not know the
 import argparse
 import asyncio
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -115,6 +116,8 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         datamover_names=names | {""} if "velero" in names else names,
         repository_controller=RepositoryController(arguments.repository_controller),
         lease_duration=arguments.lease_duration,
+        client_qps=arguments.client_qps,
+        client_burst=arguments.client_burst,
     )
 
 
@@ -210,6 +213,21 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
         help="how long the agents wait before another one takes over from a dispatcher that went silent "
         f"(default: {_shown(Settings.lease_duration)})",
     )
+    group.add_argument(
+        "--client-qps",
+        metavar="NUMBER",
+        type=_positive,
+        default=Settings.client_qps,
+        help="most requests a second to the API server in the long run; renewals of the Lease and final "
+        f"statuses never wait (default: {Settings.client_qps:g})",
+    )
+    group.add_argument(
+        "--client-burst",
+        metavar="NUMBER",
+        type=_count,
+        default=Settings.client_burst,
+        help=f"most requests at once (default: {Settings.client_burst})",
+    )
 
 
 def _add_running(parser: argparse.ArgumentParser) -> None:
@@ -240,6 +258,22 @@ def _span(text: str) -> timedelta:
     if span <= timedelta(0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive duration such as 30s, 10m or 1h30m")
     return span
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
 
 
 def _address(text: str) -> Address:

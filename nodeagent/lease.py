@@ -84,7 +84,8 @@ class LeaderElection:
         duration: timedelta = DEFAULT_LEASE_DURATION,
     ) -> None:
         """Run for the Lease in `namespace` as `identity`, which no other process may have."""
-        self._client = client
+        # A renewal that stood in line behind other requests could come too late.
+        self._client = client.urgently()
         self._clock = clock
         self._namespace = namespace
         self._identity = identity

@@ -59,7 +59,9 @@ class Settings:
     `namespace` is empty where neither flag nor environment name one: the kubeconfig's then
     counts, else `DEFAULT_NAMESPACE`. `config_map_name` and `backup_repository_config_map` are
     empty where none is named. `datamover_names` are the values of `spec.datamover` that this
-    agent carries out. The defaults of the timeouts are the peer's.
+    agent carries out. The defaults of the timeouts are the peer's. `client_qps` requests a second
+    go to the API server in the long run, `client_burst` at once: an agent alone asks a few a
+    minute, the dispatcher some hundred a second while it admits a large backup.
     """
 
     node_name: str
@@ -75,6 +77,8 @@ class Settings:
     datamover_names: frozenset[str] = frozenset({"velero", ""})
     repository_controller: RepositoryController = RepositoryController.AUTO
     lease_duration: timedelta = timedelta(seconds=15)
+    client_qps: float = 400.0
+    client_burst: int = 800
 
 
 def node_name_from(flag: str, environ: Mapping[str, str], *, kubeconfig: str | None) -> str:

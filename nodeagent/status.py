@@ -38,6 +38,7 @@ class StatusWriter:
     def __init__(self, client: KubeClient, clock: Clock) -> None:
         """Write through `client`, with timestamps of `clock`."""
         self._client = client
+        self._urgent_client = client.urgently()
         self._clock = clock
 
     async def move(self, kind: Kind, cr: Load, to: Phase, change: Change | None = None, *, again: bool = True) -> Load:
@@ -146,8 +147,16 @@ class StatusWriter:
         status = {key: value for key, value in change.status.items() if key in kind.status_fields}
         if status:
             patch["status"] = status
-        stored = await self._client.patch(kind.resource, cr.metadata.namespace, cr.name, patch, again=again)
+        # How a load ended must not wait behind what waits itself.
+        client = self._urgent_client if _ends(change) else self._client
+        stored = await client.patch(kind.resource, cr.metadata.namespace, cr.name, patch, again=again)
         return kind.parse(stored)
+
+
+def _ends(change: Change) -> bool:
+    """Whether `change` says how a load ended: its outcome, or its last phase."""
+    phase = change.status.get("phase")
+    return OUTCOME_ANNOTATION in change.annotations or (phase is not None and Phase(str(phase)).final)
 
 
 def _expose_label(cr: Load, to: Phase) -> dict[str, str | None]:

@@ -5,10 +5,11 @@ Knows how verbs become requests, preconditions and paging. Does not know watches
 """
 
 import json
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
 
 from core.kube.errors import ConflictError, NotFoundError, raise_for_status
+from core.kube.limits import LimitedTransport, RateLimit
 from core.kube.resources import Resource
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request, Response, Transport
@@ -52,18 +53,28 @@ def _attempted(verb: str, resource: Resource, namespace: str, name: str = "") ->
 class KubeClient:
     """Verbs over a transport, with bounded retries of what may be tried again."""
 
-    def __init__(self, transport: Transport, retry: Retry) -> None:
-        """Send through `transport`, try again as `retry` says."""
+    def __init__(self, transport: Transport, retry: Retry, *, urgent: bool = False) -> None:
+        """Send through `transport`, try again as `retry` says; `urgent` marks every request so."""
         self._transport = transport
         self._retry = retry
+        self._urgent = urgent
 
     @property
     def transport(self) -> Transport:
         """What the requests go through."""
         return self._transport
 
+    def urgently(self) -> "KubeClient":
+        """Return a client for the few requests that must not wait behind others."""
+        return KubeClient(self._transport, self._retry, urgent=True)
+
+    def limited(self, limit: RateLimit, *, on_answer: Callable[[str, int], None]) -> "KubeClient":
+        """Return a client that keeps to `limit`; `on_answer` gets verb and status of each answer."""
+        return KubeClient(LimitedTransport(self._transport, limit, on_answer=on_answer), self._retry)
+
     async def _send(self, request: Request, attempted: str, *, again: bool) -> Response:
         """Send a request; `again` says whether losing the answer allows another try."""
+        request = replace(request, urgent=self._urgent)
 
         async def once() -> Response:
             response = await self._transport.request(request)

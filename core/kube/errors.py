@@ -22,6 +22,7 @@ __all__ = [
     "UnauthorizedError",
     "UnreachableError",
     "build_error",
+    "parse_retry_after",
     "raise_for_status",
 ]
 
@@ -154,8 +155,16 @@ def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | 
         # A patch with the UID of an object that went: another one has its name by now.
         cls = ConflictError
     text = f"{attempted}: {status} {refusal.reason or ''}".rstrip() + f": {refusal.message}"
-    seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+    seconds = parse_retry_after(retry_after)
     return cls(text, status=status, reason=refusal.reason, retry_after_seconds=seconds)
+
+
+def parse_retry_after(header: str | None) -> float | None:
+    """Return the seconds that a `Retry-After` header asks for; None where it names none.
+
+    Source: Kubernetes v1.34, staging/src/k8s.io/apiserver: always whole seconds, never a date.
+    """
+    return float(header) if header and header.isdigit() else None
 
 
 def raise_for_status(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> None:

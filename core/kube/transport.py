@@ -16,7 +16,10 @@ MERGE_PATCH = "application/merge-patch+json"
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request: `path` is absolute and unescaped, `body` is JSON text or nothing."""
+    """One HTTP request: `path` is absolute and unescaped, `body` is JSON text or nothing.
+
+    `urgent`: it may pass by what a client holds back of its own accord (`core.kube.limits`).
+    """
 
     method: str
     path: str
@@ -24,6 +27,7 @@ class Request:
     body: bytes | None = None
     content_type: str = "application/json"
     timeout_seconds: float = 30.0
+    urgent: bool = False
 
 
 @dataclass(frozen=True)

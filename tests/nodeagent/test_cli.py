@@ -71,6 +71,10 @@ def test_help_loads_no_library() -> None:
         (["serve", "--node-name=a", "--kubeconfig=pyproject.toml"], "kubeconfig pyproject.toml cannot be used"),
         (["serve", "--resource-timeout=3x"], "'3x' is not a duration"),
         (["serve", "--resource-timeout=-3m"], "not a positive duration"),
+        (["serve", "--client-qps=0"], "'0' is not a positive number"),
+        (["serve", "--client-qps=nan"], "'nan' is not a positive number"),
+        (["serve", "--client-qps=many"], "'many' is not a positive number"),
+        (["serve", "--client-burst=1.5"], "'1.5' is not a positive whole number"),
         (["serve", "--metrics-address=8085"], "'8085' is not an address"),
         (["serve", "--log-level=loud"], "invalid choice: 'loud'"),
         (["serve", "--repository-controller=maybe"], "invalid choice: 'maybe'"),
@@ -109,6 +113,8 @@ def test_everything_said_is_taken() -> None:
         "--datamover=mine",
         "--repository-controller=off",
         "--lease-duration=5s",
+        "--client-qps=7.5",
+        "--client-burst=9",
         VELERO_NAMESPACE="velero",
     )
     assert settings == Settings(
@@ -125,6 +131,8 @@ def test_everything_said_is_taken() -> None:
         datamover_names=frozenset({"mine"}),
         repository_controller=RepositoryController.OFF,
         lease_duration=timedelta(seconds=5),
+        client_qps=7.5,
+        client_burst=9,
     )
 
 

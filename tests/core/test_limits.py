@@ -1,0 +1,155 @@
+"""How hard the API server is pressed: the client's own limit, and the server's wish for a rest."""
+
+import asyncio
+
+import pytest
+
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import ThrottledError, UnreachableError
+from core.kube.limits import LimitedTransport, RateLimit
+from core.kube.resources import CONFIG_MAPS
+from core.kube.retry import Retry
+from core.kube.transport import Request, Response
+from core.kube.watch import watch_objects
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.looptime
+
+
+def limit(*, per_second: float = 10.0, burst: int = 5) -> RateLimit:
+    return RateLimit(LoopClock(), per_second=per_second, burst=burst)
+
+
+async def test_a_burst_passes_at_once_and_the_rest_at_the_rate(looptime: float) -> None:
+    bucket = limit()
+    for _ in range(5):
+        await bucket.wait_turn(urgent=False)
+    assert looptime == 0
+    for _ in range(20):
+        await bucket.wait_turn(urgent=False)
+    assert abs(float(looptime) - 2.0) < 0.1
+
+
+async def test_a_pause_fills_the_bucket_up_to_a_burst(looptime: float) -> None:
+    bucket = limit()
+    await asyncio.sleep(100)
+    for _ in range(6):
+        await bucket.wait_turn(urgent=False)
+    assert abs(float(looptime) - 100.1) < 0.1
+
+
+async def test_urgent_requests_stand_in_no_line_and_the_others_pay(looptime: float) -> None:
+    bucket = limit()
+    for _ in range(7):
+        await bucket.wait_turn(urgent=True)
+    assert looptime == 0
+    await bucket.wait_turn(urgent=False)
+    assert abs(float(looptime) - 0.3) < 0.1
+
+
+async def test_an_urgent_request_passes_those_that_wait(looptime: float) -> None:
+    bucket = limit(burst=1)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(50):
+            group.create_task(bucket.wait_turn(urgent=False))
+        await asyncio.sleep(1)
+        await bucket.wait_turn(urgent=True)
+        assert abs(float(looptime) - 1.0) < 0.1
+    # The debt is paid in the end.
+    assert abs(float(looptime) - 5.0) < 0.1
+
+
+async def test_those_that_wait_pass_in_their_order_and_one_that_gives_up_holds_up_nobody() -> None:
+    bucket, passed = limit(burst=1), []
+
+    async def wait(number: int) -> None:
+        await bucket.wait_turn(urgent=False)
+        passed.append(number)
+
+    tasks = [asyncio.create_task(wait(number)) for number in range(6)]
+    await asyncio.sleep(0.05)
+    tasks[1].cancel()
+    tasks[3].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert passed == [0, 2, 4, 5]
+
+
+async def test_a_server_that_asks_for_a_rest_gets_it_from_all_but_urgent_requests(looptime: float) -> None:
+    bucket = limit()
+    bucket.rest(3)
+    await bucket.wait_turn(urgent=True)
+    assert looptime == 0
+    await bucket.wait_turn(urgent=False)
+    assert abs(float(looptime) - 3.0) < 0.1
+
+
+async def test_no_server_silences_the_client_for_long(looptime: float) -> None:
+    bucket = limit()
+    bucket.rest(86400)
+    await bucket.wait_turn(urgent=False)
+    assert abs(float(looptime) - 30.0) < 0.1
+
+
+class Busy(FakeKube):
+    """Refuses the first requests with 429 and asks to come back in seven seconds."""
+
+    refusals = 1
+
+    async def request(self, request: Request) -> Response:
+        if self.refusals:
+            self.refusals -= 1
+            return Response(429, b'{"message": "too many requests", "reason": "TooManyRequests"}', "7")
+        return await super().request(request)
+
+
+async def test_a_rest_that_one_request_was_asked_for_is_heeded_by_all(looptime: float) -> None:
+    kube, answers = Busy(), []
+    client = KubeClient(kube, Retry(LoopClock())).limited(
+        limit(), on_answer=lambda verb, status: answers.append((verb, status))
+    )
+    async with asyncio.TaskGroup() as group:
+        for name in ("a", "b", "c"):
+            group.create_task(client.read(CONFIG_MAPS, "ns", name))
+            await asyncio.sleep(0.01)
+        assert answers == [("GET", 429)]
+        await client.urgently().read(CONFIG_MAPS, "ns", "d")
+        assert looptime < 1
+    assert 7 <= looptime < 8
+    assert answers == [("GET", 429)] + [("GET", 404)] * 4
+
+
+async def test_watches_count_and_wait_as_other_requests_do(looptime: float) -> None:
+    kube, answers = FakeKube(), []
+    client = KubeClient(kube, Retry(LoopClock())).limited(
+        limit(per_second=1.0, burst=1), on_answer=lambda verb, status: answers.append((verb, status))
+    )
+    changes = watch_objects(client, Selection(CONFIG_MAPS, "ns"), clock=LoopClock())
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(anext_of(changes, 3))
+        await asyncio.sleep(1.5)
+        kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "ns", "name": "m"}})
+        await reading
+    await changes.aclose()
+    assert answers == [("GET", 200), ("WATCH", 200)]
+    assert abs(float(looptime) - 1.5) < 0.1
+
+
+async def anext_of(changes: object, count: int) -> None:
+    for _ in range(count):
+        await anext(changes)  # type: ignore[call-overload] # a generator of changes
+
+
+async def test_what_got_no_answer_and_a_refused_watch_are_counted_as_such() -> None:
+    kube, answers = FakeKube(), []
+    transport = LimitedTransport(kube, limit(), on_answer=lambda verb, status: answers.append((verb, status)))
+    kube.fail_next("GET", "configmaps", "lost")
+    with pytest.raises(UnreachableError):
+        await transport.request(Request("GET", "/api/v1/configmaps"))
+    kube.fail_next("WATCH", "configmaps", 429)
+    with pytest.raises(ThrottledError):
+        async with transport.stream(Request("GET", "/api/v1/configmaps")):
+            pass
+    assert answers == [("GET", 0), ("WATCH", 429)]
