@@ -19,6 +19,8 @@ _SAMPLE_SECONDS: Final = 0.02
 _PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 _KIB_A_MIB: Final = 1024
 _SHOWN_BYTES: Final = 4000
+_LIMIT_SECONDS: Final = 300.0
+"""Far more than any command takes; kopia alone goes on for a quarter of an hour when its storage is gone."""
 
 
 class BenchmarkError(Exception):
@@ -71,7 +73,7 @@ async def measure(*commands: Command) -> Measured:
     """Run the commands one after the other and return what they took.
 
     Raises:
-        BenchmarkError: one of them failed.
+        BenchmarkError: one of them failed, or came to no end.
     """
     own: dict[int, int] = {}
     children: dict[int, int] = {}
@@ -83,15 +85,23 @@ async def measure(*commands: Command) -> Measured:
             )
             sampling = asyncio.create_task(_sample(process.pid, own, children), name="sampling")
             try:
-                code = await process.wait()
+                async with asyncio.timeout(_LIMIT_SECONDS):
+                    code = await process.wait()
                 ended_ns = time.time_ns()
+            except TimeoutError as e:
+                process.kill()
+                await process.wait()
+                raise BenchmarkError(f"{' '.join(map(str, command.argv))} did not end: {_last_words(command)}") from e
             finally:
                 sampling.cancel()
                 await asyncio.wait({sampling})
         if code:
-            said = command.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
-            raise BenchmarkError(f"{' '.join(map(str, command.argv))} ended with {code}: {said}")
+            raise BenchmarkError(f"{' '.join(map(str, command.argv))} ended with {code}: {_last_words(command)}")
     return Measured(began_ns, ended_ns, _mib(own), _mib(children))
+
+
+def _last_words(command: Command) -> str:
+    return command.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
 
 
 async def _sample(pid: int, own: dict[int, int], children: dict[int, int]) -> None:

@@ -12,9 +12,14 @@ from pathlib import Path
 
 from tests.support.tools import tool
 
-__all__ = ["S3Server", "free_port", "run_s3_server"]
+__all__ = ["S3Server", "S3ServerError", "free_port", "run_s3_server"]
 
 _START_SECONDS = 15.0
+_SHOWN_CHARACTERS = 4000
+
+
+class S3ServerError(Exception):
+    """The server did not live as long as it was needed."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +49,32 @@ def free_port() -> int:
 
 @contextmanager
 def run_s3_server(folder: Path) -> Iterator[S3Server]:
-    """Start the server, and end it at the end."""
+    """Start the server, and end it at the end.
+
+    Raises:
+        S3ServerError: it had ended by itself; the message has its last words.
+    """
     server = S3Server(f"http://127.0.0.1:{free_port()}", folder)
     address = server.url.removeprefix("http://")
     keys = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
-    process = subprocess.Popen(
-        [tool("versitygw", "versitygw"), "--port", address, "posix", "--nometa", folder],
-        env={**os.environ, **keys},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    # Not in the folder itself, where it would be a bucket.
+    log_file = folder.with_name(f"{folder.name}.log")
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [tool("versitygw", "versitygw"), "--port", address, "posix", "--nometa", folder],
+            env={**os.environ, **keys},
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
     try:
         _wait_for(address, process)
         yield server
     finally:
+        ended = process.poll()
         process.terminate()
         process.wait()
+    if ended is not None:
+        raise S3ServerError(f"the S3 server ended with {ended}: {log_file.read_text()[:_SHOWN_CHARACTERS]}")
 
 
 def _wait_for(address: str, process: "subprocess.Popen[bytes]") -> None:
