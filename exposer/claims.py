@@ -10,13 +10,15 @@ from typing import Final
 from core.contract import VolumeMode
 from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
-from exposer.model import CacheVolume, Owner, SnapshotRequest
+from exposer.model import Owner, SnapshotRequest
+from exposer.settings import CacheVolume
 
 __all__ = [
     "build_backup_claim",
     "build_cache_claim",
     "build_restore_claim",
     "cache_claim_name",
+    "claim_read_only",
     "claim_volume_mode",
 ]
 
@@ -30,6 +32,8 @@ _BINDING_ANNOTATIONS: Final = frozenset(
     }
 )
 """What controllers note on one claim about its own volume; another claim must not have it."""
+
+_READ_ONLY: Final = "ReadOnlyMany"
 
 _COPIED_SPEC: Final = (
     "accessModes",
@@ -46,6 +50,11 @@ def claim_volume_mode(claim: JsonDict) -> VolumeMode:
     return VolumeMode(claim["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
 
 
+def claim_read_only(claim: JsonDict) -> bool:
+    """Whether nobody may write to the claim's volume."""
+    return bool(claim["spec"]["accessModes"] == [_READ_ONLY])
+
+
 def cache_claim_name(owner: Owner) -> str:
     """Return the name of the cache's claim."""
     return f"{owner.object_name}-cache"
@@ -58,7 +67,7 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
     """
     settings = request.backup_pvc
     spec: JsonDict = {
-        "accessModes": ["ReadOnlyMany" if settings.read_only else "ReadWriteOnce"],
+        "accessModes": [_READ_ONLY if settings.read_only else "ReadWriteOnce"],
         "dataSource": {
             "apiGroup": "snapshot.storage.k8s.io",
             "kind": "VolumeSnapshot",
@@ -67,8 +76,8 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
         "resources": {"requests": {"storage": size}},
         "volumeMode": str(mode),
     }
-    if storage_class := settings.storage_class or request.storage_class:
-        spec["storageClassName"] = storage_class
+    if request.backup_class:
+        spec["storageClassName"] = request.backup_class
     return _build_claim(request.owner, request.owner.object_name, spec, annotations=dict(settings.annotations))
 
 

@@ -5,12 +5,14 @@ like (`exposer.snapshots`, `exposer.claims`, `exposer.pod`), how the source is h
 (`exposer.handover`), who owns the DataUpload, or what the mover does.
 """
 
-from core.kube.client import KubeClient, Selection
+from dataclasses import replace
+from datetime import datetime
+
+from core.kube.client import KubeClient
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
-    VOLUME_ATTACHMENTS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
 )
@@ -28,11 +30,10 @@ from exposer.snapshots import (
     diagnose_snapshot,
     remembered_source,
 )
+from exposer.source_volume import place_backup
 from exposer.volumes import condemn_volume_of
 
 __all__ = ["CSISnapshotExposer"]
-
-_FAST_CLONE_ANNOTATION = "csi.vsphere.volume/fast-provisioning"
 
 
 class CSISnapshotExposer:
@@ -98,14 +99,17 @@ class CSISnapshotExposer:
         if isinstance(snapshot, Waiting):
             return snapshot
         source = remembered_source(content)
-        waiting = await self._source.take_over(request, source) or diagnose_snapshot(snapshot)
+        waiting = await self._source.take_over(request, source)
         if waiting:
             return waiting
+        if waiting := diagnose_snapshot(snapshot):
+            return replace(waiting, since=datetime.fromisoformat(snapshot["metadata"]["creationTimestamp"]))
         manifest = build_backup_claim(request, size=source.size, mode=source.volume_mode)
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
         if isinstance(claim, Waiting):
             return claim
-        pod = await run.ensure(PODS, build_backup_pod(request, source, await self._nodes_to_avoid(request)))
+        placement = await place_backup(self._client, request)
+        pod = await run.ensure(PODS, build_backup_pod(request, claim, placement))
         await run.confirm()
         return pod
 
@@ -119,19 +123,6 @@ class CSISnapshotExposer:
         source, source_content = found
         manifest = build_backup_content(request.owner, source_content, source)
         return await run.ensure(VOLUME_SNAPSHOT_CONTENTS, manifest)
-
-    async def _nodes_to_avoid(self, request: SnapshotRequest) -> tuple[str, ...]:
-        """Return the nodes where a linked clone of the source volume cannot be attached."""
-        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
-        if claim is None:
-            return ()
-        annotations = (claim["metadata"].get("annotations") or {}) | request.backup_pvc.annotations
-        if _FAST_CLONE_ANNOTATION not in annotations:
-            return ()
-        attachments = await self._client.list(Selection(VOLUME_ATTACHMENTS))
-        volume = claim["spec"].get("volumeName")
-        specs = [attachment["spec"] for attachment in attachments]
-        return tuple(sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") == volume}))
 
     async def _remove_claim(self, request: SnapshotRequest) -> Waiting | None:
         """Have the claim deleted, and its volume gone before the snapshot may go.

@@ -15,18 +15,16 @@ from core.kube.resources import (
 )
 from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
+from exposer.cache_claim import CacheClaims
 from exposer.causes import CauseFinder
-from exposer.claims import (
-    build_cache_claim,
-    build_restore_claim,
-    cache_claim_name,
-    claim_volume_mode,
-)
+from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
 from exposer.model import Exposed, Guard, KeptVolume, NotOwnerError, RestoreRequest, Waiting
-from exposer.ownership import ExposeRun, belongs, remove, remove_owned
+from exposer.ownership import ExposeRun, belongs, remove_owned
+from exposer.placement import Placement
 from exposer.pod import build_restore_pod
 from exposer.rebind import Rebinder
-from exposer.volumes import condemn_volume_of
+from exposer.source_volume import waits_for_consumer
+from exposer.volumes import remove_claim
 
 __all__ = ["GenericRestoreExposer"]
 
@@ -37,17 +35,22 @@ class GenericRestoreExposer:
     def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
         self._client = client
         self._causes = causes
+        self._caches = CacheClaims(client)
         self._rebinder = Rebinder(client)
 
     async def check(self, request: RestoreRequest) -> Waiting | None:
         """Say what the expose still has to wait for; reads only.
 
         Raises:
-            ExposeError: the target claim has a volume already.
+            ExposeError: the target claim has a volume already, or no agent runs on nodes of its system.
             KubeError: the API server refused a read.
         """
-        found = await self._read_target(request)
-        return found if isinstance(found, Waiting) else None
+        request.template.for_os(request.node_os)
+        target = await self._read_target(request)
+        if isinstance(target, Waiting):
+            return target
+        placement = await self._place(request, target)
+        return placement if isinstance(placement, Waiting) else None
 
     async def ensure(self, request: RestoreRequest, guard: Guard) -> Exposed | Waiting:
         """Take the next steps and return the pod, or what has to be waited for.
@@ -96,8 +99,8 @@ class GenericRestoreExposer:
         """Delete what was made; None once nothing is left. A handed-over volume stays."""
         owner = request.owner
         waiting = await remove_owned(self._client, owner, PODS, owner.object_name)
-        waiting = waiting or await self._remove_claim(request, owner.object_name)
-        return waiting or await self._remove_claim(request, cache_claim_name(owner))
+        waiting = waiting or await remove_claim(self._client, owner, owner.object_name)
+        return waiting or await remove_claim(self._client, owner, cache_claim_name(owner))
 
     async def _ensure(self, request: RestoreRequest, run: ExposeRun) -> Exposed | Waiting:
         pod = await run.read(PODS, request.owner.object_name)
@@ -112,20 +115,28 @@ class GenericRestoreExposer:
         target = await self._read_target(request)
         if isinstance(target, Waiting):
             return target
-        node = _selected_node(request, target)
-        manifests = [build_restore_claim(request.owner, target, node=node)]
-        if request.cache is not None:
-            manifests.append(build_cache_claim(request.owner, request.cache, node=node))
-        for manifest in manifests:
-            claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
-            if isinstance(claim, Waiting):
-                return claim
-        pod = await run.ensure(PODS, build_restore_pod(request, claim_volume_mode(target), node=node))
+        placement = await self._place(request, target)
+        if isinstance(placement, Waiting):
+            return placement
+        claim = await run.ensure(
+            PERSISTENT_VOLUME_CLAIMS, build_restore_claim(request.owner, target, node=placement.node)
+        )
+        if isinstance(claim, Waiting):
+            return claim
+        cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=placement.node)
+        if isinstance(cache, Waiting):
+            return cache
+        mode = claim_volume_mode(target)
+        pod = await run.ensure(PODS, build_restore_pod(request, mode, placement=placement, cache_claim=cache))
         await run.confirm()
         return pod
 
     async def _read_target(self, request: RestoreRequest) -> JsonDict | Waiting:
-        """Return the target claim once a volume may be made for it."""
+        """Return the target claim, which has no volume yet.
+
+        Raises:
+            ExposeError: it has one.
+        """
         namespace, name = request.target_namespace, request.target_claim
         place = f"target claim {namespace}/{name}"
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
@@ -135,29 +146,22 @@ class GenericRestoreExposer:
             return Waiting("TargetClaimAbsent", f"{place} is being deleted")
         if volume := target["spec"].get("volumeName"):
             raise ExposeError(f"{place} is bound to PersistentVolume {volume} already; nothing can be restored into it")
-        class_name = target["spec"].get("storageClassName")
-        if request.ignore_delay_binding or not class_name or _annotated_node(target):
-            return target
-        storage_class = await self._client.read(STORAGE_CLASSES, "", class_name)
-        if storage_class is None:
-            return Waiting("StorageClassMissing", f"StorageClass {class_name} of {place} does not exist")
-        if storage_class.get("volumeBindingMode") == "WaitForFirstConsumer":
-            return Waiting("TargetClaimUnconsumed", f"{place} waits for the first pod that uses it")
         return target
 
-    async def _remove_claim(self, request: RestoreRequest, name: str) -> Waiting | None:
-        owner = request.owner
-        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, name)
-        if claim is None or not belongs(claim, owner):
-            return None
-        await condemn_volume_of(self._client, claim)
-        return await remove(self._client, PERSISTENT_VOLUME_CLAIMS, claim)
+    async def _place(self, request: RestoreRequest, target: JsonDict) -> Placement | Waiting:
+        """Return where the new volume may be made and filled, once that is settled.
 
-
-def _annotated_node(target: JsonDict) -> str:
-    return str((target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, ""))
-
-
-def _selected_node(request: RestoreRequest, target: JsonDict) -> str:
-    """Return the node of the target's consumer; empty where any node will do."""
-    return "" if request.ignore_delay_binding else _annotated_node(target)
+        Where it has to be near its consumer, that decides alone; else the rules do.
+        """
+        class_name = target["spec"].get("storageClassName") or ""
+        if class_name and not request.ignore_delay_binding:
+            place = f"target claim {request.target_namespace}/{request.target_claim}"
+            storage_class = await self._client.read(STORAGE_CLASSES, "", class_name)
+            if storage_class is None:
+                return Waiting("StorageClassMissing", f"StorageClass {class_name} of {place} does not exist")
+            if waits_for_consumer(storage_class):
+                node = str((target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, ""))
+                if node:
+                    return Placement(request.node_os, node=node)
+                return Waiting("TargetClaimUnconsumed", f"{place} waits for the first pod that uses it")
+        return Placement(request.node_os, alternatives=request.nodes.choose(class_name))

@@ -1,33 +1,30 @@
 """What goes into an exposer and what comes out of it.
 
-Knows owners, requests, settings of mover pods, and the answers of an exposer. Does no I/O
-and does not know how a volume is brought to a pod (`exposer.csi_snapshot`,
-`exposer.generic_restore`, `exposer.pod_volume`).
+Knows owners, requests, and the answers of an exposer. Does no I/O and does not know how a volume
+is brought to a pod (`exposer.csi_snapshot`, `exposer.generic_restore`, `exposer.pod_volume`).
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime
 from typing import Protocol, Self, TypeVar
 
 from core.contract import MoverVerb
 from core.errors import AgentError
 from core.models.base import CustomResource, JsonDict
 from core.models.names import OWNER_UID_LABEL
+from exposer.placement import LINUX, NodeRules
+from exposer.settings import BackupPVCSettings, CacheVolume, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 
 __all__ = [
-    "BackupPVCSettings",
-    "CacheVolume",
     "Exposed",
     "Exposer",
     "Guard",
     "KeptVolume",
     "LocatedVolume",
-    "MoverOptions",
     "NotOwnerError",
     "Owner",
-    "PodSettings",
     "PodVolumeRequest",
     "RestoreExposer",
     "RestoreRequest",
@@ -105,12 +102,15 @@ class Exposed:
 class Waiting:
     """Not yet: `reason` in CamelCase, `message` for the custom resource's reader.
 
-    `trouble` says that no good run waits for this: somebody may have to do something.
+    `trouble` says that no good run waits for this: somebody may have to do something. `since` is
+    when the cluster was asked for the one operation that is waited for, as the API server tells;
+    None where it is no single operation, or nobody wrote that down.
     """
 
     reason: str
     message: str
     trouble: bool = False
+    since: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -119,48 +119,6 @@ class KeptVolume:
 
     pv_name: str
     reclaim_policy: str
-
-
-@dataclass(frozen=True)
-class PodSettings:
-    """What configuration asks of every mover pod.
-
-    `labels` and `annotations` replace the inherited ones; None keeps these.
-    `privileged_fs_backup` makes the movers of pod volumes privileged.
-    """
-
-    priority_class_name: str = ""
-    resources: JsonDict = field(default_factory=dict)
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    tolerations: tuple[JsonDict, ...] = ()
-    privileged_fs_backup: bool = False
-
-
-@dataclass(frozen=True)
-class MoverOptions:
-    """What a mover is told beside its volume and its custom resource."""
-
-    resource_timeout: timedelta = timedelta(minutes=10)
-    log_level: str = "info"
-    log_format: str = "text"
-
-
-@dataclass(frozen=True)
-class BackupPVCSettings:
-    """How the claim for a snapshot differs from its source; empty class: the source's."""
-
-    storage_class: str = ""
-    read_only: bool = False
-    annotations: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CacheVolume:
-    """A claim of its own for a restore's cache."""
-
-    storage_class: str
-    size_gib: int
 
 
 @dataclass(frozen=True)
@@ -176,7 +134,12 @@ class SnapshotRequest:
     settings: PodSettings = field(default_factory=PodSettings)
     mover: MoverOptions = field(default_factory=MoverOptions)
     backup_pvc: BackupPVCSettings = field(default_factory=BackupPVCSettings)
-    node_os: str = "linux"
+    nodes: NodeRules = field(default_factory=NodeRules)
+
+    @property
+    def backup_class(self) -> str:
+        """The storage class of the claim that is made for the snapshot."""
+        return self.backup_pvc.storage_class or self.storage_class
 
 
 @dataclass(frozen=True)
@@ -189,9 +152,10 @@ class RestoreRequest:
     template: AgentTemplate
     settings: PodSettings = field(default_factory=PodSettings)
     mover: MoverOptions = field(default_factory=MoverOptions)
+    nodes: NodeRules = field(default_factory=NodeRules)
     ignore_delay_binding: bool = False
     cache: CacheVolume | None = None
-    node_os: str = "linux"
+    node_os: str = LINUX
 
 
 _Request_contra = TypeVar("_Request_contra", contravariant=True)
@@ -213,7 +177,7 @@ class WorkloadRef:
 class PodVolumeRequest:
     """Bring one volume of a pod, as it is mounted on its node, to a mover pod.
 
-    `verb` says whether it is read (BACKUP) or filled (RESTORE).
+    `verb` says whether it is read (BACKUP) or filled (RESTORE); only a restore has a `cache`.
     """
 
     owner: Owner
@@ -223,6 +187,7 @@ class PodVolumeRequest:
     template: AgentTemplate
     settings: PodSettings = field(default_factory=PodSettings)
     mover: MoverOptions = field(default_factory=MoverOptions)
+    cache: CacheVolume | None = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +197,7 @@ class LocatedVolume:
     node: str
     folder: str
     tolerations: tuple[JsonDict, ...] = ()
+    node_os: str = LINUX
 
 
 class Exposer(Protocol[_Request_contra]):

@@ -14,18 +14,11 @@ from core.models.names import (
     POD_VOLUME_BACKUP_LABEL,
     POD_VOLUME_RESTORE_LABEL,
 )
-from exposer.claims import cache_claim_name
-from exposer.model import (
-    LocatedVolume,
-    MoverOptions,
-    Owner,
-    PodSettings,
-    PodVolumeRequest,
-    RestoreRequest,
-    SnapshotRequest,
-)
+from exposer.claims import claim_read_only, claim_volume_mode
+from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
+from exposer.placement import Placement
 from exposer.pod_form import MoverPod, MoverVolume, build_mover_pod, cache_path, volume_path
-from exposer.snapshots import SnapshotSource
+from exposer.settings import MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 
 __all__ = ["build_backup_pod", "build_init_pod", "build_pod_volume_pod", "build_restore_pod", "init_pod_name"]
@@ -34,12 +27,15 @@ _SNAPSHOT_GROUP: Final = "snapshot-exposer"
 _RESTORE_GROUP: Final = "generic-restore-exposer"
 
 
-def build_backup_pod(request: SnapshotRequest, source: SnapshotSource, avoid_nodes: tuple[str, ...]) -> JsonDict:
-    """Return the pod that backs up the volume made from a snapshot."""
-    owner, read_only = request.owner, request.backup_pvc.read_only
-    claim: JsonDict = {"claimName": owner.object_name}
+def build_backup_pod(request: SnapshotRequest, claim: JsonDict, placement: Placement) -> JsonDict:
+    """Return the pod that backs up the volume made from a snapshot.
+
+    `claim` is the backup claim as it was made: settings may have changed since.
+    """
+    owner, mode, read_only = request.owner, claim_volume_mode(claim), claim_read_only(claim)
+    volume: JsonDict = {"claimName": owner.object_name}
     if read_only:
-        claim["readOnly"] = True
+        volume["readOnly"] = True
     plan = MoverPod(
         owner=owner,
         name=owner.object_name,
@@ -48,22 +44,24 @@ def build_backup_pod(request: SnapshotRequest, source: SnapshotSource, avoid_nod
             kind_flag="data-upload",
             resource_name=owner.name,
             volume_path=volume_path(owner),
-            volume_mode=source.volume_mode,
+            volume_mode=mode,
             resource_timeout=request.mover.resource_timeout,
             log_level=request.mover.log_level,
             log_format=request.mover.log_format,
         ),
-        volume=MoverVolume({"persistentVolumeClaim": claim}, source.volume_mode, read_only=read_only),
+        volume=MoverVolume({"persistentVolumeClaim": volume}, mode, read_only=read_only),
         label=DATA_UPLOAD_LABEL,
         group=_SNAPSHOT_GROUP,
-        avoid_nodes=avoid_nodes,
-        node_os=request.node_os,
+        placement=placement,
+        no_relabeling=read_only and request.backup_pvc.no_relabeling,
     )
     return build_mover_pod(plan, request.template, request.settings)
 
 
-def build_restore_pod(request: RestoreRequest, mode: VolumeMode, *, node: str) -> JsonDict:
-    """Return the pod that fills a new volume; `node`: the only one it may run on, if any."""
+def build_restore_pod(
+    request: RestoreRequest, mode: VolumeMode, *, placement: Placement, cache_claim: str = ""
+) -> JsonDict:
+    """Return the pod that fills a new volume; an empty `cache_claim`: its cache is on the node."""
     owner = request.owner
     plan = MoverPod(
         owner=owner,
@@ -74,22 +72,21 @@ def build_restore_pod(request: RestoreRequest, mode: VolumeMode, *, node: str) -
             resource_name=owner.name,
             volume_path=volume_path(owner),
             volume_mode=mode,
-            cache_volume_path=cache_path(owner) if request.cache else "",
+            cache_volume_path=cache_path(owner) if cache_claim else "",
             resource_timeout=request.mover.resource_timeout,
             log_level=request.mover.log_level,
             log_format=request.mover.log_format,
         ),
         volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.object_name}}, mode),
-        cache_claim=cache_claim_name(owner) if request.cache else "",
+        cache_claim=cache_claim,
         label=DATA_DOWNLOAD_LABEL,
         group=_RESTORE_GROUP,
-        node=node,
-        node_os=request.node_os,
+        placement=placement,
     )
     return build_mover_pod(plan, request.template, request.settings)
 
 
-def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume) -> JsonDict:
+def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, cache_claim: str = "") -> JsonDict:
     """Return the pod that backs up or fills a volume where its pod has it mounted.
 
     Its node is asked for by affinity and not by `nodeName`, so that the scheduler tells why
@@ -104,6 +101,7 @@ def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume) -> J
             kind_flag="pod-volume-backup" if backup else "pod-volume-restore",
             resource_name=owner.name,
             volume_path=volume_path(owner),
+            cache_volume_path=cache_path(owner) if cache_claim else "",
             resource_timeout=request.mover.resource_timeout,
             log_level=request.mover.log_level,
             log_format=request.mover.log_format,
@@ -114,8 +112,9 @@ def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume) -> J
             read_only=backup,
             propagation="HostToContainer",
         ),
+        cache_claim=cache_claim,
         label=POD_VOLUME_BACKUP_LABEL if backup else POD_VOLUME_RESTORE_LABEL,
-        node=located.node,
+        placement=Placement(located.node_os, node=located.node),
         tolerations=located.tolerations,
         privileged=request.settings.privileged_fs_backup,
     )

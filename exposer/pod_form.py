@@ -7,13 +7,15 @@ tests/recordings/velero-1.18.2/pod-of-*.json; tests/exposer/test_pod_against_pee
 every difference from these.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.models.base import JsonDict
 from core.models.names import EXPOSER_POD_GROUP_LABEL, label_value
-from exposer.model import Owner, PodSettings
+from exposer.model import Owner
+from exposer.placement import WINDOWS, Placement, build_node_affinity
+from exposer.settings import PodSettings
 from exposer.template import AgentTemplate
 
 __all__ = [
@@ -32,10 +34,11 @@ _SCRATCH_VARIABLE: Final = "VELERO_SCRATCH_DIR"
 _SCRATCH_PATH: Final = "/scratch"
 _SCRATCH_VOLUME: Final = "mover-scratch"
 
-_WINDOWS: Final = "windows"
 _WINDOWS_TOLERATIONS: Final = tuple(
-    {"key": "os", "operator": "Equal", "value": _WINDOWS, "effect": effect} for effect in ("NoSchedule", "NoExecute")
+    {"key": "os", "operator": "Equal", "value": WINDOWS, "effect": effect} for effect in ("NoSchedule", "NoExecute")
 )
+_NO_RELABELING: Final = "spc_t"
+"""The SELinux type of a container for which a volume's labels do not count."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,9 @@ class MoverPod:
     """What one mover pod differs in from all others.
 
     `label` is the label that names its custom resource, `group` the peer's spread key; empty:
-    none. `node` is the only node that will do, `avoid_nodes` those that will not. `privileged`
-    of None leaves that to the cluster.
+    none. `tolerations` are those of its own, beside inherited and configured ones.
+    `privileged` of None leaves that to the cluster. `no_relabeling` spares a volume the SELinux
+    labels of the container.
     """
 
     owner: Owner
@@ -67,11 +71,15 @@ class MoverPod:
     cache_claim: str = ""
     label: str = ""
     group: str = ""
-    node: str = ""
-    avoid_nodes: tuple[str, ...] = ()
+    placement: Placement = field(default_factory=Placement)
     tolerations: tuple[JsonDict, ...] = ()
     privileged: bool | None = None
-    node_os: str = "linux"
+    no_relabeling: bool = False
+
+    @property
+    def for_windows(self) -> bool:
+        """Whether it runs on a Windows node."""
+        return self.placement.node_os == WINDOWS
 
 
 def volume_path(owner: Owner) -> str:
@@ -85,13 +93,19 @@ def cache_path(owner: Owner) -> str:
 
 
 def build_mover_pod(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> JsonDict:
-    """Return the manifest of a mover pod, a v1 Pod as JSON dict."""
-    labels = dict(template.labels if settings.labels is None else settings.labels) | plan.owner.labels
+    """Return the manifest of a mover pod, a v1 Pod as JSON dict.
+
+    Raises:
+        ExposeError: no agent runs on nodes of its operating system.
+    """
+    template = template.for_os(plan.placement.node_os)
+    # As with the peer, an empty set of configured ones replaces nothing.
+    labels = dict(settings.labels or template.labels) | plan.owner.labels
     if plan.label:
         labels[plan.label] = label_value(plan.owner.name)
     if plan.group:
         labels[EXPOSER_POD_GROUP_LABEL] = plan.group
-    annotations = dict(template.annotations if settings.annotations is None else settings.annotations)
+    annotations = dict(settings.annotations or template.annotations)
     meta: JsonDict = {
         "name": plan.name,
         "namespace": plan.owner.namespace,
@@ -109,23 +123,14 @@ def build_mover_pod(plan: MoverPod, template: AgentTemplate, settings: PodSettin
 
 
 def _build_spec(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> JsonDict:
-    windows = plan.node_os == _WINDOWS
-    asked = (
-        *template.tolerations,
-        *settings.tolerations,
-        *plan.tolerations,
-        *(_WINDOWS_TOLERATIONS if windows else ()),
-    )
-    tolerations = [toleration for index, toleration in enumerate(asked) if toleration not in asked[:index]]
+    tolerations = _build_tolerations(plan, template, settings)
     spec: JsonDict = {
         **template.pod_fields,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
-        "os": {"name": plan.node_os},
-        "securityContext": (
-            {"windowsOptions": {"runAsUserName": "ContainerAdministrator"}} if windows else {"runAsUser": 0}
-        ),
-        "affinity": _build_affinity(plan),
+        "os": {"name": plan.placement.node_os},
+        "securityContext": _build_pod_security(plan),
+        "affinity": build_node_affinity(plan.placement),
         "containers": [_build_container(plan, template, settings)],
         "volumes": [*_own_volumes(plan), *template.volumes, *_scratch_volumes(template)],
     }
@@ -145,25 +150,24 @@ def _build_spec(plan: MoverPod, template: AgentTemplate, settings: PodSettings) 
     return spec
 
 
-def _build_affinity(plan: MoverPod) -> JsonDict:
-    """Return the nodes that will do, as one term: all of it has to hold."""
-    if plan.node_os == _WINDOWS:
-        expressions = [_requirement("kubernetes.io/os", "In", (_WINDOWS,))]
-    else:
-        expressions = [_requirement("kubernetes.io/os", "NotIn", (_WINDOWS,))]
-    fields = []
-    if plan.node:
-        fields.append(_requirement("metadata.name", "In", (plan.node,)))
-    # The scheduler takes only one value for a name, and only in In and NotIn.
-    fields.extend(_requirement("metadata.name", "NotIn", (node,)) for node in plan.avoid_nodes)
-    term: JsonDict = {"matchExpressions": expressions}
-    if fields:
-        term["matchFields"] = fields
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+def _build_tolerations(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> list[JsonDict]:
+    """Return all tolerations, each once: inherited, configured, the pod's own."""
+    asked = (
+        *(template.all_tolerations if settings.inherit_tolerations else template.tolerations),
+        *settings.tolerations,
+        *plan.tolerations,
+        *(_WINDOWS_TOLERATIONS if plan.for_windows else ()),
+    )
+    return [toleration for index, toleration in enumerate(asked) if toleration not in asked[:index]]
 
 
-def _requirement(key: str, operator: str, values: tuple[str, ...]) -> JsonDict:
-    return {"key": key, "operator": operator, "values": list(values)}
+def _build_pod_security(plan: MoverPod) -> JsonDict:
+    if plan.for_windows:
+        return {"windowsOptions": {"runAsUserName": "ContainerAdministrator"}}
+    security: JsonDict = {"runAsUser": 0}
+    if plan.no_relabeling:
+        security["seLinuxOptions"] = {"type": _NO_RELABELING}
+    return security
 
 
 def _build_container(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> JsonDict:
@@ -206,12 +210,15 @@ def _build_container(plan: MoverPod, template: AgentTemplate, settings: PodSetti
 
 def _build_security(plan: MoverPod, template: AgentTemplate) -> JsonDict:
     security: JsonDict = {}
+    if plan.for_windows:
+        # The API server refuses each of what follows on a pod for Windows.
+        return security
     if plan.privileged is not None:
         security["privileged"] = plan.privileged
     # kopia touches `<target>.kopia-entry` beside a restore's target, and that stands in the root.
     # Source: kopia 0.23.1, snapshot/restore/local_fs_output.go, placeholders of shallow restores.
     writes_root = plan.args.verb is MoverVerb.RESTORE
-    if template.read_only_root and not writes_root and plan.node_os != _WINDOWS:
+    if template.read_only_root and not writes_root:
         security["readOnlyRootFilesystem"] = True
     return security
 

@@ -10,11 +10,16 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
+from exposer.cache_claim import CacheClaims
 from exposer.causes import CauseFinder
+from exposer.claims import cache_claim_name
 from exposer.kubelet_folders import build_volume_folder, claim_of
 from exposer.model import Exposed, Guard, LocatedVolume, NotOwnerError, PodVolumeRequest, Waiting
 from exposer.ownership import ExposeRun, remove_owned
+from exposer.placement import LINUX, WINDOWS
 from exposer.pod import build_pod_volume_pod
+from exposer.source_volume import read_node_os
+from exposer.volumes import remove_claim
 from exposer.workload import (
     block_refused,
     check_alive,
@@ -34,6 +39,7 @@ class PodVolumeExposer:
     def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
         self._client = client
         self._causes = causes
+        self._caches = CacheClaims(client)
 
     async def locate(self, request: PodVolumeRequest) -> LocatedVolume | Waiting:
         """Return where the volume is, or what its pod has to reach first; reads only.
@@ -54,10 +60,14 @@ class PodVolumeExposer:
         elif waiting := check_restore_wait(ref, pod):
             return waiting
         pv = await self._read_volume(request, pod, volume)
+        node = pod["spec"]["nodeName"]
+        node_os = await self._read_os(request, node)
+        root = request.template.for_os(node_os).kubelet_root
         return LocatedVolume(
-            node=pod["spec"]["nodeName"],
-            folder=build_volume_folder(request.template.kubelet_root, ref.uid, volume, pv=pv),
+            node=node,
+            folder=build_volume_folder(root, ref.uid, volume, pv=pv),
             tolerations=tolerations_to_stay(pod),
+            node_os=node_os,
         )
 
     async def read_node(self, request: PodVolumeRequest) -> str:
@@ -97,8 +107,10 @@ class PodVolumeExposer:
             raise
 
     async def clean_up(self, request: PodVolumeRequest) -> Waiting | None:
-        """Delete the mover pod; None once it is gone."""
-        return await remove_owned(self._client, request.owner, PODS, request.owner.object_name)
+        """Delete mover pod and cache; None once they are gone."""
+        owner = request.owner
+        waiting = await remove_owned(self._client, owner, PODS, owner.object_name)
+        return waiting or await remove_claim(self._client, owner, cache_claim_name(owner))
 
     async def _ensure(self, request: PodVolumeRequest, run: ExposeRun) -> Exposed | Waiting:
         # While the mover pod waits for its node, the workload may go: then waiting is in vain.
@@ -107,11 +119,26 @@ class PodVolumeExposer:
             return located
         pod = await run.read(PODS, request.owner.object_name)
         if pod is None:
-            pod = await run.ensure(PODS, build_pod_volume_pod(request, located))
-            await run.confirm()
+            pod = await self._ensure_all(request, run, located)
         if isinstance(pod, Waiting):
             return pod
         return await self._causes.explain(pod) or Exposed(pod)
+
+    async def _ensure_all(
+        self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume
+    ) -> JsonDict | Waiting:
+        cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=located.node)
+        if isinstance(cache, Waiting):
+            return cache
+        pod = await run.ensure(PODS, build_pod_volume_pod(request, located, cache_claim=cache))
+        await run.confirm()
+        return pod
+
+    async def _read_os(self, request: PodVolumeRequest, node: str) -> str:
+        """Return the operating system of the node; where no agent serves Windows, it is not asked."""
+        if request.template.windows is None:
+            return LINUX
+        return WINDOWS if await read_node_os(self._client, node) == WINDOWS else LINUX
 
     async def _read_workload(self, request: PodVolumeRequest) -> JsonDict | None:
         return await self._client.read(PODS, request.workload.namespace, request.workload.name)

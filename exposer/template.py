@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final, Self
 
-from core.errors import ContractError
+from core.errors import ContractError, ExposeError
 from core.models.base import JsonDict
+from core.models.names import AGENT_DAEMONSET_WINDOWS
+from exposer.placement import WINDOWS
 
 __all__ = ["DEFAULT_KUBELET_ROOT", "AgentTemplate"]
 
@@ -32,14 +34,17 @@ class AgentTemplate:
     """The inheritable part of the node agent's pod template.
 
     `pod_fields` and `container_fields` hold fields of a pod's spec and of its container as
-    JSON, `kubelet_root` is a path on the node. `host_pods_mounted` says whether the agent may
-    reach the volumes of other pods: without it pod volumes cannot be served.
+    JSON, `kubelet_root` is a path on the node. `tolerations` are those that are always handed
+    down, `all_tolerations` what the agent itself has. `host_pods_mounted` says whether the agent
+    may reach the volumes of other pods: without it pod volumes cannot be served. `windows` is
+    what movers on Windows nodes inherit; None: there is no DaemonSet for them.
     """
 
     image: str
     labels: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
     tolerations: tuple[JsonDict, ...] = ()
+    all_tolerations: tuple[JsonDict, ...] = ()
     volumes: tuple[JsonDict, ...] = ()
     volume_mounts: tuple[JsonDict, ...] = ()
     env: tuple[JsonDict, ...] = ()
@@ -48,6 +53,22 @@ class AgentTemplate:
     read_only_root: bool = False
     kubelet_root: str = DEFAULT_KUBELET_ROOT
     host_pods_mounted: bool = False
+    windows: "AgentTemplate | None" = None
+
+    def for_os(self, node_os: str) -> "AgentTemplate":
+        """Return what movers on nodes of that operating system inherit.
+
+        Raises:
+            ExposeError: no DaemonSet is there to inherit from.
+        """
+        if node_os != WINDOWS:
+            return self
+        if self.windows is None:
+            raise ExposeError(
+                f"the volume belongs on Windows nodes, and no data mover runs there: DaemonSet "
+                f"{AGENT_DAEMONSET_WINDOWS}, which it would take its image and volumes from, does not exist"
+            )
+        return self.windows
 
     @classmethod
     def parse(cls, daemonset: JsonDict) -> Self:
@@ -64,15 +85,15 @@ class AgentTemplate:
         root, mounted = _kubelet_root(volumes, mounts)
         kept = {volume["name"]: volume for volume in volumes if not _shows_kubelet(volume, root)}
         meta: JsonDict = template.get("metadata") or {}
+        tolerations: tuple[JsonDict, ...] = tuple(spec.get("tolerations") or [])
         return cls(
             image=container["image"],
             labels=_picked(meta.get("labels"), _INHERITED_LABELS),
             annotations=_picked(meta.get("annotations"), _INHERITED_ANNOTATIONS),
             tolerations=tuple(
-                toleration
-                for toleration in spec.get("tolerations") or []
-                if toleration.get("key") in _INHERITED_TOLERATIONS
+                toleration for toleration in tolerations if toleration.get("key") in _INHERITED_TOLERATIONS
             ),
+            all_tolerations=tolerations,
             volumes=tuple(kept.values()),
             volume_mounts=tuple(mount for mount in mounts if mount["name"] in kept),
             env=tuple(container.get("env") or []),

@@ -1,14 +1,16 @@
-"""What exposers do to PersistentVolumes.
+"""What exposers do to PersistentVolumes, and to claims together with theirs.
 
 Knows reclaim policies and preconditions. Does not know why a volume is kept or given up.
 """
 
 from core.kube.client import KubeClient
 from core.kube.errors import NotFoundError
-from core.kube.resources import PERSISTENT_VOLUMES
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from core.models.base import JsonDict
+from exposer.model import Owner, Waiting
+from exposer.ownership import belongs, remove
 
-__all__ = ["DELETE", "RETAIN", "condemn_volume_of", "patch_volume", "set_reclaim_policy"]
+__all__ = ["DELETE", "RETAIN", "condemn_volume_of", "patch_volume", "remove_claim", "set_reclaim_policy"]
 
 DELETE = "Delete"
 RETAIN = "Retain"
@@ -48,3 +50,12 @@ async def condemn_volume_of(client: KubeClient, claim: JsonDict) -> None:
         await set_reclaim_policy(client, volume, DELETE)
     except NotFoundError:
         return
+
+
+async def remove_claim(client: KubeClient, owner: Owner, name: str) -> Waiting | None:
+    """Have the owner's claim of that name deleted with its volume; None once it is gone or never was."""
+    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, name)
+    if claim is None or not belongs(claim, owner):
+        return None
+    await condemn_volume_of(client, claim)
+    return await remove(client, PERSISTENT_VOLUME_CLAIMS, claim)

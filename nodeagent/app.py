@@ -26,8 +26,8 @@ from core.version import VERSION
 from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
-from exposer.model import MoverOptions, PodSettings
 from exposer.pod_volume import PodVolumeExposer
+from exposer.settings import MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 from nodeagent.admission import DispatchRules, DispatchTools
 from nodeagent.concurrency import Slots

@@ -11,8 +11,10 @@ __all__ = [
     "ACCEPT_FENCE_ANNOTATION",
     "ADMISSIONS_CONFIGMAP",
     "AGENT_DAEMONSET",
+    "AGENT_DAEMONSET_WINDOWS",
     "AGENT_LABELS",
     "ASYNC_OPERATION_ID_LABEL",
+    "CANCEL_ASKED_ANNOTATION",
     "DATA_DOWNLOAD_LABEL",
     "DATA_MOVER_FINALIZER",
     "DATA_UPLOAD_LABEL",
@@ -21,6 +23,7 @@ __all__ = [
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
     "MANAGED_BY_LABEL",
+    "MOVER_LOST_ANNOTATION",
     "NODE_LABEL",
     "OUTCOME_ANNOTATION",
     "OWNER_UID_LABEL",
@@ -70,6 +73,7 @@ REPO_DEFAULT_PASSWORD: Final = "static-passw0rd"  # noqa: S105 - the peers' publ
 
 # The agent itself.
 AGENT_DAEMONSET: Final = "node-agent"
+AGENT_DAEMONSET_WINDOWS: Final = "node-agent-windows"
 AGENT_LABELS: Final = {"role": "node-agent"}
 SERVICE_ACCOUNT: Final = "node-agent"
 
@@ -82,6 +86,10 @@ OUTCOME_ANNOTATION: Final = "nodeagent.io/outcome"
 """On a custom resource: the mover's result, kept before anything that produced it is touched."""
 ACCEPT_FENCE_ANNOTATION: Final = "nodeagent.io/fence"
 """On a New custom resource: rewritten to make a late accept conflict."""
+CANCEL_ASKED_ANNOTATION: Final = "nodeagent.io/cancel-asked"
+"""On a custom resource: since when its mover is to stop; `spec.cancel` itself carries no time."""
+MOVER_LOST_ANNOTATION: Final = "nodeagent.io/mover-lost"
+"""On a custom resource: how often its mover pod was taken away before it began, and since when."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"
 ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
 

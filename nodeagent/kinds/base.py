@@ -11,7 +11,8 @@ from typing import Final, Protocol
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.loads import Load
-from exposer.model import Exposed, Guard, MoverOptions, PodSettings, Waiting
+from exposer.model import Exposed, Guard, Waiting
+from exposer.settings import MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
@@ -48,7 +49,8 @@ class Admission:
 
     `reason` is one CamelCase word, `message` a sentence for the custom resource's reader.
     `node` names the only node that can do it, empty where any can. `patient` says that the
-    wait may last until somebody cancels: it never runs into the prepare timeout.
+    wait may last until somebody cancels: it never runs into the prepare timeout. `trouble` says
+    that no good run waits for this.
     """
 
     verdict: Verdict
@@ -56,6 +58,7 @@ class Admission:
     message: str = ""
     node: str = ""
     patient: bool = False
+    trouble: bool = False
 
 
 READY: Final = Admission(Verdict.READY)

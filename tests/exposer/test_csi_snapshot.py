@@ -13,7 +13,8 @@ from core.kube.resources import (
 )
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
-from exposer.model import BackupPVCSettings, Exposed, NotOwnerError, Waiting
+from exposer.model import Exposed, NotOwnerError, Waiting
+from exposer.settings import BackupPVCSettings
 from tests.exposer.inputs import snapshot_request
 from tests.exposer.scenes import HANDLE, SOURCE_CONTENT, BackupScene
 from tests.exposer.world import Cut, cut_short, no_guard

@@ -9,7 +9,8 @@ from core.errors import ExposeError
 from core.kube.errors import ForbiddenError
 from core.kube.resources import STORAGE_CLASSES
 from core.kube.transport import Request, Response
-from exposer.model import CacheVolume, NotOwnerError, Waiting
+from exposer.model import NotOwnerError, Waiting
+from exposer.settings import CacheVolume
 from tests.exposer.restore_steps import (
     assert_clean,
     assert_handed_over,
@@ -63,7 +64,7 @@ async def test_other_volumes_come_through_as_well(mode: str, reclaim: str, bindi
 @pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
 async def test_a_restore_that_failed_leaves_nothing(reclaim: str) -> None:
     scene = RestoreScene(reclaim=reclaim)
-    scene.request = replace(scene.request, cache=CacheVolume("hostpath", 6))
+    scene.request = replace(scene.request, cache=CacheVolume("fast", 6))
     await expose(scene)
     assert len(scene.world.disks) == 2
 
@@ -82,7 +83,7 @@ async def test_clean_up_of_what_never_began_touches_nothing() -> None:
 
 async def test_a_cache_has_a_claim_of_its_own() -> None:
     scene = RestoreScene()
-    scene.request = replace(scene.request, cache=CacheVolume("hostpath", 6))
+    scene.request = replace(scene.request, cache=CacheVolume("fast", 6))
 
     exposed = await expose(scene)
 

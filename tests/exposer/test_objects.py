@@ -8,7 +8,8 @@ from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
 from core.models.base import JsonDict
 from exposer.claims import build_backup_claim, build_cache_claim, build_restore_claim
-from exposer.model import BackupPVCSettings, CacheVolume, Waiting
+from exposer.model import Waiting
+from exposer.settings import BackupPVCSettings, CacheVolume
 from exposer.snapshots import (
     build_backup_content,
     build_backup_snapshot,

@@ -1,57 +1,98 @@
 """Whole manifests of mover pods, compared with golden files."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from core.contract import VolumeMode
+from core.errors import ExposeError
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository
-from exposer.model import (
-    BackupPVCSettings,
-    CacheVolume,
-    LocatedVolume,
-    MoverOptions,
-    Owner,
-    PodSettings,
-)
+from exposer.claims import build_backup_claim, cache_claim_name
+from exposer.model import LocatedVolume, Owner
+from exposer.placement import NodeRule, NodeRules, Placement
 from exposer.pod import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
-from exposer.snapshots import SnapshotSource
+from exposer.settings import BackupPVCSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.support.golden import assert_golden, recorded
 
-
-def source(mode: VolumeMode = VolumeMode.FILESYSTEM) -> SnapshotSource:
-    return SnapshotSource(snapshot_uid="s", content="c", content_uid="u", size="2Gi", volume_mode=mode)
+ANYWHERE = Placement()
 
 
-def backup_pod(recording: str = "dataupload", *, avoid: tuple[str, ...] = (), **changes: Any) -> JsonDict:
-    mode = VolumeMode.BLOCK if recording.startswith("block") else VolumeMode.FILESYSTEM
-    return build_backup_pod(snapshot_request(recording, **changes), source(mode), avoid)
+def mode_of(recording: str) -> VolumeMode:
+    return VolumeMode.BLOCK if recording.startswith("block") else VolumeMode.FILESYSTEM
 
 
-def restore_pod(recording: str = "datadownload", *, node: str = "", **changes: Any) -> JsonDict:
-    mode = VolumeMode.BLOCK if recording.startswith("block") else VolumeMode.FILESYSTEM
-    return build_restore_pod(restore_request(recording, **changes), mode, node=node)
+def backup_pod(recording: str = "dataupload", *, placement: Placement = ANYWHERE, **changes: Any) -> JsonDict:
+    request = snapshot_request(recording, **changes)
+    claim = build_backup_claim(request, size="2Gi", mode=mode_of(recording))
+    return build_backup_pod(request, claim, placement)
 
 
-def pod_volume_pod(recording: str = "podvolumebackup", **changes: Any) -> JsonDict:
+def restore_pod(
+    recording: str = "datadownload", *, placement: Placement = ANYWHERE, cached: bool = False, **changes: Any
+) -> JsonDict:
+    request = restore_request(recording, **changes)
+    cache = cache_claim_name(request.owner) if cached else ""
+    return build_restore_pod(request, mode_of(recording), placement=placement, cache_claim=cache)
+
+
+def pod_volume_pod(
+    recording: str = "podvolumebackup", *, node_os: str = "linux", cached: bool = False, **changes: Any
+) -> JsonDict:
     folder = "/var/lib/kubelet/pods/e7f1/volumes/kubernetes.io~csi/pvc-3dcf/mount"
     tolerations = ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"})
-    return build_pod_volume_pod(pod_volume_request(recording, **changes), LocatedVolume("node-a", folder, tolerations))
+    request = pod_volume_request(recording, **changes)
+    cache = cache_claim_name(request.owner) if cached else ""
+    return build_pod_volume_pod(
+        request, LocatedVolume("node-a", folder, tolerations, node_os=node_os), cache_claim=cache
+    )
 
 
-def init_pod() -> JsonDict:
+def init_pod(settings: PodSettings | None = None) -> JsonDict:
     repository = BackupRepository.parse(recorded("backuprepository"))
-    return build_init_pod(Owner.of(repository), template(), PodSettings(), MoverOptions())
+    return build_init_pod(Owner.of(repository), template(), settings or PodSettings(), MoverOptions())
+
+
+def with_windows() -> AgentTemplate:
+    """What is inherited where a second DaemonSet serves Windows nodes."""
+    windows = template(nodeSelector={"kubernetes.io/os": "windows"}, tolerations=[])
+    return replace(template(tolerations=[]), windows=replace(windows, image="mover:windows"))
+
+
+def expression(key: str, *values: str, operator: str = "In") -> JsonDict:
+    return {"key": key, "operator": operator, "values": list(values)}
 
 
 PRIVILEGED = PodSettings(privileged_fs_backup=True)
 LOUD = MoverOptions(timedelta(minutes=90), "debug", "json")
 READ_ONLY = BackupPVCSettings(read_only=True)
-CACHE = CacheVolume("fast", 7)
+NO_RELABELING = BackupPVCSettings(read_only=True, no_relabeling=True)
+WRITABLE_NO_RELABELING = BackupPVCSettings(no_relabeling=True)
+ZONES = tuple({"matchExpressions": [expression("topology.kubernetes.io/zone", zone)]} for zone in ("a", "b"))
+RULES = NodeRules(
+    (
+        NodeRule((expression("disk", "ssd"), {"key": "spot", "operator": "DoesNotExist"}), "fast"),
+        NodeRule((expression("pool", "movers"),)),
+        NodeRule((expression("pool", "spare"),)),
+    )
+)
+ANY_RULE = replace(RULES, any_of=True)
+CONFIGURED = PodSettings(
+    priority_class_name="data-mover-low",
+    resources={"requests": {"cpu": "500m", "ephemeral-storage": "6Gi"}, "limits": {"memory": "2Gi"}},
+    labels={"team": "storage"},
+    annotations={"sidecar.istio.io/inject": "false"},
+    tolerations=({"key": "storage", "operator": "Exists", "effect": "NoSchedule"},),
+)
+INHERITING = PodSettings(labels={}, annotations={}, inherit_tolerations=True)
+"""Nothing replaced, and the agent's own tolerations."""
+PULLING = template(
+    imagePullSecrets=[{"name": "pull"}], dnsPolicy="None", dnsConfig={"nameservers": ["10.0.0.1"]}, tolerations=[]
+)
 
 
 @pytest.mark.parametrize(
@@ -60,20 +101,56 @@ CACHE = CacheVolume("fast", 7)
         ("pod-backup", backup_pod()),
         ("pod-backup-block", backup_pod("block-dataupload")),
         ("pod-backup-read-only", backup_pod(backup_pvc=READ_ONLY)),
-        ("pod-backup-avoiding-nodes", backup_pod(avoid=("node-a", "node-b"))),
-        ("pod-backup-windows", backup_pod(node_os="windows")),
+        ("pod-backup-avoiding-nodes", backup_pod(placement=Placement(avoid_nodes=("node-a", "node-b")))),
+        ("pod-backup-windows", backup_pod(template=with_windows(), placement=Placement("windows"))),
         ("pod-backup-without-settings", backup_pod(template=template(), settings=PodSettings(), mover=LOUD)),
+        ("pod-backup-configured", backup_pod(settings=CONFIGURED)),
+        ("pod-backup-block-configured", backup_pod("block-dataupload", settings=CONFIGURED, backup_pvc=READ_ONLY)),
+        ("pod-backup-inheriting", backup_pod(template=template(), settings=INHERITING)),
+        ("pod-backup-pull-secrets-and-dns", backup_pod(template=PULLING)),
+        ("pod-backup-no-relabeling", backup_pod(backup_pvc=NO_RELABELING)),
+        ("pod-backup-of-a-ruled-class", backup_pod(placement=Placement(alternatives=RULES.choose("fast")))),
+        ("pod-backup-in-any-pool", backup_pod(placement=Placement(alternatives=ANY_RULE.choose("slow")))),
+        (
+            "pod-backup-in-zones-and-pool",
+            backup_pod(placement=Placement(alternatives=RULES.choose("slow"), topology=ZONES, avoid_nodes=("node-c",))),
+        ),
         ("pod-restore", restore_pod()),
         ("pod-restore-block", restore_pod("block-datadownload")),
-        ("pod-restore-with-cache-on-node", restore_pod(cache=CACHE, node="node-b")),
+        ("pod-restore-with-cache-on-node", restore_pod(cached=True, placement=Placement(node="node-b"))),
+        ("pod-restore-configured", restore_pod(settings=CONFIGURED)),
+        ("pod-restore-inheriting", restore_pod(template=template(), settings=INHERITING)),
+        ("pod-restore-of-a-ruled-class", restore_pod(placement=Placement(alternatives=RULES.choose("fast")))),
+        ("pod-restore-windows", restore_pod(template=with_windows(), placement=Placement("windows"))),
         ("pod-volume-backup", pod_volume_pod()),
-        ("pod-volume-restore", pod_volume_pod("podvolumerestore")),
+        ("pod-volume-backup-configured", pod_volume_pod(settings=CONFIGURED)),
         ("pod-volume-backup-privileged", pod_volume_pod(template=template(), settings=PRIVILEGED, mover=LOUD)),
+        (
+            "pod-volume-backup-windows",
+            pod_volume_pod(template=with_windows(), node_os="windows", settings=PRIVILEGED),
+        ),
+        ("pod-volume-restore", pod_volume_pod("podvolumerestore")),
+        ("pod-volume-restore-configured", pod_volume_pod("podvolumerestore", settings=CONFIGURED)),
+        ("pod-volume-restore-inheriting", pod_volume_pod("podvolumerestore", template=template(), settings=INHERITING)),
+        ("pod-volume-restore-with-cache", pod_volume_pod("podvolumerestore", cached=True)),
         ("pod-init-repository", init_pod()),
+        ("pod-init-repository-configured", init_pod(CONFIGURED)),
     ],
 )
 def test_a_pod_is_its_golden_manifest(name: str, pod: JsonDict) -> None:
     assert_golden(name, pod)
+
+
+def test_what_changes_nothing_is_the_same_pod() -> None:
+    """An empty set of labels replaces none, and no relabeling needs a volume that nobody writes to."""
+    assert backup_pod(backup_pvc=WRITABLE_NO_RELABELING) == backup_pod()
+    bare = PodSettings()
+    assert restore_pod(settings=replace(bare, labels={}, annotations={})) == restore_pod(settings=bare)
+
+
+def test_a_pod_is_not_made_for_nodes_that_no_agent_serves() -> None:
+    with pytest.raises(ExposeError, match=r"DaemonSet node-agent-windows, .* does not exist"):
+        backup_pod(placement=Placement("windows"))
 
 
 def test_scratch_is_added_where_the_agent_has_none() -> None:
@@ -98,7 +175,7 @@ def test_a_read_only_root_is_inherited_but_by_restores() -> None:
 
 
 def test_every_inherited_mount_has_its_volume() -> None:
-    for pod in (backup_pod(), restore_pod(cache=CACHE), init_pod()):
+    for pod in (backup_pod(), restore_pod(cached=True), init_pod()):
         volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
         mounts = {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
         assert mounts <= volumes

@@ -9,6 +9,7 @@ from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.claims import build_backup_claim, build_restore_claim
 from exposer.model import LocatedVolume, Owner
+from exposer.placement import Placement
 from exposer.pod import build_backup_pod, build_pod_volume_pod, build_restore_pod
 from exposer.snapshots import (
     SOURCE_ANNOTATION,
@@ -108,11 +109,11 @@ def test_a_backup_pod_differs_from_the_peers_only_as_listed(block: bool) -> None
     mode = VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM
     request = snapshot_request(f"{prefix}dataupload")
     owner = request.owner
-    snapshot, content, claim = source_objects(mode)
+    claim = build_backup_claim(request, size="2Gi", mode=mode)
     common = [f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"]
     name, timeout = f"--data-upload={owner.name}", "--resource-timeout=10m0s"
 
-    ours = build_backup_pod(request, parse_snapshot_source(snapshot, content, claim), ())
+    ours = build_backup_pod(request, claim, Placement())
 
     assert differences(recorded(f"{prefix}pod-of-dataupload"), ours) == pod_differences(
         owner, [*common, name, timeout], ["backup", name, *common, timeout, *LOGGING], "data-mover backup"
@@ -129,7 +130,7 @@ def test_a_restore_pod_differs_from_the_peers_only_as_listed(block: bool) -> Non
     name, timeout = f"--data-download={owner.name}", "--resource-timeout=10m0s"
     theirs = [*common, name, timeout, "--cache-volume-path="]  # an empty flag says nothing: left out
 
-    ours = build_restore_pod(request, mode, node="")
+    ours = build_restore_pod(request, mode, placement=Placement())
 
     assert differences(recorded(f"{prefix}pod-of-datadownload"), ours) == pod_differences(
         owner, theirs, ["restore", name, *common, timeout, *LOGGING], "data-mover restore"

@@ -85,13 +85,14 @@ class World:
         self.violations: list[str] = []
         self.pods_run = True
         self.reclaims = True
-        self.put(
-            STORAGE_CLASSES,
-            "hostpath",
-            provisioner="hostpath.csi.k8s.io",
-            reclaimPolicy=reclaim,
-            volumeBindingMode=binding,
-        )
+        for name, policy in (("hostpath", reclaim), ("fast", "Delete"), ("kept", "Retain")):
+            self.put(
+                STORAGE_CLASSES,
+                name,
+                provisioner="hostpath.csi.k8s.io",
+                reclaimPolicy=policy,
+                volumeBindingMode=binding,
+            )
 
     @staticmethod
     def client_over(transport: Transport) -> KubeClient:

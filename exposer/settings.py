@@ -1,0 +1,60 @@
+"""What configuration asks of mover pods and their volumes, as exposers get it.
+
+Knows parameters and their defaults. Does not know where they are written down: exposers read
+no configuration.
+"""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from core.models.base import JsonDict
+
+__all__ = ["BackupPVCSettings", "CacheVolume", "MoverOptions", "PodSettings"]
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """What is asked of every mover pod.
+
+    `labels` and `annotations` replace the inherited ones; None or none at all keeps these.
+    `tolerations` come on top of the inherited ones; `inherit_tolerations` takes all that the
+    node agent's own pods have. `privileged_fs_backup` makes the movers of pod volumes privileged.
+    """
+
+    priority_class_name: str = ""
+    resources: JsonDict = field(default_factory=dict)
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    tolerations: tuple[JsonDict, ...] = ()
+    inherit_tolerations: bool = False
+    privileged_fs_backup: bool = False
+
+
+@dataclass(frozen=True)
+class MoverOptions:
+    """What a mover is told beside its volume and its custom resource."""
+
+    resource_timeout: timedelta = timedelta(minutes=10)
+    log_level: str = "info"
+    log_format: str = "text"
+
+
+@dataclass(frozen=True)
+class BackupPVCSettings:
+    """How the claim for a snapshot differs from its source; empty class: the source's.
+
+    `no_relabeling` keeps SELinux labels of the volume as they are; it needs `read_only`.
+    """
+
+    storage_class: str = ""
+    read_only: bool = False
+    no_relabeling: bool = False
+    annotations: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CacheVolume:
+    """A claim of its own for a restore's cache."""
+
+    storage_class: str
+    size_gib: int
