@@ -158,7 +158,8 @@ class GenericRestoreExposer:
             place = f"target claim {request.target_namespace}/{request.target_claim}"
             storage_class = await self._client.read(STORAGE_CLASSES, "", class_name)
             if storage_class is None:
-                return Waiting("StorageClassMissing", f"StorageClass {class_name} of {place} does not exist")
+                text = f"StorageClass {class_name} of {place} does not exist"
+                return Waiting("StorageClassMissing", text, trouble=True)
             if waits_for_consumer(storage_class):
                 node = str((target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, ""))
                 if node:

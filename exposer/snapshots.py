@@ -109,7 +109,7 @@ def diagnose_snapshot(snapshot: JsonDict) -> Waiting | None:
         return None
     words = (status.get("error") or {}).get("message")
     if words:
-        return Waiting("SnapshotError", f"{place} is not ready: {words}")
+        return Waiting("SnapshotError", f"{place} is not ready: {words}", trouble=True)
     return Waiting("SnapshotNotReady", f"{place} is still being made")
 
 

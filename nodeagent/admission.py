@@ -15,6 +15,7 @@ from typing import Final
 
 from core.clock import Clock
 from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError
 from core.models.duration import format_duration
 from core.models.loads import Load
 from core.models.names import ACCEPT_FENCE_ANNOTATION, label_value
@@ -160,7 +161,7 @@ class Examiner:
                 span = format_duration(self._rules.prepare_timeout)
                 await self._end(kind, cr, Phase.FAILED, f"could not start within {span}: {admission.message}")
                 return None
-            cr = await self._tell(kind, cr, Waiting(admission.reason, admission.message))
+            cr = await self._tell(kind, cr, Waiting(admission.reason, admission.message, trouble=admission.trouble))
             pause = max(self._waits.seconds_to_next_look(cr.uid), len(self._not_before) / _LOOKS_A_SECOND)
             if self._crowds.holds(cr.uid) and self._waits.is_told(cr.uid, admission.reason):
                 pause = max(pause, _CROWDED_SECONDS)
@@ -192,15 +193,19 @@ class Examiner:
         await self._tools.status.annotate(look.kind, look.cr, change)
 
     async def _check(self, kind: Kind, cr: Load) -> Admission:
-        admission = await kind.check_admission(cr)
+        try:
+            admission = await kind.check_admission(cr)
+        except ForbiddenError as e:
+            return Admission(Verdict.WAITS, "Forbidden", str(e), trouble=True)
         if admission.verdict is not Verdict.READY:
             return admission
         agents = self._agents()
         if admission.node and label_value(admission.node) not in agents:
-            return Admission(Verdict.WAITS, "NoNodeAgent", f"no node agent is ready on node {admission.node}")
+            message = f"no node agent is ready on node {admission.node}"
+            return Admission(Verdict.WAITS, "NoNodeAgent", message, trouble=True)
         if not agents:
             message = f"no node agent is ready in namespace {self._rules.namespace}"
-            return Admission(Verdict.WAITS, "NoNodeAgent", message)
+            return Admission(Verdict.WAITS, "NoNodeAgent", message, trouble=True)
         return admission if admission.node else READY
 
     def _is_overdue(self, cr: Load, admission: Admission) -> bool:
@@ -232,7 +237,7 @@ class Examiner:
             self._tools.check_leading()
             cr = await self._tools.status.report(kind, cr, message=waiting.message)
             if telling.event:
-                await self._tools.story.tell(cr, waiting.reason, waiting.message)
+                await self._tools.story.tell(cr, waiting.reason, waiting.message, warning=waiting.trouble)
         self._waits.told(cr.uid, waiting)
         return cr
 

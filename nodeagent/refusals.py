@@ -35,4 +35,4 @@ def judge_refusal(error: ForbiddenError | InvalidError) -> Waiting:
     text = str(error)
     if isinstance(error, InvalidError) or _ADMISSION.search(text):
         raise ExposeError(text) from error
-    return Waiting("QuotaExceeded" if _QUOTA in text else "Forbidden", text)
+    return Waiting("QuotaExceeded" if _QUOTA in text else "Forbidden", text, trouble=True)

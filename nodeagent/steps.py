@@ -258,7 +258,7 @@ class Steps:
         if cr.status.message != waiting.message:
             await tools.status.report(case.kind, cr, message=waiting.message)
             if telling.event:
-                await tools.story.tell(cr, waiting.reason, waiting.message)
+                await tools.story.tell(cr, waiting.reason, waiting.message, warning=waiting.trouble)
         self._waits.told(cr.uid, waiting)
 
     def _read_outcome(self, case: Case) -> Outcome:

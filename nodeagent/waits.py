@@ -4,6 +4,7 @@ Knows for each load what it waits for, what its reader was told last, and how of
 looked at in vain. Does not know the cluster, nor who tells. A restarted agent begins anew.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +17,15 @@ _BACKOFF_SECONDS: Final = (1.0, 2.0, 4.0, 5.0)
 """Source: Velero v1.18 looks at a constrained load every 5 s; ours begins sooner."""
 
 _GRACE_SECONDS: Final = 3.0
-"""A wait that is over sooner is part of every good run: telling it would only cost writes."""
+"""A wait that is over sooner is part of every good run: telling it would only cost writes. Trouble is told at once."""
 
 _SAME_REASON_PAUSE_SECONDS: Final = 10.0
 """Other words for the same reason are written at most so often: some count seconds."""
 
+_OTHER_CAUSE_PAUSE_SECONDS: Final = 4.0
+"""For trouble whose words name another cause by now: less than the pause between two looks."""
+
+_NUMBERS: Final = re.compile(r"\d+")
 _NOTHING: Final = Waiting("", "")
 
 
@@ -69,10 +74,12 @@ class Waits:
             wait.since_seconds, wait.looks = now, 0
         wait.current = waiting
         if waiting.reason != wait.told.reason:
-            lasts = now - wait.since_seconds >= _GRACE_SECONDS
+            lasts = waiting.trouble or now - wait.since_seconds >= _GRACE_SECONDS
             return Telling(message=lasts, event=lasts)
-        pause_over = now - wait.told_at_seconds >= _SAME_REASON_PAUSE_SECONDS
-        return Telling(message=waiting.message != wait.told.message and pause_over)
+        other_cause = waiting.trouble and _gist(waiting.message) != _gist(wait.told.message)
+        pause_seconds = _OTHER_CAUSE_PAUSE_SECONDS if other_cause else _SAME_REASON_PAUSE_SECONDS
+        pause_over = now - wait.told_at_seconds >= pause_seconds
+        return Telling(message=waiting.message != wait.told.message and pause_over, event=other_cause and pause_over)
 
     def told(self, uid: str, waiting: Waiting) -> None:
         """Note that the reader was told `waiting`."""
@@ -90,3 +97,8 @@ class Waits:
     def forget(self, uid: str) -> None:
         """Drop what is remembered about that load."""
         self._waits.pop(uid, None)
+
+
+def _gist(message: str) -> str:
+    """Return what two messages about one cause have in common: all but the numbers."""
+    return _NUMBERS.sub("", message)

@@ -79,7 +79,9 @@ class DataDownloadKind:
             waiting = await self.exposer.check(self._request(cr))
         except ExposeError as e:
             return Admission(Verdict.FAILS, "TargetClaimUnusable", str(e))
-        return READY if waiting is None else Admission(Verdict.WAITS, waiting.reason, waiting.message)
+        if waiting is None:
+            return READY
+        return Admission(Verdict.WAITS, waiting.reason, waiting.message, trouble=waiting.trouble)
 
     async def read_node(self, cr: Load) -> str:  # noqa: ARG002 - as the protocol has it
         """Return nothing: any node will do."""

@@ -81,7 +81,7 @@ class DataUploadKind:
         if waiting is None:
             return READY
         # Taking a snapshot may last for hours on some storages.
-        return Admission(Verdict.WAITS, waiting.reason, waiting.message, patient=True)
+        return Admission(Verdict.WAITS, waiting.reason, waiting.message, patient=True, trouble=waiting.trouble)
 
     async def read_node(self, cr: Load) -> str:  # noqa: ARG002 - as the protocol has it
         """Return nothing: any node will do."""

@@ -4,6 +4,7 @@ Knows what of a location is checked before a load is accepted. Does not open the
 mover does, and says what is wrong with it.
 """
 
+from core.errors import ContractError
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.models.loads import Load
@@ -14,19 +15,19 @@ __all__ = ["check_location"]
 
 
 async def check_location(client: KubeClient, cr: Load) -> Admission:
-    """Return whether the location that `cr` names exists, is available and has its Secret.
-
-    Raises:
-        ContractError: the location cannot be read.
-    """
+    """Return whether the location that `cr` names exists, is available and has its Secrets."""
     namespace, name = cr.metadata.namespace, cr.spec.backup_storage_location
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
     if raw is None:
         message = f"BackupStorageLocation {namespace}/{name} does not exist"
         return Admission(Verdict.FAILS, "LocationMissing", message)
-    location = BackupStorageLocation.parse(raw)
-    secret = location.spec.credential
-    if secret is not None:
+    try:
+        location = BackupStorageLocation.parse(raw)
+    except ContractError as e:
+        return Admission(Verdict.WAITS, "LocationUnreadable", str(e), trouble=True)
+    for secret in (location.spec.credential, location.spec.object_storage.ca_cert_ref):
+        if secret is None:
+            continue
         stored = await client.read(SECRETS, namespace, secret.name)
         what = f"Secret {namespace}/{secret.name} of BackupStorageLocation {name}"
         if stored is None:
@@ -36,5 +37,5 @@ async def check_location(client: KubeClient, cr: Load) -> Admission:
     if not location.available:
         why = f": {location.status.message}" if location.status.message else ""
         message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"
-        return Admission(Verdict.WAITS, "LocationUnavailable", message)
+        return Admission(Verdict.WAITS, "LocationUnavailable", message, trouble=True)
     return READY

@@ -84,7 +84,7 @@ class PodVolumeKind:
             return Admission(Verdict.FAILS, "VolumeRefused", str(e))
         if isinstance(located, Waiting):
             # The pod's image may take its time, or its turn among many.
-            return Admission(Verdict.WAITS, located.reason, located.message, patient=True)
+            return Admission(Verdict.WAITS, located.reason, located.message, patient=True, trouble=located.trouble)
         return located
 
     def _request(self, cr: Load) -> PodVolumeRequest:

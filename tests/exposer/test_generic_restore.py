@@ -152,7 +152,8 @@ async def test_a_missing_storage_class_is_waited_for() -> None:
 
     found = await scene.exposer().check(scene.request)
 
-    assert found == Waiting("StorageClassMissing", "StorageClass hostpath of target claim app3/data does not exist")
+    message = "StorageClass hostpath of target claim app3/data does not exist"
+    assert found == Waiting("StorageClassMissing", message, trouble=True)
 
 
 async def test_a_bound_target_is_refused() -> None:

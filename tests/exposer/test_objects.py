@@ -133,4 +133,4 @@ def test_a_snapshot_says_what_it_waits_for(status: JsonDict, reason: str | None)
 
     assert (found.reason if isinstance(found, Waiting) else None) == reason
     if reason == "SnapshotError":
-        assert found == Waiting("SnapshotError", "VolumeSnapshot app/s is not ready: quota")
+        assert found == Waiting("SnapshotError", "VolumeSnapshot app/s is not ready: quota", trouble=True)

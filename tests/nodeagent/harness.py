@@ -29,6 +29,7 @@ from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, POD_VOLUME_FINALIZER
+from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
@@ -140,11 +141,12 @@ def build_agent(
         slots=Slots(slots),
         metrics=metrics,
     )
+    causes = CauseFinder(client, clock)
     kinds: list[Kind] = [
-        DataUploadKind(client, CSISnapshotExposer(client), plan, datamovers),
-        DataDownloadKind(client, clock, GenericRestoreExposer(client), plan, datamovers),
-        PodVolumeBackupKind(client, PodVolumeExposer(client), plan, datamovers),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client), plan, datamovers),
+        DataUploadKind(client, CSISnapshotExposer(client, causes), plan, datamovers),
+        DataDownloadKind(client, clock, GenericRestoreExposer(client, causes), plan, datamovers),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), plan, datamovers),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), plan, datamovers),
     ]
     return Reconciler(tools, Site(node, NAMESPACE), limits=Limits(), kinds=kinds)
 

@@ -68,6 +68,24 @@ def test_other_words_for_the_same_reason_are_written_now_and_then_and_make_no_ev
     assert said == [Telling(), Telling(message=True)]
 
 
+TAINT = Waiting("Unschedulable", "0/3 nodes are available: 3 had untolerated taint", trouble=True)
+MORE_NODES = Waiting("Unschedulable", "0/4 nodes are available: 4 had untolerated taint", trouble=True)
+FULL = Waiting("Unschedulable", "0/4 nodes are available: 4 Insufficient cpu", trouble=True)
+
+
+def test_trouble_is_told_at_once() -> None:
+    assert telling(Waits(HandClock()), TAINT) == ALL
+
+
+def test_another_cause_of_the_same_reason_is_told_at_the_next_look_and_other_numbers_are_none() -> None:
+    clock = HandClock()
+    waits = Waits(clock)
+    said = []
+    for clock.seconds, waiting in ((0.0, TAINT), (5.0, MORE_NODES), (10.0, MORE_NODES), (12.0, FULL), (15.0, FULL)):
+        said.append(telling(waits, waiting))
+    assert said == [ALL, Telling(), Telling(message=True), Telling(), ALL]
+
+
 def test_a_forgotten_load_starts_anew() -> None:
     waits = Waits(HandClock())
     waits.decide_telling("a", UNSCHEDULABLE)
@@ -85,7 +103,7 @@ def test_a_forgotten_load_starts_anew() -> None:
     ids=["quota", "rights", "service account"],
 )
 def test_a_refusal_that_may_heal_is_waited_for(error: ForbiddenError, reason: str) -> None:
-    assert judge_refusal(error) == Waiting(reason, str(error))
+    assert judge_refusal(error) == Waiting(reason, str(error), trouble=True)
 
 
 @pytest.mark.parametrize(
