@@ -10,7 +10,7 @@ from core.kube.resources import CONFIG_MAPS
 from core.models.base import JsonDict
 from nodeagent.config import ParsedConfig, parse_config
 
-__all__ = ["document_of", "read_config"]
+__all__ = ["absent", "document_of", "parse_config_map", "read_config"]
 
 
 async def read_config(client: KubeClient, namespace: str, name: str) -> ParsedConfig:
@@ -27,13 +27,28 @@ async def read_config(client: KubeClient, namespace: str, name: str) -> ParsedCo
     except KubeError as e:
         raise ConfigError(f"the configuration cannot be read: {e}") from e
     if found is None:
-        raise ConfigError(
-            f"ConfigMap {namespace}/{name} does not exist: create it, or start without --node-agent-configmap"
-        )
+        raise absent(namespace, name)
+    return parse_config_map(found)
+
+
+def absent(namespace: str, name: str) -> ConfigError:
+    """Return the error that there is no such ConfigMap."""
+    return ConfigError(
+        f"ConfigMap {namespace}/{name} does not exist: create it, or start without --node-agent-configmap"
+    )
+
+
+def parse_config_map(config_map: JsonDict) -> ParsedConfig:
+    """Return the configuration in `config_map`, a v1 ConfigMap as JSON dict.
+
+    Raises:
+        ConfigError: it does not have exactly one key, or holds no JSON object.
+    """
     try:
-        return parse_config(document_of(found))
+        return parse_config(document_of(config_map))
     except ConfigError as e:
-        raise ConfigError(f"ConfigMap {namespace}/{name}: {e}") from e
+        meta = config_map["metadata"]
+        raise ConfigError(f"ConfigMap {meta['namespace']}/{meta['name']}: {e}") from e
 
 
 def document_of(config_map: JsonDict) -> str:

@@ -59,6 +59,7 @@ class Metrics:
         self._slots = self._gauge("slots", "Loads that may move data on this node at a time", "state")
         self._config_valid = self._gauge("config_valid", "1 if the configuration is in force as it is written")
         self._config_info = self._gauge("config_info", "The configuration in force, by its hash", "hash")
+        self._priority_class = self._gauge("priority_class_usable", "0 if data movers go without the configured class")
         self._requests = self._counter("api_requests", "Requests to the API server by answer", "verb", "status")
         self._leader = self._gauge("dispatcher", "1 if this agent is the dispatcher")
         self._repository = self._gauge("repository_ready", "1 if the repository can be used", "repository_name")
@@ -153,6 +154,10 @@ class Metrics:
             self._config_info.remove(self._node, self._config_hash)
         self._config_hash = text
         self._config_info.labels(self._node, text).set(1)
+
+    def priority_class_usable(self, ok: bool) -> None:  # noqa: FBT001 - as above
+        """Show whether data movers get the priority class that is configured, if any is."""
+        self._priority_class.labels(self._node).set(ok)
 
     def request(self, verb: str, status: int) -> None:
         """Count a request to the API server; status 0 is no answer."""

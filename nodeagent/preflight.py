@@ -105,7 +105,11 @@ async def _check_rights(client: KubeClient, namespace: str) -> None:
     except* KubeError as e:
         raise e.exceptions[0] from None
     answers = {right: [verb for task in tasks if (verb := task.result())] for right, tasks in questions.items()}
-    lacking = [f"{','.join(verbs)} {right.path} {right.where}" for right, verbs in answers.items() if verbs]
+    told = {right: f"{','.join(verbs)} {right.path} {right.where}" for right, verbs in answers.items() if verbs}
+    for right, words in told.items():
+        if not right.needed:
+            _log.warning("without the right to %s it cannot be told %s", words, right.reason)
+    lacking = [words for right, words in told.items() if right.needed]
     if lacking:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
         raise ConfigError(

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from core.kube import resources as kube
-from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET, DISPATCHER_LEASE
+from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, DISPATCHER_LEASE
 
 __all__ = ["RIGHTS", "Right", "Scope"]
 
@@ -25,7 +25,10 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Right:
-    """Some verbs on one resource; `names` narrows them to single objects where it is not empty."""
+    """Some verbs on one resource; `names` narrows them to single objects where it is not empty.
+
+    Without one that is not `needed` the agent works, with less than was asked of it.
+    """
 
     scope: Scope
     resource: kube.Resource
@@ -33,6 +36,7 @@ class Right:
     reason: str
     subresource: str = ""
     names: tuple[str, ...] = ()
+    needed: bool = True
 
     @property
     def path(self) -> str:
@@ -69,7 +73,12 @@ RIGHTS: Final = (
     Right(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("create", "delete"), "claims that bring volumes to mover pods"),
     Right(_OWN, kube.VOLUME_SNAPSHOTS, ("list", "create"), "snapshots that the movers' volumes are made from"),
     Right(_OWN, kube.EVENTS, ("list", "watch", "create"), "movers report progress by Events; loads tell their story"),
-    Right(_OWN, kube.CONFIG_MAPS, ("get", "create"), "the configuration; the ledger of admissions"),
+    Right(
+        _OWN,
+        kube.CONFIG_MAPS,
+        ("get", "list", "watch", "create"),
+        "the configuration, as soon as it is edited; the ledger of admissions",
+    ),
     Right(_OWN, kube.CONFIG_MAPS, ("patch",), "the ledger of admissions", names=(ADMISSIONS_CONFIGMAP,)),
     Right(
         _OWN,
@@ -79,7 +88,9 @@ RIGHTS: Final = (
     ),
     Right(_OWN, kube.LEASES, ("create",), "who is the dispatcher"),
     Right(_OWN, kube.LEASES, ("get", "list", "watch", "patch"), "who is the dispatcher", names=(DISPATCHER_LEASE,)),
-    Right(_OWN, kube.DAEMON_SETS, ("get",), "what mover pods inherit", names=(AGENT_DAEMONSET,)),
+    Right(
+        _OWN, kube.DAEMON_SETS, ("get",), "what mover pods inherit", names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)
+    ),
     Right(_OWN, kube.DEPLOYMENTS, ("list",), "whether a Velero server runs here"),
     Right(_ALL, kube.PODS, ("get",), "the pods whose volumes are moved: are they there, do they wait, on which node"),
     Right(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "source and target claims of the workloads"),
@@ -97,7 +108,19 @@ RIGHTS: Final = (
         "bind a restored volume to its claim; remove the temporary ones",
     ),
     Right(_ALL, kube.STORAGE_CLASSES, ("get",), "when the volumes of a class are bound"),
-    Right(_ALL, kube.VOLUME_ATTACHMENTS, ("list",), "which nodes some drivers' snapshots must stay away from"),
-    Right(_ALL, kube.PRIORITY_CLASSES, ("get",), "whether the configured priority class exists"),
+    Right(_ALL, kube.NODES, ("get",), "for which operating system the nodes of a volume are"),
+    Right(
+        _ALL,
+        kube.VOLUME_ATTACHMENTS,
+        ("list",),
+        "where a volume is in use: some drivers' snapshots must stay away from there",
+    ),
+    Right(
+        _ALL,
+        kube.PRIORITY_CLASSES,
+        ("get", "list", "watch"),
+        "whether the configured priority class exists",
+        needed=False,
+    ),
 )
 """All rights, the reason with each."""

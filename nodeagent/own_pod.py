@@ -1,0 +1,87 @@
+"""The pod that this agent runs in: where it tells what concerns the agent itself.
+
+Knows how an agent finds its own pod, and how Events and annotations get there. Does not know
+what is worth telling. An agent that runs by hand has no pod, and tells its log alone.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError
+from core.kube.events import EventRecorder, ObjectRef
+from core.kube.resources import PODS
+from core.models.base import JsonDict
+from core.models.names import AGENT_LABELS
+from nodeagent.metrics import Metrics
+
+__all__ = ["AGENT_SELECTOR", "OwnPod", "SelfReport", "Voice"]
+
+AGENT_SELECTOR: Final = ",".join(f"{key}={value}" for key, value in AGENT_LABELS.items())
+
+_log = logging.getLogger(__name__)
+
+
+class Voice(Protocol):
+    """Where the agent tells what concerns itself."""
+
+    async def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+        """Tell it in the log and on the agent's pod; never fails."""
+        ...
+
+
+@dataclass(frozen=True)
+class SelfReport:
+    """Where the agent's own state shows: Events and log, and metrics."""
+
+    voice: Voice
+    metrics: Metrics
+
+
+class OwnPod:
+    """The agent's own pod, looked up when there is something to tell."""
+
+    def __init__(
+        self, client: KubeClient, recorder: EventRecorder, *, namespace: str, node: str, hostname: str
+    ) -> None:
+        """Be the agent of `node`; `hostname` is this machine's name, which in a pod is the pod's."""
+        self._client = client
+        self._recorder = recorder
+        self._namespace = namespace
+        self._node = node
+        self._hostname = hostname
+
+    async def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+        """Log `message`, and record it as an Event on the pod; what cannot be recorded is only logged."""
+        _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra={"reason": reason})
+        try:
+            pod = await self._find()
+            if pod is not None:
+                await self._recorder.record(ObjectRef.of(pod), reason, message, warning=warning)
+        except KubeError as e:
+            _log.warning("an Event on the agent's own pod could not be recorded: %s", e)
+
+    async def annotate(self, key: str, value: str) -> None:
+        """See to it that the pod has that annotation.
+
+        Raises:
+            KubeError: the API server refused.
+        """
+        pod = await self._find()
+        if pod is None:
+            return
+        meta = pod["metadata"]
+        if (meta.get("annotations") or {}).get(key) != value:
+            change = {"metadata": {"uid": meta["uid"], "annotations": {key: value}}}
+            await self._client.patch(PODS, self._namespace, meta["name"], change)
+
+    async def _find(self) -> JsonDict | None:
+        selection = Selection(
+            PODS, self._namespace, label_selector=AGENT_SELECTOR, field_selector=f"spec.nodeName={self._node}"
+        )
+        pods = await self._client.list(selection)
+        named = [pod for pod in pods if pod["metadata"]["name"] == self._hostname]
+        # In the node's network a pod has the node's name: there the only agent is this one.
+        alive = named or [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        return alive[0] if len(alive) == 1 else None

@@ -1,0 +1,182 @@
+"""An edited ConfigMap is in force within seconds, or said to be wrong."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.kube.client import KubeClient
+from core.kube.resources import CONFIG_MAPS
+from core.kube.retry import Retry
+from nodeagent.config import parse_config
+from nodeagent.config_watch import ConfigWatch
+from nodeagent.current_config import CurrentConfig
+from nodeagent.metrics import Metrics
+from nodeagent.own_pod import SelfReport
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+NAMESPACE, NAME = "velero", "agent-config"
+_LIMIT_SECONDS = 5.0
+
+
+@dataclass
+class Voice:
+    """Keeps what the agent tells of itself."""
+
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    async def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+        self.told.append((reason, message))
+
+
+@dataclass
+class Scene:
+    kube: FakeKube
+    client: KubeClient
+    current: CurrentConfig
+    voice: Voice
+    metrics: Metrics
+
+    async def edit(self, *values: str) -> None:
+        """Write the ConfigMap with so many keys, and give the agent the time it may take."""
+        data = {f"key-{index}": value for index, value in enumerate(values)} or None
+        whole = {"data": {f"key-{index}": None for index in range(3)} | (data or {})}
+        await self.client.patch(CONFIG_MAPS, NAMESPACE, NAME, whole)
+        await asyncio.sleep(_LIMIT_SECONDS)
+
+    @property
+    def slots(self) -> int:
+        return self.current.config.load_concurrency.global_config
+
+    def shown(self, name: str) -> list[str]:
+        return [line for line in self.metrics.render().decode().splitlines() if line.startswith(f"nodeagent_{name}")]
+
+
+def _text(slots: object) -> str:
+    return '{"loadConcurrency": {"globalConfig": %s}}' % slots  # noqa: UP031 - JSON is full of braces
+
+
+@asynccontextmanager
+async def _open_scene(started_with: str = _text(1)) -> AsyncIterator[Scene]:
+    kube, clock = FakeKube(), LoopClock()
+    client = KubeClient(kube, Retry(clock))
+    metadata = {"namespace": NAMESPACE, "name": NAME}
+    await client.create(
+        CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"key-0": started_with}}
+    )
+    scene = Scene(kube, client, CurrentConfig(parse_config(started_with)), Voice(), Metrics("node-1"))
+    report = SelfReport(scene.voice, scene.metrics)
+    watch = ConfigWatch(client, clock, place=(NAMESPACE, NAME), current=scene.current, report=report)
+    task = asyncio.create_task(watch.run())
+    try:
+        await asyncio.sleep(1)
+        yield scene
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_an_edit_is_in_force_within_seconds_and_told() -> None:
+    async with _open_scene() as scene:
+        before = scene.current.digest
+        await scene.edit(_text(7))
+        assert scene.slots == 7
+        assert [reason for reason, _ in scene.voice.told] == ["ConfigInForce"]
+        assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 1.0']
+        (info,) = scene.shown("config_info")
+        assert scene.current.digest in info
+        assert before not in info
+
+
+_BAD = {
+    "two keys": ([_text(2), _text(3)], "exactly one key"),
+    "no key": ([], "exactly one key"),
+    "no JSON": (["{"], "is not JSON"),
+    "no object": (["[1]"], "not a JSON object"),
+    "bad value": ([_text('"x"')], "loadConcurrency.globalConfig: expected a whole number"),
+}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("values", "told"), _BAD.values(), ids=list(_BAD))
+async def test_a_bad_edit_leaves_the_last_good_one_in_force_and_is_told(values: list[str], told: str) -> None:
+    async with _open_scene(_text(4)) as scene:
+        await scene.edit(*values)
+        assert scene.slots == 4
+        ((reason, message),) = scene.voice.told
+        assert reason == "ConfigRefused"
+        assert told in message
+        assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
+        assert scene.current.digest in scene.shown("config_info")[0]
+        await scene.edit(_text(5))
+        assert scene.slots == 5
+        assert scene.current.valid
+        assert scene.voice.told[-1][0] == "ConfigInForce"
+
+
+@pytest.mark.looptime
+async def test_a_deleted_config_map_leaves_the_last_good_one_in_force() -> None:
+    async with _open_scene(_text(4)) as scene:
+        await scene.client.delete(CONFIG_MAPS, NAMESPACE, NAME)
+        await asyncio.sleep(_LIMIT_SECONDS)
+        assert scene.slots == 4
+        ((reason, message),) = scene.voice.told
+        assert (reason, "does not exist" in message) == ("ConfigRefused", True)
+
+
+@pytest.mark.looptime
+async def test_an_edit_while_the_watch_was_broken_is_seen() -> None:
+    async with _open_scene() as scene:
+        scene.kube.watches.cut()
+        await scene.edit(_text(9))
+        assert scene.slots == 9
+
+
+@pytest.mark.looptime
+async def test_what_was_wrong_at_start_is_told_as_an_event_once() -> None:
+    async with _open_scene(_text('"x"')) as scene:
+        assert [reason for reason, _ in scene.voice.told] == ["ConfigMistake"]
+        assert scene.slots == 1
+        assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
+
+
+@pytest.mark.looptime
+async def test_without_a_config_map_there_is_nothing_to_follow() -> None:
+    kube, clock = FakeKube(), LoopClock()
+    report = SelfReport(Voice(), Metrics("node-1"))
+    client = KubeClient(kube, Retry(clock))
+    await ConfigWatch(client, clock, place=(NAMESPACE, ""), current=CurrentConfig(), report=report).run()
+    assert kube.requests == []
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+_VALUES = st.lists(st.text() | _JSON.map(json.dumps), max_size=3)
+
+
+@given(edits=st.lists(st.none() | _VALUES, min_size=1, max_size=4))
+def test_no_content_of_a_config_map_ends_the_agent(edits: list[list[str] | None]) -> None:
+    async def live() -> None:
+        client = KubeClient(FakeKube(), Retry(LoopClock()))
+        current, voice = CurrentConfig(parse_config(_text(4))), Voice()
+        report = SelfReport(voice, Metrics("node-1"))
+        watch = ConfigWatch(client, LoopClock(), place=(NAMESPACE, NAME), current=current, report=report)
+        metadata = {"namespace": NAMESPACE, "name": NAME}
+        for values in edits:
+            data = {str(index): value for index, value in enumerate(values or [])}
+            await watch._judge(None if values is None else {"metadata": metadata, "data": data})
+            assert current.valid != bool(current.refused)
+            assert current.config.load_concurrency.global_config >= 1
+
+    asyncio.run(live())
