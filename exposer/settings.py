@@ -9,7 +9,9 @@ from datetime import timedelta
 
 from core.models.base import JsonDict
 
-__all__ = ["BackupPVCSettings", "CacheVolume", "MoverOptions", "PodSettings"]
+__all__ = ["BackupPVCSettings", "CacheRule", "CacheVolume", "MoverOptions", "PodSettings"]
+
+_MIB_IN_A_GIB = 1024
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,24 @@ class CacheVolume:
 
     storage_class: str
     size_gib: int
+
+
+@dataclass(frozen=True)
+class CacheRule:
+    """Which restores get a cache volume, and how large it is.
+
+    `limit_mib` is how much kopia keeps in it; `threshold_mib` is the size of a snapshot from
+    which the cache is not left on the node.
+    Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
+    """
+
+    storage_class: str
+    limit_mib: int
+    threshold_mib: int = 0
+
+    def volume_for(self, snapshot_bytes: int) -> CacheVolume | None:
+        """Return the cache volume for a restore of so much data; 0: nobody knows how much."""
+        if snapshot_bytes and snapshot_bytes < self.threshold_mib * _MIB_IN_A_GIB**2:
+            return None
+        # A fifth more for what kopia writes before it drops something, up to whole GiB.
+        return CacheVolume(self.storage_class, size_gib=-(-self.limit_mib * 12 // (10 * _MIB_IN_A_GIB)))

@@ -7,34 +7,33 @@ Knows what exists and who needs whom. Does not decide anything: configuration co
 import asyncio
 import logging
 import signal
+import socket
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from core.clock import Clock, SystemClock
-from core.errors import ConfigError, ContractError
 from core.kube.client import KubeClient
-from core.kube.errors import KubeError
 from core.kube.events import EventRecorder
 from core.kube.limits import RateLimit
-from core.kube.resources import DAEMON_SETS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.loads import Load
-from core.models.names import AGENT_DAEMONSET
 from core.version import VERSION
 from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
-from exposer.settings import MoverOptions, PodSettings
+from exposer.settings import MoverOptions
 from exposer.template import AgentTemplate
 from nodeagent.admission import DispatchRules, DispatchTools
 from nodeagent.concurrency import Slots
 from nodeagent.config import ParsedConfig
 from nodeagent.config_map import read_config
+from nodeagent.current_config import CurrentConfig
 from nodeagent.dispatcher import Dispatcher
-from nodeagent.kinds.base import Kind, MoverPlan
+from nodeagent.inherited import read_template
+from nodeagent.kinds.base import Kind
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
@@ -42,8 +41,10 @@ from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.lease import LeaderElection
 from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
+from nodeagent.mover_plan import DEFAULT_CACHE_LIMIT_MIB, MoverPlans
+from nodeagent.own_config import OwnConfig
+from nodeagent.own_pod import OwnPod, SelfReport
 from nodeagent.preflight import check_cluster
-from nodeagent.priority import usable_priority_class
 from nodeagent.progress import ProgressFollower
 from nodeagent.reconciler import Reconciler
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
@@ -70,7 +71,7 @@ class Plan:
     settings: Settings
     namespace: str
     config: ParsedConfig
-    mover: MoverPlan
+    template: AgentTemplate
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Agent:
 
     plan: Plan
     metrics: Metrics
+    own: OwnConfig
     reconciler: Reconciler
     election: LeaderElection
     lead: Callable[[], Awaitable[None]]
@@ -90,7 +92,9 @@ class Agent:
         Raises:
             ExceptionGroup: of what a part could not go on after.
         """
+        await self.own.priority.look()
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.own.run(), name="own configuration")
             group.create_task(self.reconciler.run(), name="reconciler")
             group.create_task(self.election.run(self._lead), name="leader election")
 
@@ -100,18 +104,11 @@ class Agent:
 
     def report(self) -> JsonDict:
         """Return what `/status` shows."""
-        concurrency = self.plan.config.config.load_concurrency
         return {
             "version": VERSION,
             "node": self.plan.settings.node_name,
             "namespace": self.plan.namespace,
-            "config": {
-                "hash": self.plan.config.digest,
-                "warnings": self.plan.config.warnings,
-                "loadConcurrency": concurrency.global_config,
-                "prepareQueueLength": concurrency.prepare_queue_length,
-                "priorityClassName": self.plan.mover.settings.priority_class_name,
-            },
+            "config": self.own.report(),
             "dispatcher": {"holder": self.election.holder, "leading": self.election.may_write},
             "queue": self.dispatcher.report(),
             **self.reconciler.report(),
@@ -128,15 +125,19 @@ class Agent:
 def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     """Return the agent of one node, wired on `client`; nothing runs yet."""
     settings, namespace = plan.settings, plan.namespace
+    current = CurrentConfig(plan.config)
     concurrency = plan.config.config.load_concurrency
     metrics = Metrics(settings.node_name)
-    metrics.config_valid(not plan.config.mistakes)
-    metrics.config_hash(plan.config.digest)
     limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
     client = client.limited(limit, on_answer=metrics.request)
     status = StatusWriter(client, clock)
-    story = Story(EventRecorder(client, clock, component="node-agent", host=settings.node_name))
-    kinds = _build_kinds(client, clock, plan)
+    recorder = EventRecorder(client, clock, component="node-agent", host=settings.node_name)
+    story = Story(recorder)
+    pod = OwnPod(client, recorder, namespace=namespace, node=settings.node_name, hostname=socket.gethostname())
+    place = (namespace, settings.config_map_name)
+    own = OwnConfig.build(client, clock, place=place, current=current, report=SelfReport(pod, metrics))
+    movers = _build_mover_plans(plan, own)
+    kinds = _build_kinds(client, clock, movers, settings.datamover_names)
     reconciler = Reconciler(
         Tools(
             client=client,
@@ -160,7 +161,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         duration=settings.lease_duration,
     )
     repositories = RepositoryKeeper(
-        RepositoryTools(client, clock, story, metrics, plan.mover, election.check),
+        RepositoryTools(client, clock, story, metrics, movers, election.check),
         namespace=namespace,
         mode=settings.repository_controller,
     )
@@ -169,7 +170,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         DispatchRules(
             namespace=namespace,
             kinds=kinds,
-            queue_length=lambda: concurrency.prepare_queue_length,
+            queue_length=lambda: current.config.load_concurrency.prepare_queue_length,
             prepare_timeout=settings.prepare_timeout,
             node_slots=concurrency.global_config,
         ),
@@ -181,7 +182,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             group.create_task(dispatcher.run(), name="dispatcher")
             group.create_task(repositories.run(), name="repository controller")
 
-    return Agent(plan, metrics, reconciler, election, lead, dispatcher)
+    return Agent(plan, metrics, own, reconciler, election, lead, dispatcher)
 
 
 async def prepare(client: KubeClient, settings: Settings, namespace: str) -> Plan:
@@ -195,17 +196,7 @@ async def prepare(client: KubeClient, settings: Settings, namespace: str) -> Pla
     parsed = await read_config(client, namespace, settings.config_map_name)
     for warning in parsed.warnings:
         _log.warning("configuration: %s", warning)
-    priority_class = await usable_priority_class(client, parsed.config.priority_class_name)
-    mover = MoverPlan(
-        template=await _read_template(client, namespace),
-        settings=PodSettings(priority_class_name=priority_class),
-        options=MoverOptions(
-            resource_timeout=settings.resource_timeout,
-            log_level=settings.log_level,
-            log_format=settings.log_format,
-        ),
-    )
-    return Plan(settings, namespace, parsed, mover)
+    return Plan(settings, namespace, parsed, await read_template(client, namespace))
 
 
 async def serve(settings: Settings) -> int:
@@ -250,30 +241,30 @@ async def _run_until_signal(agent: Agent) -> None:
             loop.remove_signal_handler(number)
 
 
-def _build_kinds(client: KubeClient, clock: Clock, plan: Plan) -> list[Kind]:
-    names = plan.settings.datamover_names
+def _build_mover_plans(plan: Plan, own: OwnConfig) -> MoverPlans:
+    settings = plan.settings
+    return MoverPlans(
+        plan.template,
+        MoverOptions(
+            resource_timeout=settings.resource_timeout,
+            log_level=settings.log_level,
+            log_format=settings.log_format,
+        ),
+        current=own.current,
+        priority_class=lambda: own.priority.name,
+        cache_limit_mib=lambda: DEFAULT_CACHE_LIMIT_MIB,
+    )
+
+
+def _build_kinds(client: KubeClient, clock: Clock, movers: MoverPlans, names: frozenset[str]) -> list[Kind]:
     causes = CauseFinder(client, clock)
     return [
-        DataUploadKind(client, CSISnapshotExposer(client, causes), plan.mover, names),
-        DataDownloadKind(client, clock, GenericRestoreExposer(client, causes), plan.mover, names),
-        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), plan.mover, names),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), plan.mover, names),
+        DataUploadKind(client, CSISnapshotExposer(client, causes), movers, names),
+        DataDownloadKind(client, clock, GenericRestoreExposer(client, causes), movers, names),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), movers, names),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), movers, names),
     ]
 
 
 def _want_repository(repositories: RepositoryKeeper, cr: Load) -> None:
     repositories.want(cr.repository_namespace, cr.spec.backup_storage_location)
-
-
-async def _read_template(client: KubeClient, namespace: str) -> AgentTemplate:
-    place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
-    try:
-        daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
-    except KubeError as e:
-        raise ConfigError(f"{place} cannot be read: {e}") from e
-    if daemonset is None:
-        raise ConfigError(f"{place} does not exist: data movers take their image and volumes from it; see deploy/")
-    try:
-        return AgentTemplate.parse(daemonset)
-    except ContractError as e:
-        raise ConfigError(str(e)) from e

@@ -30,7 +30,7 @@ from core.models.storage import BackupRepository, BackupStorageLocation, Reposit
 from nodeagent.faults import Faults
 from nodeagent.informer import Informer
 from nodeagent.init_pod import INIT_POD_SELECTOR, InitState, judge_init_pod, read_init_pod, start_init_pod
-from nodeagent.kinds.base import MoverPlan
+from nodeagent.kinds.base import PlanSource
 from nodeagent.metrics import Metrics
 from nodeagent.parallel import tell_causes
 from nodeagent.queue import Requeue, WorkQueue
@@ -75,7 +75,7 @@ class RepositoryTools:
     clock: Clock
     story: Story
     metrics: Metrics
-    plan: MoverPlan
+    plan: PlanSource
     check_leading: Callable[[], None]
 
 
@@ -206,7 +206,7 @@ class RepositoryKeeper:
         await ensure_repository_password(tools.client, self._namespace)
         tools.check_leading()
         try:
-            await start_init_pod(tools.client, repository, tools.plan)
+            await start_init_pod(tools.client, repository, tools.plan())
         except (ForbiddenError, InvalidError) as e:
             await self._fail(repository, str(e))
             return Requeue(_WATCH_CAUSES_SECONDS)

@@ -4,6 +4,7 @@ Knows the questions and the form of their answers. Does not know any kind; the a
 stand beside this file, and nothing outside this folder compares kinds.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -12,12 +13,13 @@ from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.loads import Load
 from exposer.model import Exposed, Guard, Waiting
-from exposer.settings import MoverOptions, PodSettings
+from exposer.placement import NodeRules
+from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
 
-__all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "Kind", "MoverPlan", "Verdict"]
+__all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "Kind", "MoverPlan", "PlanSource", "Verdict"]
 
 COMMON_STATUS_FIELDS: Final = frozenset(
     {
@@ -67,11 +69,27 @@ READY: Final = Admission(Verdict.READY)
 
 @dataclass(frozen=True)
 class MoverPlan:
-    """What is the same for every mover pod: what it inherits, is given and is told."""
+    """What loads are exposed by: what every mover pod inherits, is given and is told, and the rules for volumes.
+
+    `backup_pvcs` are by the storage class of the source. `cache` of None: no restore gets a
+    cache volume.
+    """
 
     template: AgentTemplate
     settings: PodSettings = field(default_factory=PodSettings)
     options: MoverOptions = field(default_factory=MoverOptions)
+    nodes: NodeRules = field(default_factory=NodeRules)
+    backup_pvcs: Mapping[str, BackupPVCSettings] = field(default_factory=dict)
+    ignore_delay_binding: bool = False
+    cache: CacheRule | None = None
+
+    def cache_for(self, snapshot_bytes: int) -> CacheVolume | None:
+        """Return the cache volume for a restore of so much data; 0: nobody knows how much."""
+        return self.cache.volume_for(snapshot_bytes) if self.cache else None
+
+
+PlanSource = Callable[[], MoverPlan]
+"""The plan in force now: configuration may change between two questions."""
 
 
 class Kind(Protocol):

@@ -17,7 +17,8 @@ from core.models.loads import DataDownload, Load
 from core.models.names import DATA_DOWNLOAD_LABEL, DATA_MOVER_FINALIZER
 from core.models.phases import Phase
 from exposer.model import Exposed, Guard, KeptVolume, Owner, RestoreExposer, RestoreRequest, Waiting
-from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, MoverPlan, Verdict
+from exposer.placement import LINUX, WINDOWS
+from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlanSource, Verdict
 from nodeagent.kinds.location import check_location
 from nodeagent.kinds.results import parse_restore, restore_status
 from nodeagent.metrics import Metrics
@@ -42,7 +43,7 @@ class DataDownloadKind:
     client: KubeClient
     clock: Clock
     exposer: RestoreExposer
-    plan: MoverPlan
+    plan: PlanSource
     datamovers: frozenset[str]
 
     name: ClassVar[str] = DataDownload.kind_name
@@ -129,14 +130,20 @@ class DataDownloadKind:
         return created is not None and self.clock.now() - created >= _TARGET_PATIENCE
 
     def _request(self, cr: Load) -> RestoreRequest:
-        target = _download(cr).spec.target_volume
+        plan, spec = self.plan(), _download(cr).spec
+        target = spec.target_volume
         return RestoreRequest(
             owner=Owner.of(cr),
             target_namespace=target.namespace,
             target_claim=target.pvc,
-            template=self.plan.template,
-            settings=self.plan.settings,
-            mover=self.plan.options,
+            template=plan.template,
+            settings=plan.settings,
+            mover=plan.options,
+            nodes=plan.nodes,
+            ignore_delay_binding=plan.ignore_delay_binding,
+            cache=plan.cache_for(spec.snapshot_size),
+            # What is not said to be for Windows is for Linux, as with the peer.
+            node_os=WINDOWS if spec.node_os == WINDOWS else LINUX,
         )
 
 

@@ -14,7 +14,8 @@ from core.models.base import JsonDict
 from core.models.loads import DataUpload, Load
 from core.models.names import DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
 from exposer.model import Exposed, Exposer, Guard, Owner, SnapshotRequest, Waiting
-from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, MoverPlan, Verdict
+from exposer.settings import BackupPVCSettings
+from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlanSource, Verdict
 from nodeagent.kinds.location import check_location
 from nodeagent.kinds.results import backup_status, parse_backup
 from nodeagent.metrics import Metrics
@@ -35,7 +36,7 @@ class DataUploadKind:
 
     client: KubeClient
     exposer: Exposer[SnapshotRequest]
-    plan: MoverPlan
+    plan: PlanSource
     datamovers: frozenset[str]
 
     name: ClassVar[str] = DataUpload.kind_name
@@ -124,15 +125,18 @@ class DataUploadKind:
         spec = _upload(cr).spec
         if spec.csi_snapshot is None:
             raise ExposeError(f"DataUpload {cr.metadata.namespace}/{cr.name} names no CSI snapshot")
+        plan, source_class = self.plan(), spec.csi_snapshot.storage_class
         return SnapshotRequest(
             owner=Owner.of(cr),
             source_namespace=spec.source_namespace,
             source_claim=spec.source_pvc,
             volume_snapshot=spec.csi_snapshot.volume_snapshot,
-            storage_class=spec.csi_snapshot.storage_class,
-            template=self.plan.template,
-            settings=self.plan.settings,
-            mover=self.plan.options,
+            storage_class=source_class,
+            template=plan.template,
+            settings=plan.settings,
+            mover=plan.options,
+            backup_pvc=plan.backup_pvcs.get(source_class) or BackupPVCSettings(),
+            nodes=plan.nodes,
         )
 
 

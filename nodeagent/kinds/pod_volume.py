@@ -14,7 +14,7 @@ from core.models.loads import Load, PodVolumeBackup, PodVolumeRestore
 from core.models.names import POD_VOLUME_FINALIZER
 from exposer.model import Exposed, Guard, LocatedVolume, Owner, PodVolumeRequest, Waiting, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
-from nodeagent.kinds.base import Admission, MoverPlan, Verdict
+from nodeagent.kinds.base import Admission, PlanSource, Verdict
 from nodeagent.kinds.location import check_location
 from nodeagent.outcome import Outcome
 
@@ -36,7 +36,7 @@ class PodVolumeKind:
 
     client: KubeClient
     exposer: PodVolumeExposer
-    plan: MoverPlan
+    plan: PlanSource
     datamovers: frozenset[str]
 
     verb: ClassVar[MoverVerb]
@@ -90,13 +90,14 @@ class PodVolumeKind:
     def _request(self, cr: Load) -> PodVolumeRequest:
         if not isinstance(cr, PodVolumeBackup | PodVolumeRestore):
             raise ExposeError(f"{cr.kind} {cr.name} names no volume of a pod")
-        pod = cr.spec.pod
+        plan, pod = self.plan(), cr.spec.pod
         return PodVolumeRequest(
             owner=Owner.of(cr),
             verb=self.verb,
             workload=WorkloadRef(pod.namespace, pod.name, pod.uid),
             volume=cr.spec.volume,
-            template=self.plan.template,
-            settings=self.plan.settings,
-            mover=self.plan.options,
+            template=plan.template,
+            settings=plan.settings,
+            mover=plan.options,
+            cache=plan.cache_for(cr.spec.snapshot_size) if isinstance(cr, PodVolumeRestore) else None,
         )

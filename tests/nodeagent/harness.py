@@ -143,10 +143,10 @@ def build_agent(
     )
     causes = CauseFinder(client, clock)
     kinds: list[Kind] = [
-        DataUploadKind(client, CSISnapshotExposer(client, causes), plan, datamovers),
-        DataDownloadKind(client, clock, GenericRestoreExposer(client, causes), plan, datamovers),
-        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), plan, datamovers),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), plan, datamovers),
+        DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: plan, datamovers),
+        DataDownloadKind(client, clock, GenericRestoreExposer(client, causes), lambda: plan, datamovers),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
     ]
     return Reconciler(tools, Site(node, NAMESPACE), limits=Limits(), kinds=kinds)
 

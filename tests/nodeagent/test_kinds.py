@@ -74,14 +74,14 @@ class FakeExposer:
 
 
 def uploads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None) -> DataUploadKind:
-    return DataUploadKind(client(world), exposer or FakeExposer(), PLAN, frozenset({"velero", ""}))
+    return DataUploadKind(client(world), exposer or FakeExposer(), lambda: PLAN, frozenset({"velero", ""}))
 
 
 def downloads(
     world: Mapping[str, JsonDict], exposer: FakeExposer | None = None, *, seconds: float = 0.0
 ) -> DataDownloadKind:
     names = frozenset({"velero", ""})
-    return DataDownloadKind(client(world), HandClock(seconds), exposer or FakeExposer(), PLAN, names)
+    return DataDownloadKind(client(world), HandClock(seconds), exposer or FakeExposer(), lambda: PLAN, names)
 
 
 async def admission(kind: DataUploadKind | DataDownloadKind, load: JsonDict) -> Admission:

@@ -39,8 +39,8 @@ def kind_of(
     exposer = PodVolumeExposer(client, CauseFinder(client, LoopClock()))
     plan = MoverPlan(AgentTemplate("mover:1", host_pods_mounted=reachable))
     if name == "PodVolumeBackup":
-        return PodVolumeBackupKind(client, exposer, plan, names)
-    return PodVolumeRestoreKind(client, exposer, plan, names)
+        return PodVolumeBackupKind(client, exposer, lambda: plan, names)
+    return PodVolumeRestoreKind(client, exposer, lambda: plan, names)
 
 
 async def admission(load: JsonDict, *objects: JsonDict, reachable: bool = True) -> Admission:

@@ -106,7 +106,7 @@ def build_keeper(kube: FakeKube, mode: RepositoryController) -> RepositoryKeeper
         clock=clock,
         story=Story(EventRecorder(client, clock, component="node-agent", host="node-a")),
         metrics=Metrics("node-a"),
-        plan=MoverPlan(AgentTemplate(image="mover:1")),
+        plan=lambda: MoverPlan(AgentTemplate(image="mover:1")),
         check_leading=lambda: None,
     )
     return RepositoryKeeper(tools, namespace="velero", mode=mode)

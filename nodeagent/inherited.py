@@ -1,0 +1,40 @@
+"""What mover pods inherit: reads the DaemonSets of the node agent.
+
+Knows their names, and which of them must be there. Does not know what is inherited of them
+(`exposer.template`).
+"""
+
+from dataclasses import replace
+
+from core.errors import ConfigError, ContractError
+from core.kube.client import KubeClient
+from core.kube.errors import KubeError
+from core.kube.resources import DAEMON_SETS
+from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS
+from exposer.template import AgentTemplate
+
+__all__ = ["read_template"]
+
+
+async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:
+    """Return what movers inherit, on Linux nodes and, where it has a DaemonSet, on Windows nodes.
+
+    Raises:
+        ConfigError: there is no DaemonSet to inherit from; one line says what is missing.
+    """
+    linux = await _read(client, namespace, AGENT_DAEMONSET)
+    if linux is None:
+        place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
+        raise ConfigError(f"{place} does not exist: data movers take their image and volumes from it; see deploy/")
+    return replace(linux, windows=await _read(client, namespace, AGENT_DAEMONSET_WINDOWS))
+
+
+async def _read(client: KubeClient, namespace: str, name: str) -> AgentTemplate | None:
+    try:
+        daemonset = await client.read(DAEMON_SETS, namespace, name)
+    except KubeError as e:
+        raise ConfigError(f"DaemonSet {namespace}/{name} cannot be read: {e}") from e
+    try:
+        return None if daemonset is None else AgentTemplate.parse(daemonset)
+    except ContractError as e:
+        raise ConfigError(str(e)) from e

@@ -1,0 +1,98 @@
+"""What loads are exposed by: configuration becomes the parameters of exposers.
+
+Knows which key becomes which parameter. Does not know what a key may hold
+(`nodeagent.config_models`), nor what exposers make of a parameter.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from exposer.placement import NodeRule, NodeRules
+from exposer.settings import BackupPVCSettings, CacheRule, MoverOptions, PodSettings
+from exposer.template import AgentTemplate
+from nodeagent.config_models import INHERIT, AffinityMode, AgentConfig, LabelSelector
+from nodeagent.current_config import CurrentConfig
+from nodeagent.kinds.base import MoverPlan
+
+__all__ = ["DEFAULT_CACHE_LIMIT_MIB", "MoverPlans"]
+
+DEFAULT_CACHE_LIMIT_MIB: Final = 5000
+"""Source: Velero v1.18, pkg/repository/udmrepo/kopialib/backend/common.go (MB there are MiB)."""
+
+
+class MoverPlans:
+    """The plan in force, made anew from the configuration each time it is asked for."""
+
+    def __init__(
+        self,
+        template: AgentTemplate,
+        options: MoverOptions,
+        *,
+        current: CurrentConfig,
+        priority_class: Callable[[], str],
+        cache_limit_mib: Callable[[], int],
+    ) -> None:
+        """Plan movers that inherit `template` and are told `options`.
+
+        `priority_class` tells the class that the cluster has at the moment, if any.
+        `cache_limit_mib` tells how large kopia's caches may become.
+        """
+        self._template = template
+        self._options = options
+        self._current = current
+        self._priority_class = priority_class
+        self._cache_limit_mib = cache_limit_mib
+
+    def __call__(self) -> MoverPlan:
+        """Return the plan for a load that is exposed now."""
+        config = self._current.config
+        cache = config.cache_pvc
+        return MoverPlan(
+            template=self._template,
+            settings=_pod_settings(config, self._priority_class()),
+            options=self._options,
+            nodes=_node_rules(config),
+            backup_pvcs={
+                source: BackupPVCSettings(
+                    storage_class=entry.storage_class,
+                    read_only=entry.read_only,
+                    no_relabeling=entry.spc_no_relabeling,
+                    annotations=dict(entry.annotations),
+                )
+                for source, entry in config.backup_pvc.items()
+            },
+            ignore_delay_binding=config.restore_pvc.ignore_delay_binding,
+            cache=CacheRule(cache.storage_class, self._cache_limit_mib(), cache.resident_threshold_in_mb)
+            if cache.storage_class
+            else None,
+        )
+
+
+def _pod_settings(config: AgentConfig, priority_class: str) -> PodSettings:
+    inherit = config.tolerations == INHERIT
+    return PodSettings(
+        priority_class_name=priority_class,
+        resources=config.pod_resources.to_wire(),
+        labels=dict(config.pod_labels),
+        annotations=dict(config.pod_annotations),
+        tolerations=() if inherit else tuple(t.to_wire() for t in config.tolerations if not isinstance(t, str)),
+        inherit_tolerations=inherit,
+        privileged_fs_backup=config.privileged_fs_backup,
+    )
+
+
+def _node_rules(config: AgentConfig) -> NodeRules:
+    rules = tuple(
+        NodeRule(tuple(_requirements(entry.node_selector)), entry.storage_class) for entry in config.load_affinity
+    )
+    return NodeRules(rules, any_of=config.load_affinity_mode is AffinityMode.ANY)
+
+
+def _requirements(selector: LabelSelector) -> list[dict[str, object]]:
+    """Return a selector of nodes as a pod's `matchExpressions`."""
+    named: list[dict[str, object]] = [
+        {"key": key, "operator": "In", "values": [value]} for key, value in sorted(selector.match_labels.items())
+    ]
+    told = [requirement.model_dump(mode="json", by_alias=True) for requirement in selector.match_expressions]
+    # The API server refuses an empty list of values beside Exists.
+    return named + [{key: value for key, value in one.items() if value != []} for one in told]

@@ -1,0 +1,112 @@
+"""The peer's decision tree for nodes, as a table, and the affinity that comes of it."""
+
+from itertools import product
+
+import pytest
+
+from core.models.base import JsonDict
+from exposer.placement import Alternatives, NodeRule, NodeRules, Placement, build_node_affinity
+
+
+def requirement(value: str, key: str = "pool") -> JsonDict:
+    return {"key": key, "operator": "In", "values": [value]}
+
+
+def rule(value: str, storage_class: str = "") -> NodeRule:
+    return NodeRule((requirement(value),), storage_class)
+
+
+def values(alternatives: Alternatives) -> list[list[str]]:
+    return [[value for one in rule for value in one["values"]] for rule in alternatives]
+
+
+FAST, FAST_TOO, ALL, ALL_TOO = rule("a", "fast"), rule("b", "fast"), rule("c"), rule("d")
+
+
+@pytest.mark.parametrize(
+    ("rules", "storage_class", "first", "any_of"),
+    [
+        pytest.param((), "fast", [], [], id="no rules"),
+        pytest.param((FAST,), "fast", [["a"]], [["a"]], id="its class"),
+        pytest.param((FAST,), "slow", [], [], id="another class"),
+        pytest.param((FAST,), "", [], [], id="no class"),
+        pytest.param((ALL,), "slow", [["c"]], [["c"]], id="for all"),
+        pytest.param((ALL, FAST), "fast", [["a"]], [["a"]], id="its class goes before all"),
+        pytest.param((ALL, FAST), "slow", [["c"]], [["c"]], id="all, as its class has none"),
+        pytest.param((ALL, FAST), "", [["c"]], [["c"]], id="all, as it has no class"),
+        pytest.param((FAST, FAST_TOO), "fast", [["a"]], [["a"], ["b"]], id="two for its class"),
+        pytest.param((ALL, ALL_TOO), "slow", [["c"]], [["c"], ["d"]], id="two for all"),
+        pytest.param((ALL, FAST, ALL_TOO, FAST_TOO), "fast", [["a"]], [["a"], ["b"]], id="mixed, its class"),
+        pytest.param((FAST, ALL, FAST_TOO, ALL_TOO), "slow", [["c"]], [["c"], ["d"]], id="mixed, another class"),
+        pytest.param((NodeRule((), "fast"), ALL), "fast", [[]], [[]], id="its class may go anywhere"),
+    ],
+)
+def test_the_class_decides_first_and_then_the_order(
+    rules: tuple[NodeRule, ...], storage_class: str, first: list[list[str]], any_of: list[list[str]]
+) -> None:
+    assert values(NodeRules(rules).choose(storage_class)) == first
+    assert values(NodeRules(rules, any_of=True).choose(storage_class)) == any_of
+
+
+def terms(placement: Placement) -> list[JsonDict]:
+    affinity = build_node_affinity(placement)["nodeAffinity"]
+    found: list[JsonDict] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return found
+
+
+NOT_WINDOWS = {"key": "kubernetes.io/os", "operator": "NotIn", "values": ["windows"]}
+ZONE_A, ZONE_B = (requirement(zone, "zone") for zone in "ab")
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        pytest.param(Placement(), [{"matchExpressions": [NOT_WINDOWS]}], id="anywhere"),
+        pytest.param(
+            Placement("windows"), [{"matchExpressions": [NOT_WINDOWS | {"operator": "In"}]}], id="anywhere on Windows"
+        ),
+        pytest.param(
+            Placement(node="n"),
+            [{"matchExpressions": [NOT_WINDOWS], "matchFields": [requirement("n", "metadata.name")]}],
+            id="one node",
+        ),
+        pytest.param(
+            Placement(avoid_nodes=("m", "n")),
+            [
+                {
+                    "matchExpressions": [NOT_WINDOWS],
+                    "matchFields": [requirement(node, "metadata.name") | {"operator": "NotIn"} for node in "mn"],
+                }
+            ],
+            id="not on two nodes",
+        ),
+        pytest.param(
+            Placement(topology=({"matchFields": [requirement("n", "metadata.name")]},), avoid_nodes=("m",)),
+            [
+                {
+                    "matchExpressions": [NOT_WINDOWS],
+                    "matchFields": [
+                        requirement("n", "metadata.name"),
+                        requirement("m", "metadata.name") | {"operator": "NotIn"},
+                    ],
+                }
+            ],
+            id="a volume that names its node",
+        ),
+    ],
+)
+def test_what_is_asked_becomes_one_term(placement: Placement, expected: list[JsonDict]) -> None:
+    assert terms(placement) == expected
+
+
+def test_every_way_to_reach_the_volume_is_combined_with_every_rule() -> None:
+    """A term may be met alone: what is asked has to be in each of them."""
+    rules = NodeRules((rule("a"), rule("b")), any_of=True).choose("")
+    topology = tuple({"matchExpressions": [zone]} for zone in (ZONE_A, ZONE_B))
+
+    found = terms(Placement(alternatives=rules, topology=topology, avoid_nodes=("n",)))
+
+    assert [term["matchExpressions"] for term in found] == [
+        [zone, *rule, NOT_WINDOWS] for zone, rule in product((ZONE_A, ZONE_B), rules)
+    ]
+    assert all(term["matchFields"] == found[0]["matchFields"] for term in found)

@@ -1,0 +1,152 @@
+"""Where a snapshot's data may be read, as its source tells."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from core.kube.resources import (
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    STORAGE_CLASSES,
+    VOLUME_ATTACHMENTS,
+)
+from core.models.base import JsonDict
+from exposer.placement import NodeRule, NodeRules, Placement
+from exposer.settings import BackupPVCSettings
+from exposer.source_volume import place_backup
+from exposer.template import AgentTemplate
+from tests.exposer.inputs import snapshot_request
+from tests.exposer.world import Cut, World
+
+ZONES = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
+FAST = "csi.vsphere.volume/fast-provisioning"
+LINUX_ONLY = AgentTemplate("mover")
+BOTH = replace(LINUX_ONLY, windows=AgentTemplate("mover:windows"))
+
+
+class Source:
+    """A claim of the class `hostpath` with its volume in two zones, and two nodes."""
+
+    def __init__(self, *, binding: str = "WaitForFirstConsumer", fs_type: str = "", **claim: Any) -> None:
+        self.world = World()
+        parameters = {"csi.storage.k8s.io/fstype": fs_type} if fs_type else {}
+        self.world.put(STORAGE_CLASSES, "hostpath", volumeBindingMode=binding, parameters=parameters)
+        spec = {"volumeName": "pv-1", "storageClassName": "hostpath"} | claim.pop("spec", {})
+        self.world.put(PERSISTENT_VOLUME_CLAIMS, "data", namespace="app", spec=spec, **claim)
+        affinity = {"required": {"nodeSelectorTerms": ZONES}}
+        self.world.put(PERSISTENT_VOLUMES, "pv-1", spec={"nodeAffinity": affinity})
+        for name in ("linux", "windows"):
+            self.world.put(NODES, f"{name}-1", labels={"kubernetes.io/os": name})
+
+    def attach(self, node: str, volume: str = "pv-1") -> None:
+        spec = {"nodeName": node, "source": {"persistentVolumeName": volume}}
+        self.world.put(VOLUME_ATTACHMENTS, f"{volume}-{node}", spec=spec)
+
+    async def place(self, **request: Any) -> Placement:
+        return await place_backup(self.world.client, snapshot_request(**({"template": LINUX_ONLY} | request)))
+
+
+@pytest.mark.parametrize(
+    ("binding", "topology"), [("WaitForFirstConsumer", tuple(ZONES)), ("Immediate", ())], ids=["late", "at once"]
+)
+async def test_a_volume_that_is_made_near_its_pod_keeps_the_pod_near(
+    binding: str, topology: tuple[JsonDict, ...]
+) -> None:
+    """A volume that is made at once is followed by the scheduler."""
+    assert (await Source(binding=binding).place()).topology == topology
+
+
+@pytest.mark.parametrize(
+    "remove",
+    [(PERSISTENT_VOLUME_CLAIMS, "app", "data"), (PERSISTENT_VOLUMES, "", "pv-1"), (STORAGE_CLASSES, "", "hostpath")],
+    ids=["claim", "volume", "class"],
+)
+async def test_what_is_gone_restricts_nothing(remove: tuple[Any, str, str]) -> None:
+    source = Source()
+    await source.world.client.delete(*remove)
+
+    assert await source.place() == Placement()
+
+
+async def test_a_volume_that_any_node_reaches_restricts_nothing() -> None:
+    source = Source()
+    source.world.put(PERSISTENT_VOLUMES, "pv-1", spec={})
+
+    assert (await source.place()).topology == ()
+
+
+@pytest.mark.parametrize(
+    ("backup_class", "chosen"), [("", "source"), ("shallow", "shallow"), ("other", "all")], ids=str
+)
+async def test_rules_are_looked_up_by_the_class_of_the_backup_claim(backup_class: str, chosen: str) -> None:
+    wanted = {"source": "hostpath", "shallow": "shallow", "all": ""}
+    rules = {name: NodeRule(({"key": name, "operator": "Exists"},), of) for name, of in wanted.items()}
+    backup_pvc = BackupPVCSettings(storage_class=backup_class)
+
+    found = await Source().place(nodes=NodeRules(tuple(rules.values())), backup_pvc=backup_pvc)
+
+    assert found.alternatives == (rules[chosen].requirements,)
+
+
+@pytest.mark.parametrize("where", ["source", "backup claim"])
+async def test_a_linked_clone_keeps_off_the_nodes_of_its_source(where: str) -> None:
+    annotations = {FAST: "true"}
+    source = Source(annotations=annotations if where == "source" else {})
+    for node, volume in (("linux-1", "pv-1"), ("linux-2", "pv-1"), ("linux-3", "other")):
+        source.attach(node, volume)
+
+    found = await source.place(backup_pvc=BackupPVCSettings(annotations=annotations if where != "source" else {}))
+
+    assert found.avoid_nodes == ("linux-1", "linux-2")
+
+
+class NodeCase:
+    """What is known of a volume; what the nodes of its backup are to be."""
+
+    def __init__(
+        self, node_os: str, *, attached: str = "", selected: str = "", fs_type: str = "", mode: str = ""
+    ) -> None:
+        self.node_os = node_os
+        self.source = Source(
+            fs_type=fs_type,
+            annotations={"volume.kubernetes.io/selected-node": selected} if selected else {},
+            spec={"volumeMode": mode} if mode else {},
+        )
+        if attached:
+            self.source.attach(attached)
+
+
+@pytest.mark.parametrize(
+    ("case", "template"),
+    [
+        pytest.param(lambda: NodeCase("linux"), BOTH, id="nothing known"),
+        pytest.param(lambda: NodeCase("windows", attached="windows-1"), BOTH, id="attached"),
+        pytest.param(lambda: NodeCase("linux", attached="linux-1", selected="windows-1"), BOTH, id="attached first"),
+        pytest.param(lambda: NodeCase("windows", selected="windows-1"), BOTH, id="selected"),
+        pytest.param(lambda: NodeCase("linux", selected="linux-1", fs_type="ntfs"), BOTH, id="node before file system"),
+        pytest.param(lambda: NodeCase("windows", selected="gone", fs_type="NTFS"), BOTH, id="file system"),
+        pytest.param(lambda: NodeCase("linux", fs_type="ext4"), BOTH, id="another file system"),
+        pytest.param(lambda: NodeCase("linux", attached="windows-1", mode="Block"), BOTH, id="a device"),
+        pytest.param(lambda: NodeCase("windows", fs_type="ntfs"), LINUX_ONLY, id="file system, no agent for it"),
+        pytest.param(lambda: NodeCase("linux", attached="windows-1"), LINUX_ONLY, id="nodes are not asked"),
+    ],
+)
+async def test_the_operating_system_follows_the_node_and_then_the_file_system(
+    case: Any, template: AgentTemplate
+) -> None:
+    one: NodeCase = case()
+
+    assert (await one.source.place(template=template)).node_os == one.node_os
+
+
+async def test_only_what_counts_is_asked_for() -> None:
+    """Without Windows and linked clones nobody lists the attachments of the cluster."""
+    source = Source()
+    noting = Cut(source.world.kube)
+
+    await place_backup(World.client_over(noting), snapshot_request(template=LINUX_ONLY))
+
+    kinds = [call.rsplit("/", 2)[-2] for call in noting.calls]
+    assert kinds == ["persistentvolumeclaims", "storageclasses", "persistentvolumes"]

@@ -1,0 +1,178 @@
+"""What the configuration makes of pods and volumes: key by key, and as it is at that moment."""
+
+import json
+from typing import Any
+
+import pytest
+
+from core.errors import ConfigError
+from core.kube.client import KubeClient
+from core.kube.resources import DAEMON_SETS
+from core.kube.transport import Request, Response
+from exposer.placement import NodeRule, NodeRules
+from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, MoverOptions, PodSettings
+from exposer.template import AgentTemplate
+from nodeagent.config import parse_config
+from nodeagent.current_config import CurrentConfig
+from nodeagent.inherited import read_template
+from nodeagent.kinds.base import MoverPlan
+from nodeagent.mover_plan import MoverPlans
+from tests.exposer.inputs import daemonset
+from tests.support.scripted import answer, refusal, scripted_client
+
+TEMPLATE, OPTIONS = AgentTemplate("mover:1"), MoverOptions(log_level="debug")
+GIB = 1024**3
+
+
+def current(**document: Any) -> CurrentConfig:
+    parsed = parse_config(json.dumps(document))
+    assert not parsed.mistakes
+    return CurrentConfig(parsed)
+
+
+def plans(config: CurrentConfig, *, priority_class: str = "", limit_mib: int = 5000) -> MoverPlans:
+    return MoverPlans(
+        TEMPLATE,
+        OPTIONS,
+        current=config,
+        priority_class=lambda: priority_class,
+        cache_limit_mib=lambda: limit_mib,
+    )
+
+
+def plan(**document: Any) -> MoverPlan:
+    return plans(current(**document))()
+
+
+def settings(**changes: Any) -> PodSettings:
+    return PodSettings(**({"labels": {}, "annotations": {}} | changes))
+
+
+def test_without_configuration_everything_is_as_the_peer_has_it() -> None:
+    assert plan() == MoverPlan(TEMPLATE, settings(), OPTIONS)
+
+
+SPOT = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"podLabels": {"a": "b"}}, {"labels": {"a": "b"}}),
+        ({"podAnnotations": {"a": "b"}}, {"annotations": {"a": "b"}}),
+        ({"privilegedFsBackup": True}, {"privileged_fs_backup": True}),
+        ({"tolerations": [SPOT]}, {"tolerations": (SPOT,)}),
+        ({"tolerations": "inherit"}, {"inherit_tolerations": True}),
+        (
+            {"podResources": {"cpuRequest": "1", "memoryLimit": "2Gi", "memoryRequest": "0"}},
+            {"resources": {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}}},
+        ),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_a_key_becomes_a_setting_of_pods(document: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert plan(**document) == MoverPlan(TEMPLATE, settings(**expected), OPTIONS)
+
+
+def test_the_priority_class_is_the_one_that_the_cluster_has() -> None:
+    """The configured name counts for nothing as long as the class is missing."""
+    config = current(priorityClassName="movers")
+
+    assert plans(config)().settings.priority_class_name == ""
+    assert plans(config, priority_class="movers")().settings.priority_class_name == "movers"
+
+
+def test_selectors_of_nodes_become_requirements() -> None:
+    selector = {
+        "matchLabels": {"pool": "movers", "disk": "ssd"},
+        "matchExpressions": [
+            {"key": "spot", "operator": "DoesNotExist"},
+            {"key": "zone", "operator": "In", "values": ["a", "b"]},
+        ],
+    }
+
+    found = plan(loadAffinity=[{"nodeSelector": selector, "storageClass": "fast"}, {"nodeSelector": {}}])
+
+    requirements = (
+        {"key": "disk", "operator": "In", "values": ["ssd"]},
+        {"key": "pool", "operator": "In", "values": ["movers"]},
+        {"key": "spot", "operator": "DoesNotExist"},
+        {"key": "zone", "operator": "In", "values": ["a", "b"]},
+    )
+    assert found.nodes == NodeRules((NodeRule(requirements, "fast"), NodeRule(())))
+    assert plan(loadAffinityMode="any").nodes == NodeRules((), any_of=True)
+
+
+def test_claims_of_backups_are_set_up_by_their_sources_class() -> None:
+    entry = {"storageClass": "shallow", "readOnly": True, "spcNoRelabeling": True, "annotations": {"a": "b"}}
+
+    found = plan(backupPVC={"fast": entry, "slow": {}}, restorePVC={"ignoreDelayBinding": True})
+
+    assert found.backup_pvcs == {
+        "fast": BackupPVCSettings("shallow", read_only=True, no_relabeling=True, annotations={"a": "b"}),
+        "slow": BackupPVCSettings(),
+    }
+    assert found.ignore_delay_binding
+
+
+@pytest.mark.parametrize(
+    "keys", [("cachePVC", "residentThresholdInMB"), ("cacheVolume", "residentThresholdMB")], ids=str
+)
+def test_both_spellings_of_the_cache_mean_the_same(keys: tuple[str, str]) -> None:
+    found = plans(current(**{keys[0]: {"storageClass": "fast", keys[1]: 1024}}), limit_mib=100)()
+
+    assert found.cache == CacheRule("fast", 100, 1024)
+    assert plan(cachePVC={"residentThresholdInMB": 1024}).cache is None
+
+
+@pytest.mark.parametrize(
+    ("limit_mib", "size_gib"),
+    [(1, 1), (853, 1), (854, 2), (1024, 2), (5000, 6), (5120, 6), (5121, 7), (100_000, 118)],
+)
+def test_a_cache_volume_is_a_fifth_larger_than_its_limit(limit_mib: int, size_gib: int) -> None:
+    assert CacheRule("fast", limit_mib).volume_for(0) == CacheVolume("fast", size_gib)
+
+
+@pytest.mark.parametrize(
+    ("snapshot_bytes", "cached"),
+    [(0, True), (1, False), (GIB - 1, False), (GIB, True), (9 * GIB, True)],
+)
+def test_small_restores_leave_their_cache_on_the_node(snapshot_bytes: int, cached: bool) -> None:
+    """Of a snapshot without a size nobody knows that it is small."""
+    rule = CacheRule("fast", 5000, threshold_mib=1024)
+
+    assert (rule.volume_for(snapshot_bytes) is not None) is cached
+
+
+def test_an_edit_counts_for_the_next_plan_and_leaves_the_last_one_as_it_was() -> None:
+    config = current(podLabels={"a": "before"})
+    planned = plans(config)
+    before = planned()
+
+    config.take(parse_config('{"podLabels": {"a": "after"}, "loadAffinityMode": "any"}'))
+
+    assert (before.settings.labels, before.nodes.any_of) == ({"a": "before"}, False)
+    assert (planned().settings.labels, planned().nodes.any_of) == ({"a": "after"}, True)
+
+
+def daemonsets(*names: str) -> KubeClient:
+    served = {DAEMON_SETS.path("velero", name): daemonset() for name in names}
+
+    def script(request: Request) -> Response:
+        found = served.get(request.path)
+        return refusal(404, "not found") if found is None else answer(found)
+
+    return scripted_client(script)
+
+
+async def test_windows_nodes_have_a_daemonset_of_their_own() -> None:
+    alone = await read_template(daemonsets("node-agent"), "velero")
+    both = await read_template(daemonsets("node-agent", "node-agent-windows"), "velero")
+
+    assert alone.windows is None
+    assert both.windows == alone == both.for_os("linux").for_os("windows").for_os("linux")
+
+
+async def test_without_a_daemonset_the_agent_cannot_start() -> None:
+    with pytest.raises(ConfigError, match="DaemonSet velero/node-agent does not exist"):
+        await read_template(daemonsets("node-agent-windows"), "velero")
