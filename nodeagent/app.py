@@ -29,6 +29,7 @@ from exposer.template import AgentTemplate
 from nodeagent.admission import DispatchRules, DispatchTools
 from nodeagent.concurrency import Slots
 from nodeagent.config import ParsedConfig
+from nodeagent.config_agreement import ConfigAgreement
 from nodeagent.config_map import read_config
 from nodeagent.current_config import CurrentConfig
 from nodeagent.dispatcher import Dispatcher
@@ -175,6 +176,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             node_slots=concurrency.global_config,
         ),
         on_accepted=lambda cr: _want_repository(repositories, cr),
+        agreement=ConfigAgreement(clock, pod),
     )
 
     async def lead() -> None:

@@ -32,22 +32,7 @@ __all__ = [
     "parse_config",
 ]
 
-NOT_YET_IN_FORCE: Final = frozenset(
-    {
-        "backupPVC",
-        "cachePVC",
-        "loadAffinity",
-        "loadAffinityMode",
-        "loadConcurrency.perNodeConfig",
-        "loadConcurrency.restoresFirst",
-        "podAnnotations",
-        "podLabels",
-        "podResources",
-        "privilegedFsBackup",
-        "restorePVC",
-        "tolerations",
-    }
-)
+NOT_YET_IN_FORCE: Final = frozenset({"loadConcurrency.perNodeConfig", "loadConcurrency.restoresFirst"})
 """Keys that are read and checked, and that nothing follows yet."""
 
 _WHOLE: Final = frozenset({"loadAffinity", "podResources", "tolerations"})

@@ -46,7 +46,7 @@ class ConfigWatch:
             return
         if not self._current.valid:
             told = f"the agent started with a bad configuration: {'; '.join(self._current.warnings)}"
-            await self._report.voice.tell("ConfigMistake", told, warning=True)
+            await self._report.pod.tell("ConfigMistake", told, warning=True)
         states = watch_one(self._client, CONFIG_MAPS, self._namespace, name=self._name, clock=self._clock)
         async with aclosing(states):
             async for config_map in states:
@@ -69,11 +69,11 @@ class ConfigWatch:
         self._report.metrics.config_hash(self._current.digest)
 
     async def _tell(self, verdict: Verdict) -> None:
-        digest, voice = self._current.digest, self._report.voice
+        digest, pod = self._current.digest, self._report.pod
         if verdict.refused:
             told = f"the ConfigMap is not in force, configuration {digest} is: {'; '.join(verdict.reasons)}"
-            await voice.tell("ConfigRefused", told, warning=True)
+            await pod.tell("ConfigRefused", told, warning=True)
             return
         for warning in self._current.warnings:
             _log.warning("configuration: %s", warning)
-        await voice.tell("ConfigInForce", f"configuration {digest} is in force for loads that start from now on")
+        await pod.tell("ConfigInForce", f"configuration {digest} is in force for loads that start from now on")

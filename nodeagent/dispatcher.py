@@ -22,6 +22,7 @@ from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, Phase
 from nodeagent.admission import HELD_BACK, DispatchRules, DispatchTools, Examiner, Look
 from nodeagent.admission_order import choose_node, count_accepted, round_robin
+from nodeagent.config_agreement import ConfigAgreement
 from nodeagent.ledger import AdmissionLedger, Places, free_places, settle
 from nodeagent.live_agents import LiveAgents
 from nodeagent.load_index import Entry, LoadIndex
@@ -56,11 +57,22 @@ _R = TypeVar("_R")
 class Dispatcher:
     """The leader's work on loads: to be run while the Lease is held."""
 
-    def __init__(self, tools: DispatchTools, rules: DispatchRules, *, on_accepted: Callable[[Load], None]) -> None:
-        """Work with `tools` by `rules`; `on_accepted` is called with each load that was accepted."""
+    def __init__(
+        self,
+        tools: DispatchTools,
+        rules: DispatchRules,
+        *,
+        on_accepted: Callable[[Load], None],
+        agreement: ConfigAgreement | None = None,
+    ) -> None:
+        """Work with `tools` by `rules`; `on_accepted` is called with each load that was accepted.
+
+        `agreement` compares the configurations of the agents, where anybody wants that.
+        """
         self._tools = tools
         self._rules = rules
         self._on_accepted = on_accepted
+        self._agreement = agreement
         self._term: _Term | None = None
 
     async def run(self) -> None:
@@ -72,7 +84,7 @@ class Dispatcher:
             while True:
                 self._term = _Term(self._tools, self._rules, self._on_accepted)
                 try:
-                    await self._term.run()
+                    await self._term.run(self._agreement)
                 except* AgentError as group:
                     _log.warning("dispatching begins anew: %s", tell_causes(group))
                 await self._tools.clock.sleep(_RETAKE_SECONDS)
@@ -104,7 +116,7 @@ class _Term:
         self._examiner = Examiner(tools, rules, self._agents.nodes)
         self._orphans = OrphanKeeper(tools, rules, self._index, agents=self._agents)
 
-    async def run(self) -> None:
+    async def run(self, agreement: ConfigAgreement | None) -> None:
         """Dispatch until canceled, or until the ledger is lost.
 
         Raises:
@@ -121,6 +133,8 @@ class _Term:
             places = self._ledger.places
             await self._ledger.write(Places(self._settle(self._index.entries()), places.turn))
             group.create_task(self._orphans.run(), name="orphans")
+            if agreement is not None:
+                group.create_task(agreement.run(self._agents.configs), name="agreement of configurations")
             while True:
                 self._changed.clear()
                 pause_seconds = await self._pass()

@@ -10,7 +10,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, label_value
+from core.models.names import AGENT_LABELS, CONFIG_ANNOTATION, label_value
 from nodeagent.informer import Informer
 
 __all__ = ["LiveAgents"]
@@ -46,6 +46,10 @@ class LiveAgents:
         names = {pod["node"] for pod in self._informer.items() if pod["live"]}
         return {label_value(name): name for name in names}
 
+    def configs(self) -> Mapping[str, str]:
+        """Return the hash of the configuration that each live agent says it has in force, by its node."""
+        return {pod["node"]: pod["config"] for pod in self._informer.items() if pod["live"] and pod["config"]}
+
     def seconds_gone(self, label: str) -> float:
         """Return for how long the agent with that node label has been seen gone; 0 while it lives."""
         if label in self.nodes():
@@ -56,10 +60,12 @@ class LiveAgents:
 
 
 def _trim(pod: JsonDict) -> JsonDict:
-    """Return where the pod is and whether its agent works."""
+    """Return where the pod is, whether its agent works, and by which configuration."""
     meta = pod["metadata"]
     kept = {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
     node = (pod.get("spec") or {}).get("nodeName", "")
     conditions = (pod.get("status") or {}).get("conditions") or []
     ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
-    return {"metadata": kept, "node": node, "live": bool(node) and ready and not meta.get("deletionTimestamp")}
+    live = bool(node) and ready and not meta.get("deletionTimestamp")
+    config = (meta.get("annotations") or {}).get(CONFIG_ANNOTATION, "")
+    return {"metadata": kept, "node": node, "live": live, "config": config}

@@ -10,6 +10,7 @@ from typing import Self
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.models.base import JsonDict
+from nodeagent.config_agreement import ConfigAnnouncer
 from nodeagent.config_watch import ConfigWatch
 from nodeagent.current_config import CurrentConfig
 from nodeagent.own_pod import SelfReport
@@ -24,6 +25,7 @@ class OwnConfig:
 
     current: CurrentConfig
     watch: ConfigWatch
+    announcer: ConfigAnnouncer
     priority: PriorityClass
 
     @classmethod
@@ -31,13 +33,18 @@ class OwnConfig:
         cls, client: KubeClient, clock: Clock, *, place: tuple[str, str], current: CurrentConfig, report: SelfReport
     ) -> Self:
         """Return it for the ConfigMap at `place`, its namespace and name, wired on `client`."""
-        watch = ConfigWatch(client, clock, place=place, current=current, report=report)
-        return cls(current, watch, PriorityClass(client, clock, current=current, report=report))
+        return cls(
+            current,
+            ConfigWatch(client, clock, place=place, current=current, report=report),
+            ConfigAnnouncer(report.pod, current),
+            PriorityClass(client, clock, current=current, report=report),
+        )
 
     async def run(self) -> None:
         """Follow what is configured until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.watch.run(), name="configuration")
+            group.create_task(self.announcer.run(), name="announced configuration")
             group.create_task(self.priority.run(), name="priority class")
 
     def report(self) -> JsonDict:

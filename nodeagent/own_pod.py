@@ -16,7 +16,7 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
 from nodeagent.metrics import Metrics
 
-__all__ = ["AGENT_SELECTOR", "OwnPod", "SelfReport", "Voice"]
+__all__ = ["AGENT_SELECTOR", "Board", "OwnPod", "SelfReport", "Voice"]
 
 AGENT_SELECTOR: Final = ",".join(f"{key}={value}" for key, value in AGENT_LABELS.items())
 
@@ -31,11 +31,23 @@ class Voice(Protocol):
         ...
 
 
+class Board(Voice, Protocol):
+    """Where others can also read it afterwards."""
+
+    async def annotate(self, key: str, value: str) -> None:
+        """See to it that the agent's pod has that annotation.
+
+        Raises:
+            KubeError: the API server refused.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class SelfReport:
-    """Where the agent's own state shows: Events and log, and metrics."""
+    """Where the agent's own state shows: on its pod and in its log, and in its metrics."""
 
-    voice: Voice
+    pod: Board
     metrics: Metrics
 
 

@@ -19,7 +19,7 @@ from core.models.base import JsonDict
 from nodeagent.current_config import CurrentConfig
 from nodeagent.own_pod import SelfReport
 
-__all__ = ["PriorityClass", "usable_priority_class"]
+__all__ = ["PriorityClass"]
 
 _log = logging.getLogger(__name__)
 
@@ -106,13 +106,13 @@ class PriorityClass:
         self._show()
         if priority_class is None:
             told = f"priority class {self._followed} does not exist: data movers get the default priority until it does"
-            await self._report.voice.tell("PriorityClassMissing", told, warning=True)
+            await self._report.pod.tell("PriorityClassMissing", told, warning=True)
             return
         told = f"priority class {self._followed} exists: data movers get it (value {priority_class.get('value', 0)})"
         if first:
             _log.info("%s", told)
         else:
-            await self._report.voice.tell("PriorityClassFound", told)
+            await self._report.pod.tell("PriorityClassFound", told)
 
     def _show(self) -> None:
         self._report.metrics.priority_class_usable(not self._wanted or self._found is True)
@@ -120,12 +120,3 @@ class PriorityClass:
     def _warn_unknown(self, error: KubeError) -> None:
         holds = "the default priority" if not self._found else "it, as it was there when last seen"
         _log.warning("priority class %s cannot be checked; data movers get %s: %s", self._followed, holds, error)
-
-
-async def usable_priority_class(client: KubeClient, name: str) -> str:
-    """Return `name` if the cluster has that PriorityClass, else an empty name: default priority."""
-    try:
-        return name if name and await client.read(PRIORITY_CLASSES, "", name) else ""
-    except KubeError as e:
-        _log.warning("priority class %s cannot be checked; data movers get the default priority: %s", name, e)
-        return ""

@@ -68,7 +68,12 @@ RIGHTS: Final = (
         "a mover asks for the repository it needs; the repository controller makes it ready",
     ),
     Right(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "where a bucket is, whether it is available"),
-    Right(_OWN, kube.PODS, ("get", "list", "watch", "create", "delete"), "mover pods; which agents are alive"),
+    Right(
+        _OWN,
+        kube.PODS,
+        ("get", "list", "watch", "create", "patch", "delete"),
+        "mover pods; which agents are alive; an agent notes on its own pod which configuration it has",
+    ),
     Right(_OWN, kube.PODS, ("get",), "a mover's log is taken over before its pod goes", subresource="log"),
     Right(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("create", "delete"), "claims that bring volumes to mover pods"),
     Right(_OWN, kube.VOLUME_SNAPSHOTS, ("list", "create"), "snapshots that the movers' volumes are made from"),

@@ -15,6 +15,7 @@ __all__ = [
     "AGENT_LABELS",
     "ASYNC_OPERATION_ID_LABEL",
     "CANCEL_ASKED_ANNOTATION",
+    "CONFIG_ANNOTATION",
     "DATA_DOWNLOAD_LABEL",
     "DATA_MOVER_FINALIZER",
     "DATA_UPLOAD_LABEL",
@@ -90,6 +91,8 @@ CANCEL_ASKED_ANNOTATION: Final = "nodeagent.io/cancel-asked"
 """On a custom resource: since when its mover is to stop; `spec.cancel` itself carries no time."""
 MOVER_LOST_ANNOTATION: Final = "nodeagent.io/mover-lost"
 """On a custom resource: how often its mover pod was taken away before it began, and since when."""
+CONFIG_ANNOTATION: Final = "nodeagent.io/config"
+"""On an agent's own pod: the hash of the configuration that is in force there."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"
 ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
 

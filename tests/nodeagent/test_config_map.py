@@ -1,12 +1,15 @@
-"""Which ConfigMap can be used, and which priority class."""
+"""Which ConfigMap can be used."""
 
 import pytest
 
 from core.errors import ConfigError
 from core.kube.transport import Request, Response
 from nodeagent.config_map import read_config
-from nodeagent.priority import usable_priority_class
 from tests.support.scripted import answer, refusal, scripted_client
+
+
+def _config_map(**fields: object) -> Response:
+    return answer({"metadata": {"namespace": "velero", "name": "agent-config"}} | fields)
 
 
 async def _read(response: Response) -> str:
@@ -22,7 +25,7 @@ async def _read(response: Response) -> str:
 
 
 async def test_the_only_key_of_the_config_map_is_read_whatever_its_name() -> None:
-    assert await _read(answer({"data": {"any.json": '{"priorityClassName": "low"}'}})) == "low"
+    assert await _read(_config_map(data={"any.json": '{"priorityClassName": "low"}'})) == "low"
 
 
 @pytest.mark.parametrize(
@@ -30,9 +33,9 @@ async def test_the_only_key_of_the_config_map_is_read_whatever_its_name() -> Non
     [
         (refusal(404, "not found"), "ConfigMap velero/agent-config does not exist"),
         (refusal(403, "may not"), "cannot be read.*403"),
-        (answer({}), "exactly one key.*it has: none"),
-        (answer({"data": {"b": "{}", "a": "{}"}}), "exactly one key.*it has: a, b"),
-        (answer({"data": {"a": "[1]"}}), "ConfigMap velero/agent-config: .*not a JSON object"),
+        (_config_map(), "exactly one key.*it has: none"),
+        (_config_map(data={"b": "{}", "a": "{}"}), "exactly one key.*it has: a, b"),
+        (_config_map(data={"a": "[1]"}), "ConfigMap velero/agent-config: .*not a JSON object"),
     ],
     ids=["missing", "forbidden", "empty", "two keys", "list"],
 )
@@ -46,22 +49,3 @@ async def test_no_name_means_all_defaults_and_no_request() -> None:
         raise AssertionError(request)
 
     assert (await read_config(scripted_client(script), "velero", "")).warnings == []
-
-
-@pytest.mark.parametrize(
-    ("response", "usable", "level"),
-    [
-        (answer({"value": 10}), "low", "INFO"),
-        (refusal(404, "not found"), "", "WARNING"),
-        (refusal(403, "may not"), "", "WARNING"),
-        (refusal(500, "broken"), "", "WARNING"),
-    ],
-    ids=["found", "missing", "forbidden", "broken"],
-)
-async def test_a_priority_class_is_used_only_where_it_is_found(
-    response: Response, usable: str, level: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    assert await usable_priority_class(scripted_client(lambda _: response), "low") == usable
-    assert [record.levelname for record in caplog.records] == [level]
-    assert "priority class low" in caplog.text

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,7 @@ from nodeagent.config_watch import ConfigWatch
 from nodeagent.current_config import CurrentConfig
 from nodeagent.metrics import Metrics
 from nodeagent.own_pod import SelfReport
+from tests.nodeagent.board import FakeBoard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -26,21 +27,11 @@ _LIMIT_SECONDS = 5.0
 
 
 @dataclass
-class Voice:
-    """Keeps what the agent tells of itself."""
-
-    told: list[tuple[str, str]] = field(default_factory=list)
-
-    async def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
-        self.told.append((reason, message))
-
-
-@dataclass
 class Scene:
     kube: FakeKube
     client: KubeClient
     current: CurrentConfig
-    voice: Voice
+    board: FakeBoard
     metrics: Metrics
 
     async def edit(self, *values: str) -> None:
@@ -70,8 +61,8 @@ async def _open_scene(started_with: str = _text(1)) -> AsyncIterator[Scene]:
     await client.create(
         CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"key-0": started_with}}
     )
-    scene = Scene(kube, client, CurrentConfig(parse_config(started_with)), Voice(), Metrics("node-1"))
-    report = SelfReport(scene.voice, scene.metrics)
+    scene = Scene(kube, client, CurrentConfig(parse_config(started_with)), FakeBoard(), Metrics("node-1"))
+    report = SelfReport(scene.board, scene.metrics)
     watch = ConfigWatch(client, clock, place=(NAMESPACE, NAME), current=scene.current, report=report)
     task = asyncio.create_task(watch.run())
     try:
@@ -89,7 +80,7 @@ async def test_an_edit_is_in_force_within_seconds_and_told() -> None:
         before = scene.current.digest
         await scene.edit(_text(7))
         assert scene.slots == 7
-        assert [reason for reason, _ in scene.voice.told] == ["ConfigInForce"]
+        assert [reason for reason, _ in scene.board.told] == ["ConfigInForce"]
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 1.0']
         (info,) = scene.shown("config_info")
         assert scene.current.digest in info
@@ -111,7 +102,7 @@ async def test_a_bad_edit_leaves_the_last_good_one_in_force_and_is_told(values: 
     async with _open_scene(_text(4)) as scene:
         await scene.edit(*values)
         assert scene.slots == 4
-        ((reason, message),) = scene.voice.told
+        ((reason, message),) = scene.board.told
         assert reason == "ConfigRefused"
         assert told in message
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
@@ -119,7 +110,7 @@ async def test_a_bad_edit_leaves_the_last_good_one_in_force_and_is_told(values: 
         await scene.edit(_text(5))
         assert scene.slots == 5
         assert scene.current.valid
-        assert scene.voice.told[-1][0] == "ConfigInForce"
+        assert scene.board.told[-1][0] == "ConfigInForce"
 
 
 @pytest.mark.looptime
@@ -128,7 +119,7 @@ async def test_a_deleted_config_map_leaves_the_last_good_one_in_force() -> None:
         await scene.client.delete(CONFIG_MAPS, NAMESPACE, NAME)
         await asyncio.sleep(_LIMIT_SECONDS)
         assert scene.slots == 4
-        ((reason, message),) = scene.voice.told
+        ((reason, message),) = scene.board.told
         assert (reason, "does not exist" in message) == ("ConfigRefused", True)
 
 
@@ -143,7 +134,7 @@ async def test_an_edit_while_the_watch_was_broken_is_seen() -> None:
 @pytest.mark.looptime
 async def test_what_was_wrong_at_start_is_told_as_an_event_once() -> None:
     async with _open_scene(_text('"x"')) as scene:
-        assert [reason for reason, _ in scene.voice.told] == ["ConfigMistake"]
+        assert [reason for reason, _ in scene.board.told] == ["ConfigMistake"]
         assert scene.slots == 1
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
 
@@ -151,7 +142,7 @@ async def test_what_was_wrong_at_start_is_told_as_an_event_once() -> None:
 @pytest.mark.looptime
 async def test_without_a_config_map_there_is_nothing_to_follow() -> None:
     kube, clock = FakeKube(), LoopClock()
-    report = SelfReport(Voice(), Metrics("node-1"))
+    report = SelfReport(FakeBoard(), Metrics("node-1"))
     client = KubeClient(kube, Retry(clock))
     await ConfigWatch(client, clock, place=(NAMESPACE, ""), current=CurrentConfig(), report=report).run()
     assert kube.requests == []
@@ -169,8 +160,8 @@ _VALUES = st.lists(st.text() | _JSON.map(json.dumps), max_size=3)
 def test_no_content_of_a_config_map_ends_the_agent(edits: list[list[str] | None]) -> None:
     async def live() -> None:
         client = KubeClient(FakeKube(), Retry(LoopClock()))
-        current, voice = CurrentConfig(parse_config(_text(4))), Voice()
-        report = SelfReport(voice, Metrics("node-1"))
+        current, board = CurrentConfig(parse_config(_text(4))), FakeBoard()
+        report = SelfReport(board, Metrics("node-1"))
         watch = ConfigWatch(client, LoopClock(), place=(NAMESPACE, NAME), current=current, report=report)
         metadata = {"namespace": NAMESPACE, "name": NAME}
         for values in edits:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import pytest
@@ -17,6 +17,7 @@ from nodeagent.current_config import CurrentConfig
 from nodeagent.metrics import Metrics
 from nodeagent.own_pod import SelfReport
 from nodeagent.priority import PriorityClass
+from tests.nodeagent.board import FakeBoard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -24,21 +25,11 @@ _LIMIT_SECONDS = 5.0
 
 
 @dataclass
-class Voice:
-    """Keeps what the agent tells of itself."""
-
-    told: list[str] = field(default_factory=list)
-
-    async def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
-        self.told.append(reason)
-
-
-@dataclass
 class Scene:
     kube: FakeKube
     client: KubeClient
     current: CurrentConfig
-    voice: Voice
+    board: FakeBoard
     metrics: Metrics
     priority: PriorityClass
 
@@ -74,14 +65,14 @@ async def _running(scene: Scene) -> AsyncIterator[None]:
 
 def _scene(name: str = "low") -> Scene:
     kube, clock = FakeKube(), LoopClock()
-    client, current, voice, metrics = (
+    client, current, board, metrics = (
         KubeClient(kube, Retry(clock)),
         CurrentConfig(_named(name)),
-        Voice(),
+        FakeBoard(),
         Metrics("node-1"),
     )
-    priority = PriorityClass(client, clock, current=current, report=SelfReport(voice, metrics))
-    return Scene(kube, client, current, voice, metrics, priority)
+    priority = PriorityClass(client, clock, current=current, report=SelfReport(board, metrics))
+    return Scene(kube, client, current, board, metrics, priority)
 
 
 @pytest.mark.looptime
@@ -95,7 +86,7 @@ async def test_a_class_that_is_there_is_used_and_said_once(caplog: pytest.LogCap
     assert [record.message for record in caplog.records if "low" in record.message] == [
         "priority class low exists: data movers get it (value 10)"
     ]
-    assert scene.voice.told == []
+    assert scene.board.reasons == []
 
 
 @pytest.mark.looptime
@@ -112,12 +103,12 @@ async def test_a_missing_class_is_told_and_taken_up_when_it_appears() -> None:
     scene = _scene()
     async with _running(scene):
         assert scene.priority.name == ""
-        assert scene.voice.told == ["PriorityClassMissing"]
+        assert scene.board.reasons == ["PriorityClassMissing"]
         assert not scene.usable
         await scene.make("low")
         await asyncio.sleep(_LIMIT_SECONDS)
         assert scene.priority.name == "low"
-        assert scene.voice.told == ["PriorityClassMissing", "PriorityClassFound"]
+        assert scene.board.reasons == ["PriorityClassMissing", "PriorityClassFound"]
         assert scene.usable
 
 
@@ -129,7 +120,7 @@ async def test_a_class_that_is_deleted_is_dropped_and_told() -> None:
         await scene.client.delete(PRIORITY_CLASSES, "", "low")
         await asyncio.sleep(_LIMIT_SECONDS)
         assert scene.priority.name == ""
-        assert scene.voice.told == ["PriorityClassMissing"]
+        assert scene.board.reasons == ["PriorityClassMissing"]
 
 
 @pytest.mark.looptime
@@ -147,7 +138,7 @@ async def test_another_class_in_the_configuration_is_followed_at_once() -> None:
         assert scene.priority.name == "low"
         await scene.configure("none-of-these")
         assert scene.priority.name == ""
-        assert scene.voice.told == ["PriorityClassMissing"]
+        assert scene.board.reasons == ["PriorityClassMissing"]
 
 
 @pytest.mark.looptime
@@ -164,7 +155,7 @@ async def test_a_class_that_cannot_be_asked_for_at_start_is_not_used_until_it_ca
     async with _running(scene):
         await asyncio.sleep(600)
         assert scene.priority.name == "low"
-    assert "PriorityClassMissing" not in scene.voice.told
+    assert "PriorityClassMissing" not in scene.board.reasons
 
 
 @pytest.mark.looptime
@@ -177,4 +168,4 @@ async def test_the_last_verdict_holds_while_nobody_can_be_asked(fault: int | Lit
         scene.kube.watches.cut()
         await asyncio.sleep(600)
         assert scene.priority.name == "low"
-    assert scene.voice.told == []
+    assert scene.board.reasons == []

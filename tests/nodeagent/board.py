@@ -1,0 +1,29 @@
+"""The agent's own pod, as a list of what is told and shown there."""
+
+from dataclasses import dataclass, field
+
+from core.kube.errors import ServerError
+
+__all__ = ["FakeBoard"]
+
+
+@dataclass
+class FakeBoard:
+    """Keeps what the agent tells of itself; the next `broken` annotations are refused."""
+
+    told: list[tuple[str, str]] = field(default_factory=list)
+    annotations: list[tuple[str, str]] = field(default_factory=list)
+    broken: int = 0
+
+    @property
+    def reasons(self) -> list[str]:
+        return [reason for reason, _ in self.told]
+
+    async def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+        self.told.append((reason, message))
+
+    async def annotate(self, key: str, value: str) -> None:
+        if self.broken:
+            self.broken -= 1
+            raise ServerError("not now", status=500)
+        self.annotations.append((key, value))

@@ -1,0 +1,84 @@
+"""How an agent finds its own pod, and what it writes there."""
+
+from typing import Any
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.events import EventRecorder
+from core.kube.resources import EVENTS, PODS
+from core.kube.retry import Retry
+from nodeagent.own_pod import OwnPod
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+
+def _pod(name: str, *, node: str = "node-1", labels: dict[str, str] | None = None, **meta: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": "velero", "name": name, "labels": labels or {"role": "node-agent"}} | meta,
+        "spec": {"nodeName": node},
+    }
+
+
+def _own(kube: FakeKube, hostname: str) -> OwnPod:
+    clock = LoopClock()
+    client = KubeClient(kube, Retry(clock))
+    recorder = EventRecorder(client, clock, component="node-agent", host="node-1")
+    return OwnPod(client, recorder, namespace="velero", node="node-1", hostname=hostname)
+
+
+_LEAVING: dict[str, Any] = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finalizers": ["example.com/hold"]}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("hostname", "others", "found"),
+    [
+        ("agent-a", [], "agent-a"),
+        ("agent-a", [_pod("agent-b"), _pod("agent-c", node="node-2")], "agent-a"),
+        ("node-1", [], "agent-a"),
+        ("node-1", [_pod("agent-b", **_LEAVING)], "agent-a"),
+        ("node-1", [_pod("mover", labels={"a": "b"})], "agent-a"),
+        ("laptop", [_pod("agent-b")], None),
+    ],
+    ids=["alone", "by its name", "in the node's network", "after a roll-out", "beside movers", "which of two"],
+)
+async def test_the_agent_tells_about_itself_on_its_own_pod(
+    hostname: str, others: list[dict[str, Any]], found: str | None
+) -> None:
+    kube = FakeKube()
+    for pod in [_pod("agent-a"), *others]:
+        kube.put(pod)
+    own = _own(kube, hostname)
+    await own.tell("ConfigRefused", "it is no JSON", warning=True)
+    await own.annotate("nodeagent.io/config", "abc")
+    told = [event["involvedObject"]["name"] for event in kube.objects(EVENTS)]
+    annotated = [pod["metadata"]["name"] for pod in kube.objects(PODS) if pod["metadata"].get("annotations")]
+    assert told == annotated == ([found] if found else [])
+
+
+@pytest.mark.looptime
+async def test_what_the_pod_says_already_is_not_written_again() -> None:
+    kube = FakeKube()
+    kube.put(_pod("agent-a", annotations={"nodeagent.io/config": "abc"}))
+    await _own(kube, "agent-a").annotate("nodeagent.io/config", "abc")
+    assert [request.method for request in kube.requests] == ["GET"]
+
+
+@pytest.mark.looptime
+async def test_an_agent_without_a_pod_tells_its_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+    kube = FakeKube()
+    await _own(kube, "laptop").tell("ConfigRefused", "it is no JSON", warning=True)
+    assert "it is no JSON" in caplog.text
+    assert kube.objects(EVENTS) == []
+
+
+@pytest.mark.looptime
+async def test_an_event_that_cannot_be_recorded_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    kube = FakeKube()
+    kube.put(_pod("agent-a"))
+    kube.fail_next("POST", "events", 403)
+    await _own(kube, "agent-a").tell("ConfigRefused", "it is no JSON", warning=True)
+    assert "could not be recorded" in caplog.text
