@@ -26,6 +26,7 @@ from core.models.storage import BackupRepository
 from exposer.diagnose import diagnose_pod, parse_pod_end
 from exposer.model import Owner
 from exposer.pod import build_init_pod, init_pod_name
+from exposer.pod_creation import create_pod
 from nodeagent.kinds.base import MoverPlan
 
 __all__ = ["INIT_POD_SELECTOR", "InitState", "PodReport", "judge_init_pod", "read_init_pod", "start_init_pod"]
@@ -106,4 +107,4 @@ async def start_init_pod(client: KubeClient, repository: BackupRepository, plan:
         STORAGE_LOCATION_LABEL: label_value(spec.backup_storage_location),
         REPOSITORY_TYPE_LABEL: "kopia",
     }
-    await client.create(PODS, manifest)
+    await create_pod(client, manifest)

@@ -1,0 +1,44 @@
+"""A priority class that went away costs a pod its priority and nothing else."""
+
+import json
+
+import pytest
+
+from core.kube.errors import ForbiddenError
+from core.kube.transport import Request, Response
+from core.models.base import JsonDict
+from exposer.pod_creation import create_pod
+from tests.support.scripted import answer, refusal, scripted_client
+
+_POD: JsonDict = {"metadata": {"namespace": "velero", "name": "du-1"}, "spec": {"priorityClassName": "low", "x": 1}}
+_GONE = 'pods "du-1" is forbidden: no PriorityClass with name low was found'
+
+
+async def test_each_pod_with_a_class_is_told_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    client = scripted_client(lambda request: answer(json.loads(request.body or b""), 201))
+    assert await create_pod(client, _POD) == _POD
+    (record,) = caplog.records
+    assert (record.levelname, record.message) == ("DEBUG", "the pod has priority class low")
+    assert vars(record)["fields"]["name"] == "du-1"
+
+
+async def test_a_class_that_is_gone_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[JsonDict] = []
+
+    def script(request: Request) -> Response:
+        pod = json.loads(request.body or b"")
+        sent.append(pod["spec"])
+        return refusal(403, _GONE, "Forbidden") if "priorityClassName" in pod["spec"] else answer(pod, 201)
+
+    made = await create_pod(scripted_client(script), _POD)
+    assert made["spec"] == {"x": 1}
+    assert len(sent) == 2
+    assert "priority class low is gone" in caplog.text
+
+
+@pytest.mark.parametrize("message", ["exceeded quota", "no PriorityClass with name low was found"])
+async def test_any_other_refusal_stays_one(message: str) -> None:
+    pod = {"metadata": _POD["metadata"], "spec": {"x": 1}} if "Priority" in message else _POD
+    with pytest.raises(ForbiddenError):
+        await create_pod(scripted_client(lambda _: refusal(403, message, "Forbidden")), pod)
