@@ -55,24 +55,21 @@ def _priority_class(name: str) -> JsonDict:
 
 
 async def test_every_golden_manifest_is_accepted(apiserver: ApiServer, namespace: str, client: KubeClient) -> None:
+    """Each is created for good, but for storing it; a field that the server does not know is an error."""
     apiserver.create_account(namespace, "velero")
     await client.create(PRIORITY_CLASSES, _priority_class("data-mover-low"))
-    accepted = 0
+    files = sorted(_GOLDEN.glob("*.json"))
 
-    for path in sorted(_GOLDEN.glob("*.json")):
+    for path in files:
         manifest: JsonDict = json.loads(path.read_text())
-        resource = _KINDS.get(manifest.get("kind", ""))
-        if resource is None:
-            continue
-        meta = manifest["metadata"]
-        meta["name"] = f"{namespace}-{path.stem}"
+        resource = _KINDS[manifest["kind"]]
         if resource.namespaced:
-            meta["namespace"] = namespace
-        stored = await client.create(resource, manifest)
-        accepted += 1
-        assert stored["spec"].keys() >= manifest["spec"].keys()
+            manifest["metadata"]["namespace"] = namespace
+        url = f"{resource.path(namespace)}?dryRun=All&fieldValidation=Strict"
+        stored = apiserver.api.request("POST", url, body=manifest)
+        assert stored["spec"].keys() >= manifest["spec"].keys(), path.name
 
-    assert accepted >= 19
+    assert len(files) >= 40
 
 
 def _set_status(apiserver: ApiServer, resource: Resource, namespace: str, name: str) -> None:
