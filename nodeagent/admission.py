@@ -10,11 +10,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final
 
-from core.clock import Clock
-from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.models.duration import format_duration
 from core.models.loads import Load
@@ -22,14 +19,15 @@ from core.models.names import ACCEPT_FENCE_ANNOTATION, label_value
 from core.models.phases import Phase
 from exposer.model import Waiting
 from nodeagent.crowds import NodeCrowds
+from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.kinds.base import READY, Admission, Kind, Verdict
 from nodeagent.load_index import Entry
-from nodeagent.metrics import Metrics
-from nodeagent.status import Change, StatusWriter
-from nodeagent.story import Story
+from nodeagent.node_slots import NodeSlots
+from nodeagent.status import Change
+from nodeagent.waiting_pods import WaitingPods
 from nodeagent.waits import Waits
 
-__all__ = ["HELD_BACK", "DispatchRules", "DispatchTools", "Examiner", "Look"]
+__all__ = ["HELD_BACK", "Examiner", "Look"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,38 +41,11 @@ _WITNESSED_SECONDS: Final = 60.0
 """How long a wait must have been seen before it may end a load: after an outage of the agents
 themselves all loads are old, and what they wait for is often just coming back."""
 
-_CROWDED_SECONDS: Final = 60.0
-"""The longest time until a load is looked at again that its node has no room for; it is woken before."""
+_WOKEN_SECONDS: Final = 60.0
+"""The longest time until a load is looked at again that is woken once what it waits for has changed."""
 
 _RETRY_SECONDS: Final = 1.0
 """Before a load is looked at again after a write or a look that went wrong."""
-
-
-@dataclass(frozen=True)
-class DispatchTools:
-    """What the dispatcher works with; `check_leading` raises unless it may write now."""
-
-    client: KubeClient
-    clock: Clock
-    status: StatusWriter
-    story: Story
-    metrics: Metrics
-    check_leading: Callable[[], None]
-
-
-@dataclass(frozen=True)
-class DispatchRules:
-    """What the dispatcher goes by.
-
-    `queue_length` returns the `prepareQueueLength` in force, None where there is no limit.
-    `node_slots` is the `loadConcurrency` of a node.
-    """
-
-    namespace: str
-    kinds: Sequence[Kind]
-    queue_length: Callable[[], int | None]
-    prepare_timeout: timedelta = timedelta(minutes=30)
-    node_slots: int = 1
 
 
 @dataclass(frozen=True)
@@ -91,22 +62,42 @@ class Look:
 class Examiner:
     """Looks at New loads and remembers when to look again."""
 
-    def __init__(self, tools: DispatchTools, rules: DispatchRules, agents: Callable[[], Mapping[str, str]]) -> None:
-        """Work with `tools` by `rules`; `agents` returns the live agents by node label."""
+    def __init__(
+        self,
+        tools: DispatchTools,
+        rules: DispatchRules,
+        *,
+        agents: Callable[[], Mapping[str, str]],
+        on_due: Callable[[], None],
+    ) -> None:
+        """Look at loads while `run` goes on.
+
+        Args:
+            tools: what it works with.
+            rules: what it goes by.
+            agents: returns the live agents by node label.
+            on_due: is called when a load that was put off is to be looked at after all.
+        """
         self._tools = tools
         self._rules = rules
         self._agents = agents
+        self._slots = NodeSlots(tools.client, tools.clock, rules.concurrency)
+        self._pods = WaitingPods(tools.client, tools.clock, on_change=on_due)
         self._kinds = {kind.name: kind for kind in rules.kinds}
         self._waits = Waits(tools.clock)
         self._not_before: dict[str, float] = {}
         self._waiting_since: dict[str, float] = {}
         self._excused: set[str] = set()
         bound = frozenset(kind.name for kind in rules.kinds if kind.bound_to_node)
-        self._crowds = NodeCrowds(bound, slots=rules.node_slots)
+        self._crowds = NodeCrowds(bound)
+
+    async def run(self) -> None:
+        """Watch what loads wait for, until canceled."""
+        await self._pods.run()
 
     def begin_pass(self, entries: Sequence[Entry]) -> None:
-        """Count what is on its way to each node, and wake whom a node has room for again."""
-        for uid in self._crowds.count(entries):
+        """Count what is on its way to each node; wake whom a node has room for again, and whose pod changed."""
+        for uid in [*self._crowds.count(entries), *self._pods.take_woken()]:
             self._not_before.pop(uid, None)
 
     def is_due(self, uid: str) -> bool:
@@ -126,6 +117,7 @@ class Examiner:
         for uid in self._not_before.keys() | self._waiting_since.keys() | self._excused:
             if uid not in uids:
                 self._waits.forget(uid)
+                self._pods.leave(uid)
                 self._not_before.pop(uid, None)
                 self._waiting_since.pop(uid, None)
                 self._excused.discard(uid)
@@ -152,7 +144,10 @@ class Examiner:
             why = "cancel was asked for by spec.cancel" if cr.spec.cancel else "the custom resource is being deleted"
             await self._end(kind, cr, Phase.CANCELED, f"canceled while New: {why}")
             return None
-        admission = self._crowds.admit(entry, await self._check(kind, cr))
+        admission = await self._check(kind, cr)
+        if self._crowds.counts(entry) and admission.verdict is Verdict.READY:
+            slots = await self._slots.of(admission.node)
+            admission = self._crowds.admit(entry, admission, slots=slots)
         if admission.verdict is Verdict.FAILS:
             await self._end(kind, cr, Phase.FAILED, admission.message)
             return None
@@ -162,12 +157,10 @@ class Examiner:
                 await self._end(kind, cr, Phase.FAILED, f"could not start within {span}: {admission.message}")
                 return None
             cr = await self._tell(kind, cr, Waiting(admission.reason, admission.message, trouble=admission.trouble))
-            pause = max(self._waits.seconds_to_next_look(cr.uid), len(self._not_before) / _LOOKS_A_SECOND)
-            if self._crowds.holds(cr.uid) and self._waits.is_told(cr.uid, admission.reason):
-                pause = max(pause, _CROWDED_SECONDS)
-            self.put_off(cr.uid, pause)
+            self._put_off_waiting(cr.uid, admission)
             return Look(entry, kind, cr, ready=False)
         self._not_before.pop(entry.uid, None)
+        self._pods.leave(entry.uid)
         self._waiting_since.pop(entry.uid, None)
         return Look(entry, kind, cr, ready=True, node=admission.node)
 
@@ -191,6 +184,17 @@ class Examiner:
         self._tools.check_leading()
         change = Change(annotations={ACCEPT_FENCE_ANNOTATION: uuid.uuid4().hex})
         await self._tools.status.annotate(look.kind, look.cr, change)
+
+    def _put_off_waiting(self, uid: str, admission: Admission) -> None:
+        """Look at a load that waits again in a while; late where a change of what it waits for wakes it."""
+        pause_seconds = max(self._waits.seconds_to_next_look(uid), len(self._not_before) / _LOOKS_A_SECOND)
+        if admission.pod is not None:
+            self._pods.expect(uid, admission.pod)
+        else:
+            self._pods.leave(uid)
+        if self._waits.is_told(uid, admission.reason) and (self._crowds.holds(uid) or self._pods.follows(uid)):
+            pause_seconds = max(pause_seconds, _WOKEN_SECONDS)
+        self.put_off(uid, pause_seconds)
 
     async def _check(self, kind: Kind, cr: Load) -> Admission:
         try:

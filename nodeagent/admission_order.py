@@ -7,18 +7,32 @@ not know how many places there are (`nodeagent.ledger`), nor what a load waits f
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from core.models.phases import Phase
 from nodeagent.load_index import Entry
 
-__all__ = ["choose_node", "count_accepted", "round_robin"]
+__all__ = ["choose_node", "count_accepted", "in_order", "round_robin"]
+
+
+def in_order(waiting: Iterable[Entry], *, after: str, first: AbstractSet[str] = frozenset()) -> Iterator[Entry]:
+    """Yield `waiting` in the order in which it is to be admitted.
+
+    All loads of the kinds named in `first` go before the others. Among them, and among the
+    others, namespaces take turns.
+    """
+    preferred: list[Entry] = []
+    others: list[Entry] = []
+    for entry in waiting:
+        (preferred if entry.kind in first else others).append(entry)
+    yield from round_robin(preferred, after=after)
+    yield from round_robin(others, after=after)
 
 
 def round_robin(waiting: Iterable[Entry], *, after: str) -> Iterator[Entry]:
-    """Yield `waiting` in the order in which it is to be admitted.
+    """Yield `waiting` so that namespaces take turns, beginning behind the one served last (`after`).
 
-    Namespaces take turns, beginning behind the one that was served last (`after`); inside
-    one the oldest goes first, then by name.
+    Inside one the oldest goes first, then by name.
     """
     queues: dict[str, list[Entry]] = {}
     for entry in waiting:

@@ -26,12 +26,12 @@ from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverOptions
 from exposer.template import AgentTemplate
-from nodeagent.admission import DispatchRules, DispatchTools
 from nodeagent.concurrency import Slots
 from nodeagent.config import ParsedConfig
 from nodeagent.config_agreement import ConfigAgreement
 from nodeagent.config_map import read_config
 from nodeagent.current_config import CurrentConfig
+from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
 from nodeagent.inherited import read_template
 from nodeagent.kinds.base import Kind
@@ -43,6 +43,7 @@ from nodeagent.lease import LeaderElection
 from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
 from nodeagent.mover_plan import DEFAULT_CACHE_LIMIT_MIB, MoverPlans
+from nodeagent.node_slots import OwnSlots
 from nodeagent.own_config import OwnConfig
 from nodeagent.own_pod import OwnPod, SelfReport
 from nodeagent.preflight import check_cluster
@@ -83,6 +84,7 @@ class Agent:
     metrics: Metrics
     own: OwnConfig
     reconciler: Reconciler
+    own_slots: OwnSlots
     election: LeaderElection
     lead: Callable[[], Awaitable[None]]
     dispatcher: Dispatcher
@@ -96,7 +98,8 @@ class Agent:
         await self.own.priority.look()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.own.run(), name="own configuration")
-            group.create_task(self.reconciler.run(), name="reconciler")
+            group.create_task(self.own_slots.run(), name="labels of the node")
+            group.create_task(self._reconcile(), name="reconciler")
             group.create_task(self.election.run(self._lead), name="leader election")
 
     def not_ready(self) -> list[str]:
@@ -115,6 +118,10 @@ class Agent:
             **self.reconciler.report(),
         }
 
+    async def _reconcile(self) -> None:
+        await self.own_slots.wait_known()
+        await self.reconciler.run()
+
     async def _lead(self) -> None:
         self.metrics.leader(is_leader=True)
         try:
@@ -127,7 +134,6 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     """Return the agent of one node, wired on `client`; nothing runs yet."""
     settings, namespace = plan.settings, plan.namespace
     current = CurrentConfig(plan.config)
-    concurrency = plan.config.config.load_concurrency
     metrics = Metrics(settings.node_name)
     limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
     client = client.limited(limit, on_answer=metrics.request)
@@ -139,6 +145,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     own = OwnConfig.build(client, clock, place=place, current=current, report=SelfReport(pod, metrics))
     movers = _build_mover_plans(plan, own)
     kinds = _build_kinds(client, clock, movers, settings.datamover_names)
+    slots = Slots(current.config.load_concurrency.global_config)
     reconciler = Reconciler(
         Tools(
             client=client,
@@ -147,13 +154,26 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             story=story,
             logs=MoverLogs(client),
             progress=ProgressFollower(client, clock, status=status, metrics=metrics),
-            slots=Slots(concurrency.global_config),
+            slots=slots,
             metrics=metrics,
         ),
         Site(node=settings.node_name, namespace=namespace),
         limits=Limits(prepare=settings.prepare_timeout, resource=settings.resource_timeout),
         kinds=kinds,
     )
+
+    def set_slots(number: int) -> None:
+        slots.set_limit(number)
+        reconciler.slots_changed()
+
+    own_slots = OwnSlots(
+        client,
+        clock,
+        settings.node_name,
+        concurrency=lambda: current.config.load_concurrency,
+        on_number=set_slots,
+    )
+    current.subscribe(own_slots.refresh)
     election = LeaderElection(
         client,
         clock,
@@ -171,20 +191,20 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         DispatchRules(
             namespace=namespace,
             kinds=kinds,
-            queue_length=lambda: current.config.load_concurrency.prepare_queue_length,
+            concurrency=lambda: current.config.load_concurrency,
             prepare_timeout=settings.prepare_timeout,
-            node_slots=concurrency.global_config,
         ),
         on_accepted=lambda cr: _want_repository(repositories, cr),
         agreement=ConfigAgreement(clock, pod),
     )
+    current.subscribe(dispatcher.look)
 
     async def lead() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(dispatcher.run(), name="dispatcher")
             group.create_task(repositories.run(), name="repository controller")
 
-    return Agent(plan, metrics, own, reconciler, election, lead, dispatcher)
+    return Agent(plan, metrics, own, reconciler, own_slots, election, lead, dispatcher)
 
 
 async def prepare(client: KubeClient, settings: Settings, namespace: str) -> Plan:

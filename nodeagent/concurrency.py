@@ -44,6 +44,10 @@ class Slots:
         """How many loads may hold a slot at a time."""
         return self._limit
 
+    def set_limit(self, limit: int) -> None:
+        """Let so many loads hold a slot from now on; those that hold one keep it."""
+        self._limit = limit
+
     @property
     def used(self) -> int:
         """How many loads hold a slot; more than `limit` where it was lowered meanwhile."""

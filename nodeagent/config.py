@@ -24,16 +24,12 @@ from nodeagent.config_models import LARGEST_PREPARE_QUEUE, AgentConfig, LoadConc
 
 __all__ = [
     "LARGEST_PREPARE_QUEUE",
-    "NOT_YET_IN_FORCE",
     "AgentConfig",
     "Finding",
     "LoadConcurrency",
     "ParsedConfig",
     "parse_config",
 ]
-
-NOT_YET_IN_FORCE: Final = frozenset({"loadConcurrency.perNodeConfig", "loadConcurrency.restoresFirst"})
-"""Keys that are read and checked, and that nothing follows yet."""
 
 _WHOLE: Final = frozenset({"loadAffinity", "podResources", "tolerations"})
 """Keys that count as a whole or not at all: half of one would mean something else.
@@ -81,7 +77,7 @@ def parse_config(text: str) -> ParsedConfig:
     keys = sort_keys(document, AgentConfig)
     mistakes: dict[str, Finding] = {}
     config = _validate(keys, mistakes)
-    notes = (*keys.notes, *_not_yet(keys), *advise(config))
+    notes = (*keys.notes, *advise(config))
     return ParsedConfig(config, tuple(mistakes.values()), notes, _digest(text))
 
 
@@ -174,19 +170,6 @@ def _meant_quantity(text: str) -> str:
     except (ValueError, ArithmeticError):
         return ""
     return shorter
-
-
-def _not_yet(keys: SortedKeys) -> list[Finding]:
-    """Return a note on each key that is given and not yet in force."""
-    given: list[tuple[str, ...]] = [(key,) for key in keys.document]
-    section = keys.document.get("loadConcurrency")
-    if isinstance(section, dict):
-        given += [("loadConcurrency", key) for key in section]
-    return [
-        Finding(keys.show(place), "not yet in force in this version; it changes nothing")
-        for place in given
-        if ".".join(place) in NOT_YET_IN_FORCE
-    ]
 
 
 def _digest(text: str) -> str:

@@ -24,10 +24,10 @@ keep the slots busy while the next ones are prepared."""
 class NodeCrowds:
     """The loads of bound kinds, by node label."""
 
-    def __init__(self, bound: AbstractSet[str], *, slots: int) -> None:
-        """Count loads of the kinds named in `bound`, for nodes with so many `slots`."""
+    def __init__(self, bound: AbstractSet[str]) -> None:
+        """Count loads of the kinds named in `bound`."""
         self._bound = bound
-        self._limit = _SHARE_A_SLOT * slots
+        self._slots: dict[str, int] = {}
         self._on_the_way: Counter[str] = Counter()
         self._chosen: set[str] = set()
         self._held: dict[str, tuple[str, Entry]] = {}
@@ -43,7 +43,7 @@ class NodeCrowds:
         waiting = {entry.uid: entry for entry in bound if entry.phase is Phase.NEW}
         self._held = {uid: (label, waiting[uid]) for uid, (label, _) in self._held.items() if uid in waiting}
         woken = []
-        room = {label: self._limit + 1 - self._on_the_way[label] for label, _ in self._held.values()}
+        room = {label: self._room(label) for label, _ in self._held.values()}
         for uid, (label, entry) in sorted(self._held.items(), key=lambda item: (item[1][1].created, item[1][1].name)):
             if entry.stop:
                 woken.append(uid)
@@ -54,14 +54,25 @@ class NodeCrowds:
             del self._held[uid]
         return woken
 
-    def admit(self, entry: Entry, admission: Admission) -> Admission:
-        """Return `admission`; for a load that may start on a node which has enough, why it waits."""
+    def counts(self, entry: Entry) -> bool:
+        """Whether the load is of a kind that only one node can carry out."""
+        return entry.kind in self._bound
+
+    def admit(self, entry: Entry, admission: Admission, *, slots: int) -> Admission:
+        """Return `admission`; for a load that may start on a node which has enough, why it waits.
+
+        Args:
+            entry: the load.
+            admission: what its kind says.
+            slots: the `loadConcurrency` of the node that `admission` names.
+        """
         self._held.pop(entry.uid, None)
         ready = admission.verdict is Verdict.READY
         if not ready or entry.kind not in self._bound or entry.uid in self._chosen:
             return admission
         label = label_value(admission.node)
-        if self._on_the_way[label] > self._limit:
+        self._slots[label] = slots
+        if self._room(label) <= 0:
             self._held[entry.uid] = (label, entry)
             message = f"node {admission.node} has {self._on_the_way[label]} pod volumes on their way already"
             return Admission(Verdict.WAITS, "NodeBusy", message, patient=True)
@@ -72,3 +83,7 @@ class NodeCrowds:
     def holds(self, uid: str) -> bool:
         """Whether the load of that uid waits for room on its node."""
         return uid in self._held
+
+    def _room(self, label: str) -> int:
+        """Return how many more the node takes."""
+        return _SHARE_A_SLOT * self._slots[label] + 1 - self._on_the_way[label]

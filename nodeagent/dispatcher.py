@@ -1,34 +1,33 @@
 """Admits waiting loads: who is next, whether there is a place, who does it.
 
 Knows the pass: look at what waits, reserve places in the ledger by one write, then accept.
-Does not know what a load waits for (`nodeagent.admission`), the order (`nodeagent.admission_order`)
-or who leads (`nodeagent.lease`).
+Does not know what a load waits for (`nodeagent.admission`), the order (`nodeagent.admission_order`),
+how a load is accepted (`nodeagent.acceptance`) or who leads (`nodeagent.lease`).
 """
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 
 from core.aio import wait_for_event
 from core.errors import AgentError
-from core.kube.errors import ConflictError
-from core.logs import fields
 from core.models.base import JsonDict
 from core.models.loads import Load
-from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, Phase
-from nodeagent.admission import HELD_BACK, DispatchRules, DispatchTools, Examiner, Look
-from nodeagent.admission_order import choose_node, count_accepted, round_robin
+from nodeagent.acceptance import Acceptance
+from nodeagent.admission import HELD_BACK, Examiner, Look
+from nodeagent.admission_order import count_accepted, in_order
+from nodeagent.attempts import attempt
 from nodeagent.config_agreement import ConfigAgreement
+from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.ledger import AdmissionLedger, Places, free_places, settle
 from nodeagent.live_agents import LiveAgents
 from nodeagent.load_index import Entry, LoadIndex
 from nodeagent.orphans import OrphanKeeper
 from nodeagent.parallel import tell_causes, work_in_parallel
-from nodeagent.status import Change
+from nodeagent.queue_view import QueueView
 
 __all__ = ["Dispatcher"]
 
@@ -36,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 _LOOKS_A_PASS: Final = 200
 """So that a pass takes seconds at most, and whoever comes meanwhile is not far behind."""
+
+_TOLD_A_PASS: Final = 50
+"""Loads that have to wait for a place are looked at a few at a time: those with a place come first."""
 
 _LOOKS_AT_A_TIME: Final = 16
 _PAUSE_SECONDS: Final = 0.1
@@ -45,13 +47,11 @@ _BUSY_SECONDS: Final = 5.0
 _IDLE_SECONDS: Final = 60.0
 """The longest pause between passes, while something waits and while nothing does."""
 
-_ACCEPT_SECONDS: Final = 10.0
-"""For one accept: those behind it wait for it, since they are admitted in order."""
+_SHOW_SECONDS: Final = 1.0
+"""Between two looks at the whole queue for the metrics, while it changes."""
 
 _RETAKE_SECONDS: Final = 2.0
 """Before everything is read again after the ledger was lost or the API server failed."""
-
-_R = TypeVar("_R")
 
 
 class Dispatcher:
@@ -90,9 +90,11 @@ class Dispatcher:
                 await self._tools.clock.sleep(_RETAKE_SECONDS)
         finally:
             self._term = None
-            for kind in self._rules.kinds:
-                for phase in Phase:
-                    self._tools.metrics.queue_length(kind.name, str(phase), 0)
+
+    def look(self) -> None:
+        """Look at the queue now: what decides about it has changed."""
+        if self._term is not None:
+            self._term.look()
 
     def report(self) -> JsonDict:
         """Return the queue for the status page; empty while this agent does not lead."""
@@ -105,15 +107,17 @@ class _Term:
     def __init__(self, tools: DispatchTools, rules: DispatchRules, on_accepted: Callable[[Load], None]) -> None:
         self._tools = tools
         self._rules = rules
-        self._on_accepted = on_accepted
         self._changed = asyncio.Event()
+        self._news = asyncio.Event()
         self._held_back: set[str] = set()
         self._ledger = AdmissionLedger(tools.client, rules.namespace, check_leading=tools.check_leading)
         self._index = LoadIndex(
             tools.client, tools.clock, namespace=rules.namespace, kinds=rules.kinds, on_change=self._on_change
         )
         self._agents = LiveAgents(tools.client, tools.clock, namespace=rules.namespace, on_change=self._changed.set)
-        self._examiner = Examiner(tools, rules, self._agents.nodes)
+        self._examiner = Examiner(tools, rules, agents=self._agents.nodes, on_due=self._changed.set)
+        self._acceptance = Acceptance(tools, self._agents.nodes, on_accepted=on_accepted)
+        self._view = QueueView(tools.metrics, (kind.name for kind in rules.kinds))
         self._orphans = OrphanKeeper(tools, rules, self._index, agents=self._agents)
 
     async def run(self, agreement: ConfigAgreement | None) -> None:
@@ -135,6 +139,8 @@ class _Term:
             group.create_task(self._orphans.run(), name="orphans")
             if agreement is not None:
                 group.create_task(agreement.run(self._agents.configs), name="agreement of configurations")
+            group.create_task(self._examiner.run(), name="what loads wait for")
+            group.create_task(self._show(), name="queue metrics")
             while True:
                 self._changed.clear()
                 pause_seconds = await self._pass()
@@ -142,23 +148,50 @@ class _Term:
                 # A large ledger is a large write: then more changes share one.
                 await self._tools.clock.sleep(_PAUSE_SECONDS + len(self._ledger.places.uids) / 20_000)
 
+    def look(self) -> None:
+        """Begin a pass soon."""
+        self._changed.set()
+
     def report(self) -> JsonDict:
         """Return the queue's figures."""
-        phases = Counter(str(entry.phase) for entry in self._index.entries() if entry.managed)
+        entries = self._index.entries()
         return {
-            "prepareQueueLength": self._rules.queue_length(),
+            "prepareQueueLength": self._rules.queue_length,
             "placesTaken": len(self._ledger.places.uids),
-            "phases": dict(phases),
             "agents": sorted(self._agents.nodes().values()),
+            **self._view.report(entries, list(self._line(entries))),
         }
+
+    async def _show(self) -> None:
+        """Keep the metrics at what is seen, until canceled."""
+        try:
+            while True:
+                self._news.clear()
+                entries = self._index.entries()
+                self._view.show(entries, self._line(entries))
+                await self._news.wait()
+                await self._tools.clock.sleep(_SHOW_SECONDS)
+        finally:
+            self._view.clear()
+
+    def _line(self, entries: Iterable[Entry]) -> Iterable[Entry]:
+        """Return those that wait for a place, in order."""
+        taken = self._ledger.places.uids
+        return self._in_order(
+            entry
+            for entry in entries
+            if entry.managed and entry.phase is Phase.NEW and not entry.stop and entry.uid not in taken
+        )
 
     def _on_change(self, entry: Entry) -> None:
         """Ask for a pass if the change can matter to one."""
+        self._news.set()
         if entry.phase is Phase.NEW:
             known = entry.uid in self._held_back or not self._examiner.is_due(entry.uid)
             matters = entry.stop or not known
         else:
-            matters = (entry.phase in HOLDING_PHASES) != (entry.uid in self._ledger.places.uids)
+            holds = entry.phase in HOLDING_PHASES
+            matters = holds != (entry.uid in self._ledger.places.uids) or self._acceptance.awaits(entry.uid)
         if matters:
             self._changed.set()
 
@@ -171,7 +204,7 @@ class _Term:
         """Admit whoever may be admitted; return after how many seconds to look again at the latest."""
         self._tools.check_leading()
         entries = self._index.entries()
-        self._show(entries)
+        await self._acceptance.find_out(entries)
         waiting = [entry for entry in entries if entry.managed and entry.phase is Phase.NEW]
         uids = {entry.uid for entry in waiting}
         self._examiner.retain(uids)
@@ -182,13 +215,16 @@ class _Term:
         places = self._settle(entries)
         reserved, places = await self._examine_reserved(waiting, places)
         line = [entry for entry in waiting if entry.uid not in places]
-        picks, left = await self._pick(line, free_places(places, self._rules.queue_length()))
+        picks, left = await self._pick(line, free_places(places, self._rules.queue_length))
         if picks or reserved or places != self._ledger.places.uids:
             turn = picks[-1].entry.queue if picks else self._ledger.places.turn
             await self._ledger.write(Places(places | {look.entry.uid for look in picks}, turn))
-            await self._accept_all([*reserved, *picks], count_accepted(entries))
+            looks = [*reserved, *picks]
+            for look in looks:
+                self._examiner.put_off(look.entry.uid)
+            await self._acceptance.accept(looks, count_accepted(entries))
         picked = {look.entry.uid for look in picks}
-        left = await self._tell_held_back([entry for entry in line if entry.uid not in picked], left)
+        left = await self._tell_held_back([entry for entry in line if entry.uid not in picked], min(left, _TOLD_A_PASS))
         if left <= 0:
             return 0.0
         return min(_BUSY_SECONDS if waiting else _IDLE_SECONDS, self._examiner.seconds_to_next())
@@ -201,7 +237,7 @@ class _Term:
         looks = await self._examine(due)
         released = set()
         for look in looks:
-            if not look.ready and await self._guarded(look.entry, self._fence(look)):
+            if not look.ready and await attempt(look.entry, self._fence(look)):
                 released.add(look.entry.uid)
         return [look for look in looks if look.ready], places - released
 
@@ -225,11 +261,11 @@ class _Term:
 
     def _in_order(self, line: Iterable[Entry]) -> Iterable[Entry]:
         due = (entry for entry in line if self._examiner.is_due(entry.uid))
-        return round_robin(due, after=self._ledger.places.turn)
+        return in_order(due, after=self._ledger.places.turn, first=self._rules.first)
 
     async def _tell_held_back(self, line: Sequence[Entry], left: int) -> int:
         """Look once at each load that has to wait for a place, and tell it so."""
-        limit = self._rules.queue_length()
+        limit = self._rules.queue_length
         # One that a former leader told need not be told again.
         self._held_back |= {entry.uid for entry in line if entry.message.startswith(HELD_BACK)}
         if limit is None or left <= 0 or all(entry.uid in self._held_back for entry in line):
@@ -242,74 +278,19 @@ class _Term:
             if look.ready:
                 self._held_back.add(look.entry.uid)
                 told = self._examiner.hold_back(look, limit=limit, position=positions[look.entry.uid])
-                await self._guarded(look.entry, told)
+                await attempt(look.entry, told)
         return left - len(news)
-
-    async def _accept_all(self, looks: Sequence[Look], accepted: Counter[str]) -> None:
-        """Accept one after the other, in order; what goes wrong keeps its place and is looked at again."""
-        done: list[tuple[Load, str]] = []
-        for look in looks:
-            agents = self._agents.nodes()
-            label = label_value(look.node) if look.node else choose_node(agents, accepted)
-            self._examiner.put_off(look.entry.uid)
-            if label is None or label not in agents:
-                continue
-            stored = await self._guarded(look.entry, self._accept(look, agents[label]))
-            if stored is not None:
-                accepted[label] += 1
-                done.append((stored, agents[label]))
-        for stored, _ in done:
-            self._on_accepted(stored)
-        await work_in_parallel(done, self._tell_accepted, at_a_time=_LOOKS_AT_A_TIME, name="accepted")
-
-    async def _tell_accepted(self, accepted: tuple[Load, str]) -> None:
-        load, node = accepted
-        await self._tools.story.tell(load, "Accepted", f"the agent of node {node} is to do it")
-
-    async def _accept(self, look: Look, node: str) -> Load:
-        """Accept one load by the version that was read before its place was reserved."""
-        self._tools.check_leading()
-        kind, meta = look.kind, look.cr.metadata
-        change = Change(
-            status={"acceptedByNode": node},
-            labels={NODE_LABEL: label_value(node)},
-            annotations={ACCEPT_FENCE_ANNOTATION: None} if ACCEPT_FENCE_ANNOTATION in meta.annotations else {},
-            finalizers=list(dict.fromkeys([*meta.finalizers, kind.finalizer])),
-        )
-        async with asyncio.timeout(_ACCEPT_SECONDS):
-            return await self._tools.status.move(kind, look.cr, Phase.ACCEPTED, change, again=False)
 
     async def _examine(self, entries: Sequence[Entry]) -> list[Look]:
         """Look at some loads, several at a time; return those that can be spoken about, in order."""
 
         async def look_at(entry: Entry) -> Look | None:
-            return await self._guarded(entry, self._examiner.examine(entry))
+            return await attempt(entry, self._examiner.examine(entry))
 
         looks = await work_in_parallel(entries, look_at, at_a_time=_LOOKS_AT_A_TIME, name="look at a load")
         found = [look for look in looks if look is not None]
         self._held_back -= {look.entry.uid for look in found if not look.ready}
         return found
-
-    async def _guarded(self, entry: Entry, step: Awaitable[_R]) -> _R | None:
-        """Return what `step` returns; None, once logged, where it went wrong.
-
-        One load that cannot be handled must not hold up the others.
-        """
-        told = fields(kind=entry.kind, namespace=entry.namespace, name=entry.name, uid=entry.uid)
-        try:
-            return await step
-        except ConflictError as e:
-            _log.debug("looked at again: %s", e, extra=told)
-        except (AgentError, TimeoutError) as e:
-            _log.warning("looked at again: %s", str(e) or "no answer in time", extra=told)
-        return None
-
-    def _show(self, entries: Iterable[Entry]) -> None:
-        counts = Counter((entry.kind, entry.phase) for entry in entries if entry.managed)
-        for kind in self._rules.kinds:
-            for phase in Phase:
-                if not phase.final:
-                    self._tools.metrics.queue_length(kind.name, str(phase), counts[(kind.name, phase)])
 
 
 def _head(looks: Iterable[Look | None]) -> list[Look]:

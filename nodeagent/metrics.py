@@ -4,6 +4,7 @@ Knows the names: the peer's, so that dashboards keep working, and ours beside th
 know when anything happens; whoever does calls a hook. No type of the metrics library leaks.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import (
@@ -56,6 +57,8 @@ class Metrics:
         self._sent = self._counter("sent_bytes", "Bytes that went to the bucket", "kind")
         self._rate = self._gauge("rate_bytes_per_second", "How fast a running load moves data now", "kind", "uid")
         self._queue = self._gauge("queue_length", "Loads that are not final, by kind and state", "kind", "state")
+        self._position = self._gauge("queue_position", "Position of the loads next in line", "kind", "name")
+        self._in_line: set[tuple[str, str]] = set()
         self._slots = self._gauge("slots", "Loads that may move data on this node at a time", "state")
         self._config_valid = self._gauge("config_valid", "1 if the configuration is in force as it is written")
         self._config_info = self._gauge("config_info", "The configuration in force, by its hash", "hash")
@@ -134,6 +137,14 @@ class Metrics:
     def queue_length(self, kind: str, state: str, n: int) -> None:
         """Show how many loads of a kind are in a state."""
         self._queue.labels(self._node, kind, state).set(n)
+
+    def queue_positions(self, positions: Mapping[tuple[str, str], int]) -> None:
+        """Show the positions in line of these loads, by kind and name, and of no others any more."""
+        for kind, name in self._in_line - positions.keys():
+            self._position.remove(self._node, kind, name)
+        for (kind, name), position in positions.items():
+            self._position.labels(self._node, kind, name).set(position)
+        self._in_line = set(positions)
 
     def waited(self, kind: str, seconds: float) -> None:
         """Note how long a load waited until its data began to move."""

@@ -18,8 +18,8 @@ from core.logs import fields
 from core.models.loads import Load
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL, label_value
 from core.models.phases import Phase
-from nodeagent.admission import DispatchRules, DispatchTools
 from nodeagent.admission_order import choose_node, count_accepted
+from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.faults import Faults
 from nodeagent.kinds.base import Kind
 from nodeagent.live_agents import LiveAgents

@@ -87,6 +87,10 @@ class Reconciler:
             self._wake_next()
             await self._queue.run(self._handle)
 
+    def slots_changed(self) -> None:
+        """Look who is next in line: the number of slots has changed."""
+        self._wake_next()
+
     def not_synced(self) -> list[str]:
         """Return which collections were not read yet, in words."""
         waiting = [f"{name}s" for name, informer in self._loads.items() if not informer.synced.is_set()]

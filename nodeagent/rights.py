@@ -97,7 +97,12 @@ RIGHTS: Final = (
         _OWN, kube.DAEMON_SETS, ("get",), "what mover pods inherit", names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)
     ),
     Right(_OWN, kube.DEPLOYMENTS, ("list",), "whether a Velero server runs here"),
-    Right(_ALL, kube.PODS, ("get",), "the pods whose volumes are moved: are they there, do they wait, on which node"),
+    Right(
+        _ALL,
+        kube.PODS,
+        ("get", "list", "watch"),
+        "the pods whose volumes are moved: are they there, do they wait, on which node",
+    ),
     Right(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "source and target claims of the workloads"),
     Right(_ALL, kube.VOLUME_SNAPSHOTS, ("get", "delete"), "the snapshots to back up, which a backup takes over"),
     Right(
@@ -113,7 +118,12 @@ RIGHTS: Final = (
         "bind a restored volume to its claim; remove the temporary ones",
     ),
     Right(_ALL, kube.STORAGE_CLASSES, ("get",), "when the volumes of a class are bound"),
-    Right(_ALL, kube.NODES, ("get",), "for which operating system the nodes of a volume are"),
+    Right(
+        _ALL,
+        kube.NODES,
+        ("get", "list", "watch"),
+        "for which operating system the nodes of a volume are; the labels by which perNodeConfig gives them numbers",
+    ),
     Right(
         _ALL,
         kube.VOLUME_ATTACHMENTS,

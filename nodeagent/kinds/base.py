@@ -52,7 +52,8 @@ class Admission:
     `reason` is one CamelCase word, `message` a sentence for the custom resource's reader.
     `node` names the only node that can do it, empty where any can. `patient` says that the
     wait may last until somebody cancels: it never runs into the prepare timeout. `trouble` says
-    that no good run waits for this.
+    that no good run waits for this. `pod` is the namespace and name of the pod that is waited
+    for, if that is all.
     """
 
     verdict: Verdict
@@ -61,6 +62,7 @@ class Admission:
     node: str = ""
     patient: bool = False
     trouble: bool = False
+    pod: tuple[str, str] | None = None
 
 
 READY: Final = Admission(Verdict.READY)
@@ -122,6 +124,16 @@ class Kind(Protocol):
     @property
     def status_fields(self) -> frozenset[str]:
         """The API names of the status fields that the kind's CRD has."""
+        ...
+
+    @property
+    def restores(self) -> bool:
+        """Whether its data comes out of the repository, and does not go into it."""
+        ...
+
+    @property
+    def datamovers(self) -> frozenset[str]:
+        """What custom resources call this data mover; empty is a name too."""
         ...
 
     @property

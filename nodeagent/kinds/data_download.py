@@ -50,6 +50,7 @@ class DataDownloadKind:
     resource: ClassVar[Resource] = DATA_DOWNLOADS
     finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
     pod_label: ClassVar[str] = DATA_DOWNLOAD_LABEL
+    restores: ClassVar[bool] = True
     bound_to_node: ClassVar[bool] = False
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"acceptedByNode", "node"}
 

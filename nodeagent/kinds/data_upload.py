@@ -43,6 +43,7 @@ class DataUploadKind:
     resource: ClassVar[Resource] = DATA_UPLOADS
     finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
     pod_label: ClassVar[str] = DATA_UPLOAD_LABEL
+    restores: ClassVar[bool] = False
     bound_to_node: ClassVar[bool] = False
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {
         "acceptedByNode",

@@ -40,6 +40,7 @@ class PodVolumeKind:
     datamovers: frozenset[str]
 
     verb: ClassVar[MoverVerb]
+    restores: ClassVar[bool]
     finalizer: ClassVar[str] = POD_VOLUME_FINALIZER
     bound_to_node: ClassVar[bool] = True
 
@@ -84,7 +85,14 @@ class PodVolumeKind:
             return Admission(Verdict.FAILS, "VolumeRefused", str(e))
         if isinstance(located, Waiting):
             # The pod's image may take its time, or its turn among many.
-            return Admission(Verdict.WAITS, located.reason, located.message, patient=True, trouble=located.trouble)
+            return Admission(
+                Verdict.WAITS,
+                located.reason,
+                located.message,
+                patient=True,
+                trouble=located.trouble,
+                pod=(cr.spec.pod.namespace, cr.spec.pod.name),
+            )
         return located
 
     def _request(self, cr: Load) -> PodVolumeRequest:

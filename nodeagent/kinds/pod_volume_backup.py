@@ -30,6 +30,7 @@ class PodVolumeBackupKind(PodVolumeKind):
     resource: ClassVar[Resource] = POD_VOLUME_BACKUPS
     pod_label: ClassVar[str] = POD_VOLUME_BACKUP_LABEL
     verb: ClassVar[MoverVerb] = MoverVerb.BACKUP
+    restores: ClassVar[bool] = False
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"path", "snapshotID", "incrementalBytes"}
 
     def parse(self, raw: JsonDict) -> Load:

@@ -29,6 +29,7 @@ class PodVolumeRestoreKind(PodVolumeKind):
     resource: ClassVar[Resource] = POD_VOLUME_RESTORES
     pod_label: ClassVar[str] = POD_VOLUME_RESTORE_LABEL
     verb: ClassVar[MoverVerb] = MoverVerb.RESTORE
+    restores: ClassVar[bool] = True
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"node"}
 
     def parse(self, raw: JsonDict) -> Load:

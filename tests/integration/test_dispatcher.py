@@ -18,7 +18,8 @@ from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, LEASES, PODS
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
-from nodeagent.admission import DispatchRules, DispatchTools
+from nodeagent.config import LoadConcurrency
+from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
 from nodeagent.lease import LeaderElection
 from nodeagent.metrics import Metrics
@@ -52,7 +53,7 @@ async def agent(client: KubeClient, namespace: str, name: str) -> AsyncIterator[
     election = LeaderElection(client, CLOCK, namespace=namespace, identity=name, duration=timedelta(seconds=6))
     story = Story(EventRecorder(client, CLOCK, component="node-agent", host=name))
     tools = DispatchTools(client, CLOCK, StatusWriter(client, CLOCK), story, Metrics(name), election.check)
-    rules = DispatchRules(namespace, [ScriptedKind()], lambda: 2)
+    rules = DispatchRules(namespace, [ScriptedKind()], lambda: LoadConcurrency(prepare_queue_length=2))
     dispatcher = Dispatcher(tools, rules, on_accepted=lambda _: None)
     task = asyncio.create_task(election.run(dispatcher.run), name=name)
     try:

@@ -13,54 +13,94 @@ from typing import ClassVar
 
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
-from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, EVENTS, Resource
+from core.kube.resources import (
+    CONFIG_MAPS,
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    EVENTS,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
+    Resource,
+)
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
-from core.models.loads import DataUpload, Load
+from core.models.loads import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
 from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
 from exposer.model import Exposed, Guard, Waiting
-from nodeagent.admission import DispatchRules, DispatchTools
+from nodeagent.config import LoadConcurrency
+from nodeagent.config_models import NodeRule
+from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission
 from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
 from nodeagent.status import StatusWriter
 from nodeagent.story import Story
-from tests.nodeagent.loads import NAMESPACE, data_upload
+from tests.nodeagent.loads import NAMESPACE, data_download, data_upload, pod_volume_backup, pod_volume_restore
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["Gate", "Scene", "ScriptedKind", "agent_pod", "most_held", "open_scene"]
+__all__ = ["RESOURCES", "Gate", "Scene", "ScriptedKind", "agent_pod", "most_held", "open_scene"]
+
+
+RESOURCES: Mapping[type[Load], Resource] = {
+    DataUpload: DATA_UPLOADS,
+    DataDownload: DATA_DOWNLOADS,
+    PodVolumeBackup: POD_VOLUME_BACKUPS,
+    PodVolumeRestore: POD_VOLUME_RESTORES,
+}
+_BUILDERS = {
+    DataUpload: data_upload,
+    DataDownload: data_download,
+    PodVolumeBackup: pod_volume_backup,
+    PodVolumeRestore: pod_volume_restore,
+}
 
 
 @dataclass(frozen=True)
 class ScriptedKind:
-    """DataUploads whose admission a test decides, by name; READY unless it says otherwise.
+    """Loads of one kind whose admission a test decides, by name; READY unless it says otherwise.
 
     `checked` and `cleaned` are the names asked for, in order. `nodes` are what loads are bound to.
     """
 
+    model: type[Load] = DataUpload
     answers: dict[str, Admission] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
     nodes: dict[str, str] = field(default_factory=dict)
     bound_to_node: bool = False
+    datamovers: frozenset[str] = frozenset({"", "velero"})
 
-    name: ClassVar[str] = "DataUpload"
-    resource: ClassVar[Resource] = DATA_UPLOADS
     finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
     pod_label: ClassVar[str] = DATA_UPLOAD_LABEL
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"acceptedByNode", "node"}
 
+    @property
+    def name(self) -> str:
+        return self.model.kind_name
+
+    @property
+    def resource(self) -> Resource:
+        return RESOURCES[self.model]
+
+    @property
+    def restores(self) -> bool:
+        return self.model in {DataDownload, PodVolumeRestore}
+
     def parse(self, raw: JsonDict) -> Load:
-        return DataUpload.parse(raw)
+        return self.model.parse(raw)
 
     def managed(self, cr: Load) -> bool:
-        return isinstance(cr, DataUpload) and cr.spec.datamover in {"", "velero"}
+        return getattr(cr.spec, "datamover", "") in self.datamovers
 
     def queue_namespace(self, cr: Load) -> str:
-        return cr.repository_namespace
+        if isinstance(cr, DataUpload):
+            return cr.spec.source_namespace
+        if isinstance(cr, DataDownload):
+            return cr.spec.target_volume.namespace
+        return cr.spec.pod.namespace if isinstance(cr, PodVolumeBackup | PodVolumeRestore) else ""
 
     async def check_admission(self, cr: Load) -> Admission:
         self.checked.append(cr.name)
@@ -126,16 +166,33 @@ class Scene:
     kind: ScriptedKind = field(default_factory=ScriptedKind)
     limit: int | None = 2
     accepted: list[str] = field(default_factory=list)
+    others: list[ScriptedKind] = field(default_factory=list)
+    restores_first: bool = False
+    per_node: tuple[NodeRule, ...] = ()
 
     def add(self, name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object) -> JsonDict:
+        """Store a DataUpload; `queue` is the namespace of its volume."""
+        return self.add_kind(DataUpload, name, queue=queue, status=status, **meta)
+
+    def add_kind(
+        self, model: type[Load], name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object
+    ) -> JsonDict:
         """Store a load; `queue` is the namespace of its volume."""
-        load = data_upload(name, status=status)
+        load = _BUILDERS[model](name, status=status)
         load["metadata"] |= {"creationTimestamp": "2026-11-21T12:00:00Z"} | meta
-        load["spec"]["sourceNamespace"] = queue
+        spec = load["spec"]
+        spec["sourceNamespace"] = queue
+        for part in ("pod", "targetVolume"):
+            if part in spec:
+                spec[part]["namespace"] = queue
         return self.kube.put(load)
 
+    def loads(self) -> list[JsonDict]:
+        """Return the loads of all kinds."""
+        return [load for resource in RESOURCES.values() for load in self.kube.objects(resource)]
+
     def load(self, name: str) -> JsonDict:
-        return next(load for load in self.kube.objects(DATA_UPLOADS) if load["metadata"]["name"] == name)
+        return next(load for load in self.loads() if load["metadata"]["name"] == name)
 
     def phase(self, name: str) -> str:
         return str((self.load(name).get("status") or {}).get("phase", ""))
@@ -144,7 +201,7 @@ class Scene:
         return str((self.load(name).get("status") or {}).get("message", ""))
 
     def phases(self) -> Mapping[str, str]:
-        names = [load["metadata"]["name"] for load in self.kube.objects(DATA_UPLOADS)]
+        names = [load["metadata"]["name"] for load in self.loads()]
         return {name: self.phase(name) for name in names}
 
     def set_status(self, name: str, **status: object) -> None:
@@ -175,8 +232,13 @@ class Scene:
             metrics=Metrics("node-a"),
             check_leading=check_leading,
         )
-        rules = DispatchRules(NAMESPACE, [self.kind], lambda: self.limit, timedelta(minutes=30))
+        rules = DispatchRules(NAMESPACE, [self.kind, *self.others], self._concurrency, timedelta(minutes=30))
         return Dispatcher(tools, rules, on_accepted=lambda cr: self.accepted.append(cr.name))
+
+    def _concurrency(self) -> LoadConcurrency:
+        return LoadConcurrency(
+            prepare_queue_length=self.limit, restores_first=self.restores_first, per_node_config=self.per_node
+        )
 
     @asynccontextmanager
     async def dispatching(self, dispatcher: Dispatcher | None = None) -> AsyncIterator[Dispatcher]:
@@ -221,7 +283,7 @@ def most_held(kube: FakeKube) -> int:
     holding: set[str] = set()
     most = 0
     for happening in kube._store.history:
-        if happening.resource == DATA_UPLOADS:
+        if happening.resource in RESOURCES.values():
             obj = happening.after or happening.before or {}
             phase = (happening.after or {}).get("status", {}).get("phase", "")
             (holding.add if phase in {"Accepted", "Prepared"} else holding.discard)(obj["metadata"]["uid"])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.models.phases import Phase
-from nodeagent.admission_order import choose_node, count_accepted, round_robin
+from nodeagent.admission_order import choose_node, count_accepted, in_order, round_robin
 from nodeagent.load_index import Entry
 
 
@@ -74,3 +74,16 @@ def test_the_agent_with_the_fewest_accepted_loads_is_chosen() -> None:
     assert choose_node(agents, accepted) == "node-c"
     assert choose_node({"node-a": "node-a", "node-b": "node-b"}, accepted) == "node-b"
     assert choose_node({}, accepted) is None
+
+
+def test_what_goes_first_has_an_order_of_its_own() -> None:
+    waiting = [
+        entry("u-b", "b"),
+        entry("d-b", "b", kind="DataDownload"),
+        entry("d-a", "a", kind="DataDownload"),
+        entry("p-a", "a", kind="PodVolumeRestore"),
+        entry("u-a", "a"),
+    ]
+    restores = frozenset({"DataDownload", "PodVolumeRestore"})
+    assert [e.name for e in in_order(waiting, after="a", first=restores)] == ["d-b", "d-a", "p-a", "u-b", "u-a"]
+    assert [e.name for e in in_order(waiting, after="a")] == ["d-b", "d-a", "u-b", "p-a", "u-a"]

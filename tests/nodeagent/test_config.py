@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ConfigError
-from nodeagent.config import NOT_YET_IN_FORCE, AgentConfig, LoadConcurrency, parse_config
+from nodeagent.config import AgentConfig, LoadConcurrency, parse_config
 from nodeagent.config_models import LabelSelector
 
 
@@ -261,11 +261,10 @@ _SAMPLES: dict[str, object] = {
 
 
 @pytest.mark.parametrize("path", _SAMPLES)
-def test_a_known_key_is_told_only_where_it_has_no_effect_yet(path: str) -> None:
+def test_a_known_key_is_nothing_to_warn_of(path: str) -> None:
     section, dot, key = path.rpartition(".")
     document = {section: {key: _SAMPLES[path]}} if dot else {path: _SAMPLES[path]}
-    told = f"{path}: not yet in force in this version; it changes nothing"
-    assert parse_config(json.dumps(document)).warnings == ([told] if path in NOT_YET_IN_FORCE else [])
+    assert parse_config(json.dumps(document)).warnings == []
 
 
 _NOTES = [

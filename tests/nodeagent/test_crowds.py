@@ -21,23 +21,23 @@ def ready(node: str = "node-a") -> Admission:
     return Admission(Verdict.READY, node=node)
 
 
-def crowds(*accepted: str, slots: int = 1) -> NodeCrowds:
+def crowds(*accepted: str) -> NodeCrowds:
     """Crowds that have counted one Accepted load for each node in `accepted`."""
-    found = NodeCrowds(frozenset({"DataUpload"}), slots=slots)
+    found = NodeCrowds(frozenset({"DataUpload"}))
     found.count([entry(f"on-{i}", phase=Phase.ACCEPTED, node_label=node) for i, node in enumerate(accepted)])
     return found
 
 
 @pytest.mark.parametrize(("slots", "most"), [(1, 3), (2, 5)])
 def test_a_node_takes_as_many_as_its_slots_say(slots: int, most: int) -> None:
-    found = crowds(slots=slots)
-    verdicts = [found.admit(entry(f"pvb-{i}"), ready()).verdict for i in range(most + 1)]
+    found = crowds()
+    verdicts = [found.admit(entry(f"pvb-{i}"), ready(), slots=slots).verdict for i in range(most + 1)]
     assert verdicts == [Verdict.READY] * most + [Verdict.WAITS]
-    assert found.admit(entry("elsewhere"), ready("node-b")).verdict is Verdict.READY
+    assert found.admit(entry("elsewhere"), ready("node-b"), slots=1).verdict is Verdict.READY
 
 
 def test_what_holds_a_load_back_is_told_and_waited_for_without_end() -> None:
-    answer = crowds(*["node-a"] * MOST).admit(entry("pvb"), ready())
+    answer = crowds(*["node-a"] * MOST).admit(entry("pvb"), ready(), slots=1)
     assert answer == Admission(
         Verdict.WAITS, "NodeBusy", "node node-a has 3 pod volumes on their way already", patient=True
     )
@@ -45,21 +45,21 @@ def test_what_holds_a_load_back_is_told_and_waited_for_without_end() -> None:
 
 def test_a_load_that_is_looked_at_again_takes_no_second_place() -> None:
     found = crowds("node-a", "node-a")
-    assert [found.admit(entry("pvb"), ready()).verdict for _ in range(2)] == [Verdict.READY] * 2
+    assert [found.admit(entry("pvb"), ready(), slots=1).verdict for _ in range(2)] == [Verdict.READY] * 2
 
 
 def test_other_kinds_and_other_answers_are_left_alone() -> None:
-    found = NodeCrowds(frozenset({"Other"}), slots=0)
-    assert found.admit(entry("du"), ready()) == ready()
+    found = NodeCrowds(frozenset({"Other"}))
+    assert found.admit(entry("du"), ready(), slots=1) == ready()
     failing = Admission(Verdict.FAILS, "R", "m")
-    assert crowds(*["node-a"] * MOST).admit(entry("pvb"), failing) is failing
+    assert crowds(*["node-a"] * MOST).admit(entry("pvb"), failing, slots=1) is failing
 
 
 def test_the_first_in_line_are_woken_and_whoever_is_to_end() -> None:
     found = crowds(*["node-a"] * MOST)
     names = ("c", "a", "b", "stopped")
     for name in names:
-        found.admit(entry(name), ready())
+        found.admit(entry(name), ready(), slots=1)
     on_the_way = [entry(f"on-{i}", phase=Phase.PREPARED, node_label="node-a") for i in range(MOST - 1)]
 
     woken = found.count([*on_the_way, *(entry(name) for name in names[:3]), entry("stopped", stop=True)])

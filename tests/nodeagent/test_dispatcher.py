@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+from core.models.loads import DataDownload
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL
 from nodeagent.kinds.base import Admission, Verdict
-from tests.nodeagent.dispatching import agent_pod, most_held, open_scene
+from tests.nodeagent.dispatching import ScriptedKind, agent_pod, most_held, open_scene
 
 pytestmark = pytest.mark.looptime
 
@@ -86,6 +87,28 @@ async def test_a_load_that_only_the_queue_holds_back_is_told_so_once() -> None:
         await scene.until(lambda: scene.ledger() == {"uid-of-du-2"})
     assert scene.message("du-2") == ""
     assert scene.load("du-3")["metadata"]["resourceVersion"] == version
+
+
+async def test_restores_go_first_only_where_that_is_asked_for() -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.restores_first = True
+    scene.others.append(ScriptedKind(DataDownload))
+    scene.add("a1", queue="a")
+    scene.add("b1", queue="b")
+    for name, queue in (("a-restore", "a"), ("c-restore", "c")):
+        scene.add_kind(DataDownload, name, queue=queue)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.accepted == ["a-restore"])
+        scene.set_status("a-restore", phase="InProgress")
+        await scene.until(lambda: scene.accepted == ["a-restore", "c-restore"])
+        scene.restores_first = False
+        scene.set_status("c-restore", phase="InProgress")
+        await scene.until(lambda: len(scene.accepted) == 3)
+        scene.add_kind(DataDownload, "b-restore", queue="b")
+        scene.set_status("a1", phase="InProgress")
+        await scene.until(lambda: len(scene.accepted) == 4)
+    # Both were made in the same second: by name.
+    assert scene.accepted[2:] == ["a1", "b-restore"]
 
 
 async def test_a_load_that_waits_takes_no_place_and_says_why_once() -> None:

@@ -7,9 +7,10 @@ from typing import Literal
 import pytest
 
 from core.kube.transport import Request
+from core.models.loads import DataUpload
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL
 from nodeagent.kinds.base import Admission, Verdict
-from tests.nodeagent.dispatching import Gate, Scene, most_held, open_scene
+from tests.nodeagent.dispatching import RESOURCES, Gate, Scene, ScriptedKind, most_held, open_scene
 
 pytestmark = pytest.mark.looptime
 
@@ -86,6 +87,9 @@ async def test_an_accept_that_got_no_answer_is_looked_at_again(what: Fault) -> N
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du-1") == "Accepted")
         await asyncio.sleep(10)
+        # Whether an answer came or not, the load is told of once.
+        assert scene.accepted == ["du-1"]
+        assert scene.reasons("du-1") == ["Accepted"]
         assert scene.ledger() == {"uid-of-du-1"}
         scene.set_status("du-1", phase="InProgress")
         await scene.until(lambda: scene.phase("du-2") == "Accepted")
@@ -152,14 +156,15 @@ async def _carry(scene: Scene, chance: random.Random) -> None:
 async def test_two_dispatchers_that_both_believe_to_lead_never_exceed_the_limit(seed: int) -> None:
     chance = random.Random(seed)
     scene = open_scene("node-a", "node-b", limit=3)
+    scene.others += [ScriptedKind(model) for model in RESOURCES if model is not DataUpload]
     for number in range(24):
-        scene.add(f"du-{number:02}", queue=f"ns-{number % 4}")
+        scene.add_kind(list(RESOURCES)[number % 4], f"load-{number:02}", queue=f"ns-{number % 3}")
     carrying = asyncio.create_task(_carry(scene, chance))
     faults: list[Fault] = ["lost", "lost-applied", 409, 500]
     async with scene.dispatching(), scene.dispatching():
         for _ in range(15):
             await asyncio.sleep(chance.uniform(0, 4))
-            part = chance.choice(["datauploads", "configmaps"])
+            part = chance.choice(["datauploads", "podvolume", "configmaps"])
             scene.kube.fail_next("PATCH", part, chance.choice(faults), times=chance.randint(1, 6))
         await scene.until(lambda: set(scene.phases().values()) == {"Completed"}, seconds=900)
     carrying.cancel()

@@ -1,0 +1,32 @@
+"""One step on one load, whose failure holds up no other load.
+
+Knows what is said about a step that went wrong. Does not know the step; whoever takes it looks
+at the load again.
+"""
+
+import logging
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from core.errors import AgentError
+from core.kube.errors import ConflictError
+from core.logs import fields
+from nodeagent.load_index import Entry
+
+__all__ = ["attempt"]
+
+_log = logging.getLogger(__name__)
+
+_R = TypeVar("_R")
+
+
+async def attempt(entry: Entry, step: Awaitable[_R]) -> _R | None:
+    """Return what `step`, which is about the load of `entry`, returns; None where it went wrong."""
+    told = fields(kind=entry.kind, namespace=entry.namespace, name=entry.name, uid=entry.uid)
+    try:
+        return await step
+    except ConflictError as e:
+        _log.debug("looked at again: %s", e, extra=told)
+    except (AgentError, TimeoutError) as e:
+        _log.warning("looked at again: %s", str(e) or "no answer in time", extra=told)
+    return None

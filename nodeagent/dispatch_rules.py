@@ -1,0 +1,54 @@
+"""What all parts of the dispatcher share: what they work with, and what they go by.
+
+Knows no rule itself; the configuration in force comes by a callable.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from core.clock import Clock
+from core.kube.client import KubeClient
+from nodeagent.config import LoadConcurrency
+from nodeagent.kinds.base import Kind
+from nodeagent.metrics import Metrics
+from nodeagent.status import StatusWriter
+from nodeagent.story import Story
+
+__all__ = ["DispatchRules", "DispatchTools"]
+
+
+@dataclass(frozen=True)
+class DispatchTools:
+    """What the dispatcher works with; `check_leading` raises unless it may write now."""
+
+    client: KubeClient
+    clock: Clock
+    status: StatusWriter
+    story: Story
+    metrics: Metrics
+    check_leading: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class DispatchRules:
+    """What the dispatcher goes by.
+
+    `concurrency` returns the `loadConcurrency` in force.
+    """
+
+    namespace: str
+    kinds: Sequence[Kind]
+    concurrency: Callable[[], LoadConcurrency]
+    prepare_timeout: timedelta = timedelta(minutes=30)
+
+    @property
+    def queue_length(self) -> int | None:
+        """The `prepareQueueLength` in force, None where there is no limit."""
+        return self.concurrency().prepare_queue_length
+
+    @property
+    def first(self) -> frozenset[str]:
+        """The kinds whose loads go before all others."""
+        kinds = self.kinds if self.concurrency().restores_first else ()
+        return frozenset(kind.name for kind in kinds if kind.restores)

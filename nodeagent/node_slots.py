@@ -1,0 +1,147 @@
+"""How many loads a node may move data of at a time.
+
+Knows how `loadConcurrency` and a node's labels make one number, and where the labels of this
+and of other nodes come from. Does not know the loads (`nodeagent.concurrency`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from core.clock import Clock
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError
+from core.kube.resources import NODES
+from core.models.base import JsonDict
+from nodeagent.config import LoadConcurrency
+from nodeagent.informer import Informer
+
+__all__ = ["NodeSlots", "OwnSlots", "resolve_slots"]
+
+_log = logging.getLogger(__name__)
+
+_FRESH_SECONDS: Final = 60.0
+"""How long another node's labels count as known: they only decide how long its line may be."""
+
+_REFUSED_PAUSE_SECONDS: Final = 60.0
+
+
+def resolve_slots(labels: Mapping[str, str], concurrency: LoadConcurrency) -> int:
+    """Return the number of the rule that selects a node with `labels`, the smallest of several.
+
+    Where none does, `globalConfig` counts.
+    Source: Velero v1.18, pkg/nodeagent and pkg/cmd/cli/nodeagent/server.go.
+    """
+    numbers = [rule.number for rule in concurrency.per_node_config if rule.node_selector.matches(labels)]
+    return min(numbers, default=concurrency.global_config)
+
+
+class NodeSlots:
+    """The numbers of all nodes, for the dispatcher, who asks for few of them."""
+
+    def __init__(self, client: KubeClient, clock: Clock, concurrency: Callable[[], LoadConcurrency]) -> None:
+        """Read nodes through `client`; `concurrency` returns what is in force."""
+        self._client = client
+        self._clock = clock
+        self._concurrency = concurrency
+        self._labels: dict[str, tuple[float, Mapping[str, str]]] = {}
+
+    async def of(self, node: str) -> int:
+        """Return how many loads `node` may move data of at a time.
+
+        Raises:
+            KubeError: its labels could not be read.
+        """
+        concurrency = self._concurrency()
+        if not concurrency.per_node_config:
+            return concurrency.global_config
+        return resolve_slots(await self._read_labels(node), concurrency)
+
+    async def _read_labels(self, node: str) -> Mapping[str, str]:
+        now = self._clock.monotonic()
+        read_at, labels = self._labels.get(node, (-_FRESH_SECONDS, {}))
+        if now - read_at >= _FRESH_SECONDS:
+            labels = _labels_of(await self._client.read(NODES, "", node))
+            self._labels[node] = (now, labels)
+        return labels
+
+
+class OwnSlots:
+    """The number of the agent's own node, which follows its labels and the configuration."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        clock: Clock,
+        node: str,
+        *,
+        concurrency: Callable[[], LoadConcurrency],
+        on_number: Callable[[int], None],
+    ) -> None:
+        """Follow `node` while `run` goes on.
+
+        Args:
+            client: how the node is read; it is not while no rule asks for its labels.
+            clock: what pauses are measured on.
+            node: the node's name.
+            concurrency: returns the configuration in force; call `refresh` when it changed.
+            on_number: is called with the node's number whenever it may have changed.
+        """
+        self._clock = clock
+        self._node = node
+        self._concurrency = concurrency
+        self._on_number = on_number
+        self._changed = asyncio.Event()
+        selection = Selection(NODES, field_selector=f"metadata.name={node}")
+        # The last known labels stand while a node is away: it comes back with them, or not at all.
+        self._labels: Mapping[str, str] = {}
+        self._informer = Informer(client, selection, clock=clock, trim=_trim, on_change=self._on_node)
+
+    async def run(self) -> None:
+        """Follow the node until canceled; where that is refused, its labels count as none."""
+        while not self._concurrency().per_node_config:
+            await self._changed.wait()
+            self._changed.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(), name="labels of the node")
+            await self._informer.synced.wait()
+            # A change that the first list told was not yet the whole list.
+            self.refresh()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._informer.run()
+            except KubeError as e:
+                _log.warning("the labels of node %s cannot be watched, loadConcurrency goes without: %s", self._node, e)
+                self._informer.synced.set()
+            await self._clock.sleep(_REFUSED_PAUSE_SECONDS)
+
+    async def wait_known(self) -> None:
+        """Return once the number is known: nothing may be started by one that is too high."""
+        if self._concurrency().per_node_config:
+            await self._informer.synced.wait()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Work the number out again."""
+        self._changed.set()
+        concurrency = self._concurrency()
+        if self._informer.synced.is_set() or not concurrency.per_node_config:
+            self._on_number(resolve_slots(self._labels, concurrency))
+
+    def _on_node(self, node: JsonDict) -> None:
+        labels = _labels_of(node)
+        if labels != self._labels:
+            self._labels = labels
+            self.refresh()
+
+
+def _labels_of(node: JsonDict | None) -> Mapping[str, str]:
+    return dict(((node or {}).get("metadata") or {}).get("labels") or {})
+
+
+def _trim(node: JsonDict) -> JsonDict:
+    meta = node["metadata"]
+    return {"metadata": {key: meta[key] for key in ("name", "uid", "resourceVersion", "labels") if key in meta}}
