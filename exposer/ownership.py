@@ -5,6 +5,8 @@ what the objects are for.
 """
 
 import logging
+from dataclasses import replace
+from datetime import datetime
 from typing import Final
 
 from core.errors import ExposeError
@@ -66,8 +68,10 @@ async def remove(client: KubeClient, resource: Resource, obj: JsonDict) -> Waiti
     meta = obj["metadata"]
     namespace, name, uid = meta.get("namespace", ""), meta["name"], meta["uid"]
     waiting = Waiting(CLEANING_UP, f"{place_of(resource, obj)} is being deleted")
-    if meta.get("deletionTimestamp"):
-        return waiting
+    if asked := meta.get("deletionTimestamp"):
+        held = ", ".join(meta.get("finalizers") or [])
+        words = f"{waiting.message}, held by {held}" if held else waiting.message
+        return replace(waiting, message=words, since=datetime.fromisoformat(asked))
     if await client.delete(resource, namespace, name, uid=uid):
         extra = fields(kind=resource.kind, namespace=namespace, name=name, uid=uid)
         _log.info("object is being removed", extra=extra)

@@ -5,7 +5,7 @@ Knows what makes a load ours. Does not know what is exposed, nor what is undone.
 
 from core.kube.client import KubeClient
 from core.models.names import NODE_LABEL
-from core.models.phases import Phase
+from core.models.phases import HOLDING_PHASES
 from exposer.model import Guard, NotOwnerError
 from nodeagent.view import Case, Site
 
@@ -13,7 +13,7 @@ __all__ = ["build_guard"]
 
 
 def build_guard(client: KubeClient, case: Case, site: Site) -> Guard:
-    """Return the check that the load of `case` is Accepted and has the label of `site`."""
+    """Return the check that the load of `case` has not begun and has the label of `site`."""
     kind, cr = case.kind, case.cr
     place = f"{kind.name} {cr.metadata.namespace}/{cr.name}"
 
@@ -23,7 +23,7 @@ def build_guard(client: KubeClient, case: Case, site: Site) -> Guard:
         if now is None or now.uid != cr.uid or now.phase.final:
             raise NotOwnerError(f"{place} ended meanwhile", ended=True)
         ours = now.metadata.labels.get(NODE_LABEL) == site.label
-        if now.phase is not Phase.ACCEPTED or not ours:
+        if now.phase not in HOLDING_PHASES or not ours:
             raise NotOwnerError(f"{place} is another agent's by now, or further on", ended=False)
 
     return guard

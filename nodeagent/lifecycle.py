@@ -8,7 +8,7 @@ of enums and booleans only, so the tests go through all of them.
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from core.models.phases import Phase
+from core.models.phases import HOLDING_PHASES, Phase
 
 __all__ = ["Action", "PodState", "Stop", "View", "decide"]
 
@@ -32,6 +32,9 @@ class PodState(Enum):
     LEAVING = auto()
     """Somebody deletes it, and it has not ended yet."""
     ENDED = auto()
+    """By its own doing."""
+    DISPLACED = auto()
+    """Ended by the cluster: evicted, preempted, refused by the kubelet, deleted, its node lost."""
 
 
 class Action(Enum):
@@ -39,9 +42,11 @@ class Action(Enum):
 
     NOTHING = auto()
     EXPOSE = auto()
-    """Bring the volume one step nearer to a mover pod."""
+    """Bring the volume one step nearer to a mover pod, the first one or another one."""
+    REMAKE = auto()
+    """The mover pod was taken away before its data path was started: say so and make room."""
     TAKE_OVER = auto()
-    """The mover runs here, another agent exposed it: make the load ours, Prepared."""
+    """The mover runs here, another agent exposed it: make the load ours, and Prepared."""
     PREPARE = auto()
     TIME_OUT = auto()
     """Failed: not Prepared in time."""
@@ -70,7 +75,8 @@ class View:
     """All that decides about a load's next step.
 
     `ours`: its node label names this node. `outcome_kept`: the outcome annotation is there.
-    `slot`: it is its turn in the node's concurrency. `late`: the prepare timeout is over.
+    `slot`: it is its turn in the node's concurrency. `late`: the prepare timeout is over, or,
+    after a mover was lost while Prepared, as long a time since then.
     """
 
     phase: Phase
@@ -83,6 +89,7 @@ class View:
 
 
 _STARTED = frozenset({PodState.RUNNING, PodState.ENDED})
+_OVER = frozenset({PodState.ENDED, PodState.DISPLACED})
 
 
 def decide(view: View) -> Action:
@@ -92,10 +99,8 @@ def decide(view: View) -> Action:
     if view.phase.final:
         return Action.CLEAN_UP
     match view.phase:
-        case Phase.ACCEPTED:
-            return _decide_accepted(view)
-        case Phase.PREPARED:
-            return _decide_prepared(view)
+        case Phase.ACCEPTED | Phase.PREPARED:
+            return _decide_before_start(view)
         case Phase.IN_PROGRESS | Phase.CANCELING:
             return _decide_running(view)
     # A New load with our label does not exist by construction: label and phase are one write.
@@ -104,39 +109,35 @@ def decide(view: View) -> Action:
 
 def _decide_foreign(view: View) -> Action:
     """Return the step for a load that another agent, or nobody, works on."""
-    started_here = view.phase is Phase.ACCEPTED and view.pod in _STARTED
-    # Canceling an Accepted load is its exposing agent's, which knows what there is to remove.
+    # A mover that was made anew may have come to another node than the one before it.
+    started_here = view.phase in HOLDING_PHASES and view.pod in _STARTED
+    # Canceling a load before its start is its own agent's, which knows what there is to remove.
     return Action.TAKE_OVER if started_here and view.stop is Stop.NONE else Action.NOTHING
 
 
-def _decide_accepted(view: View) -> Action:
-    """Return the step for a load of ours that is being exposed."""
+def _decide_before_start(view: View) -> Action:
+    """Return the step for a load of ours whose mover is not there yet, or waits for InProgress."""
     if view.stop is not Stop.NONE:
         return Action.CANCEL
     if view.pod in _STARTED:
-        return Action.PREPARE
-    return Action.TIME_OUT if view.late else Action.EXPOSE
+        return Action.PREPARE if view.phase is Phase.ACCEPTED else _decide_prepared(view)
+    if view.late:
+        return Action.TIME_OUT
+    return Action.REMAKE if view.pod is PodState.DISPLACED else Action.EXPOSE
 
 
 def _decide_prepared(view: View) -> Action:
-    """Return the step for a load of ours whose mover waits for InProgress."""
-    if view.stop is not Stop.NONE:
-        return Action.CANCEL
-    match view.pod:
-        case PodState.ABSENT:
-            return Action.LOSE
-        case PodState.ENDED:
-            return Action.GIVE_UP
-        case PodState.RUNNING:
-            return Action.START if view.slot else Action.AWAIT_SLOT
-    return Action.NOTHING
+    """Return the step for a load of ours whose mover has come up once it was Prepared."""
+    if view.pod is PodState.ENDED:
+        return Action.GIVE_UP
+    return Action.START if view.slot else Action.AWAIT_SLOT
 
 
 def _decide_running(view: View) -> Action:
     """Return the step for a load of ours whose mover moves data, or did."""
     if view.outcome_kept:
         return Action.FINISH
-    if view.pod is PodState.ENDED:
+    if view.pod in _OVER:
         return Action.KEEP_OUTCOME
     if view.pod is PodState.ABSENT:
         return Action.LOSE

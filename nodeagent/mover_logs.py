@@ -5,6 +5,7 @@ Knows how much is taken and how each line is marked. Does not know when a pod is
 
 import asyncio
 import logging
+import re
 from typing import Final
 
 from core.kube.client import KubeClient
@@ -13,7 +14,7 @@ from core.logs import bind
 from core.models.base import JsonDict
 from core.models.loads import Load
 
-__all__ = ["MoverLogs"]
+__all__ = ["MoverLogs", "add_log_end"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +28,21 @@ _LINES_AT_A_TIME: Final = 500
 """After so many lines everything else gets its turn."""
 
 _TAIL_LINES: Final = 5
-_TAIL_LIMIT_BYTES: Final = 1024
-"""What of the log reaches a message where the mover left none."""
+_TAIL_LIMIT_CHARACTERS: Final = 1024
+"""What of the log reaches the message of a load that failed."""
+
+_TELLING_CHARACTERS: Final = 12
+"""A shorter part of a message says nothing about which line of a log it repeats."""
+
+_PARTS: Final = re.compile(r"\n|; ")
+
+
+def add_log_end(message: str, tail: str) -> str:
+    """Return `message` with those lines of `tail`, a log's end, that tell more than it does."""
+    told = [part.strip() for part in _PARTS.split(message) if len(part.strip()) >= _TELLING_CHARACTERS]
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    news = [line for line in lines if line not in message and not any(part in line for part in told)]
+    return f"{message}; its log ends: " + "\n".join(news) if news else message
 
 
 class MoverLogs:
@@ -37,20 +51,23 @@ class MoverLogs:
     def __init__(self, client: KubeClient) -> None:
         """Read logs through `client`."""
         self._client = client
-        self._taken: dict[str, str] = {}
+        self._taken: dict[str, tuple[str, str]] = {}
 
     async def take_over(self, cr: Load, pod: JsonDict | None) -> str:
         """Write the log of `pod`, the mover of `cr`, into the agent's log.
 
-        Does nothing where there is no pod, or where its log was taken before. A log that
+        Writes nothing where there is no pod, or where its log was taken before. A log that
         cannot be had is told and given up: the load's end is worth more.
 
         Returns:
-            the log's last lines, empty where nothing was taken.
+            the log's last lines, empty where there are none or they cannot be had.
         """
-        if pod is None or self._taken.get(cr.uid) == pod["metadata"]["uid"]:
+        if pod is None:
             return ""
         meta = pod["metadata"]
+        taken_of, tail = self._taken.get(cr.uid, ("", ""))
+        if taken_of == meta["uid"]:
+            return tail
         log = bind(
             _log,
             kind=cr.kind_name,
@@ -65,13 +82,14 @@ class MoverLogs:
         except (KubeError, TimeoutError) as e:
             log.warning("the mover's log could not be taken over: %s", e)
             return ""
-        self._taken[cr.uid] = meta["uid"]
         lines = text.splitlines()
+        tail = "\n".join(lines[-_TAIL_LINES:])[-_TAIL_LIMIT_CHARACTERS:]
+        self._taken[cr.uid] = (meta["uid"], tail)
         for number, line in enumerate(lines, 1):
             log.info("mover: %s", line)
             if number % _LINES_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-        return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_LIMIT_BYTES:]
+        return tail
 
     def forget(self, uid: str) -> None:
         """Drop what is remembered about the load of that uid."""

@@ -11,21 +11,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from core.errors import AgentError, ContractError
-from core.kube.client import Selection
 from core.kube.errors import ConflictError, NotFoundError
 from core.kube.resources import PODS
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.loads import Load
-from core.models.names import NODE_LABEL, OWNER_UID_LABEL
-from core.models.phases import Phase
+from core.models.phases import RUNNING_PHASES, Phase
 from nodeagent.faults import Faults
-from nodeagent.informer import Informer
 from nodeagent.kinds.base import Kind
 from nodeagent.lifecycle import Action, PodState, Stop, decide
+from nodeagent.load_caches import LoadCaches
+from nodeagent.mover_pods import is_ours, pod_state
 from nodeagent.queue import Requeue, WorkQueue
 from nodeagent.steps import Steps, Tools
-from nodeagent.view import Case, Limits, LoadKey, Site, Viewer, pod_state, trim_load, trim_pod
+from nodeagent.view import Case, Limits, LoadKey, Site, Viewer
 
 __all__ = ["Reconciler"]
 
@@ -46,8 +45,7 @@ _GONE_PAUSE_SECONDS: Final = 5.0
 _UNSEEN_POD_PAUSE_SECONDS: Final = 5.0
 """Between two looks at a mover pod that no watch of ours shows."""
 
-_RUNNING: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
-_NEEDS_POD: Final = _RUNNING | {Phase.PREPARED}
+_NEEDS_POD: Final = RUNNING_PHASES | {Phase.PREPARED}
 
 
 class _UnreadableError(AgentError):
@@ -60,13 +58,11 @@ class Reconciler:
     def __init__(self, tools: Tools, site: Site, *, limits: Limits, kinds: Sequence[Kind]) -> None:
         """Work with `tools` for the agent of `site` on loads of `kinds`."""
         self._tools = tools
-        self._site = site
         self._kinds = {kind.name: kind for kind in kinds}
         self._viewer = Viewer(tools.clock, site, limits, tools.slots)
         self._steps = Steps(tools, site, limits)
         self._queue: WorkQueue[LoadKey] = WorkQueue(tools.clock, name="loads", workers=_WORKERS)
-        self._loads = {kind.name: self._load_informer(kind) for kind in kinds}
-        self._pods = self._pod_informer()
+        self._caches = LoadCaches(tools.client, tools.clock, site, kinds=kinds, listener=self)
         self._unreadable: set[str] = set()
         self._faults = Faults(_log)
         self._woken: frozenset[str] = frozenset()
@@ -77,13 +73,10 @@ class Reconciler:
         Nothing is started before everything that runs already was seen: a restarted agent
         counts it first.
         """
-        informers = [*self._loads.values(), self._pods]
         async with asyncio.TaskGroup() as group:
-            for informer in informers:
-                group.create_task(informer.run(), name="informer")
+            group.create_task(self._caches.run(), name="load caches")
             group.create_task(self._tools.progress.run(), name="progress")
-            for informer in informers:
-                await informer.synced.wait()
+            await self._caches.wait_synced()
             self._wake_next()
             await self._queue.run(self._handle)
 
@@ -93,17 +86,12 @@ class Reconciler:
 
     def not_synced(self) -> list[str]:
         """Return which collections were not read yet, in words."""
-        waiting = [f"{name}s" for name, informer in self._loads.items() if not informer.synced.is_set()]
-        return waiting if self._pods.synced.is_set() else [*waiting, "mover pods"]
+        return self._caches.not_synced()
 
     def report(self) -> JsonDict:
         """Return the node's loads and slots for the status page."""
         slots = self._tools.slots
-        keys = [
-            (name, raw["metadata"]["namespace"], raw["metadata"]["name"])
-            for name, informer in self._loads.items()
-            for raw in informer.items()
-        ]
+        loads = [cr for key in self._caches.load_keys() if (cr := self._caches.load(key)) is not None]
         return {
             "slots": {"used": slots.used, "total": slots.limit, "waiting": slots.waiting},
             "loads": [
@@ -113,60 +101,27 @@ class Reconciler:
                     "name": cr.name,
                     "phase": str(cr.phase),
                     "message": cr.status.message,
+                    "waitsFor": self._steps.waits_for(cr.uid),
                     "progress": cr.status.progress.model_dump(by_alias=True),
                 }
-                for cr in map(self._cached_load, keys)
-                if cr is not None
+                for cr in loads
             ],
         }
 
-    def _load_informer(self, kind: Kind) -> Informer:
-        selection = Selection(
-            kind.resource,
-            self._site.namespace,
-            label_selector=f"{NODE_LABEL}={self._site.label}",
-        )
-        return Informer(
-            self._tools.client,
-            selection,
-            clock=self._tools.clock,
-            trim=trim_load,
-            on_change=lambda raw: self._on_load(kind, raw),
-        )
-
-    def _pod_informer(self) -> Informer:
-        selection = Selection(
-            PODS,
-            self._site.namespace,
-            label_selector=OWNER_UID_LABEL,
-            field_selector=f"spec.nodeName={self._site.node}",
-        )
-        return Informer(
-            self._tools.client,
-            selection,
-            clock=self._tools.clock,
-            trim=trim_pod,
-            on_change=self._on_pod,
-        )
-
-    def _on_load(self, kind: Kind, raw: JsonDict) -> None:
+    def on_load(self, key: LoadKey, uid: str) -> None:
         """Note what a change of a load says about slots and progress, and enqueue it."""
-        meta = raw["metadata"]
-        key = (kind.name, meta["namespace"], meta["name"])
-        cached = self._loads[kind.name].get(meta["namespace"], meta["name"])
-        if cached is None or cached["metadata"]["uid"] != meta["uid"]:
-            self._forget(key, meta["uid"])
-        cr = self._cached_load(key)
+        cached = self._caches.raw(key)
+        if cached is None or cached["metadata"]["uid"] != uid:
+            self._forget(key, uid)
+        cr = self._caches.load(key)
         if cr is not None:
-            self._look(kind, cr)
+            self._look(self._kinds[key[0]], cr)
         self._queue.add(key)
         self._wake_next()
 
-    def _on_pod(self, pod: JsonDict) -> None:
+    def on_pod(self, key: LoadKey) -> None:
         """Enqueue the load that a mover pod belongs to."""
-        for owner in pod["metadata"].get("ownerReferences") or []:
-            if owner["kind"] in self._kinds:
-                self._queue.add((owner["kind"], pod["metadata"]["namespace"], owner["name"]))
+        self._queue.add(key)
 
     async def _handle(self, key: LoadKey) -> Requeue | None:
         """Bring one load one step forward; return when to look again without a change."""
@@ -203,13 +158,12 @@ class Reconciler:
     async def _step(self, key: LoadKey) -> Requeue | None:
         """Decide by the caches; where there is something to do, read and decide again."""
         kind = self._kinds[key[0]]
-        cached = self._loads[kind.name].get(key[1], key[2])
-        pod = self._pods.get(key[1], key[2])
+        cached, pod = self._caches.raw(key), self._caches.pod(key)
         if cached is not None:
             case = self._look(kind, _parse(kind, cached), pod)
             if decide(case.view) is Action.NOTHING:
                 return self._revisit(case)
-        elif pod_state(pod) not in {PodState.RUNNING, PodState.ENDED}:
+        elif pod is None or not _may_take_over(pod):
             return None
         raw = await self._tools.client.read(kind.resource, key[1], key[2])
         if raw is None:
@@ -222,16 +176,16 @@ class Reconciler:
         case = self._look(kind, cr, pod)
         action = decide(case.view)
         if action is Action.NOTHING:
-            # No watch of ours shows the mover of a peer, or one on another node.
+            # No watch of ours shows a mover on another node.
             return Requeue(_UNSEEN_POD_PAUSE_SECONDS) if unseen else self._revisit(case)
         return await self._steps.perform(action, case)
 
     def _look(self, kind: Kind, cr: Load, pod: JsonDict | None = None) -> Case:
         """Return the case of a load, having its progress followed while it runs."""
-        case = self._viewer.look(kind, cr, pod)
-        if case.view.ours and cr.phase in _RUNNING:
-            key = case.key
-            self._tools.progress.follow(kind, cr, lambda: self._cached_load(key))
+        key = (kind.name, cr.metadata.namespace, cr.name)
+        case = self._viewer.look(kind, cr, pod, departed=self._caches.departed(key))
+        if case.view.ours and cr.phase in RUNNING_PHASES:
+            self._tools.progress.follow(kind, cr, lambda: self._caches.load(key))
         else:
             self._tools.progress.leave(kind.name, cr.uid)
         return case
@@ -254,7 +208,7 @@ class Reconciler:
 
     async def _leave_alone(self, key: LoadKey, why: str) -> None:
         """Say once that a load cannot be read."""
-        raw = self._loads[key[0]].get(key[1], key[2])
+        raw = self._caches.raw(key)
         if raw is None or raw["metadata"]["uid"] in self._unreadable:
             return
         self._unreadable.add(raw["metadata"]["uid"])
@@ -263,28 +217,22 @@ class Reconciler:
 
     async def _tell(self, key: LoadKey, reason: str, why: str) -> None:
         """Tell on a load, whether it can be read or not, what keeps it from going on."""
-        raw = self._loads[key[0]].get(key[1], key[2])
+        raw = self._caches.raw(key)
         if raw is not None:
             await self._tools.story.tell_trouble(raw, reason, why)
-
-    def _cached_load(self, key: LoadKey) -> Load | None:
-        """Return a load of this node as last seen.
-
-        None where there is none, or none that can be read.
-        """
-        raw = self._loads[key[0]].get(key[1], key[2])
-        try:
-            return None if raw is None else self._kinds[key[0]].parse(raw)
-        except ContractError:
-            # Handling the key says so, once.
-            return None
 
     def _forget(self, key: LoadKey, uid: str) -> None:
         self._viewer.forget(uid)
         self._steps.forget(uid)
+        self._caches.forget(key)
         self._tools.progress.leave(key[0], uid)
         self._unreadable.discard(uid)
         self._faults.forget(key)
+
+
+def _may_take_over(pod: JsonDict) -> bool:
+    """Whether `pod`, of a load that is another agent's, may make it this one's."""
+    return is_ours(pod) and pod_state(pod) in {PodState.RUNNING, PodState.ENDED}
 
 
 def _parse(kind: Kind, raw: JsonDict) -> Load:

@@ -12,7 +12,14 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.models.base import JsonDict, format_time
 from core.models.loads import Load, Progress
-from core.models.names import ACCEPT_FENCE_ANNOTATION, EXPOSE_ON_GOING_LABEL, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.names import (
+    ACCEPT_FENCE_ANNOTATION,
+    CANCEL_ASKED_ANNOTATION,
+    EXPOSE_ON_GOING_LABEL,
+    MOVER_LOST_ANNOTATION,
+    NODE_LABEL,
+    OUTCOME_ANNOTATION,
+)
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
 from nodeagent.kinds.base import Kind
 
@@ -92,7 +99,7 @@ class StatusWriter:
             ConflictError: somebody else wrote first.
             NotFoundError: the load is gone; it went with its finalizer.
         """
-        marks = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION)
+        marks = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION, CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION)
         change = Change(
             labels={NODE_LABEL: None},
             annotations={mark: None for mark in marks if mark in cr.metadata.annotations},

@@ -4,21 +4,23 @@ Knows how a phase, a label, a pod's status and the clock become a `View`. Does n
 rules (`nodeagent.lifecycle`), and reads nothing itself.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from core.clock import Clock
 from core.models.base import JsonDict
 from core.models.loads import Load
-from core.models.names import NODE_LABEL, OWNER_UID_LABEL, label_value
-from core.models.phases import Phase
-from exposer.diagnose import parse_pod_end
+from core.models.names import CANCEL_ASKED_ANNOTATION, NODE_LABEL, label_value
+from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from nodeagent.concurrency import Claim, Slots
 from nodeagent.kinds.base import Kind
 from nodeagent.lifecycle import PodState, Stop, View
+from nodeagent.mover_loss import read_loss
+from nodeagent.mover_pods import belongs_to, has_ended, pod_node, pod_state
 from nodeagent.outcome import Outcome, read_outcome
 
-__all__ = ["Case", "Limits", "LoadKey", "Site", "Viewer", "pod_state", "trim_load", "trim_pod"]
+__all__ = ["Case", "Limits", "LoadKey", "Site", "Viewer", "cancel_asked_at", "trim_load"]
 
 LoadKey = tuple[str, str, str]
 """A load in the work queue: kind, namespace, name."""
@@ -56,7 +58,9 @@ class Limits:
 class Case:
     """One load as it was read, and what the rules look at.
 
-    `pod` is its mover pod, a v1 Pod as JSON dict. `outcome` is what is kept on the load.
+    `pod` is its mover pod, a v1 Pod as JSON dict; where the API server has none any more, as it
+    was last seen if it had ended. `departed` is the one that was last seen going away. `outcome`
+    is what is kept on the load.
     """
 
     kind: Kind
@@ -64,23 +68,12 @@ class Case:
     pod: JsonDict | None
     outcome: Outcome | None
     view: View
+    departed: JsonDict | None = None
 
     @property
     def key(self) -> LoadKey:
         """The load's key in the work queue."""
         return (self.kind.name, self.cr.metadata.namespace, self.cr.name)
-
-
-def pod_state(pod: JsonDict | None) -> PodState:
-    """Return the state of a mover pod, a v1 Pod as JSON dict."""
-    if pod is None:
-        return PodState.ABSENT
-    if parse_pod_end(pod) is not None:
-        return PodState.ENDED
-    if pod["metadata"].get("deletionTimestamp"):
-        return PodState.LEAVING
-    phase = (pod.get("status") or {}).get("phase", "")
-    return PodState.RUNNING if phase == "Running" else PodState.PENDING
 
 
 def trim_load(raw: JsonDict) -> JsonDict:
@@ -89,18 +82,12 @@ def trim_load(raw: JsonDict) -> JsonDict:
     return raw | {"metadata": meta}
 
 
-def trim_pod(pod: JsonDict) -> JsonDict:
-    """Return what the life cycle reads of a pod: whose it is, and how it is."""
-    meta, status = pod["metadata"], pod.get("status") or {}
-    kept = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp")
-    told = ("phase", "reason", "message", "conditions", "containerStatuses")
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {key: meta[key] for key in (*kept, "resourceVersion") if key in meta},
-        "spec": {"nodeName": (pod.get("spec") or {}).get("nodeName", "")},
-        "status": {key: status[key] for key in told if key in status},
-    }
+def cancel_asked_at(cr: Load) -> datetime | None:
+    """Return since when `cr` is to stop as far as the API server knows; None where it does not say."""
+    times = [cr.metadata.deletion_timestamp] if cr.metadata.deletion_timestamp is not None else []
+    with suppress(ValueError):
+        times.append(datetime.fromisoformat(cr.metadata.annotations.get(CANCEL_ASKED_ANNOTATION, "")))
+    return min((time for time in times if time.tzinfo is not None), default=None)
 
 
 class Viewer:
@@ -114,10 +101,15 @@ class Viewer:
         self._slots = slots
         self._stop_seen_at: dict[str, float] = {}
 
-    def look(self, kind: Kind, cr: Load, pod: JsonDict | None) -> Case:
+    def look(self, kind: Kind, cr: Load, pod: JsonDict | None, *, departed: JsonDict | None = None) -> Case:
         """Return the case of `cr`; a pod that belongs to another load counts as absent."""
-        if pod is not None and not _belongs(pod, cr):
+        if pod is not None and not belongs_to(pod, cr):
             pod = None
+        if departed is not None and not belongs_to(departed, cr):
+            departed = None
+        if pod is None and departed is not None and cr.phase in RUNNING_PHASES and has_ended(departed):
+            # A drain takes the pod away as soon as it has ended; what it said still counts.
+            pod = departed
         ours = cr.metadata.labels.get(NODE_LABEL) == self._site.label
         if ours:
             self._note_slot(kind, cr)
@@ -126,17 +118,22 @@ class Viewer:
             phase=cr.phase,
             ours=ours,
             stop=self._stop(cr, ours=ours),
-            pod=pod_state(pod),
+            pod=self._pod_state(cr, pod),
             outcome_kept=outcome is not None,
             slot=self._slots.is_turn_of(cr.uid),
             late=self._late(cr),
         )
-        return Case(kind, cr, pod, outcome, view)
+        return Case(kind, cr, pod, outcome, view, departed)
 
     def seconds_until_overdue(self, cr: Load) -> float:
         """Return how long a mover may still take to answer the cancel of `cr`."""
+        limit_seconds = self._limits.cancel.total_seconds()
+        asked_at = cancel_asked_at(cr)
+        if asked_at is not None:
+            return max(0.0, limit_seconds - (self._clock.now() - asked_at).total_seconds())
+        # Until that is written down, only this process knows.
         seen = self._stop_seen_at.get(cr.uid, self._clock.monotonic())
-        return max(0.0, seen + self._limits.cancel.total_seconds() - self._clock.monotonic())
+        return max(0.0, seen + limit_seconds - self._clock.monotonic())
 
     def forget(self, uid: str) -> None:
         """Drop what is remembered about the load of that uid."""
@@ -148,24 +145,23 @@ class Viewer:
         key = (kind.name, cr.metadata.namespace, cr.name)
         self._slots.observe(Claim(accepted_at or self._clock.now(), key, cr.uid), cr.phase)
 
+    def _pod_state(self, cr: Load, pod: JsonDict | None) -> PodState:
+        elsewhere = pod is not None and pod_node(pod) not in {"", self._site.node}
+        # The agent of its node takes a load over before its start; until then it is exposed.
+        return PodState.PENDING if elsewhere and cr.phase in HOLDING_PHASES else pod_state(pod)
+
     def _stop(self, cr: Load, *, ours: bool) -> Stop:
         if not (cr.spec.cancel or cr.deleting):
             return Stop.NONE
         if not ours:
             return Stop.ASKED
-        # spec.cancel carries no time: a restarted agent gives the mover its full time again.
         self._stop_seen_at.setdefault(cr.uid, self._clock.monotonic())
         return Stop.OVERDUE if self.seconds_until_overdue(cr) <= 0 else Stop.ASKED
 
     def _late(self, cr: Load) -> bool:
-        since = cr.status.accepted_timestamp
-        if cr.phase is not Phase.ACCEPTED or since is None:
-            return False
-        return self._clock.now() - since >= self._limits.prepare
-
-
-def _belongs(pod: JsonDict, cr: Load) -> bool:
-    """Whether `pod` was made for `cr`; a peer's mover has no label of ours, but an owner."""
-    meta = pod["metadata"]
-    owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
-    return cr.uid in owners or (meta.get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid
+        since = cr.status.accepted_timestamp if cr.phase is Phase.ACCEPTED else None
+        if cr.phase is Phase.PREPARED:
+            # Waiting for a slot may last; a lost mover has as long to come back as the first one had.
+            loss = read_loss(cr)
+            since = loss.since if loss is not None else None
+        return since is not None and self._clock.now() - since >= self._limits.prepare

@@ -90,6 +90,10 @@ class Waits:
         """Whether the reader was told that the load waits for `reason`."""
         return uid in self._waits and self._waits[uid].told.reason == reason
 
+    def told_message(self, uid: str) -> str:
+        """Return what the reader was told last; empty where that is nothing."""
+        return self._waits[uid].told.message if uid in self._waits else ""
+
     def last_message(self, uid: str) -> str:
         """Return what the load waits for, told or not; empty where nothing is known."""
         return self._waits[uid].current.message if uid in self._waits else ""

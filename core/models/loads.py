@@ -8,7 +8,7 @@ phase is New.
 from datetime import timedelta
 from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from core.models.base import CustomResource, Timestamp, WireModel
 from core.models.duration import parse_duration
@@ -31,6 +31,16 @@ __all__ = [
     "Progress",
     "TargetVolume",
 ]
+
+
+def _check_duration(text: str) -> str:
+    """Return `text` if it is a Go duration or empty; a ValueError says that it is neither."""
+    if text:
+        parse_duration(text)
+    return text
+
+
+_Duration = Annotated[str, AfterValidator(_check_duration)]
 
 # Go writes an absent map as null.
 _Settings = Annotated[dict[str, str], BeforeValidator(lambda value: value or {})]
@@ -84,6 +94,11 @@ class Load(CustomResource):
         raise NotImplementedError
 
     @property
+    def operation_timeout(self) -> timedelta | None:
+        """How long one operation on the cluster may take for this load; None where it does not say."""
+        return None
+
+    @property
     def repository_namespace(self) -> str:
         """The volume namespace whose backup repository holds the data."""
         raise NotImplementedError
@@ -104,16 +119,13 @@ class _MoverSpec(LoadSpec):
     datamover: str = ""
     source_namespace: str
     data_mover_config: _Settings = Field(default_factory=dict)
-    operation_timeout: str = ""
+    operation_timeout: _Duration = ""
 
     @property
     def operation_timeout_span(self) -> timedelta | None:
-        """`operationTimeout` as a span; None where it is absent.
-
-        Raises:
-            ValueError: it is not a Go duration.
-        """
-        return parse_duration(self.operation_timeout) if self.operation_timeout else None
+        """`operationTimeout` as a span; None where it is absent, or zero as Go writes an absent one."""
+        span = parse_duration(self.operation_timeout) if self.operation_timeout else timedelta()
+        return span if span > timedelta() else None
 
 
 class DataUploadSpec(_MoverSpec):
@@ -134,6 +146,11 @@ class DataUpload(Load):
     def settings(self) -> dict[str, str]:
         """`spec.dataMoverConfig`."""
         return self.spec.data_mover_config
+
+    @property
+    def operation_timeout(self) -> timedelta | None:
+        """`spec.operationTimeout`."""
+        return self.spec.operation_timeout_span
 
     @property
     def repository_namespace(self) -> str:
@@ -168,6 +185,11 @@ class DataDownload(Load):
     def settings(self) -> dict[str, str]:
         """`spec.dataMoverConfig`."""
         return self.spec.data_mover_config
+
+    @property
+    def operation_timeout(self) -> timedelta | None:
+        """`spec.operationTimeout`."""
+        return self.spec.operation_timeout_span
 
     @property
     def repository_namespace(self) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 from core.errors import AgentError
 
-__all__ = ["FINAL_PHASES", "HOLDING_PHASES", "TRANSITIONS", "IllegalMoveError", "Phase"]
+__all__ = ["FINAL_PHASES", "HOLDING_PHASES", "RUNNING_PHASES", "TRANSITIONS", "IllegalMoveError", "Phase"]
 
 
 class Phase(StrEnum):
@@ -38,6 +38,9 @@ FINAL_PHASES: Final = frozenset({Phase.CANCELED, Phase.COMPLETED, Phase.FAILED})
 
 HOLDING_PHASES: Final = frozenset({Phase.ACCEPTED, Phase.PREPARED})
 """The phases that take a place of `prepareQueueLength`."""
+
+RUNNING_PHASES: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
+"""The phases in which a data mover may move data."""
 
 _BROKEN = {Phase.CANCELED, Phase.FAILED}
 TRANSITIONS: Final = {

@@ -255,7 +255,7 @@ async def open_world(*loads: JsonDict, mover: Mover | None = None) -> AsyncItera
     """Run a cluster that holds `loads` and the volumes they are about."""
     kube = FakeKube()
     clock = LoopClock()
-    cluster = Cluster(kube, KubeClient(kube, Retry(clock)), mover or Mover())
+    cluster = Cluster(KubeClient(kube, Retry(clock)), mover or Mover(), kube=kube)
     for load in loads:
         kube.put(load)
         for obj in _volumes_of(load):

@@ -1,12 +1,13 @@
-"""A cluster around the fake API server: storage, scheduler, kubelet and movers, one node.
+"""What else a cluster has: storage, scheduler, kubelet and movers, one node.
 
 Level-based like the real controllers: every tenth of a second each rule looks at what there
-is and does what is missing. `Mover` says what a mover does once it may start. How objects are
-read and written stands apart, for those who run the same rules over a real API server.
+is and does what is missing. `Mover` says what a mover does once it may start. `Cluster` has
+them around the fake API server; `tests.crash` has them around a real one.
 """
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from core.kube.client import KubeClient
@@ -28,7 +29,7 @@ from core.models.names import OWNER_UID_LABEL
 from tests.nodeagent.loads import NODE
 from tests.support.fakekube import FakeKube
 
-__all__ = ["BACKUP_DONE", "LOAD_RESOURCES", "RESTORE_DONE", "Cluster", "Mover"]
+__all__ = ["BACKUP_DONE", "LOAD_RESOURCES", "RESTORE_DONE", "Cluster", "Controllers", "Mover"]
 
 BACKUP_DONE = json.dumps(
     {
@@ -48,6 +49,7 @@ class Mover:
     """What a mover does: how long it moves data, and how it ends.
 
     `stubborn`: it never answers a cancel. `message` of None is the good result of its kind.
+    `rejected` is why the kubelet takes no pod.
     """
 
     seconds: float = 3.0
@@ -56,17 +58,17 @@ class Mover:
     reason: str = ""
     stubborn: bool = False
     starts: bool = True
+    rejected: str = ""
 
 
 @dataclass
-class Cluster:
+class Controllers(ABC):
     """The controllers; `run` them beside the agent.
 
     `moved` tells by a load's UID whose data its last good mover had: the handle of a snapshot,
     a volume's name, or a folder.
     """
 
-    kube: FakeKube
     client: KubeClient
     mover: Mover = field(default_factory=Mover)
     node: str = NODE
@@ -214,18 +216,43 @@ class Cluster:
 
     # -- how objects are read and written ------------------------------------------------------
 
+    @abstractmethod
     async def _all(self, resource: Resource) -> list[JsonDict]:
-        return self.kube.objects(resource)
+        """Return all objects of a kind."""
 
-    async def _make(self, _resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
-        self.kube.put(obj | ({"status": status} if status else {}))
+    @abstractmethod
+    async def _make(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
+        """Make an object with a status."""
 
+    @abstractmethod
     async def _start(self, pod: JsonDict) -> None:
-        await self._patch(PODS, pod, {"spec": {"nodeName": self.node}, "status": {"phase": "Running"}})
+        """Let a pod run on the node."""
 
+    @abstractmethod
     async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
-        await self._patch(resource, obj, {"status": status})
+        """Change an object's status."""
 
     async def _patch(self, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
         meta = obj["metadata"]
         await self.client.patch(resource, meta.get("namespace", ""), meta["name"], patch)
+
+
+@dataclass
+class Cluster(Controllers):
+    """The controllers of the fake API server."""
+
+    kube: FakeKube = field(default_factory=FakeKube)
+
+    async def _all(self, resource: Resource) -> list[JsonDict]:
+        return self.kube.objects(resource)
+
+    async def _make(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
+        self.kube.put(obj | ({"status": status} if status else {}))
+
+    async def _start(self, pod: JsonDict) -> None:
+        rejected = {"phase": "Failed", "reason": self.mover.rejected}
+        status = rejected if self.mover.rejected else {"phase": "Running"}
+        await self._patch(PODS, pod, {"spec": {"nodeName": self.node}, "status": status})
+
+    async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
+        await self._patch(resource, obj, {"status": status})

@@ -13,6 +13,8 @@ ANY_POD = frozenset(PodState)
 ANY_STOP = frozenset(Stop)
 STARTED = {PodState.RUNNING, PodState.ENDED}
 NOT_STARTED = ANY_POD - STARTED
+TAKEN = {PodState.DISPLACED}
+OVER = {PodState.ENDED, PodState.DISPLACED}
 STOPPED = {Stop.ASKED, Stop.OVERDUE}
 RUNNING = {Phase.IN_PROGRESS, Phase.CANCELING}
 FINAL = {Phase.COMPLETED, Phase.FAILED, Phase.CANCELED}
@@ -46,29 +48,28 @@ class Row:
 
 NO_STOP = {Stop.NONE}
 ACCEPTED, PREPARED = {Phase.ACCEPTED}, {Phase.PREPARED}
+HOLDING = ACCEPTED | PREPARED
 TABLE = [
     # Loads of others: only a mover that started here is taken over.
-    Row(Action.TAKE_OVER, ACCEPTED, ours=False, stops=NO_STOP, pods=STARTED),
-    Row(Action.NOTHING, ACCEPTED, ours=False, stops=NO_STOP, pods=NOT_STARTED),
-    Row(Action.NOTHING, ACCEPTED, ours=False, stops=STOPPED),
-    Row(Action.NOTHING, set(Phase) - ACCEPTED, ours=False),
+    Row(Action.TAKE_OVER, HOLDING, ours=False, stops=NO_STOP, pods=STARTED),
+    Row(Action.NOTHING, HOLDING, ours=False, stops=NO_STOP, pods=NOT_STARTED),
+    Row(Action.NOTHING, HOLDING, ours=False, stops=STOPPED),
+    Row(Action.NOTHING, set(Phase) - HOLDING, ours=False),
     # Ours.
     Row(Action.NOTHING, {Phase.NEW}, ours=True),
-    Row(Action.CANCEL, ACCEPTED, ours=True, stops=STOPPED),
+    Row(Action.CANCEL, HOLDING, ours=True, stops=STOPPED),
+    Row(Action.TIME_OUT, HOLDING, ours=True, stops=NO_STOP, pods=NOT_STARTED, late={True}),
+    Row(Action.REMAKE, HOLDING, ours=True, stops=NO_STOP, pods=TAKEN, late={False}),
+    Row(Action.EXPOSE, HOLDING, ours=True, stops=NO_STOP, pods=NOT_STARTED - TAKEN, late={False}),
     Row(Action.PREPARE, ACCEPTED, ours=True, stops=NO_STOP, pods=STARTED),
-    Row(Action.TIME_OUT, ACCEPTED, ours=True, stops=NO_STOP, pods=NOT_STARTED, late={True}),
-    Row(Action.EXPOSE, ACCEPTED, ours=True, stops=NO_STOP, pods=NOT_STARTED, late={False}),
-    Row(Action.CANCEL, PREPARED, ours=True, stops=STOPPED),
-    Row(Action.LOSE, PREPARED, ours=True, stops=NO_STOP, pods={PodState.ABSENT}),
     Row(Action.GIVE_UP, PREPARED, ours=True, stops=NO_STOP, pods={PodState.ENDED}),
     Row(Action.START, PREPARED, ours=True, stops=NO_STOP, pods={PodState.RUNNING}, slot={True}),
     Row(Action.AWAIT_SLOT, PREPARED, ours=True, stops=NO_STOP, pods={PodState.RUNNING}, slot={False}),
-    Row(Action.NOTHING, PREPARED, ours=True, stops=NO_STOP, pods={PodState.PENDING, PodState.LEAVING}),
     Row(Action.FINISH, RUNNING, ours=True, kept={True}),
-    Row(Action.KEEP_OUTCOME, RUNNING, ours=True, kept={False}, pods={PodState.ENDED}),
+    Row(Action.KEEP_OUTCOME, RUNNING, ours=True, kept={False}, pods=OVER),
     Row(Action.LOSE, RUNNING, ours=True, kept={False}, pods={PodState.ABSENT}),
     *(
-        Row(action, phases, ours=True, kept={False}, pods=ANY_POD - {PodState.ENDED, PodState.ABSENT}, stops={stop})
+        Row(action, phases, ours=True, kept={False}, pods=ANY_POD - OVER - {PodState.ABSENT}, stops={stop})
         for action, phases, stop in [
             (Action.FORCE_CANCEL, RUNNING, Stop.OVERDUE),
             (Action.MOVE_CANCELING, {Phase.IN_PROGRESS}, Stop.ASKED),
@@ -80,7 +81,6 @@ TABLE = [
 ]
 
 LEADS_TO = {
-    Action.TAKE_OVER: {Phase.PREPARED},
     Action.PREPARE: {Phase.PREPARED},
     Action.TIME_OUT: {Phase.FAILED},
     Action.EXPOSE: {Phase.FAILED},

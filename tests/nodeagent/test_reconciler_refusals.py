@@ -68,15 +68,6 @@ async def test_a_mover_that_ends_before_it_was_started_fails_its_load(exit_code:
         assert words in world.load()["status"]["message"]
 
 
-async def test_a_pod_that_goes_away_before_the_start_fails_its_load() -> None:
-    async with open_world(accepted(data_upload())) as world, world.agent(slots=0):
-        await world.until(lambda: world.phase() == "Prepared")
-        await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
-        await world.until(world.done, seconds=10)
-        assert world.phase() == "Failed"
-        assert "data mover pod velero/du-1 is gone" in world.load()["status"]["message"]
-
-
 async def test_a_pod_that_goes_away_after_a_cancel_was_asked_for_is_canceled() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")

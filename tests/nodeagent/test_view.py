@@ -3,13 +3,14 @@
 import pytest
 
 from core.models.base import JsonDict
-from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.names import CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION, NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from nodeagent.concurrency import Slots
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.lifecycle import PodState, Stop, View
-from nodeagent.view import Limits, Site, Viewer, pod_state
-from tests.nodeagent.hand_clock import HandClock
+from nodeagent.mover_loss import MoverLoss
+from nodeagent.view import Limits, Site, Viewer
+from tests.nodeagent.hand_clock import NOON, HandClock
 from tests.nodeagent.loads import NAMESPACE, NODE, data_upload, mover_pod
 
 UPLOADS = DataUploadKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
@@ -21,31 +22,6 @@ def look(load: JsonDict, pod: JsonDict | None = None, *, seconds: float = 0.0) -
 
 
 ENDED = [{"state": {"terminated": {"exitCode": 0, "message": "{}"}}}]
-
-
-@pytest.mark.parametrize(
-    ("status", "state"),
-    [
-        pytest.param({"phase": "Pending"}, PodState.PENDING, id="pending"),
-        pytest.param({"phase": "Running"}, PodState.RUNNING, id="running"),
-        pytest.param({"phase": "Running", "containerStatuses": ENDED}, PodState.ENDED, id="container ended"),
-        pytest.param({"phase": "Failed", "reason": "Evicted"}, PodState.ENDED, id="evicted"),
-        pytest.param({"phase": "Succeeded"}, PodState.ENDED, id="succeeded"),
-    ],
-)
-def test_a_pods_state_is_read_from_its_status(status: JsonDict, state: PodState) -> None:
-    assert pod_state(mover_pod(data_upload(), **status)) is state
-
-
-@pytest.mark.parametrize("phase", ["Pending", "Running"])
-def test_a_pod_that_is_being_deleted_is_leaving_until_it_ended(phase: str) -> None:
-    pod = mover_pod(data_upload(), phase=phase)
-    pod["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
-    assert pod_state(pod) is PodState.LEAVING
-
-
-def test_no_pod_is_absent() -> None:
-    assert pod_state(None) is PodState.ABSENT
 
 
 def test_a_new_load_of_nobody() -> None:
@@ -92,21 +68,85 @@ def test_an_outcome_is_seen() -> None:
     assert not look(data_upload(annotations={OUTCOME_ANNOTATION: "unreadable"})).outcome_kept
 
 
-@pytest.mark.parametrize("by", ["cancel", "deletion"])
-def test_a_stop_is_overdue_an_hour_after_it_was_first_seen(by: str) -> None:
+def overdue_at(load: JsonDict, *seconds: float) -> list[bool]:
+    """Return at which of those times, by one agent that looks at all of them, the stop is overdue."""
     clock = HandClock()
     viewer = Viewer(clock, Site(NODE, NAMESPACE), Limits(), Slots(1))
-    load = data_upload(node=NODE, status={"phase": "Canceling"})
-    if by == "cancel":
-        load["spec"]["cancel"] = True
-    else:
-        load["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
     cr = UPLOADS.parse(load)
-    seen = []
-    for clock.seconds in (100.0, 3699.0, 3700.0):
-        seen.append(viewer.look(UPLOADS, cr, None).view.stop)
-    assert seen == [Stop.ASKED, Stop.ASKED, Stop.OVERDUE]
-    assert viewer.seconds_until_overdue(cr) == 0
+    found = []
+    for clock.seconds in seconds:
+        stop = viewer.look(UPLOADS, cr, None).view.stop
+        assert stop is not Stop.NONE
+        found.append(stop is Stop.OVERDUE)
+        assert (viewer.seconds_until_overdue(cr) == 0) is found[-1]
+    return found
+
+
+def canceling(**annotations: str) -> JsonDict:
+    load = data_upload(node=NODE, status={"phase": "Canceling"}, annotations=annotations)
+    load["spec"]["cancel"] = True
+    return load
+
+
+def test_a_stop_is_overdue_an_hour_after_it_was_first_seen() -> None:
+    assert overdue_at(canceling(), 100.0, 3699.0, 3700.0) == [False, False, True]
+
+
+@pytest.mark.parametrize("seen_at", [0.0, 3000.0], ids=["from the beginning", "by an agent that was restarted"])
+def test_the_hour_of_a_cancel_that_was_written_down_does_not_begin_anew(seen_at: float) -> None:
+    load = canceling(**{CANCEL_ASKED_ANNOTATION: "2026-11-21T12:00:00Z"})
+    assert overdue_at(load, seen_at, 3599.0, 3600.0) == [False, False, True]
+
+
+def test_the_hour_of_a_deletion_begins_with_it() -> None:
+    load = data_upload(node=NODE, status={"phase": "Canceling"}, deletionTimestamp="2026-11-21T12:00:00Z")
+    assert overdue_at(load, 3599.0, 3600.0) == [False, True]
+
+
+@pytest.mark.parametrize("written", ["", "soon", "2026-11-21T12:00:00"], ids=["empty", "no time", "no zone"])
+def test_a_time_that_cannot_be_read_counts_as_not_written(written: str) -> None:
+    assert overdue_at(canceling(**{CANCEL_ASKED_ANNOTATION: written}), 5000.0, 8600.0) == [False, True]
+
+
+LOSS = MoverLoss(since=NOON, last=NOON)
+
+
+@pytest.mark.parametrize(("phase", "late"), [("Accepted", True), ("Prepared", True), ("InProgress", False)])
+def test_a_lost_mover_has_the_prepare_timeout_to_come_back(phase: str, late: bool) -> None:
+    status = {"phase": phase, "acceptedTimestamp": "2026-11-21T12:00:00Z"}
+    load = data_upload(node=NODE, status=status, annotations={MOVER_LOST_ANNOTATION: LOSS.to_annotation()})
+    assert [look(load, seconds=seconds).late for seconds in (1799.0, 1800.0)] == [False, late]
+
+
+def test_a_mover_on_another_node_is_on_its_way_until_that_nodes_agent_has_it() -> None:
+    load = data_upload(node=NODE, status={"phase": "Prepared"})
+    assert look(load, mover_pod(load, node="node-b", phase="Running")).pod is PodState.PENDING
+    running = data_upload(node=NODE, status={"phase": "InProgress"})
+    assert look(running, mover_pod(running, node="node-b", phase="Running")).pod is PodState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("phase", "status", "state"),
+    [
+        pytest.param("InProgress", {"phase": "Succeeded", "containerStatuses": ENDED}, PodState.ENDED, id="ended"),
+        pytest.param("InProgress", {"phase": "Running"}, PodState.ABSENT, id="without a result"),
+        pytest.param("Prepared", {"phase": "Failed", "reason": "Evicted"}, PodState.ABSENT, id="before the start"),
+    ],
+)
+def test_what_a_pod_said_last_counts_when_it_is_gone(phase: str, status: JsonDict, state: PodState) -> None:
+    load = data_upload(node=NODE, status={"phase": phase})
+    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Limits(), Slots(1))
+    pod = mover_pod(load, **status)
+    case = viewer.look(UPLOADS, UPLOADS.parse(load), None, departed=pod)
+    assert (case.view.pod, case.departed) == (state, pod)
+
+
+def test_a_pod_that_went_away_from_an_earlier_load_of_the_name_says_nothing() -> None:
+    pod = mover_pod(data_upload(uid="an earlier one"), phase="Succeeded", containerStatuses=ENDED)
+    load = data_upload(node=NODE, status={"phase": "InProgress"})
+    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Limits(), Slots(1))
+    case = viewer.look(UPLOADS, UPLOADS.parse(load), None, departed=pod)
+    assert (case.view.pod, case.departed) == (PodState.ABSENT, None)
 
 
 def test_a_prepared_load_gets_its_turn_when_the_slot_is_freed() -> None:

@@ -1,0 +1,130 @@
+"""What one agent keeps in memory of the cluster: its loads, and the pods of its node.
+
+Knows the caches, which load a pod belongs to, and what became of pods that went away. Does not
+know what is done about a change (`nodeagent.reconciler`).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from core.clock import Clock
+from core.errors import ContractError
+from core.kube.client import KubeClient, Selection
+from core.kube.resources import PODS
+from core.models.base import JsonDict
+from core.models.loads import Load
+from core.models.names import NODE_LABEL
+from nodeagent.informer import Informer
+from nodeagent.kinds.base import Kind
+from nodeagent.mover_pods import trim_pod
+from nodeagent.view import LoadKey, Site, trim_load
+
+__all__ = ["LoadCaches", "LoadListener"]
+
+
+class LoadListener(Protocol):
+    """Who is told of changes; it must not block."""
+
+    def on_load(self, key: LoadKey, uid: str) -> None:
+        """Take note that the load changed, came or went; `uid` is another one where it was replaced."""
+        ...
+
+    def on_pod(self, key: LoadKey) -> None:
+        """Take note that a pod of the load changed, came or went."""
+        ...
+
+
+class LoadCaches:
+    """The loads with this node's label, and the pods on this node that belong to a load."""
+
+    def __init__(
+        self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[Kind], listener: LoadListener
+    ) -> None:
+        """Follow loads of `kinds` for the agent of `site`."""
+        self._listener = listener
+        self._kinds = {kind.name: kind for kind in kinds}
+        self._departed: dict[LoadKey, JsonDict] = {}
+        selector = f"{NODE_LABEL}={site.label}"
+        self._loads = {
+            kind.name: Informer(
+                client,
+                Selection(kind.resource, site.namespace, label_selector=selector),
+                clock=clock,
+                trim=trim_load,
+                on_change=partial(self._tell_load, kind.name),
+            )
+            for kind in kinds
+        }
+        # Without a label: a mover that a peer's agent made carries none of ours.
+        self._pods = Informer(
+            client,
+            Selection(PODS, site.namespace, field_selector=f"spec.nodeName={site.node}"),
+            clock=clock,
+            trim=trim_pod,
+            on_change=self._tell_pod,
+        )
+
+    async def run(self) -> None:
+        """Follow until canceled."""
+        async with asyncio.TaskGroup() as group:
+            for informer in (*self._loads.values(), self._pods):
+                group.create_task(informer.run(), name="informer")
+
+    async def wait_synced(self) -> None:
+        """Return once everything was listed."""
+        for informer in (*self._loads.values(), self._pods):
+            await informer.synced.wait()
+
+    def not_synced(self) -> list[str]:
+        """Return which collections were not read yet, in words."""
+        waiting = [f"{name}s" for name, informer in self._loads.items() if not informer.synced.is_set()]
+        return waiting if self._pods.synced.is_set() else [*waiting, "mover pods"]
+
+    def load_keys(self) -> list[LoadKey]:
+        """Return the loads of this node."""
+        return [_key(name, raw) for name, informer in self._loads.items() for raw in informer.items()]
+
+    def raw(self, key: LoadKey) -> JsonDict | None:
+        """Return a load of this node as last seen; None where there is none."""
+        return self._loads[key[0]].get(key[1], key[2])
+
+    def load(self, key: LoadKey) -> Load | None:
+        """Return a load of this node as last seen; None where there is none that can be read."""
+        raw = self.raw(key)
+        try:
+            return None if raw is None else self._kinds[key[0]].parse(raw)
+        except ContractError:
+            # Handling the key says so, once.
+            return None
+
+    def pod(self, key: LoadKey) -> JsonDict | None:
+        """Return the pod of that load's name on this node, trimmed."""
+        return self._pods.get(key[1], key[2])
+
+    def departed(self, key: LoadKey) -> JsonDict | None:
+        """Return the pod of that load's name that went away last, as it was last seen."""
+        return self._departed.get(key)
+
+    def forget(self, key: LoadKey) -> None:
+        """Drop what is remembered about that load's pods."""
+        self._departed.pop(key, None)
+
+    def _tell_load(self, kind_name: str, raw: JsonDict) -> None:
+        self._listener.on_load(_key(kind_name, raw), raw["metadata"]["uid"])
+
+    def _tell_pod(self, pod: JsonDict) -> None:
+        meta = pod["metadata"]
+        for owner in meta.get("ownerReferences") or []:
+            key = (owner["kind"], meta["namespace"], owner["name"])
+            if owner["kind"] not in self._kinds:
+                continue
+            if self.pod(key) is None and self.raw(key) is not None:
+                self._departed[key] = pod
+            self._listener.on_pod(key)
+
+
+def _key(kind_name: str, raw: JsonDict) -> LoadKey:
+    meta = raw["metadata"]
+    return (kind_name, meta["namespace"], meta["name"])

@@ -1,0 +1,99 @@
+"""What the life cycle reads of a mover pod: whose it is, how it is, and who took it away.
+
+Knows a v1 Pod as JSON dict. Does not know the rules (`nodeagent.lifecycle`), and reads nothing
+itself.
+"""
+
+from typing import Final
+
+from core.models.base import JsonDict
+from core.models.loads import Load
+from core.models.names import OWNER_UID_LABEL
+from exposer.diagnose import PodEnd, parse_pod_end
+from nodeagent.lifecycle import PodState
+
+__all__ = ["belongs_to", "explain_loss", "has_ended", "is_ours", "pod_node", "pod_state", "trim_pod"]
+
+_LOST_CONTAINER: Final = "ContainerStatusUnknown"
+"""The kubelet came back and found the container gone: nobody knows how it ended.
+
+Source: Kubernetes v1.34, pkg/kubelet/container/runtime.go.
+"""
+
+
+def pod_state(pod: JsonDict | None) -> PodState:
+    """Return the state of a mover pod."""
+    if pod is None:
+        return PodState.ABSENT
+    leaving = bool(pod["metadata"].get("deletionTimestamp"))
+    end = parse_pod_end(pod)
+    if end is not None:
+        return PodState.DISPLACED if leaving or _displaced(pod, end) else PodState.ENDED
+    if leaving:
+        return PodState.LEAVING
+    phase = (pod.get("status") or {}).get("phase", "")
+    return PodState.RUNNING if phase == "Running" else PodState.PENDING
+
+
+def has_ended(pod: JsonDict) -> bool:
+    """Whether `pod` has ended, however that came about."""
+    return pod_state(pod) in {PodState.ENDED, PodState.DISPLACED}
+
+
+def belongs_to(pod: JsonDict, cr: Load) -> bool:
+    """Whether `pod` was made for `cr`; a peer's mover has no label of ours, but an owner."""
+    meta = pod["metadata"]
+    owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
+    return cr.uid in owners or (meta.get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid
+
+
+def is_ours(pod: JsonDict) -> bool:
+    """Whether an agent of ours made `pod`, and not a peer's."""
+    return OWNER_UID_LABEL in (pod["metadata"].get("labels") or {})
+
+
+def pod_node(pod: JsonDict) -> str:
+    """Return the node of `pod`; empty before the scheduler chose one."""
+    return str((pod.get("spec") or {}).get("nodeName", ""))
+
+
+def explain_loss(pod: JsonDict) -> str:
+    """Return who took `pod` from its node and why, as far as it tells; empty where it does not."""
+    status = pod.get("status") or {}
+    by = _disruption(status)
+    reason = status.get("reason") or by.get("reason") or ""
+    words = status.get("message") or by.get("message") or ""
+    return ": ".join(part for part in (reason, words) if part)
+
+
+def trim_pod(pod: JsonDict) -> JsonDict:
+    """Return what the life cycle reads of a pod: whose it is, and how it is."""
+    meta, status = pod["metadata"], pod.get("status") or {}
+    kept = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp")
+    told = ("phase", "reason", "message", "conditions", "containerStatuses")
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {key: meta[key] for key in (*kept, "resourceVersion") if key in meta},
+        "spec": {"nodeName": pod_node(pod)},
+        "status": {key: status[key] for key in told if key in status},
+    }
+
+
+def _displaced(pod: JsonDict, end: PodEnd) -> bool:
+    """Whether somebody else than the mover itself made it end."""
+    status = pod.get("status") or {}
+    rejected = end.exit_code is None and status.get("phase") == "Failed"
+    return rejected or bool(status.get("reason")) or bool(_disruption(status)) or end.reason == _LOST_CONTAINER
+
+
+def _disruption(status: JsonDict) -> JsonDict:
+    """Return the condition that says that somebody ends the pod; empty where none does.
+
+    Source: Kubernetes v1.34, pkg/apis/core/types.go (DisruptionTarget).
+    """
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            found: JsonDict = condition
+            return found
+    return {}

@@ -1,0 +1,106 @@
+"""What all steps of a load's life share: their tools, its end, and telling why it waits.
+
+Knows how a final status is written, told and counted, and when a wait is news. Does not know
+the steps (`nodeagent.steps` names the modules that do), nor when one is due.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from core.clock import Clock
+from core.kube.client import KubeClient
+from core.logs import BoundLogger, bind
+from core.models.phases import Phase
+from exposer.model import Waiting
+from nodeagent.concurrency import Slots
+from nodeagent.metrics import Metrics
+from nodeagent.mover_logs import MoverLogs
+from nodeagent.progress import ProgressFollower
+from nodeagent.queue import Requeue
+from nodeagent.status import Change, StatusWriter
+from nodeagent.story import Story
+from nodeagent.view import Case, Limits, Site
+from nodeagent.waits import Waits
+
+__all__ = ["StepBase", "Tools", "who_stops"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the steps are carried out with."""
+
+    client: KubeClient
+    clock: Clock
+    status: StatusWriter
+    story: Story
+    logs: MoverLogs
+    progress: ProgressFollower
+    slots: Slots
+    metrics: Metrics
+
+
+class StepBase:
+    """The common part of the modules that carry out steps."""
+
+    def __init__(self, tools: Tools, site: Site, limits: Limits, *, waits: Waits) -> None:
+        """Work with `tools` for the agent of `site`; all steps share `waits`."""
+        self._tools = tools
+        self._site = site
+        self._limits = limits
+        self._waits = waits
+
+    async def _end(self, case: Case, phase: Phase, message: str) -> Requeue | None:
+        """Write the final status in one patch, then tell and count it."""
+        tools, kind = self._tools, case.kind
+        status: dict[str, object] = {"message": message} if message else {}
+        if phase is Phase.COMPLETED and case.outcome is not None:
+            status |= kind.final_status(case.outcome)
+            tools.progress.finish(kind.name, case.cr.uid, case.outcome.total_bytes)
+        stored = await tools.status.move(kind, case.cr, phase, Change(status=status))
+        tools.slots.forget(stored.uid)
+        self._waits.forget(stored.uid)
+        tools.metrics.load_finished(kind.name, phase)
+        kind.count(stored, tools.metrics)
+        words = message or "the data is where it belongs"
+        await tools.story.tell(stored, str(phase), words, warning=phase is Phase.FAILED)
+        return None
+
+    async def _tell_wait(self, case: Case, waiting: Waiting) -> None:
+        """Write why the load waits where that is news."""
+        tools, cr = self._tools, case.cr
+        telling = self._waits.decide_telling(cr.uid, waiting)
+        if not telling.message:
+            return
+        # After a restart the status may say it already.
+        if cr.status.message != waiting.message:
+            await tools.status.report(case.kind, cr, message=waiting.message)
+            if telling.event:
+                await tools.story.tell(cr, waiting.reason, waiting.message, warning=waiting.trouble)
+        self._waits.told(cr.uid, waiting)
+
+    async def _stop_waiting(self, case: Case) -> None:
+        """Take back what was said about a wait that is over."""
+        self._waits.forget(case.cr.uid)
+        if case.cr.status.message:
+            await self._tools.status.report(case.kind, case.cr, message="")
+
+    def _logger(self, case: Case) -> BoundLogger:
+        cr = case.cr
+        return bind(
+            _log,
+            kind=case.kind.name,
+            namespace=cr.metadata.namespace,
+            name=cr.name,
+            uid=cr.uid,
+            phase=str(cr.phase),
+            node=self._site.node,
+        )
+
+
+def who_stops(case: Case) -> str:
+    """Return in words who wants the load to end."""
+    if case.cr.spec.cancel:
+        return "cancel was asked for by spec.cancel"
+    return "the custom resource is being deleted"

@@ -1,0 +1,151 @@
+"""The steps before a mover may begin: expose, make anew, take over, time out, cancel.
+
+Knows how a load gets its mover pod, and another one where the cluster took the first away. Does
+not know when a step is due, nor what happens once the mover may begin (`nodeagent.steps_move`).
+"""
+
+from dataclasses import replace
+
+from core.errors import ContractError, ExposeError
+from core.kube.errors import ForbiddenError, InvalidError
+from core.kube.resources import PODS
+from core.models.duration import format_duration
+from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
+from core.models.phases import Phase
+from exposer.model import Exposed, NotOwnerError, Waiting
+from exposer.ownership import remove
+from nodeagent.guard import build_guard
+from nodeagent.lifecycle import PodState
+from nodeagent.mover_loss import count_loss, read_loss
+from nodeagent.mover_pods import explain_loss, pod_node, pod_state
+from nodeagent.queue import Requeue
+from nodeagent.refusals import judge_refusal
+from nodeagent.status import Change
+from nodeagent.step_base import StepBase, who_stops
+from nodeagent.view import Case
+
+__all__ = ["ExposeSteps"]
+
+_LOSS_LOOK_SECONDS = 20.0
+"""The longest pause before a load is looked at again whose next pod has to wait: it may be late by then."""
+
+
+class ExposeSteps(StepBase):
+    """Carries out what is due before InProgress."""
+
+    async def expose(self, case: Case) -> Requeue | None:
+        """Bring the volume one step nearer to a mover pod, and say what that waits for."""
+        if case.view.phase is Phase.PREPARED and case.view.pod in {PodState.ABSENT, PodState.LEAVING}:
+            noted = await self._note_loss(case)
+            if noted:
+                return Requeue(0.0)
+        answer = await self._ensure(case)
+        if not isinstance(answer, Exposed | Waiting):
+            return answer
+        if isinstance(answer, Exposed):
+            if pod_state(answer.pod) is PodState.DISPLACED:
+                # On another node, so that no watch of ours showed it.
+                return await self.remake(replace(case, pod=answer.pod))
+            await self._await_taker(case, answer)
+        elif overdue := self._overdue(case, answer):
+            return await self._end(case, Phase.FAILED, overdue)
+        else:
+            await self._tell_wait(case, answer)
+        return Requeue(self._waits.seconds_to_next_look(case.cr.uid))
+
+    async def remake(self, case: Case) -> Requeue | None:
+        """Say that the cluster took the mover pod away, and remove it once another may be made."""
+        if await self._note_loss(case):
+            return Requeue(0.0)
+        loss = read_loss(case.cr)
+        if loss is not None:
+            pause = (loss.remake_at - self._tools.clock.now()).total_seconds()
+            if pause > 0:
+                return Requeue(min(pause, _LOSS_LOOK_SECONDS))
+        if case.pod is not None:
+            await self._tools.logs.take_over(case.cr, case.pod)
+            await remove(self._tools.client, PODS, case.pod)
+        return Requeue(self._waits.seconds_to_next_look(case.cr.uid))
+
+    async def prepare(self, case: Case) -> Requeue | None:
+        """Make the load this node's, and Prepared; a message about its wait goes."""
+        change = Change(
+            status={"node": self._site.node, "nodeOS": self._site.os},
+            labels={NODE_LABEL: self._site.label},
+        )
+        told = f"the data mover pod runs on node {self._site.node}"
+        self._waits.forget(case.cr.uid)
+        if case.view.phase is Phase.PREPARED:
+            # Its first pod was lost, and the next one came to another node.
+            status = {**change.status, "message": None}
+            stored = await self._tools.status.annotate(case.kind, case.cr, Change(status, change.labels))
+            await self._tools.story.tell(stored, "TakenOver", told)
+            return None
+        if MOVER_LOST_ANNOTATION in case.cr.metadata.annotations:
+            change = Change(change.status, change.labels, {MOVER_LOST_ANNOTATION: None})
+        stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
+        await self._tools.story.tell(stored, "Prepared", told)
+        return None
+
+    async def time_out(self, case: Case) -> Requeue | None:
+        """End a load that had no mover in time."""
+        span = format_duration(self._limits.prepare)
+        why = self._waits.last_message(case.cr.uid) or case.cr.status.message
+        loss = read_loss(case.cr)
+        what = "not prepared" if case.view.phase is Phase.ACCEPTED else "data mover pod was lost and not replaced"
+        message = f"{what} within {span}" + (f": {why}" if why else "")
+        if loss is not None:
+            message += f"; data mover pods lost: {loss.times}, the last one by {loss.why or 'deletion'}"
+        return await self._end(case, Phase.FAILED, message)
+
+    async def cancel(self, case: Case) -> Requeue | None:
+        """End a load at once that is not to begin any more."""
+        return await self._end(case, Phase.CANCELED, f"canceled while {case.view.phase}: {who_stops(case)}")
+
+    async def _ensure(self, case: Case) -> Exposed | Waiting | Requeue | None:
+        """Return what the exposer says; anything else where there is nothing more to do about it."""
+        try:
+            return await case.kind.ensure_exposed(case.cr, build_guard(self._tools.client, case, self._site))
+        except NotOwnerError as e:
+            self._logger(case).debug("the expose stops: %s", e)
+            return None
+        except (ForbiddenError, InvalidError) as e:
+            try:
+                return judge_refusal(e)
+            except ExposeError as refused:
+                return await self._end(case, Phase.FAILED, str(refused))
+        except (ExposeError, ContractError) as e:
+            return await self._end(case, Phase.FAILED, str(e))
+
+    async def _await_taker(self, case: Case, exposed: Exposed) -> None:
+        """Say so where the mover is up on a node whose agent has not noticed."""
+        node = pod_node(exposed.pod)
+        if node in {"", self._site.node}:
+            await self._stop_waiting(case)
+            return
+        place = f"{case.cr.metadata.namespace}/{case.cr.name}"
+        message = f"data mover pod {place} is on node {node}, whose node agent has not taken it over yet"
+        await self._tell_wait(case, Waiting("NotTakenOver", message))
+
+    def _overdue(self, case: Case, waiting: Waiting) -> str:
+        """Return why the load ends where one operation took too long; empty where it may go on."""
+        span = case.cr.operation_timeout or self._limits.resource
+        if waiting.since is None or self._tools.clock.now() - waiting.since < span:
+            return ""
+        return f"{waiting.message}; that took longer than {format_duration(span)}"
+
+    async def _note_loss(self, case: Case) -> bool:
+        """Write once for each lost pod that it was lost, and why; return whether that was news."""
+        before, uid, why = read_loss(case.cr), "", ""
+        if case.pod is not None:
+            uid, why = case.pod["metadata"]["uid"], explain_loss(case.pod)
+        loss = count_loss(before, uid, why=why, now=self._tools.clock.now())
+        if loss == before or (before is not None and not uid):
+            return False
+        place = f"{case.cr.metadata.namespace}/{case.cr.name}"
+        message = f"data mover pod {place} was lost before it began{f' ({why})' if why else ''}; another one is made"
+        change = Change(status={"message": message}, annotations={MOVER_LOST_ANNOTATION: loss.to_annotation()})
+        stored = await self._tools.status.annotate(case.kind, case.cr, change)
+        await self._tools.story.tell(stored, "MoverLost", message, warning=True)
+        self._waits.told(case.cr.uid, Waiting("MoverLost", message))
+        return True

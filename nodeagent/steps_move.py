@@ -1,0 +1,156 @@
+"""The steps while a mover may move data, and until its load is over.
+
+Knows slots, the start, cancels, and what becomes of a mover's end. Does not know how a mover
+pod comes to be (`nodeagent.steps_expose`), nor what is removed afterwards (`nodeagent.clean_up`).
+"""
+
+from core.errors import ExposeError
+from core.models.base import format_time
+from core.models.duration import format_duration
+from core.models.names import CANCEL_ASKED_ANNOTATION, OUTCOME_ANNOTATION
+from core.models.phases import Phase
+from exposer.diagnose import parse_pod_end
+from exposer.model import Waiting
+from nodeagent.lifecycle import Stop
+from nodeagent.mover_logs import add_log_end
+from nodeagent.mover_pods import explain_loss
+from nodeagent.outcome import Outcome, decide_outcome
+from nodeagent.queue import Requeue
+from nodeagent.status import Change
+from nodeagent.step_base import StepBase, who_stops
+from nodeagent.view import Case
+
+__all__ = ["MoveSteps"]
+
+_VOLUME_LOOK_SECONDS = 8.0
+"""How often a volume that may go away is looked at while its mover waits for a slot."""
+
+
+class MoveSteps(StepBase):
+    """Carries out what is due from Prepared to the final status."""
+
+    async def await_slot(self, case: Case) -> Requeue | None:
+        """Say that the node's slots are taken; end the load where its volume went away meanwhile."""
+        try:
+            await case.kind.confirm_volume(case.cr)
+        except ExposeError as e:
+            return await self._end(case, Phase.FAILED, str(e))
+        return await self._await_slot(case)
+
+    async def start(self, case: Case) -> Requeue | None:
+        """Let the mover begin."""
+        tools, cr = self._tools, case.cr
+        try:
+            await case.kind.confirm_volume(cr)
+        except ExposeError as e:
+            return await self._end(case, Phase.FAILED, str(e))
+        if not tools.slots.take(cr.uid):
+            return await self._await_slot(case)
+        stored = await tools.status.move(case.kind, cr, Phase.IN_PROGRESS)
+        created = cr.metadata.creation_timestamp
+        if created is not None:
+            tools.metrics.waited(case.kind.name, (tools.clock.now() - created).total_seconds())
+        case.kind.count(stored, tools.metrics)
+        await tools.story.tell(stored, "Started", "the data mover may move data now")
+        return None
+
+    async def move_canceling(self, case: Case) -> Requeue | None:
+        """Note that the mover is to stop, and since when."""
+        asked = {CANCEL_ASKED_ANNOTATION: format_time(self._tools.clock.now())}
+        stored = await self._tools.status.move(case.kind, case.cr, Phase.CANCELING, Change(annotations=asked))
+        await self._tools.story.tell(stored, "Canceling", f"{who_stops(case)}; the data mover is to stop")
+        return None
+
+    async def force_cancel(self, case: Case) -> Requeue | None:
+        """End a load whose mover does not stop."""
+        span = format_duration(self._limits.cancel)
+        message = f"{who_stops(case)}; the data mover did not stop within {span} and is removed"
+        return await self._end(case, Phase.CANCELED, message)
+
+    async def lose(self, case: Case) -> Requeue | None:
+        """End a load whose mover pod is gone without a word."""
+        gone = f"data mover pod {case.cr.metadata.namespace}/{case.cr.name} is gone"
+        if case.view.stop is not Stop.NONE:
+            return await self._end(case, Phase.CANCELED, f"{who_stops(case)}; {gone}")
+        why = explain_loss(case.departed) if case.departed is not None else ""
+        message = f"{gone} from node {self._site.node}; it left no result" + (f": {why}" if why else "")
+        return await self._end(case, Phase.FAILED, message)
+
+    async def give_up(self, case: Case) -> Requeue | None:
+        """End a load whose mover ended by itself before it was to begin."""
+        outcome = self._read_outcome(case)
+        message = outcome.message or "the data mover ended before its data path was started"
+        tail = await self._tools.logs.take_over(case.cr, case.pod)
+        return await self._end(case, Phase.FAILED, add_log_end(message, tail))
+
+    async def keep_outcome(self, case: Case) -> Requeue | None:
+        """Write down how the mover ended, before anything of it is touched."""
+        kind, cr = case.kind, case.cr
+        outcome = await self._judge(case, self._read_outcome(case))
+        if outcome.phase is Phase.COMPLETED:
+            try:
+                outcome = await kind.keep(cr, outcome)
+            except ExposeError as e:
+                outcome = Outcome(phase=Phase.FAILED, message=str(e))
+        if outcome.phase is Phase.FAILED:
+            tail = await self._tools.logs.take_over(cr, case.pod)
+            outcome = outcome.model_copy(update={"message": add_log_end(outcome.message, tail)})
+        outcome = outcome.model_copy(update={"kept_at": self._tools.clock.now()})
+        change = Change(annotations={OUTCOME_ANNOTATION: outcome.to_annotation()})
+        await self._tools.status.annotate(kind, cr, change)
+        return None
+
+    async def finish(self, case: Case) -> Requeue | None:
+        """Complete what the kept outcome asks for, then write the final status."""
+        kind, cr, outcome = case.kind, case.cr, case.outcome
+        if outcome is None:
+            return None
+        # Completing may delete the pod, and its log with it.
+        await self._tools.logs.take_over(cr, case.pod)
+        if outcome.phase is not Phase.COMPLETED:
+            return await self._end(case, outcome.phase, outcome.message)
+        try:
+            waiting = await kind.complete(cr, outcome)
+        except ExposeError as e:
+            return await self._end(case, Phase.FAILED, str(e))
+        if waiting is not None:
+            return await self._wait_to_complete(case, outcome, waiting)
+        return await self._end(case, Phase.COMPLETED, "")
+
+    async def _await_slot(self, case: Case) -> Requeue | None:
+        message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
+        waiting = Waiting("WaitingForSlot", message)
+        await self._tell_wait(case, waiting)
+        if not self._waits.is_told(case.cr.uid, waiting.reason):
+            return Requeue(self._waits.seconds_to_next_look(case.cr.uid))
+        # Freeing a slot wakes the next in line.
+        return Requeue(_VOLUME_LOOK_SECONDS) if case.kind.bound_to_node else None
+
+    async def _wait_to_complete(self, case: Case, outcome: Outcome, waiting: Waiting) -> Requeue | None:
+        """Go on waiting for a completion, or end the load as Failed once that took too long."""
+        since = outcome.kept_at or self._tools.clock.now()
+        if self._tools.clock.now() - since >= self._limits.resource:
+            span = format_duration(self._limits.resource)
+            message = f"data was moved, but not handed over within {span}: {waiting.message}"
+            return await self._end(case, Phase.FAILED, message)
+        await self._tell_wait(case, waiting)
+        return Requeue(self._waits.seconds_to_next_look(case.cr.uid))
+
+    def _read_outcome(self, case: Case) -> Outcome:
+        """Return what the end of the case's pod means."""
+        end = parse_pod_end(case.pod) if case.pod is not None else None
+        if end is None:
+            return Outcome(phase=Phase.FAILED, message="the data mover pod left no result")
+        asked = case.view.stop is not Stop.NONE
+        return decide_outcome(end, case.kind.parse_result, cancel_asked=asked)
+
+    async def _judge(self, case: Case, outcome: Outcome) -> Outcome:
+        """Return `outcome`, or Failed where the volume went away under the mover."""
+        if outcome.phase is Phase.CANCELED:
+            return outcome
+        try:
+            await case.kind.confirm_volume(case.cr)
+        except ExposeError as e:
+            said = f"; the data mover said: {outcome.message}" if outcome.message else ""
+            return Outcome(phase=Phase.FAILED, message=f"{e}{said}")
+        return outcome
