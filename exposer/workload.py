@@ -11,6 +11,7 @@ from core.models.base import JsonDict
 from exposer.model import Waiting, WorkloadRef
 
 __all__ = [
+    "ONTO_ANY_NODE",
     "RESTORE_WAIT",
     "block_refused",
     "check_alive",
@@ -26,6 +27,9 @@ RESTORE_WAIT: Final = "restore-wait"
 
 Source: Velero v1.18, pkg/restorehelper; tests/recordings/velero-1.18.2/workload-pod-restored.json.
 """
+
+ONTO_ANY_NODE: Final[JsonDict] = {"operator": "Exists", "effect": "NoSchedule"}
+"""The toleration of a pod that must get there although nothing new is to be scheduled."""
 
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
@@ -116,7 +120,7 @@ def tolerations_to_stay(pod: JsonDict) -> tuple[JsonDict, ...]:
     """
     tolerated = pod["spec"].get("tolerations") or []
     kept = [t | {"effect": "NoExecute"} for t in tolerated if t.get("effect", "") in {"", "NoExecute"}]
-    return ({"operator": "Exists", "effect": "NoSchedule"}, *kept)
+    return (ONTO_ANY_NODE, *kept)
 
 
 def _restore_wait_state(pod: JsonDict) -> JsonDict:

@@ -27,9 +27,18 @@ from exposer.diagnose import diagnose_pod, parse_pod_end
 from exposer.model import Owner
 from exposer.pod import build_init_pod, init_pod_name
 from exposer.pod_creation import create_pod
+from exposer.workload import ONTO_ANY_NODE
 from nodeagent.kinds.base import MoverPlan
 
-__all__ = ["INIT_POD_SELECTOR", "InitState", "PodReport", "judge_init_pod", "read_init_pod", "start_init_pod"]
+__all__ = [
+    "INIT_POD_SELECTOR",
+    "InitState",
+    "PodReport",
+    "judge_init_pod",
+    "let_onto_any_node",
+    "read_init_pod",
+    "start_init_pod",
+]
 
 INIT_POD_SELECTOR: Final = f"{OWNER_UID_LABEL},{REPOSITORY_TYPE_LABEL}"
 
@@ -37,10 +46,17 @@ _PENDING_LIMIT: Final = timedelta(seconds=90)
 """A pod that has not started by then tells its reason instead: loads wait for it."""
 
 
+_CHOOSY_LIMIT: Final = timedelta(seconds=10)
+"""How long only nodes count that take new pods. On a cordoned or tainted one movers of pod
+volumes run, and need their repository; but a better one comes first."""
+
+
 class InitState(Enum):
     """What a repository's init pod comes to."""
 
     WORKING = auto()
+    UNPLACED = auto()
+    """No node takes it, as it is: it may be let onto one where nothing new is to be scheduled."""
     LEAVING = auto()
     """Being deleted without a result; another one may come once it is gone."""
     SUCCEEDED = auto()
@@ -59,7 +75,8 @@ def judge_init_pod(repository: BackupRepository, pod: JsonDict, now: datetime) -
     """Return what `pod` (a v1 Pod as JSON dict), the one of that name, comes to at `now`."""
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"
-    late = now - datetime.fromisoformat(meta["creationTimestamp"]) >= _PENDING_LIMIT
+    age = now - datetime.fromisoformat(meta["creationTimestamp"])
+    late = age >= _PENDING_LIMIT
     if (meta.get("labels") or {}).get(OWNER_UID_LABEL) != repository.uid:
         if not late:
             # Most likely that of a repository of the same name which was just deleted.
@@ -84,12 +101,32 @@ def judge_init_pod(repository: BackupRepository, pod: JsonDict, now: datetime) -
         return PodReport(InitState.FAILED, str(e))
     if waiting is not None and late:
         return PodReport(InitState.FAILED, waiting.message)
+    refused = waiting is not None and waiting.trouble and not pod["spec"].get("nodeName")
+    choosy = ONTO_ANY_NODE not in (pod["spec"].get("tolerations") or [])
+    if refused and choosy and age >= _CHOOSY_LIMIT:
+        return PodReport(InitState.UNPLACED)
     return PodReport(InitState.WORKING)
 
 
 async def read_init_pod(client: KubeClient, repository: BackupRepository) -> JsonDict | None:
     """Return the pod that has the name of the repository's init pod, None where there is none."""
     return await client.read(PODS, repository.metadata.namespace, init_pod_name(Owner.of(repository)))
+
+
+async def let_onto_any_node(client: KubeClient, pod: JsonDict) -> None:
+    """Let `pod`, as it was just read, be scheduled to a node where nothing new is to be.
+
+    Source: Kubernetes v1.34, validation of pod updates: tolerations may be added to a pod.
+
+    Raises:
+        ConflictError: somebody else wrote to it meanwhile.
+        NotFoundError: it is gone.
+    """
+    meta = pod["metadata"]
+    tolerations = [*(pod["spec"].get("tolerations") or []), ONTO_ANY_NODE]
+    held = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+    patch: JsonDict = {"metadata": held, "spec": {"tolerations": tolerations}}
+    await client.patch(PODS, meta["namespace"], meta["name"], patch)
 
 
 async def start_init_pod(client: KubeClient, repository: BackupRepository, plan: MoverPlan) -> None:

@@ -5,8 +5,6 @@ kopia itself: a pod does (`nodeagent.init_pod`). Does not run maintenance.
 """
 
 import asyncio
-import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,23 +16,28 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
-    BACKUP_STORAGE_LOCATIONS,
     DEPLOYMENTS,
     PODS,
-    SECRETS,
 )
 from core.logs import fields
 from core.models.base import JsonDict, format_time
-from core.models.names import REPO_CREDENTIALS_SECRET
-from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryPhase
+from core.models.storage import BackupRepository, RepositoryPhase
 from nodeagent.faults import Faults
 from nodeagent.informer import Informer
-from nodeagent.init_pod import INIT_POD_SELECTOR, InitState, judge_init_pod, read_init_pod, start_init_pod
+from nodeagent.init_pod import (
+    INIT_POD_SELECTOR,
+    InitState,
+    judge_init_pod,
+    let_onto_any_node,
+    read_init_pod,
+    start_init_pod,
+)
 from nodeagent.kinds.base import PlanSource
 from nodeagent.metrics import Metrics
 from nodeagent.parallel import tell_causes
 from nodeagent.queue import Requeue, WorkQueue
 from nodeagent.repo_secret import ensure_repository_password
+from nodeagent.repository_tries import RepositoryTries, read_causes
 from nodeagent.settings import RepositoryController
 from nodeagent.story import Story
 
@@ -52,13 +55,6 @@ _DEFAULT_FREQUENCY: Final = "1h0m0s"
 Source: tests/recordings/velero-1.18.2/backuprepository.json.
 """
 _NO_FREQUENCY: Final = frozenset({"", "0", "0s"})
-
-_RETRY_SECONDS: Final = 300.0
-_WANTED_AGAIN_SECONDS: Final = 15.0
-"""A failure younger than this is still true for a load that needs the repository now."""
-
-_WATCH_CAUSES_SECONDS: Final = 5.0
-"""Between looks at what may have been mended: location, its Secret, the password."""
 
 _WORKING_SECONDS: Final = 10.0
 _SERVER_SECONDS: Final = 60.0
@@ -79,15 +75,6 @@ class RepositoryTools:
     check_leading: Callable[[], None]
 
 
-@dataclass
-class _Try:
-    """The last try at one repository: on what it depended, and when it failed."""
-
-    causes: str
-    failed_at_seconds: float | None = None
-    wanted: bool = False
-
-
 class RepositoryKeeper:
     """The controller of BackupRepositories: to be run while the Lease is held."""
 
@@ -96,7 +83,7 @@ class RepositoryKeeper:
         self._tools = tools
         self._namespace = namespace
         self._mode = mode
-        self._tries: dict[str, _Try] = {}
+        self._tries = RepositoryTries(tools.clock)
         self._faults = Faults(_log)
         self._queue: WorkQueue[str] | None = None
         self._repositories: Informer | None = None
@@ -154,9 +141,7 @@ class RepositoryKeeper:
             spec = raw.get("spec") or {}
             if (spec.get("volumeNamespace"), spec.get("backupStorageLocation")) != (volume_namespace, location):
                 continue
-            last = self._tries.get(raw["metadata"]["uid"])
-            if last is not None:
-                last.wanted = True
+            if self._tries.want(raw["metadata"]["uid"]):
                 self._queue.add(raw["metadata"]["name"])
 
     async def _handle(self, name: str) -> Requeue | None:
@@ -192,13 +177,13 @@ class RepositoryKeeper:
             return await self._follow(repository, pod)
         if repository.phase is RepositoryPhase.READY:
             return None
-        causes = await self._read_causes(repository)
+        causes = await read_causes(self._tools.client, repository)
         if repository.phase is RepositoryPhase.NOT_READY:
-            if not self._is_due(repository, causes):
-                return Requeue(_WATCH_CAUSES_SECONDS)
+            if not self._tries.is_due(repository.uid, causes):
+                return Requeue(self._tries.pause_seconds)
             # Whoever needs it waits for the new try instead of failing by the old one's words.
             repository = await self._patch(repository, {"status": {"phase": RepositoryPhase.NEW, "message": None}})
-        self._tries[repository.uid] = _Try(causes)
+        self._tries.begin(repository.uid, causes)
         return await self._start(repository)
 
     async def _start(self, repository: BackupRepository) -> Requeue | None:
@@ -209,13 +194,16 @@ class RepositoryKeeper:
             await start_init_pod(tools.client, repository, tools.plan())
         except (ForbiddenError, InvalidError) as e:
             await self._fail(repository, str(e))
-            return Requeue(_WATCH_CAUSES_SECONDS)
+            return Requeue(self._tries.pause_seconds)
         return Requeue(_WORKING_SECONDS)
 
     async def _follow(self, repository: BackupRepository, pod: JsonDict) -> Requeue | None:
         """Write what the init pod came to, then remove it."""
         tools = self._tools
         report = judge_init_pod(repository, pod, tools.clock.now())
+        if report.state is InitState.UNPLACED:
+            await let_onto_any_node(tools.client, pod)
+            return Requeue(_WORKING_SECONDS)
         if report.state in {InitState.WORKING, InitState.LEAVING}:
             # The watch tells the next change; this is for what changes by time alone.
             return Requeue(_WORKING_SECONDS)
@@ -227,7 +215,7 @@ class RepositoryKeeper:
         owned = any(owner["uid"] == repository.uid for owner in meta.get("ownerReferences") or [])
         if owned and not meta.get("deletionTimestamp"):
             await tools.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
-        return Requeue(_WATCH_CAUSES_SECONDS)
+        return Requeue(self._tries.pause_seconds)
 
     async def _succeed(self, repository: BackupRepository) -> None:
         if repository.phase is RepositoryPhase.READY:
@@ -237,7 +225,7 @@ class RepositoryKeeper:
             # A repository that was just made needs no maintenance before its first interval is over.
             status["lastMaintenanceTime"] = format_time(self._tools.clock.now())
         stored = await self._patch(repository, {"status": status})
-        self._tries.pop(stored.uid, None)
+        self._tries.forget(stored.uid)
         self._tools.metrics.repository(stored.name, ok=True)
         await self._tools.story.tell(stored, "Ready", "the backup repository can be used")
 
@@ -248,34 +236,7 @@ class RepositoryKeeper:
             repository = await self._patch(repository, {"status": status})
             self._tools.metrics.repository(repository.name, ok=False)
             await self._tools.story.tell(repository, "NotReady", message, warning=True)
-        last = self._tries.setdefault(repository.uid, _Try(await self._read_causes(repository)))
-        if last.failed_at_seconds is None:
-            last.failed_at_seconds = self._tools.clock.monotonic()
-            last.wanted = False
-
-    def _is_due(self, repository: BackupRepository, causes: str) -> bool:
-        """Whether a repository that is NotReady is to be tried again now."""
-        last = self._tries.get(repository.uid)
-        if last is None or last.failed_at_seconds is None or last.causes != causes:
-            return True
-        age_seconds = self._tools.clock.monotonic() - last.failed_at_seconds
-        return age_seconds >= (_WANTED_AGAIN_SECONDS if last.wanted else _RETRY_SECONDS)
-
-    async def _read_causes(self, repository: BackupRepository) -> str:
-        """Return a fingerprint of what decides whether the repository can be opened."""
-        client = self._tools.client
-        raw = await client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, repository.spec.backup_storage_location)
-        names = [REPO_CREDENTIALS_SECRET]
-        spec: JsonDict = {}
-        if raw is not None:
-            location = BackupStorageLocation.parse(raw)
-            # Its status changes with every validation, and means nothing here.
-            spec = raw["spec"]
-            if location.spec.credential is not None:
-                names.append(location.spec.credential.name)
-        secrets = [await client.read(SECRETS, self._namespace, name) for name in names]
-        versions = [secret["metadata"]["resourceVersion"] if secret is not None else "" for secret in secrets]
-        return hashlib.sha256(json.dumps([spec, versions], sort_keys=True).encode()).hexdigest()
+        self._tries.fail(repository.uid, await read_causes(self._tools.client, repository))
 
     async def _in_charge(self) -> bool:
         """Whether repositories are ours to make: by the mode, or since no server does it."""

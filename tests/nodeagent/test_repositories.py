@@ -16,6 +16,7 @@ from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, E
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from exposer.template import AgentTemplate
+from exposer.workload import ONTO_ANY_NODE
 from nodeagent.kinds.base import MoverPlan
 from nodeagent.metrics import Metrics
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
@@ -235,6 +236,25 @@ async def test_a_pod_that_cannot_start_tells_why_after_ninety_seconds() -> None:
         assert scene.message == "no node takes pod velero/app-default-kopia-init: 0/1 nodes"
         await asyncio.sleep(1)
         assert scene.pod is None
+
+
+async def test_a_pod_that_no_node_takes_is_let_onto_one_that_takes_no_new_pods() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.until_pod()
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "1 cordoned"}
+        scene.set_pod(phase="Pending", conditions=[condition])
+        await asyncio.sleep(5)
+        assert scene.pod is not None
+        before = scene.pod["spec"].get("tolerations", [])
+        assert ONTO_ANY_NODE not in before
+        await asyncio.sleep(16)
+        assert scene.pod["spec"]["tolerations"] == [*before, ONTO_ANY_NODE]
+        version = scene.pod["metadata"]["resourceVersion"]
+        await asyncio.sleep(30)
+        assert scene.pod["metadata"]["resourceVersion"] == version
+        scene.end_pod(0, GOOD)
+        await scene.until_phase("Ready", seconds=2)
 
 
 async def test_a_pod_that_is_refused_is_told_at_once() -> None:
