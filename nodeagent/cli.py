@@ -18,6 +18,7 @@ from core.errors import AgentError, ConfigError
 from core.logs import LEVELS, LOG_FORMATS, set_up_logging
 from core.models.duration import format_duration, parse_duration
 from core.version import VERSION
+from nodeagent.cli_check_config import set_up_check_config
 from nodeagent.settings import Address, RepositoryController, Settings, node_name_from, parse_address
 
 __all__ = ["main", "parse_settings"]
@@ -36,6 +37,8 @@ _EXAMPLES: Final = """\
 examples:
   nodeagent serve --help
         all flags, with their defaults
+  nodeagent check-config node-agent-config.json
+        what is wrong with a configuration, before an agent meets it
   kubectl apply -f deploy/crds && kubectl apply -k deploy
         install the agent on every node of a cluster
 """
@@ -78,19 +81,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` names and return its exit code."""
     arguments = _parser().parse_args(argv)
     try:
-        settings = parse_settings(arguments, os.environ)
-        set_up_logging(settings.log_level, settings.log_format)
-        if settings.backup_repository_config_map:
-            _log.warning("--backup-repository-configmap is not yet in force in this version; it changes nothing")
-        # The daemon and its libraries take a second to load; nothing above needs them.
-        from nodeagent.app import serve  # noqa: PLC0415
-
-        return asyncio.run(serve(settings))
+        code: int = arguments.run(arguments)
     except AgentError as e:
         sys.stderr.write(f"error: {' '.join(str(e).split())}\n")
         return e.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
+    return code
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    settings = parse_settings(arguments, os.environ)
+    set_up_logging(settings.log_level, settings.log_format)
+    if settings.backup_repository_config_map:
+        _log.warning("--backup-repository-configmap is not yet in force in this version; it changes nothing")
+    # The daemon and its libraries take a second to load; nothing above needs them.
+    from nodeagent.app import serve  # noqa: PLC0415
+
+    return asyncio.run(serve(settings))
 
 
 def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
@@ -139,9 +147,17 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    serve.set_defaults(run=_serve)
     _add_place(serve)
     _add_configuration(serve)
     _add_running(serve)
+    check = commands.add_parser(
+        "check-config",
+        help="say what is wrong with a configuration",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    set_up_check_config(check)
     return parser
 
 

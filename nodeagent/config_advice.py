@@ -6,7 +6,7 @@ Knows which settings have no effect beside, or without, others. Does not know mi
 
 from collections import Counter
 
-from nodeagent.config_keys import Finding
+from nodeagent.config_keys import Finding, show_key
 from nodeagent.config_models import AffinityMode, AgentConfig
 
 __all__ = ["advise"]
@@ -34,7 +34,7 @@ def _on_affinity(config: AgentConfig) -> list[Finding]:
 
 def _on_backup_claims(config: AgentConfig) -> list[Finding]:
     return [
-        Finding(f"backupPVC.{name}.spcNoRelabeling", "it changes nothing without readOnly")
+        Finding(f"backupPVC{show_key(name)}.spcNoRelabeling", "it changes nothing without readOnly")
         for name, claim in config.backup_pvc.items()
         if claim.spc_no_relabeling and not claim.read_only
     ]

@@ -25,6 +25,7 @@ __all__ = [
     "known_paths",
     "load_json",
     "nested_section",
+    "show_key",
     "sort_keys",
 ]
 
@@ -111,12 +112,13 @@ class SortedKeys:
             if isinstance(part, int):
                 shown += f"[{part}]"
                 continue
-            key = self.written.get(location[:depth], part)
-            if _PLAIN_KEY.fullmatch(key):
-                shown += f".{key}" if shown else key
-            else:
-                shown += f"[{json.dumps(key)}]"
-        return shown
+            shown += show_key(self.written.get(location[:depth], part))
+        return shown.removeprefix(".")
+
+
+def show_key(key: str) -> str:
+    """Return a key as a step of a path: `.name`, or `["a/b"]` where that would mislead."""
+    return f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{json.dumps(key)}]"
 
 
 def sort_keys(document: JsonDict, section: type[Section]) -> SortedKeys:

@@ -1,0 +1,169 @@
+"""`nodeagent check-config`: says all that is wrong with a configuration before an agent meets it.
+
+Knows what is printed and with which code the command ends. Does not know what a document may
+say (`nodeagent.config`) or what the cluster has (`nodeagent.config_names`).
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from core.clock import SystemClock
+from core.errors import ConfigError
+from core.kube.client import KubeClient
+from core.kube.errors import KubeError
+from core.kube.resources import DAEMON_SETS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.names import AGENT_DAEMONSET
+from nodeagent.config import parse_config
+from nodeagent.config_file import read_document
+from nodeagent.config_keys import Finding
+from nodeagent.config_map import read_config
+from nodeagent.config_names import check_names
+from nodeagent.settings import DEFAULT_NAMESPACE
+from nodeagent.transport import load_transport
+
+__all__ = ["CheckRequest", "check_config"]
+
+_FLAG: Final = "--node-agent-configmap"
+_FOUND_SOMETHING: Final = 1
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """What is checked and how.
+
+    `path` is a file, or empty for what the cluster has. `strict` makes warnings count like
+    mistakes. `offline` asks no cluster.
+    """
+
+    path: str
+    kubeconfig: str | None = None
+    namespace: str = ""
+    config_map_name: str = ""
+    strict: bool = False
+    offline: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What was found: mistakes, and warnings about what is tolerated."""
+
+    source: str
+    mistakes: Sequence[Finding]
+    warnings: Sequence[Finding] = field(default_factory=list)
+
+    def write(self, *, as_json: bool) -> None:
+        """Print one line for each finding and one that counts them; or one JSON object."""
+        if as_json:
+            found = {"source": self.source, "mistakes": _listed(self.mistakes), "warnings": _listed(self.warnings)}
+            sys.stdout.write(json.dumps(found, indent=2) + "\n")
+            return
+        lines = [f"error: {finding}" for finding in self.mistakes]
+        lines += [f"warning: {finding}" for finding in self.warnings]
+        lines.append(f"{self.source}: {_count(self.mistakes, 'mistake')}, {_count(self.warnings, 'warning')}")
+        sys.stdout.write("\n".join(lines) + "\n")
+
+
+async def check_config(request: CheckRequest) -> int:
+    """Print what is wrong with the configuration, and return the exit code: 0 for nothing.
+
+    Raises:
+        ConfigError: it could not be read.
+    """
+    if request.path:
+        report = await _check_file(request)
+    else:
+        report = await _check_cluster(request)
+    report.write(as_json=request.as_json)
+    return _FOUND_SOMETHING if report.mistakes or (request.strict and report.warnings) else 0
+
+
+async def _check_file(request: CheckRequest) -> _Report:
+    text = read_document(request.path)
+    try:
+        parsed = parse_config(text)
+    except ConfigError as e:
+        return _Report(request.path, [Finding("", str(e))])
+    if request.offline or not _may_ask(request):
+        return _Report(request.path, parsed.mistakes, parsed.notes)
+    try:
+        transport, _ = await load_transport(request.kubeconfig)
+    except ConfigError as e:
+        unchecked = Finding("", f"names were not checked against a cluster: {e}")
+        return _Report(request.path, parsed.mistakes, [*parsed.notes, unchecked])
+    try:
+        names = await check_names(KubeClient(transport, _retry()), parsed.config)
+    finally:
+        await transport.close()
+    return _Report(request.path, parsed.mistakes, [*parsed.notes, *names])
+
+
+async def _check_cluster(request: CheckRequest) -> _Report:
+    transport, context_namespace = await load_transport(request.kubeconfig)
+    try:
+        client = KubeClient(transport, _retry())
+        namespace = request.namespace or context_namespace or DEFAULT_NAMESPACE
+        name = request.config_map_name or await _named_in_daemonset(client, namespace)
+        source = f"ConfigMap {namespace}/{name}" if name else "no ConfigMap is named"
+        try:
+            parsed = await read_config(client, namespace, name)
+        except ConfigError as e:
+            # What the agent would not start with is a mistake; a server that is not there is none.
+            if isinstance(e.__cause__, KubeError):
+                raise
+            return _Report(source, [Finding("", str(e))])
+        return _Report(source, parsed.mistakes, [*parsed.notes, *await check_names(client, parsed.config)])
+    finally:
+        await transport.close()
+
+
+async def _named_in_daemonset(client: KubeClient, namespace: str) -> str:
+    """Return the ConfigMap that the installed agent was told; empty where it was told none.
+
+    Raises:
+        ConfigError: there is no agent in that namespace, or the server did not say.
+    """
+    try:
+        daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
+    except KubeError as e:
+        raise ConfigError(f"DaemonSet {namespace}/{AGENT_DAEMONSET} cannot be read: {e}") from e
+    if daemonset is None:
+        raise ConfigError(f"there is no DaemonSet {namespace}/{AGENT_DAEMONSET}: give {_FLAG} NAME, or --namespace")
+    return _told_name(daemonset)
+
+
+def _told_name(daemonset: JsonDict) -> str:
+    """Return the value of the flag among the arguments of the DaemonSet's first container."""
+    container = daemonset["spec"]["template"]["spec"]["containers"][0]
+    words = [str(word) for word in (*(container.get("command") or []), *(container.get("args") or []))]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == _FLAG:
+            return following
+        if word.startswith(f"{_FLAG}="):
+            return word.removeprefix(f"{_FLAG}=")
+    return ""
+
+
+def _may_ask(request: CheckRequest) -> bool:
+    """Whether there is any way to a cluster; without one a file is checked by itself."""
+    told = request.kubeconfig or os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" in os.environ
+    return bool(told) or (Path.home() / ".kube" / "config").is_file()
+
+
+def _retry() -> Retry:
+    return Retry(SystemClock(), attempts=2)
+
+
+def _listed(findings: Sequence[Finding]) -> list[JsonDict]:
+    return [{"path": finding.path, "problem": finding.problem, "hint": finding.hint} for finding in findings]
+
+
+def _count(findings: Sequence[Finding], word: str) -> str:
+    return f"{len(findings) or 'no'} {word}{'' if len(findings) == 1 else 's'}"
