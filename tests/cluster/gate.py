@@ -1,0 +1,120 @@
+"""A way to the bed's S3 server that can be shut while data moves.
+
+Whoever reaches the server through a gate is held in mid-transfer by construction: a shut gate
+lets a connection carry what a repository is opened with, and stops in the middle of its first
+large blob, until it is opened. Knows nothing of S3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from tests.bed.processes import BedError
+from tests.bed.settings import S3_ADDRESS, S3_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["HELD_BYTES", "Gate", "open_gate"]
+
+_CHUNK_BYTES = 64 << 10
+_PASSES_BYTES = 1 << 20
+"""What a connection carries through a shut gate: an index of a small repository has some KiB."""
+
+HELD_BYTES = 24 << 20
+"""Random data of this size does not pass a shut gate: it is one blob of about 20 MiB, and more."""
+
+_LOOK_SECONDS = 0.05
+_WAIT_SECONDS = 60
+
+
+class Gate:
+    """A proxy before the S3 server."""
+
+    def __init__(self) -> None:
+        """Be open, and serve nobody yet."""
+        self.port = 0
+        self._held: dict[int, str] = {}
+        self._numbers = itertools.count()
+        self._opened = asyncio.Event()
+        self._opened.set()
+        self._ended = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        """Where the S3 server is, for a storage location."""
+        return f"http://{S3_ADDRESS}:{self.port}"
+
+    def shut(self) -> None:
+        """Hold what moves from now on."""
+        self._loop.call_soon_threadsafe(self._opened.clear)
+
+    def open(self) -> None:
+        """Let everything move."""
+        self._loop.call_soon_threadsafe(self._opened.set)
+
+    def wait_held(self, *addresses: str) -> None:
+        """Return once a transfer of each of these pods is held.
+
+        Raises:
+            BedError: One is not; it may have ended.
+        """
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while set(addresses) - set(self._held.values()):
+            if time.monotonic() > deadline:
+                raise BedError(f"of {addresses} only {sorted(set(self._held.values()))} are held")
+            time.sleep(_LOOK_SECONDS)
+
+    async def serve(self, ready: threading.Event) -> None:
+        """Serve until `end`; `ready` is set when the port is known."""
+        self._loop = asyncio.get_running_loop()
+        async with await asyncio.start_server(self._carry, S3_ADDRESS, 0) as server:
+            self.port = server.sockets[0].getsockname()[1]
+            ready.set()
+            await self._ended.wait()
+
+    def end(self) -> None:
+        """Let `serve` return; connections that are left are dropped."""
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address = str(writer.get_extra_info("peername")[0])
+        with suppress(OSError):
+            from_server, to_server = await asyncio.open_connection(S3_ADDRESS, S3_PORT)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(reader, to_server, address), name="to the server")
+                group.create_task(self._pump(from_server, writer, address), name="from the server")
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
+        number, carried = next(self._numbers), 0
+        with suppress(OSError):
+            while chunk := await reader.read(_CHUNK_BYTES):
+                carried = 0 if self._opened.is_set() else carried + len(chunk)
+                if carried > _PASSES_BYTES:
+                    self._held[number] = address
+                    await self._opened.wait()
+                    del self._held[number]
+                writer.write(chunk)
+                await writer.drain()
+        writer.close()
+
+
+@contextmanager
+def open_gate() -> Iterator[Gate]:
+    """Run a gate in a thread of its own; it is open."""
+    gate, ready = Gate(), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(gate.serve(ready)), name="gate")
+    thread.start()
+    try:
+        if not ready.wait(_WAIT_SECONDS):
+            raise BedError("the gate before the S3 server was not ready in time")
+        yield gate
+    finally:
+        gate.end()
+        thread.join()

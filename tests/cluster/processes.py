@@ -1,0 +1,137 @@
+"""The processes behind pods and components of the bed: found, held, killed.
+
+All nodes' processes are seen from the bed's own namespace, whatever namespaces they are in.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed.processes import BedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.bed.api import Json
+
+__all__ = ["Process", "find_all", "is_agent", "is_kopia", "is_mover", "of_pod", "wait_for_one"]
+
+_WAIT_SECONDS = 60
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as it was seen: its id and its command line."""
+
+    pid: int
+    argv: tuple[str, ...]
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once; returns when it is gone."""
+        self.send(signal.SIGKILL)
+        self._wait_state("ZX")
+
+    def hold(self) -> None:
+        """Stop it; returns when it does nothing any more."""
+        self.send(signal.SIGSTOP)
+        self._wait_state("T")
+
+    def go_on(self) -> None:
+        """Let it go on after `hold`."""
+        self.send(signal.SIGCONT)
+
+    def environment(self) -> dict[str, str]:
+        """Its environment as it was started."""
+        text = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace")
+        return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+    def _wait_state(self, wanted: str) -> None:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while (state := _state(self.pid)) not in wanted:
+            if state in "ZX" or time.monotonic() > deadline:
+                raise BedError(f"process {self.pid} ({self.argv[0]}) is {state}, not {wanted}")
+            time.sleep(_LOOK_SECONDS)
+
+
+def find_all(matches: Callable[[Process], bool]) -> list[Process]:
+    """All running processes of a kind."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = tuple((folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
+        except OSError:
+            # It has just ended.
+            continue
+        process = Process(int(folder.name), argv)
+        if argv and _state(process.pid) not in "ZX" and matches(process):
+            found.append(process)
+    return found
+
+
+def wait_for_one(what: str, matches: Callable[[Process], bool]) -> Process:
+    """The one process of a kind, once there is one.
+
+    Raises:
+        BedError: There was none in time, or there are several.
+    """
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while len(found := find_all(matches)) != 1:
+        if time.monotonic() > deadline:
+            raise BedError(f"{what}: {len(found)} processes instead of one: {found}")
+        time.sleep(_LOOK_SECONDS)
+    return found[0]
+
+
+def of_pod(pod: Json) -> Callable[[Process], bool]:
+    """Whether a process belongs to a pod."""
+    uid = pod["metadata"]["uid"]
+    # In the name of a group of systemd's the dashes are underscores; the bed's groups are the kubelet's own.
+    return lambda process: f"pod{uid}" in _read(f"/proc/{process.pid}/cgroup")
+
+
+def is_agent(node: str) -> Callable[[Process], bool]:
+    """Whether a process is the node agent of a node."""
+
+    def matches(process: Process) -> bool:
+        if "nodeagent" not in process.argv or "serve" not in process.argv:
+            return False
+        try:
+            return process.environment().get("NODE_NAME") == node
+        except OSError:
+            return False
+
+    return matches
+
+
+def is_mover(process: Process) -> bool:
+    """Whether a process is a data mover."""
+    return "datamover" in process.argv
+
+
+def is_kopia(process: Process) -> bool:
+    """Whether a process is a kopia that moves data."""
+    return Path(process.argv[0]).name == "kopia" and bool({"create", "restore"} & set(process.argv))
+
+
+def _state(pid: int) -> str:
+    """The state of a process as one letter; X when it is gone."""
+    # After the name, which may hold anything. Source: proc_pid_stat(5).
+    words = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return words[0] if words else "X"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,190 @@
+"""Devices over two nodes: the agent that exposes and the mover are apart, and an agent dies in mid-transfer.
+
+All of it happens once, to two uploads at the same time and to the download of one of them.
+"""
+
+from __future__ import annotations
+
+import filecmp
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.bed.demonstration.manifests import NAMESPACE, build_claim
+from tests.bed.demonstration.user import PODS
+from tests.bed.install import AGENT_LABEL
+from tests.bed.storage.faults import CONFIG_MAP
+from tests.bed.storage.objects import CLAIMS
+from tests.cluster.gate import HELD_BYTES, Gate, open_gate
+from tests.cluster.processes import is_agent, wait_for_one
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, everything, follow, wait_released
+from tests.cluster.workloads import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.bed.api import Json
+    from tests.cluster.conftest import Bed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+_SIZE = "64Mi"
+_NODE, _OTHER = "bed-1", "bed-2"
+"""Where the volumes are, and where they are not."""
+
+_FILL = f"""
+import os
+with open("/data", "r+b") as device:
+    device.write(os.urandom({HELD_BYTES}))
+    device.seek({60 << 20})
+    device.write(b"after a hole")
+    device.flush()
+    os.fsync(device.fileno())
+"""
+
+
+@dataclass
+class Moved:
+    """What became of it all.
+
+    Attributes:
+        accepted: The uploads when both had been accepted.
+        held: The uploads while their data was held and the agent of their node was gone.
+        uploads: The uploads as they ended.
+        download: The download as it ended.
+        images: The source's device and the restored one, as files.
+        left: All objects that are new since before.
+    """
+
+    accepted: list[Json]
+    held: list[Json]
+    uploads: list[Json]
+    download: Json
+    images: tuple[Path, Path]
+    left: set[str]
+
+
+@pytest.fixture(scope="module")
+def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
+    """Two uploads and a download of a device."""
+    if _OTHER not in agent.env["BED_NODES"].split():
+        pytest.fail("this needs two nodes: python -m tests.bed --nodes 2 run -- …", pytrace=False)
+    volume, place = Volume(agent, module_space), Place(agent, module_space)
+    names = [f"{module_space}-one", f"{module_space}-two"]
+    volume.fill(_FILL, size=_SIZE, block=True)
+    volume.take_snapshots(names)
+    before = everything(agent, NAMESPACE, module_space)
+    with open_gate() as gate:
+        agent.user.apply(*place.build(url=gate.url))
+        uploads = [volume.upload(name, snapshot=name, location=place.name) for name in names]
+        accepted = _accept_apart(agent, uploads)
+        held = _lose_agent(agent, gate, uploads)
+        gate.open()
+        ended = {load["metadata"]["name"]: load for load in follow(agent, UPLOADS, names, seconds=60)}
+        download = _download(agent, volume, ended[names[0]], place)
+    wait_released(agent, UPLOADS, names)
+    images = (_image(agent, module_space, "data"), _image(agent, module_space, download["metadata"]["name"]))
+    left = everything(agent, NAMESPACE, module_space) - before
+    yield Moved(accepted, held, list(ended.values()), download, images, left)
+    _remove(agent, names, download, place)
+
+
+def _accept_apart(bed: Bed, uploads: list[Json]) -> list[Json]:
+    """Have the uploads accepted while no volume is made, so that they stay Accepted; they go to both agents then."""
+    namespace, name = CONFIG_MAP
+    faults = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": namespace, "name": name}}
+    lines = "\n".join(f"provision {NAMESPACE}/{upload['metadata']['name']} never" for upload in uploads)
+    bed.user.apply(faults | {"data": {"faults": lines}})
+    bed.user.apply(*uploads)
+    accepted = [wait_until(bed, UPLOADS, upload, "Accepted") for upload in uploads]
+    bed.user.apply(faults | {"data": {"faults": ""}})
+    return accepted
+
+
+def _lose_agent(bed: Bed, gate: Gate, uploads: list[Json]) -> list[Json]:
+    """Kill the agent of the movers' node in mid-transfer; returns the uploads once it is back."""
+    gate.shut()
+    for upload in uploads:
+        wait_until(bed, UPLOADS, upload, "InProgress")
+    gate.wait_held(*(_address(bed, upload) for upload in uploads))
+    before = wait_for_one("the agent", is_agent(_NODE))
+    before.kill()
+    after = wait_for_one("the agent that was started anew", is_agent(_NODE))
+    assert after.pid != before.pid
+    bed.user.wait(f"pod/{_agent_pod(bed)}", "condition=Ready", namespace=NAMESPACE, seconds=60)
+    return [wait_until(bed, UPLOADS, upload, "InProgress") for upload in uploads]
+
+
+def _address(bed: Bed, load: Json) -> str:
+    pod = bed.api.get(PODS, NAMESPACE, load["metadata"]["name"]) or {}
+    return str(pod["status"]["podIP"])
+
+
+def _agent_pod(bed: Bed) -> str:
+    pods = bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL)
+    return next(str(pod["metadata"]["name"]) for pod in pods if pod["spec"].get("nodeName") == _NODE)
+
+
+def _download(bed: Bed, volume: Volume, upload: Json, place: Place) -> Json:
+    name = f"{volume.namespace}-back"
+    claim = build_claim(volume.namespace, name, size=_SIZE, restored_into=f"{volume.namespace}.{name}.x7k2p")
+    claim["spec"]["volumeMode"] = "Block"
+    snapshot_id = upload["status"].get("snapshotID", "")
+    bed.user.apply(claim, volume.download(name, snapshot_id=snapshot_id, location=place.name))
+    *_, last = follow(bed, DOWNLOADS, [name], seconds=60)
+    wait_released(bed, DOWNLOADS, [name])
+    return last
+
+
+def _image(bed: Bed, space: str, claim: str) -> Path:
+    """Where the bed keeps the device of a claim."""
+    found = bed.api.get(CLAIMS, space, claim) or {}
+    name: str = found["spec"].get("volumeName", "none")
+    return bed.folder / "volumes" / name
+
+
+def _remove(bed: Bed, names: list[str], download: Json, place: Place) -> None:
+    left = [*(f"dataupload/{name}" for name in names), f"datadownload/{download['metadata']['name']}"]
+    left += [f"backuprepository/{place.name}-{place.name}-kopia", f"backupstoragelocation/{place.name}"]
+    left += [f"secret/{place.name}-keys"]
+    bed.user.kubectl("delete", *left, "-n", NAMESPACE, "--wait=false")
+
+
+def test_one_agent_exposes_what_a_mover_on_another_node_moves(moved: Moved) -> None:
+    assert {load["status"]["acceptedByNode"] for load in moved.accepted} == {_NODE, _OTHER}
+    assert [load["status"]["node"] for load in moved.held] == [_NODE, _NODE]
+    assert {load["metadata"]["labels"]["nodeagent.io/node"] for load in moved.held} == {_NODE}
+
+
+def test_an_agent_that_is_killed_in_mid_transfer_goes_on_where_it_was(moved: Moved) -> None:
+    for load in moved.uploads:
+        status = load["status"]
+        assert status["phase"] == "Completed", status
+        assert status["progress"] == {"totalBytes": 64 << 20, "bytesDone": 64 << 20}
+        assert "message" not in status
+
+
+def test_a_device_comes_back_bit_for_bit(moved: Moved) -> None:
+    assert moved.download["status"]["phase"] == "Completed", moved.download["status"]
+    source, copy = moved.images
+    assert filecmp.cmp(source, copy, shallow=False)
+
+
+def test_nothing_is_left_but_the_volume_and_the_resources_themselves(moved: Moved) -> None:
+    kinds = sorted(name.partition("/")[0] for name in moved.left)
+    velero = f"{NAMESPACE} {{}}.velero.io"
+    space = moved.download["spec"]["targetVolume"]["namespace"]
+    assert kinds == sorted(
+        [
+            "persistentvolume",
+            f"{NAMESPACE} secret",
+            f"{space} persistentvolumeclaim",
+            velero.format("backuprepository"),
+            velero.format("backupstoragelocation"),
+            velero.format("datadownload"),
+            velero.format("dataupload"),
+            velero.format("dataupload"),
+        ]
+    )
