@@ -5,6 +5,7 @@ import pytest
 from core.errors import ExposeError
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
     PODS,
     VOLUME_ATTACHMENTS,
     VOLUME_SNAPSHOT_CONTENTS,
@@ -14,6 +15,7 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import Exposed, NotOwnerError, Waiting
+from exposer.placement import NodeRule, NodeRules
 from exposer.settings import BackupPVCSettings
 from tests.exposer.inputs import snapshot_request
 from tests.exposer.scenes import HANDLE, SOURCE_CONTENT, BackupScene
@@ -44,6 +46,12 @@ async def clean_up(scene: BackupScene, transport: Cut | None = None) -> None:
 
 def only(scene: BackupScene, resource: Resource, name: str = "b1-q9txn") -> JsonDict:
     found: JsonDict = next(o for o in scene.world.kube.objects(resource) if o["metadata"]["name"] == name)
+    return found
+
+
+def node_terms(exposed: Exposed) -> list[JsonDict]:
+    affinity = exposed.pod["spec"]["affinity"]["nodeAffinity"]
+    found: list[JsonDict] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     return found
 
 
@@ -291,6 +299,41 @@ async def test_a_read_only_claim_of_another_class_is_made_on_request() -> None:
     assert exposed.pod["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] is True
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+async def test_a_pod_fits_its_claim_when_the_configuration_changes_between_the_two(read_only: bool) -> None:
+    """A claim that nobody writes to can be mounted in no other way."""
+    scene = BackupScene()
+    settings = BackupPVCSettings(read_only=read_only)
+    scene.request = snapshot_request(backup_pvc=settings)
+    cut = Cut(scene.world.kube)
+    await expose(scene, cut)
+    made = cut.calls.index("POST /api/v1/namespaces/velero/pods") + 1
+
+    scene = BackupScene()
+    scene.request = snapshot_request(backup_pvc=settings)
+    assert await cut_short(expose(scene, Cut(scene.world.kube, made)))
+    scene.request = snapshot_request(backup_pvc=BackupPVCSettings(read_only=not read_only))
+    exposed = await expose(scene)
+
+    pod = exposed.pod["spec"]
+    assert pod["volumes"][0]["persistentVolumeClaim"].get("readOnly", False) is read_only
+    assert pod["containers"][0]["volumeMounts"][0].get("readOnly", False) is read_only
+
+
+async def test_a_backup_goes_where_rules_and_the_sources_zone_agree() -> None:
+    scene = BackupScene(binding="WaitForFirstConsumer")
+    zone, pool = ({"key": key, "operator": "In", "values": ["a"]} for key in ("zone", "pool"))
+    terms = [{"matchExpressions": [zone]}]
+    spec = {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}
+    scene.world.put(PERSISTENT_VOLUMES, "pvc-source", spec=spec)
+    scene.request = snapshot_request(nodes=NodeRules((NodeRule((pool,)),)))
+
+    exposed = await expose(scene)
+
+    (term,) = node_terms(exposed)
+    assert term["matchExpressions"][:2] == [zone, pool]
+
+
 async def test_a_linked_clone_is_kept_off_the_nodes_of_its_source() -> None:
     scene = BackupScene()
     patch = {"metadata": {"annotations": {"csi.vsphere.volume/fast-provisioning": "true"}}}
@@ -301,9 +344,9 @@ async def test_a_linked_clone_is_kept_off_the_nodes_of_its_source() -> None:
 
     exposed = await expose(scene)
 
-    nodes = exposed.pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    fields = nodes["nodeSelectorTerms"][0]["matchFields"]
-    assert fields == [{"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}]
+    assert node_terms(exposed)[0]["matchFields"] == [
+        {"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}
+    ]
 
 
 async def test_a_stuck_pod_says_why() -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from core.errors import ExposeError
 from core.kube.errors import ForbiddenError
-from core.kube.resources import STORAGE_CLASSES
+from core.kube.resources import PODS, STORAGE_CLASSES
 from core.kube.transport import Request, Response
 from exposer.model import NotOwnerError, Waiting
+from exposer.placement import NodeRule, NodeRules
 from exposer.settings import CacheVolume
 from tests.exposer.restore_steps import (
     assert_clean,
@@ -125,16 +126,57 @@ async def test_an_unconsumed_target_is_waited_for(binding: str, node: str, ignor
     assert (found.reason if found else None) == reason
 
 
-async def test_an_ignored_selected_node_does_not_pin_the_restore() -> None:
-    scene = RestoreScene(binding="WaitForFirstConsumer", node="node-b")
-    scene.request = replace(scene.request, ignore_delay_binding=True)
+POOL = {"key": "pool", "operator": "In", "values": ["movers"]}
+NOT_WINDOWS = {"key": "kubernetes.io/os", "operator": "NotIn", "values": ["windows"]}
+
+
+@pytest.mark.parametrize(
+    ("binding", "ignore", "node", "rule"),
+    [
+        pytest.param("Immediate", False, "", True, id="made at once: the rule"),
+        pytest.param("Immediate", True, "", True, id="made at once, nothing to ignore: the rule"),
+        pytest.param("WaitForFirstConsumer", False, "node-b", False, id="made late: the consumer's node alone"),
+        pytest.param("WaitForFirstConsumer", True, "", True, id="made late, which is ignored: the rule"),
+    ],
+)
+async def test_the_consumer_decides_where_it_has_to_and_else_the_rule(
+    binding: str, ignore: bool, node: str, rule: bool
+) -> None:
+    """The target names the node of its consumer in every case."""
+    scene = RestoreScene(binding=binding, node="node-b")
+    rules = NodeRules((NodeRule((POOL,), "hostpath"),))
+    cache = CacheVolume("fast", 6)
+    scene.request = replace(scene.request, ignore_delay_binding=ignore, nodes=rules, cache=cache)
 
     exposed = await expose(scene)
 
-    assert "volume.kubernetes.io/selected-node" not in claim(scene, "velero", "r2-9nft8")["metadata"].get(
-        "annotations", {}
-    )
-    assert "matchFields" not in str(exposed.pod["spec"]["affinity"])
+    affinity = exposed.pod["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == ([POOL, NOT_WINDOWS] if rule else [NOT_WINDOWS])
+    assert [field["values"] for field in term.get("matchFields", [])] == ([[node]] if node else [])
+    for name in ("r2-9nft8", "r2-9nft8-cache"):
+        annotations = claim(scene, "velero", name)["metadata"].get("annotations", {})
+        assert annotations.get("volume.kubernetes.io/selected-node", "") == node
+
+
+async def test_a_target_without_a_class_follows_the_rule_for_all() -> None:
+    scene = RestoreScene()
+    scene.put_target("data", storageClassName="")
+    rules = NodeRules((NodeRule((POOL,), "hostpath"), NodeRule((POOL | {"values": ["all"]},))))
+    scene.request = replace(scene.request, nodes=rules)
+
+    assert await scene.exposer().check(scene.request) is None
+    await scene.exposer().ensure(scene.request, no_guard)
+
+    assert '"all"' in json.dumps(scene.world.kube.objects(PODS))
+
+
+async def test_a_restore_for_windows_needs_an_agent_there() -> None:
+    scene = RestoreScene()
+    scene.request = replace(scene.request, node_os="windows")
+
+    with pytest.raises(ExposeError, match="DaemonSet node-agent-windows"):
+        await scene.exposer().check(scene.request)
 
 
 async def test_an_absent_target_is_waited_for() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
 from exposer.model import Exposed, LocatedVolume, NotOwnerError, PodVolumeRequest, Waiting
 from exposer.pod_volume import PodVolumeExposer
@@ -102,6 +102,19 @@ async def test_the_kubelets_root_is_the_daemonsets() -> None:
     located = await (scene := Scene(template=template)).exposer.locate(scene.request)
     assert isinstance(located, LocatedVolume)
     assert located.folder.startswith("/data/kubelet/pods/")
+
+
+@pytest.mark.parametrize(("node_os", "root"), [("linux", "/var/lib/kubelet"), ("windows", "/c/kubelet")])
+async def test_a_pod_on_a_windows_node_has_its_mover_there(node_os: str, root: str) -> None:
+    windows = AgentTemplate("mover:windows", kubelet_root="/c/kubelet")
+    scene = Scene(template=AgentTemplate("mover", host_pods_mounted=True, windows=windows))
+    scene.world.put(NODES, "node-a", labels={"kubernetes.io/os": node_os})
+
+    located = await scene.exposer.locate(scene.request)
+
+    assert isinstance(located, LocatedVolume)
+    assert located.node_os == node_os
+    assert located.folder.startswith(f"{root}/pods/")
 
 
 async def test_pod_volumes_are_refused_where_the_agent_may_not_reach_them() -> None:

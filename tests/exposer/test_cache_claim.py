@@ -1,0 +1,86 @@
+"""A restore's cache has a volume of its own, or the restore does without; never does it fail for that."""
+
+from dataclasses import replace
+
+import pytest
+
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+from core.models.base import JsonDict
+from exposer.model import Exposed
+from exposer.settings import CacheVolume
+from tests.exposer.restore_steps import clean_up, expose
+from tests.exposer.scenes import RestoreScene
+from tests.exposer.test_pod_volume import Scene
+from tests.exposer.world import World, no_guard
+
+CACHE = CacheVolume("fast", 6)
+
+
+def cache_claims(world: World) -> list[JsonDict]:
+    claims = world.kube.objects(PERSISTENT_VOLUME_CLAIMS)
+    return [claim for claim in claims if claim["metadata"]["name"].endswith("-cache")]
+
+
+def is_cached(exposed: Exposed) -> bool:
+    container = exposed.pod["spec"]["containers"][0]
+    mounted = any(mount["name"].endswith("-cache") for mount in container["volumeMounts"])
+    told = any(argument.startswith("--cache-volume-path=") for argument in container["args"])
+    assert mounted is told
+    return mounted
+
+
+async def expose_pod_volume(scene: Scene) -> Exposed:
+    return await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
+
+
+async def test_a_restore_into_a_pod_has_its_cache_on_the_pods_node() -> None:
+    scene = Scene("podvolumerestore", cache=CACHE)
+    before = scene.world.names()
+
+    exposed = await expose_pod_volume(scene)
+    (claim,) = cache_claims(scene.world)
+    await scene.world.until_none(lambda: scene.exposer.clean_up(scene.request))
+
+    assert is_cached(exposed)
+    assert claim["metadata"]["annotations"] == {"volume.kubernetes.io/selected-node": "node-a"}
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert scene.world.names() == before
+    assert scene.world.disks == set()
+
+
+@pytest.mark.parametrize(
+    ("storage_class", "reason"),
+    [
+        ("", "cachePVC names no storage class"),
+        ("absent", "StorageClass absent does not exist"),
+        ("kept", "StorageClass kept reclaims by Retain: every cache would leave its volume behind"),
+    ],
+    ids=["none", "absent", "retaining"],
+)
+async def test_a_class_that_will_not_do_is_warned_of(
+    storage_class: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = CacheVolume(storage_class, 6)
+    restore, pod_volume = RestoreScene(), Scene("podvolumerestore", cache=cache)
+    restore.request = replace(restore.request, cache=cache)
+
+    exposed = [await expose(restore), await expose_pod_volume(pod_volume)]
+
+    assert [is_cached(one) for one in exposed] == [False, False]
+    assert cache_claims(restore.world) == cache_claims(pod_volume.world) == []
+    warnings = [str(vars(record)) for record in caplog.records if record.levelname == "WARNING"]
+    assert [reason in warning for warning in warnings] == [True, True]
+
+
+async def test_a_cache_that_is_not_asked_for_any_more_is_cleaned_up_all_the_same() -> None:
+    """The configuration may have changed since the claim was made."""
+    scene = RestoreScene()
+    scene.request = replace(scene.request, cache=CACHE)
+    await expose(scene)
+    assert len(cache_claims(scene.world)) == 1
+
+    scene.request = replace(scene.request, cache=None)
+    await clean_up(scene)
+
+    assert cache_claims(scene.world) == []
+    assert scene.world.disks == set()
