@@ -78,13 +78,16 @@ class ControlPlane:
         """The pair that signs tokens of service accounts."""
         return self._accounts
 
-    def write_kubeconfig(self, path: Path, pair: KeyPair | None, *, token: str = "") -> None:
-        """Write a kubeconfig that authenticates with a certificate, or else with a token."""
+    def write_kubeconfig(self, path: Path, pair: KeyPair | None, *, token: str = "", url: str = "") -> None:
+        """Write a kubeconfig that authenticates with a certificate, or else with a token.
+
+        `url` is another API server's than the first one's.
+        """
         user = {"token": token}
         if pair is not None:
             user = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
         cluster = {
-            "server": self.endpoint.url,
+            "server": url or self.endpoint.url,
             "certificate-authority": str(self.authority.pair.certificate),
         }
         config = {
@@ -108,12 +111,27 @@ class ControlPlane:
         self._start_api_server()
         self._supervisor.wait("the API server", self.is_ready, seconds=_START_SECONDS)
 
-    def is_ready(self) -> bool:
-        """Whether the API server says so itself."""
+    def start_second(self, port: int) -> str:
+        """Start another API server on the same store, and return its URL once it is ready.
+
+        It knows no nodes: without the authorizer for them it watches no pods and volumes itself.
+
+        Raises:
+            BedError: It ended, or the time was up.
+        """
+        url = f"https://{self.endpoint.host}:{port}"
+        others = {"secure-port": port, "authorization-mode": "RBAC", "audit-log-path": f"{self.audit_log}.second"}
+        binary = tool("kubernetes", "kube-apiserver")
+        self._run("kube-apiserver-second", binary, _flags(self._api_server_flags() | others))
+        self._supervisor.wait("the second API server", lambda: self.is_ready(url), seconds=_START_SECONDS)
+        return url
+
+    def is_ready(self, url: str = "") -> bool:
+        """Whether the API server, or the one at `url`, says so itself."""
         context = ssl.create_default_context(cafile=str(self.authority.pair.certificate))
         context.load_cert_chain(self.admin.certificate, self.admin.key)
         try:
-            with urllib.request.urlopen(f"{self.endpoint.url}/readyz", context=context, timeout=2) as answer:
+            with urllib.request.urlopen(f"{url or self.endpoint.url}/readyz", context=context, timeout=2) as answer:
                 return bool(answer.status == 200)
         except (OSError, urllib.error.URLError):
             return False
@@ -134,9 +152,13 @@ class ControlPlane:
         self._run("etcd", tool("etcd", "etcd"), [*_flags(flags), "--unsafe-no-fsync"])
 
     def _start_api_server(self) -> None:
+        binary = tool("kubernetes", "kube-apiserver")
+        self._run("kube-apiserver", binary, _flags(self._api_server_flags()))
+
+    def _api_server_flags(self) -> dict[str, object]:
         policy = self._folder / "audit-policy.json"
         policy.write_text(json.dumps(_AUDIT_POLICY))
-        flags = {
+        return {
             "etcd-servers": f"http://127.0.0.1:{self.endpoint.etcd_port}",
             "bind-address": self.endpoint.host,
             "secure-port": self.endpoint.port,
@@ -157,8 +179,6 @@ class ControlPlane:
             "audit-policy-file": policy,
             "audit-log-path": self.audit_log,
         }
-        binary = tool("kubernetes", "kube-apiserver")
-        self._run("kube-apiserver", binary, _flags(flags))
 
     def _run(self, name: str, binary: Path, flags: list[str]) -> None:
         self._supervisor.start(name, [binary, *flags])
