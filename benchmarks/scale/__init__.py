@@ -1,0 +1,1 @@
+"""Agents by the dozen before a real API server: parts of `benchmarks.bench_scale`."""

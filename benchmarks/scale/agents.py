@@ -1,0 +1,87 @@
+"""`python -m benchmarks.scale.agents`: several node agents in one process.
+
+Each is served by `nodeagent.app.serve`, with its own client, connections, informers and web
+server. Knows when all of them are ready. Does not know what they work on.
+"""
+
+import argparse
+import asyncio
+import socket
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from benchmarks.scale.watcher import READY
+from core.logs import set_up_logging
+from nodeagent.app import serve
+from nodeagent.settings import Address, Settings
+
+__all__ = ["free_ports", "main", "wait_until_ready"]
+
+_HOST: Final = "127.0.0.1"
+_LOOK_SECONDS: Final = 0.1
+_OK: Final = 200
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind((_HOST, 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+async def wait_until_ready(port: int) -> None:
+    """Return once the agent that listens there says that it is ready."""
+    async with aiohttp.ClientSession() as session:
+        while True:
+            try:
+                async with session.get(f"http://{_HOST}:{port}/readyz") as answer:
+                    if answer.status == _OK:
+                        return
+            except aiohttp.ClientConnectionError:
+                pass
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _run(arguments: argparse.Namespace) -> None:
+    ports = free_ports(len(arguments.node))
+    async with asyncio.TaskGroup() as group:
+        for node, port in zip(arguments.node, ports, strict=True):
+            settings = Settings(
+                node_name=node,
+                namespace=arguments.namespace,
+                kubeconfig=str(arguments.kubeconfig),
+                config_map_name=arguments.config_map,
+                metrics_address=Address(_HOST, port),
+                lease_duration=timedelta(seconds=arguments.lease_seconds),
+            )
+            group.create_task(serve(settings), name=f"agent of {node}")
+        for port in ports:
+            await wait_until_ready(port)
+        sys.stdout.write(f"{READY}\n")
+        sys.stdout.flush()
+
+
+def main() -> int:
+    """Serve until killed."""
+    parser = argparse.ArgumentParser(prog="agents")
+    parser.add_argument("--kubeconfig", type=Path, required=True)
+    parser.add_argument("--namespace", required=True)
+    parser.add_argument("--config-map", required=True)
+    parser.add_argument("--node", action="append", required=True)
+    parser.add_argument("--lease-seconds", type=float, default=15.0)
+    arguments = parser.parse_args()
+    set_up_logging("warning", "text")
+    asyncio.run(_run(arguments))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

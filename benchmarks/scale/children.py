@@ -1,0 +1,121 @@
+"""Python programs of this repository as children: started, waited for, measured, ended.
+
+Knows processes. Does not know what the programs do.
+Source: proc(5): utime and stime of /proc/PID/stat in clock ticks, VmRSS of /proc/PID/status.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.processes import BenchmarkError
+
+__all__ = ["Child", "start_child"]
+
+_ROOT: Final = Path(__file__).parents[2]
+_RSS: Final = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
+_KIB_A_MIB: Final = 1024
+_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_UTIME: Final = 11
+_SHOWN_BYTES: Final = 3000
+_END_SECONDS: Final = 20.0
+
+
+@dataclass
+class Child:
+    """A running program; its output goes to `log`, save what it prints when it is ready."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+    @property
+    def memory_mib(self) -> float:
+        """Its resident set now."""
+        found = _RSS.search(Path(f"/proc/{self.process.pid}/status").read_text())
+        if found is None:
+            raise self.failed("has no memory any more")
+        return int(found[1]) / _KIB_A_MIB
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The time it has computed for."""
+        parts = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(parts[_UTIME]) + int(parts[_UTIME + 1])) / _TICKS_A_SECOND
+
+    def check(self) -> None:
+        """Raise BenchmarkError if it has ended."""
+        if self.process.returncode is not None:
+            raise self.failed(f"ended with {self.process.returncode}")
+
+    def failed(self, what: str) -> BenchmarkError:
+        """Return the error that says `what` and what the program said last."""
+        said = self.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
+        return BenchmarkError(f"{self.name} {what}: {said}")
+
+    def pause(self) -> None:
+        """Stop it where it is."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it continue."""
+        self.process.send_signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """End it at once."""
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+    async def end(self) -> None:
+        """Ask for its end and wait for it; kill it where it does not come."""
+        if self.process.returncode is None:
+            self.process.terminate()
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await self.process.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Return once it printed its first line.
+
+        Raises:
+            BenchmarkError: it did not in time, or ended instead.
+        """
+        if self.process.stdout is None:
+            raise self.failed("prints nothing to us")
+        try:
+            async with asyncio.timeout(seconds):
+                line = await self.process.stdout.readline()
+        except TimeoutError as e:
+            raise self.failed(f"was not ready within {seconds:.0f} s") from e
+        if not line:
+            await self.process.wait()
+            raise self.failed(f"ended with {self.process.returncode}")
+
+
+async def start_child(
+    module: str, arguments: Sequence[str], *, name: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Child:
+    """Start `python -m module arguments` of this repository; it dies with us."""
+    argv = [sys.executable, "-m", module, *arguments]
+    with log.open("ab") as file:
+        process = await asyncio.create_subprocess_exec(
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            *argv,
+            cwd=_ROOT,
+            env=os.environ | dict(environment or {}),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=file,
+        )
+    return Child(name, process, log)

@@ -1,0 +1,101 @@
+"""Two API servers on one store: one for the agents, one for all others.
+
+What the first one counts is the agents' alone, whatever simulated kubelets, movers and
+watchers ask of the second. Knows how both are reached, and the rights of the agents. Does not
+know what happens behind them.
+"""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.processes import BenchmarkError
+from benchmarks.scale.counts import Counts, read_counts
+from benchmarks.scale.kubelet import KubeletAddress
+from core.models.names import SERVICE_ACCOUNT
+from tests.bed.api import Api
+from tests.support.apiserver import ApiServer, run_apiserver
+from tests.support.tools import tool
+
+__all__ = ["Doors", "make_kubelet", "open_doors"]
+
+_DEPLOY: Final = Path(__file__).parents[2] / "deploy" / "agent"
+_IDLE_SECONDS: Final = 20.0
+"""Its own renewals come every ten seconds at most."""
+
+
+@dataclass(frozen=True)
+class Doors:
+    """How the API servers are reached.
+
+    `agents_api` is the administrator's client of the agents' server; `own_share` what that
+    server asks itself while nobody else does.
+    """
+
+    server: ApiServer
+    agents_url: str
+    agents_api: Api
+    own_share: Counts
+    kubelet: KubeletAddress
+    folder: Path
+
+    @property
+    def others(self) -> Path:
+        """The kubeconfig of all others: the administrator's."""
+        return self.server.kubeconfig
+
+    def count(self, before: Counts | None = None) -> Counts:
+        """Return what the agents' server counted, or counted since `before`, without its own share."""
+        counts = read_counts(self.agents_api)
+        return counts if before is None else counts.since(before, idle=self.own_share)
+
+    def install_agents(self, namespace: str) -> Path:
+        """Apply the agents' manifests to `namespace`; return the kubeconfig that acts as their account."""
+        folder = self.folder / namespace
+        folder.mkdir()
+        relative = os.path.relpath(_DEPLOY, folder.resolve())
+        (folder / "kustomization.yaml").write_text(f"namespace: {namespace}\nresources:\n- {relative}\n")
+        argv = [tool("kubernetes", "kubectl"), "--kubeconfig", self.others, "apply", "-k", folder]
+        done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)  # noqa: S603 - kubectl
+        if done.returncode:
+            raise BenchmarkError(f"the agents' manifests cannot be applied: {done.stderr}")
+        path = folder / "agents.kubeconfig"
+        token = self.server.account_token(namespace, SERVICE_ACCOUNT)
+        self.server.plane.write_kubeconfig(path, None, token=token, url=self.agents_url)
+        return path
+
+
+@contextmanager
+def open_doors(folder: Path) -> Iterator[Doors]:
+    """Run both servers; leaves nothing behind."""
+    with run_apiserver() as server:
+        url = server.plane.start_second(_free_port())
+        admin = folder / "agents-admin.kubeconfig"
+        server.plane.write_kubeconfig(admin, server.plane.admin, url=url)
+        api = Api(admin)
+        yield Doors(server, url, api, _measure_own_share(api), make_kubelet(server), folder)
+
+
+def make_kubelet(server: ApiServer) -> KubeletAddress:
+    """Return where the kubelets of `server` may listen."""
+    pair = server.plane.authority.issue("scale-kubelet", user="system:node:scale", addresses=("IP:127.0.0.1",))
+    return KubeletAddress(_free_port(), pair.certificate, pair.key)
+
+
+def _measure_own_share(api: Api) -> Counts:
+    before = read_counts(api)
+    time.sleep(_IDLE_SECONDS)
+    return read_counts(api).since(before)
+
+
+def _free_port() -> int:
+    with socket.socket() as each:
+        each.bind(("127.0.0.1", 0))
+        port: int = each.getsockname()[1]
+        return port

@@ -1,0 +1,50 @@
+"""How much a scenario does, and what all scenarios begin with.
+
+Knows limits, waiting times and the order of what is set up. Does not know what is measured.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.scale.manifests import Volume
+from benchmarks.scale.scene import Scene
+
+__all__ = ["LEADER_NODE", "LEAST_SECONDS", "QUEUE_LENGTH", "SETTLE_SECONDS", "SLOTS", "Effort", "Log", "prepare"]
+
+QUEUE_LENGTH: Final = 100
+SLOTS: Final = 2
+
+LEAST_SECONDS: Final = 120.0
+_SECONDS_A_LOAD: Final = 0.5
+"""What is waited for at the longest: so long, and so long for each load."""
+
+SETTLE_SECONDS: Final = 10.0
+LEADER_NODE: Final = "no-live-agent"
+"""A node without a live agent's pod: its agent may lead, and gets no load."""
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done: agents, loads, and how long a mover moves data."""
+
+    agents: int
+    loads: int
+    mover_seconds: float = 1.0
+    processes: int = 4
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long to wait for all of it."""
+        return LEAST_SECONDS + self.loads * _SECONDS_A_LOAD
+
+
+async def prepare(scene: Scene, effort: Effort) -> Sequence[Volume]:
+    """Have everything watched and simulated, and make the volumes that loads are about."""
+    await scene.watch()
+    await scene.stage.add_workloads()
+    volumes = await scene.stage.add_volumes(effort.loads)
+    await scene.simulate(seconds=effort.mover_seconds)
+    return volumes

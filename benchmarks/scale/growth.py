@@ -1,0 +1,51 @@
+"""One agent for long: its memory before its first load and after its last.
+
+Knows the course of it. Does not know targets.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from benchmarks.scale.doors import Doors
+from benchmarks.scale.effort import LEADER_NODE, QUEUE_LENGTH, SETTLE_SECONDS, Effort, Log, prepare
+from benchmarks.scale.judge import Verdict
+from benchmarks.scale.manifests import node_name
+from benchmarks.scale.scene import open_scene
+
+__all__ = ["Growth", "measure_growth"]
+
+_SLOTS = 10
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One agent: its memory before its first load, and after its last."""
+
+    loads: int
+    idle_mib: float
+    after_mib: float
+    peak_mib: float
+    cpu_ms_per_load: float
+    verdict: Verdict
+
+
+async def measure_growth(doors: Doors, name: str, effort: Effort, *, log: Log) -> Growth:
+    """Have one agent, which never leads, carry out many loads."""
+    async with open_scene(doors, name, nodes=1) as scene:
+        await scene.stage.set_up(queue_length=QUEUE_LENGTH, slots=_SLOTS)
+        volumes = await prepare(scene, effort)
+        await scene.serve(LEADER_NODE)
+        await scene.wait_for_leader()
+        worker = await scene.serve(node_name(0))
+        await scene.wait_ready(worker)
+        await asyncio.sleep(SETTLE_SECONDS)
+        idle_mib, cpu_seconds = worker.child.memory_mib, worker.child.cpu_seconds
+        await scene.stage.create_loads(volumes)
+        await scene.wait_until(lambda seen: seen.done >= effort.loads, seconds=effort.patience_seconds)
+        cpu_seconds = worker.child.cpu_seconds - cpu_seconds
+        peak_mib = worker.child.memory_mib
+        await asyncio.sleep(SETTLE_SECONDS)
+        after_mib = worker.child.memory_mib
+        log(f"{name}: {idle_mib:.1f} MiB before, {after_mib:.1f} MiB after {effort.loads} loads")
+        cpu_ms = cpu_seconds / effort.loads * 1000
+        return Growth(effort.loads, idle_mib, after_mib, max(peak_mib, after_mib), cpu_ms, scene.judge())

@@ -1,0 +1,105 @@
+"""Leaders that are killed, or paused for longer than their lease lasts, while loads run.
+
+Knows the course of it, with real agents, each a process of its own. Does not know targets.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from benchmarks.processes import BenchmarkError
+from benchmarks.scale.doors import Doors
+from benchmarks.scale.effort import QUEUE_LENGTH, SLOTS, Effort, Log, prepare
+from benchmarks.scale.history import History
+from benchmarks.scale.judge import Verdict
+from benchmarks.scale.manifests import node_name
+from benchmarks.scale.scene import Scene, Serving, open_scene
+
+__all__ = ["Leaders", "kill_leader", "measure_leaders", "pause_leader"]
+
+_LEASE_SECONDS: Final = 3.0
+_GRACE_SECONDS: Final = 2.0
+"""After the lease time: stand-bys try at different moments, and this machine is busy."""
+
+Disturb = Callable[[Scene, dict[str, Serving]], Awaitable[float]]
+"""What is done to whoever leads; returns after how many seconds another one led."""
+
+
+@dataclass(frozen=True)
+class Leaders:
+    """Leaders that were killed or paused while loads ran.
+
+    `good` counts those after which another one led in time; none where not all loads completed.
+    """
+
+    times: int
+    good: int
+    longest_seconds: float
+    seconds: float
+    verdict: Verdict
+
+
+async def measure_leaders(doors: Doors, effort: Effort, *, times: int, disturb: Disturb, log: Log) -> Leaders:
+    """Do something to whoever leads, so many times while loads run."""
+    name = disturb.__name__.replace("_", "-")
+    async with open_scene(doors, name, nodes=effort.agents, lease_seconds=_LEASE_SECONDS) as scene:
+        await scene.stage.set_up(queue_length=QUEUE_LENGTH, slots=SLOTS)
+        volumes = await prepare(scene, effort)
+        servings = [await scene.serve(node_name(number)) for number in range(effort.agents)]
+        for serving in servings:
+            await scene.wait_ready(serving)
+        agents = {serving.node: serving for serving in servings}
+        await scene.wait_for_leader()
+        began = time.monotonic()
+        await scene.stage.create_loads(volumes)
+        took: list[float] = []
+        for number in range(times):
+            share = effort.loads * (number + 1) // (times + 1)
+            await scene.wait_until(partial(_admitted, share), seconds=effort.patience_seconds)
+            took.append(await disturb(scene, agents))
+            log(f"{name}: {number + 1} of {times}, another one led after {took[-1]:.1f} s")
+        await scene.wait_until(lambda seen: seen.done >= effort.loads, seconds=effort.patience_seconds)
+        verdict = scene.judge()
+        good = sum(1 for seconds in took if seconds <= scene.lease_seconds + _GRACE_SECONDS)
+        complete = verdict.ends == {"Completed": effort.loads}
+        return Leaders(times, good if complete else 0, max(took), time.monotonic() - began, verdict)
+
+
+def _admitted(share: int, seen: History) -> bool:
+    return seen.admitted >= share
+
+
+async def kill_leader(scene: Scene, agents: dict[str, Serving]) -> float:
+    """Kill whoever leads and start it anew; return after how many seconds another one led."""
+    holder = await scene.wait_for_leader()
+    node = holder.rpartition("_")[0]
+    killed_at = time.monotonic()
+    await scene.kill(agents[node].child)
+    agents[node] = await scene.serve(node)
+    await _wait_for_another(scene, holder)
+    return time.monotonic() - killed_at
+
+
+async def pause_leader(scene: Scene, agents: dict[str, Serving]) -> float:
+    """Pause whoever leads for twice the lease time; return after how many seconds another one led."""
+    holder = await scene.wait_for_leader()
+    leader = agents[holder.rpartition("_")[0]].child
+    paused_at = time.monotonic()
+    leader.pause()
+    try:
+        await _wait_for_another(scene, holder)
+        took = time.monotonic() - paused_at
+        await asyncio.sleep(max(0.0, 2 * scene.lease_seconds - took))
+    finally:
+        leader.go_on()
+    return took
+
+
+async def _wait_for_another(scene: Scene, holder: str) -> None:
+    try:
+        await scene.wait_for_leader(other_than=holder)
+    except TimeoutError as e:
+        raise BenchmarkError(f"nobody led after {holder}") from e

@@ -1,0 +1,183 @@
+"""Builds what agents and loads find in a cluster: nodes, agents' pods, volumes, the loads themselves.
+
+Pure. Knows the least that an API server accepts and an agent needs. The loads are as large as
+recorded ones.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Final
+
+from core.models.base import JsonDict
+from core.models.names import AGENT_LABELS
+from tests.nodeagent.loads import data_download, data_upload, pod_volume_backup, pod_volume_restore
+
+__all__ = [
+    "CONFIG_MAP",
+    "KINDS",
+    "Volume",
+    "app_namespace",
+    "build_agent_pod",
+    "build_claim",
+    "build_config",
+    "build_content",
+    "build_load",
+    "build_location",
+    "build_node",
+    "build_snapshot",
+    "build_workload",
+    "node_name",
+]
+
+KINDS: Final = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
+CONFIG_MAP: Final = "node-agent-config"
+_APPS: Final = 10
+"""Namespaces with volumes, which take turns."""
+
+_SNAPSHOTS: Final = "snapshot.storage.k8s.io/v1"
+
+
+def app_namespace(namespace: str, number: int) -> str:
+    """Return the namespace of the volume with that number, for the agents of `namespace`."""
+    return f"{namespace}-app-{number % _APPS}"
+
+
+def node_name(number: int) -> str:
+    """Return the name of the node with that number."""
+    return f"node-{number:03}"
+
+
+def build_config(namespace: str, *, queue_length: int | None, slots: int) -> JsonDict:
+    """Return the agents' ConfigMap."""
+    concurrency: JsonDict = {"globalConfig": slots}
+    if queue_length is not None:
+        concurrency["prepareQueueLength"] = queue_length
+    data = {"config.json": json.dumps({"loadConcurrency": concurrency})}
+    return _object("v1", "ConfigMap", CONFIG_MAP, namespace) | {"data": data}
+
+
+def build_location(namespace: str) -> JsonDict:
+    """Return a storage location that counts as available."""
+    spec = {"provider": "aws", "objectStorage": {"bucket": "bucket"}, "config": {"region": "region"}}
+    return _object("velero.io/v1", "BackupStorageLocation", "default", namespace) | {"spec": spec}
+
+
+def build_node(name: str) -> JsonDict:
+    """Return a node."""
+    node = _object("v1", "Node", name)
+    node["metadata"]["labels"] = {"kubernetes.io/os": "linux", "kubernetes.io/hostname": name}
+    return node
+
+
+def build_agent_pod(namespace: str, node: str) -> tuple[JsonDict, JsonDict]:
+    """Return the pod of the agent on `node`, and its status: Ready."""
+    pod = _pod(namespace, f"node-agent-{node}", node)
+    pod["metadata"]["labels"] = dict(AGENT_LABELS)
+    return pod, {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+
+def build_workload(namespace: str, name: str, node: str, *, waits: bool) -> tuple[JsonDict, JsonDict]:
+    """Return a pod with a volume `fs`, and its status: running, or waiting for the data of its volume."""
+    pod = _pod(namespace, name, node)
+    mounts = [{"name": "fs", "mountPath": "/data"}]
+    pod["spec"]["containers"][0]["volumeMounts"] = mounts
+    pod["spec"]["volumes"] = [{"name": "fs", "emptyDir": {}}]
+    if not waits:
+        return pod, {"phase": "Running"}
+    pod["spec"]["initContainers"] = [{"name": "restore-wait", "image": "none", "volumeMounts": mounts}]
+    running = {"running": {"startedAt": "2026-11-21T11:00:00Z"}}
+    shown = {
+        "name": "restore-wait",
+        "state": running,
+        "ready": False,
+        "restartCount": 0,
+        "image": "none",
+        "imageID": "",
+    }
+    return pod, {"phase": "Pending", "initContainerStatuses": [shown]}
+
+
+def build_claim(namespace: str, name: str, *, volume: str = "") -> JsonDict:
+    """Return a claim, bound to `volume` if one is named."""
+    claim = _object("v1", "PersistentVolumeClaim", name, namespace)
+    resources = {"requests": {"storage": "1Gi"}}
+    claim["spec"] = {"accessModes": ["ReadWriteOnce"], "resources": resources, "storageClassName": ""}
+    if volume:
+        claim["spec"]["volumeName"] = volume
+    return claim
+
+
+def build_snapshot(namespace: str, name: str) -> tuple[JsonDict, JsonDict]:
+    """Return a VolumeSnapshot of the claim `data`, and its status: ready."""
+    snapshot = _object(_SNAPSHOTS, "VolumeSnapshot", name, namespace)
+    snapshot["spec"] = {"source": {"persistentVolumeClaimName": "data"}}
+    content = _content_name(namespace, name)
+    return snapshot, {"readyToUse": True, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": content}
+
+
+def build_content(namespace: str, name: str) -> JsonDict:
+    """Return the VolumeSnapshotContent of the snapshot of that name."""
+    content = _object(_SNAPSHOTS, "VolumeSnapshotContent", _content_name(namespace, name))
+    content["spec"] = {
+        "deletionPolicy": "Delete",
+        "driver": "hostpath.csi.k8s.io",
+        "source": {"snapshotHandle": f"handle-{namespace}-{name}"},
+        "volumeSnapshotRef": {"name": name, "namespace": namespace},
+    }
+    return content
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What one load is about.
+
+    `app` is the namespace of its volume. `workload` is the pod, as stored, whose volume a
+    PodVolumeBackup or PodVolumeRestore is about. `source` is the snapshot of a DataUpload and
+    the target claim of a DataDownload; they have the load's name where it is empty.
+    """
+
+    kind: str
+    name: str
+    app: str
+    workload: JsonDict = field(default_factory=dict)
+    source: str = ""
+
+
+def build_load(volume: Volume, namespace: str) -> JsonDict:
+    """Return a New load on `volume`, for the agents of `namespace`."""
+    name, app, source = volume.name, volume.app, volume.source or volume.name
+    match volume.kind:
+        case "DataUpload":
+            load = data_upload(name)
+            load["spec"] |= {"sourceNamespace": app, "sourcePVC": "data"}
+            load["spec"]["csiSnapshot"]["volumeSnapshot"] = source
+        case "DataDownload":
+            load = data_download(name)
+            load["spec"]["targetVolume"] |= {"namespace": app, "pvc": source}
+        case "PodVolumeBackup":
+            load = pod_volume_backup(name)
+            load["spec"]["node"] = volume.workload["spec"]["nodeName"]
+        case _:
+            load = pod_volume_restore(name)
+    if "pod" in load["spec"]:
+        meta = volume.workload["metadata"]
+        load["spec"]["pod"] |= {"namespace": app, "name": meta["name"], "uid": meta["uid"]}
+    labels = load["metadata"]["labels"]
+    load["metadata"] = {"name": name, "namespace": namespace, "labels": labels}
+    del load["status"]
+    return load
+
+
+def _content_name(namespace: str, name: str) -> str:
+    return f"snapcontent-{namespace}-{name}"
+
+
+def _pod(namespace: str, name: str, node: str) -> JsonDict:
+    pod = _object("v1", "Pod", name, namespace)
+    pod["spec"] = {"nodeName": node, "containers": [{"name": "main", "image": "none"}]}
+    return pod
+
+
+def _object(api_version: str, kind: str, name: str, namespace: str = "") -> JsonDict:
+    meta = {"name": name, "namespace": namespace} if namespace else {"name": name}
+    return {"apiVersion": api_version, "kind": kind, "metadata": meta}

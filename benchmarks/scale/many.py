@@ -1,0 +1,99 @@
+"""Loads of all kinds, carried out by few or many agents; and many agents without any load.
+
+Knows the course of it, and what requests and bytes come to for each load. Does not know targets.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.scale.counts import Counts
+from benchmarks.scale.doors import Doors
+from benchmarks.scale.effort import LEAST_SECONDS, QUEUE_LENGTH, SETTLE_SECONDS, SLOTS, Effort, Log, prepare
+from benchmarks.scale.judge import Verdict
+from benchmarks.scale.manifests import node_name
+from benchmarks.scale.scene import Scene, Serving, open_scene
+
+__all__ = ["Idle", "Many", "measure_many"]
+
+_WATCH_RENEWALS_SECONDS: Final = (300.0, 425.0)
+"""In this time since its start every watch of an agent is renewed once."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Agents that have nothing to do."""
+
+    agents: int
+    counts: Counts
+    cpu_percent: float
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests of all agents together."""
+        return self.counts.total / self.counts.at_seconds
+
+
+@dataclass(frozen=True)
+class Many:
+    """Loads of all kinds, carried out by agents."""
+
+    agents: int
+    loads: int
+    seconds: float
+    counts: Counts
+    verdict: Verdict
+    idle: Idle | None = None
+
+    @property
+    def requests_per_load(self) -> float:
+        """API requests of the agents for each load."""
+        return self.counts.total / self.loads
+
+    @property
+    def writes_per_load(self) -> float:
+        """Writes of the agents for each load."""
+        return self.counts.writes / self.loads
+
+    @property
+    def watch_bytes_per_load(self) -> float:
+        """Bytes delivered to watches for each load."""
+        return self.counts.watch_bytes / self.loads
+
+    @property
+    def conflict_share(self) -> float:
+        """How many of the writes conflicted."""
+        return self.counts.conflicts / max(1, self.counts.writes)
+
+
+async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idle: bool = False) -> Many:
+    """Have loads of all kinds carried out; then, if `idle`, see what agents without any load ask."""
+    async with open_scene(doors, name, nodes=effort.agents) as scene:
+        await scene.stage.set_up(queue_length=QUEUE_LENGTH, slots=SLOTS)
+        volumes = await prepare(scene, effort)
+        began = time.monotonic()
+        await scene.host_agents([node_name(n) for n in range(1, effort.agents)], processes=effort.processes)
+        await scene.wait_for_leader()
+        standby = await scene.serve(node_name(0))
+        await scene.wait_ready(standby)
+        log(f"{name}: {effort.agents} agents are ready")
+        before, created_at = doors.count(), time.monotonic()
+        await scene.stage.create_loads(volumes)
+        await scene.wait_until(lambda seen: seen.done >= effort.loads, seconds=effort.patience_seconds)
+        counts, seconds = doors.count(before), time.monotonic() - created_at
+        log(f"{name}: {effort.loads} loads in {seconds:.0f} s, {counts.total / effort.loads:.1f} requests each")
+        found = await _measure_idle(scene, effort, standby, began) if idle else None
+        return Many(effort.agents, effort.loads, seconds, counts, scene.judge(), found)
+
+
+async def _measure_idle(scene: Scene, effort: Effort, standby: Serving, began: float) -> Idle:
+    """Count what agents ask while there is no load, in a time in which all their watches are renewed."""
+    await scene.stage.delete_loads()
+    await scene.wait_until(lambda seen: all(sight.gone for sight in seen.newest()), seconds=LEAST_SECONDS)
+    first, last = _WATCH_RENEWALS_SECONDS
+    await asyncio.sleep(max(SETTLE_SECONDS, began + first - time.monotonic()))
+    before, cpu_seconds = scene.stage.doors.count(), standby.child.cpu_seconds
+    await asyncio.sleep(last - first)
+    counts = scene.stage.doors.count(before)
+    return Idle(effort.agents, counts, (standby.child.cpu_seconds - cpu_seconds) / counts.at_seconds * 100)

@@ -1,0 +1,223 @@
+"""What storage, scheduler, kubelet and mover do about one load: one look, and what is missing is done.
+
+Knows the rules. Does not know how the objects were seen (`benchmarks.scale.world`). Level-based
+like the real controllers: all objects of a load have its name, so one look sees all of them.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from benchmarks.scale.stage import set_status
+from core.clock import Clock
+from core.contract import DataPathReason, ProgressMessage
+from core.kube.client import KubeClient
+from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
+from core.kube.resources import (
+    EVENTS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.transport import Request
+from core.models.base import JsonDict
+from nodeagent.queue import Requeue
+from tests.nodeagent.simulation import BACKUP_DONE, RESTORE_DONE
+
+__all__ = ["Rules", "Seen", "Shape", "volume_name"]
+
+_TOTAL_BYTES: Final = 1000
+_BACKUPS: Final = frozenset({"DataUpload", "PodVolumeBackup"})
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All objects of one load, as JSON; None where there is none. `target` is in another namespace."""
+
+    load: JsonDict | None
+    pod: JsonDict | None
+    claim: JsonDict | None
+    target: JsonDict | None
+    volume: JsonDict | None
+    snapshot: JsonDict | None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What movers do: how long they move data, how often they tell, on which nodes they run."""
+
+    seconds: float
+    tells: int
+    nodes: tuple[str, ...]
+
+
+def volume_name(namespace: str, load: str) -> str:
+    """Return the name of the volume that is made for the claim of a load."""
+    return f"pv-{namespace}-{load}"
+
+
+@dataclass
+class Rules:
+    """The controllers of `namespace`; `count_pods` returns how many movers each node has."""
+
+    client: KubeClient
+    clock: Clock
+    namespace: str
+    shape: Shape
+    count_pods: Callable[[], Counter[str]]
+    _started: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _placed: dict[str, str] = field(default_factory=dict)
+
+    async def look(self, name: str, seen: Seen) -> Requeue | None:
+        """Do what is missing for the load of that name."""
+        # What another look did a moment ago, or an agent meanwhile, is done.
+        with suppress(ConflictError, NotFoundError, AlreadyExistsError):
+            if seen.snapshot is not None:
+                await self._ready(name, seen.snapshot)
+            if seen.claim is not None:
+                await self._provision(name, seen.claim, seen)
+            elif seen.volume is not None:
+                await self._reclaim(seen.volume, seen.target)
+            if seen.pod is not None:
+                return await self._run(seen.pod, seen)
+        return None
+
+    async def _ready(self, name: str, snapshot: JsonDict) -> None:
+        if snapshot["metadata"].get("deletionTimestamp") or (snapshot.get("status") or {}).get("readyToUse"):
+            return
+        status = {"readyToUse": True, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": name}
+        await set_status(self.client, VOLUME_SNAPSHOTS, snapshot, status)
+
+    async def _provision(self, name: str, claim: JsonDict, seen: Seen) -> None:
+        meta = claim["metadata"]
+        if meta.get("deletionTimestamp"):
+            if seen.pod is None:
+                await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"finalizers": None}})
+            return
+        if seen.volume is None:
+            volume = await self.client.create(PERSISTENT_VOLUMES, _build_volume(self.namespace, name, claim))
+            await set_status(self.client, PERSISTENT_VOLUMES, volume, {"phase": "Bound"})
+        if not claim["spec"].get("volumeName"):
+            bound = {"spec": {"volumeName": volume_name(self.namespace, name)}}
+            await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound)
+        if (claim.get("status") or {}).get("phase") != "Bound":
+            await set_status(self.client, PERSISTENT_VOLUME_CLAIMS, claim, {"phase": "Bound"})
+
+    async def _reclaim(self, volume: JsonDict, target: JsonDict | None) -> None:
+        spec, name = volume["spec"], volume["metadata"]["name"]
+        phase = (volume.get("status") or {}).get("phase")
+        if target is not None and target["metadata"]["uid"] == (spec.get("claimRef") or {}).get("uid"):
+            if target["spec"].get("volumeName") != name:
+                return
+            if phase != "Bound":
+                await set_status(self.client, PERSISTENT_VOLUMES, volume, {"phase": "Bound"})
+            if (target.get("status") or {}).get("phase") != "Bound":
+                await set_status(self.client, PERSISTENT_VOLUME_CLAIMS, target, {"phase": "Bound"})
+        elif spec["persistentVolumeReclaimPolicy"] == "Delete":
+            if volume["metadata"].get("finalizers"):
+                await self._patch(PERSISTENT_VOLUMES, volume, {"metadata": {"finalizers": None}})
+            await self.client.delete(PERSISTENT_VOLUMES, "", name)
+        elif phase != "Released":
+            await set_status(self.client, PERSISTENT_VOLUMES, volume, {"phase": "Released"})
+
+    async def _run(self, pod: JsonDict, seen: Seen) -> Requeue | None:
+        meta = pod["metadata"]
+        if meta.get("deletionTimestamp"):
+            self._started.pop(meta["uid"], None)
+            await self.client.delete(PODS, self.namespace, meta["name"], uid=meta["uid"], grace_seconds=0)
+            return None
+        if not pod["spec"].get("nodeName"):
+            await self._place(pod)
+            return None
+        phase = (pod.get("status") or {}).get("phase", "Pending")
+        if phase == "Pending":
+            self._placed.pop(meta["uid"], None)
+            if seen.claim is None or (seen.claim.get("status") or {}).get("phase") == "Bound":
+                await set_status(self.client, PODS, pod, {"phase": "Running"})
+        elif phase == "Running" and seen.load is not None:
+            return await self._move_data(pod, seen.load)
+        return None
+
+    async def _place(self, pod: JsonDict) -> None:
+        """Bind a pod to the node it needs, or to the one with the fewest movers."""
+        meta = pod["metadata"]
+        counts = self.count_pods() + Counter(self._placed.values())
+        fewest = min(self.shape.nodes, key=lambda node: (counts[node], node))
+        node = _needed_node(pod) or fewest
+        self._placed[meta["uid"]] = node
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}}
+        body = json.dumps(binding | {"target": {"apiVersion": "v1", "kind": "Node", "name": node}}).encode()
+        path = PODS.path(self.namespace, meta["name"], subresource="binding")
+        await self.client.transport.request(Request("POST", path, body=body))
+
+    async def _move_data(self, pod: JsonDict, load: JsonDict) -> Requeue | None:
+        """Tell how far it is, so many times, then end well; not before the load is InProgress."""
+        if (load.get("status") or {}).get("phase") != "InProgress":
+            return None
+        uid, now = pod["metadata"]["uid"], self.clock.monotonic()
+        began, told = self._started.setdefault(uid, (now, 0))
+        every = self.shape.seconds / (self.shape.tells + 1)
+        due = began + every * (told + 1)
+        if now < due:
+            return Requeue(due - now)
+        if told < self.shape.tells:
+            self._started[uid] = (began, told + 1)
+            await self._tell(load, uid, told + 1)
+            return Requeue(max(0.0, due + every - self.clock.monotonic()))
+        message = BACKUP_DONE if load["kind"] in _BACKUPS else RESTORE_DONE
+        ended = {"name": "mover", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
+        terminated = {"terminated": {"exitCode": 0, "message": message}}
+        status = {"phase": "Succeeded", "containerStatuses": [ended | {"state": terminated}]}
+        await set_status(self.client, PODS, pod, status)
+        return None
+
+    async def _tell(self, load: JsonDict, uid: str, number: int) -> None:
+        done = _TOTAL_BYTES * number // (self.shape.tells + 1)
+        message = ProgressMessage(total_bytes=_TOTAL_BYTES, done_bytes=done, sent_bytes=done // 2)
+        meta = load["metadata"]
+        about = {"namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
+        event = {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {"name": f"{meta['name']}.{uid}.{number}", "namespace": meta["namespace"]},
+            "involvedObject": about | {"apiVersion": load["apiVersion"], "kind": load["kind"]},
+            "type": "Normal",
+            "reason": str(DataPathReason.PROGRESS),
+            "message": message.to_json(),
+        }
+        await self.client.create(EVENTS, event)
+
+    async def _patch(self, resource: Resource, obj: JsonDict, patch: Mapping[str, Any]) -> None:
+        meta = obj["metadata"]
+        await self.client.patch(resource, meta.get("namespace", ""), meta["name"], dict(patch))
+
+
+def _build_volume(namespace: str, name: str, claim: JsonDict) -> JsonDict:
+    reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace, "name": name}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": volume_name(namespace, name)},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "1Gi"},
+            "claimRef": reference | {"uid": claim["metadata"]["uid"]},
+            "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": name},
+            "persistentVolumeReclaimPolicy": "Delete",
+        },
+    }
+
+
+def _needed_node(pod: JsonDict) -> str:
+    """Return the only node that the pod's affinity allows; empty where there are several."""
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    for term in required.get("nodeSelectorTerms") or []:
+        for wanted in term.get("matchFields") or []:
+            return str(wanted["values"][0])
+    return ""

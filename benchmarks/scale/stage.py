@@ -1,0 +1,169 @@
+"""One scenario's place: a namespace with agents' rights and configuration, nodes, volumes, loads.
+
+Knows what has to be there before loads are created, and how many are created at a time. Does
+not know who carries them out.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+from benchmarks.scale.doors import Doors
+from benchmarks.scale.manifests import (
+    CONFIG_MAP,
+    KINDS,
+    Volume,
+    app_namespace,
+    build_agent_pod,
+    build_claim,
+    build_config,
+    build_content,
+    build_load,
+    build_location,
+    build_node,
+    build_snapshot,
+    build_workload,
+    node_name,
+)
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.errors import AlreadyExistsError, raise_for_status
+from core.kube.resources import (
+    BACKUP_STORAGE_LOCATIONS,
+    CONFIG_MAPS,
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.retry import Retry
+from core.kube.transport import MERGE_PATCH, Request
+from core.models.base import JsonDict
+from nodeagent.parallel import work_in_parallel
+from nodeagent.transport import load_transport
+from tests.bed.api import Resource as BedResource
+
+__all__ = ["LOAD_RESOURCES", "Stage", "open_client", "set_status"]
+
+LOAD_RESOURCES: Final = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
+_NAMESPACES: Final = BedResource("/api/v1", "namespaces", namespaced=False)
+_AT_A_TIME: Final = 24
+_T = TypeVar("_T")
+
+
+async def open_client(kubeconfig: Path) -> KubeClient:
+    """Return a client; close its transport."""
+    transport, _ = await load_transport(str(kubeconfig))
+    return KubeClient(transport, Retry(SystemClock()))
+
+
+async def set_status(client: KubeClient, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
+    """Write the status of `obj` as its controller would."""
+    meta = obj["metadata"]
+    path = resource.path(meta.get("namespace", ""), meta["name"], subresource="status")
+    body = json.dumps({"status": status}).encode()
+    answer = await client.transport.request(Request("PATCH", path, body=body, content_type=MERGE_PATCH))
+    raise_for_status(answer.status, answer.body, attempted=f"status of {resource.kind} {meta['name']}")
+
+
+@dataclass
+class Stage:
+    """A namespace in which loads are carried out by agents on `nodes` nodes."""
+
+    doors: Doors
+    namespace: str
+    client: KubeClient
+    nodes: int
+    agents: Path = field(default_factory=Path)
+    _workloads: dict[tuple[str, int], JsonDict] = field(default_factory=dict)
+
+    async def set_up(self, *, queue_length: int | None, slots: int, apps: int = 10) -> None:
+        """Make everything that is there before a load."""
+        api = self.doors.server.api
+        for namespace in [self.namespace, *(app_namespace(self.namespace, number) for number in range(apps))]:
+            api.create(_NAMESPACES, {"metadata": {"name": namespace}})
+            self.doors.server.create_account(namespace, "default")
+        self.agents = self.doors.install_agents(self.namespace)
+        config = build_config(self.namespace, queue_length=queue_length, slots=slots)
+        await self.client.create(CONFIG_MAPS, config)
+        await self.client.create(BACKUP_STORAGE_LOCATIONS, build_location(self.namespace))
+        await self._each(range(self.nodes), self._add_node)
+        await self._each(range(apps), self._add_source_claim)
+
+    async def set_limits(self, *, queue_length: int | None, slots: int) -> None:
+        """Change the agents' configuration."""
+        data = build_config(self.namespace, queue_length=queue_length, slots=slots)["data"]
+        await self.client.patch(CONFIG_MAPS, self.namespace, CONFIG_MAP, {"data": data})
+
+    async def add_workloads(self) -> None:
+        """Give each node a pod that runs and one that waits for its data."""
+        await self._each([(kind, n) for kind in KINDS[2:] for n in range(self.nodes)], self._add_workload)
+
+    async def add_volumes(self, count: int, *, first: int = 0) -> list[Volume]:
+        """Make what so many loads of all four kinds in turn are about, and return it."""
+        volumes = [self._plan(number) for number in range(first, first + count)]
+        await self._each(volumes, self._add_volume)
+        return volumes
+
+    async def create_loads(self, volumes: Sequence[Volume]) -> None:
+        """Create the loads, as a backup does: as fast as it goes."""
+        await self._each(volumes, self._create_load)
+
+    async def delete_loads(self) -> None:
+        """Delete all loads."""
+        for resource in LOAD_RESOURCES.values():
+            await self.client.transport.request(Request("DELETE", resource.path(self.namespace)))
+
+    def _plan(self, number: int) -> Volume:
+        kind, turn = KINDS[number % len(KINDS)], number // len(KINDS)
+        workload = self._workloads.get((kind, turn % self.nodes))
+        app = workload["metadata"]["namespace"] if workload else app_namespace(self.namespace, turn)
+        return Volume(kind, f"{kind.lower()}-{number:05}", app, workload or {})
+
+    async def _each(self, items: Sequence[_T], work: Callable[[_T], Awaitable[None]]) -> None:
+        await work_in_parallel(items, work, at_a_time=_AT_A_TIME, name="set up")
+
+    async def _add_node(self, number: int) -> None:
+        node = node_name(number)
+        with suppress(AlreadyExistsError):
+            stored = await self.client.create(NODES, build_node(node))
+            await set_status(self.client, NODES, stored, self.doors.kubelet.node_status)
+        pod, status = build_agent_pod(self.namespace, node)
+        await set_status(self.client, PODS, await self.client.create(PODS, pod), status)
+
+    async def _add_source_claim(self, number: int) -> None:
+        claim = build_claim(app_namespace(self.namespace, number), "data", volume=f"pv-{self.namespace}-{number}")
+        stored = await self.client.create(PERSISTENT_VOLUME_CLAIMS, claim)
+        await set_status(self.client, PERSISTENT_VOLUME_CLAIMS, stored, {"phase": "Bound"})
+
+    async def _add_workload(self, which: tuple[str, int]) -> None:
+        kind, number = which
+        app, node = app_namespace(self.namespace, number), node_name(number)
+        pod, status = build_workload(app, f"{kind.lower()}-{number}", node, waits=kind == KINDS[3])
+        self._workloads[which] = stored = await self.client.create(PODS, pod)
+        await set_status(self.client, PODS, stored, status)
+
+    async def _add_volume(self, volume: Volume) -> None:
+        if volume.kind == KINDS[0]:
+            await self.add_snapshot(volume.app, volume.name)
+        elif volume.kind == KINDS[1]:
+            await self.client.create(PERSISTENT_VOLUME_CLAIMS, build_claim(volume.app, volume.name))
+
+    async def add_snapshot(self, app: str, name: str) -> None:
+        """Make a snapshot that is ready."""
+        await self.client.create(VOLUME_SNAPSHOT_CONTENTS, build_content(app, name))
+        snapshot, status = build_snapshot(app, name)
+        await set_status(self.client, VOLUME_SNAPSHOTS, await self.client.create(VOLUME_SNAPSHOTS, snapshot), status)
+
+    async def _create_load(self, volume: Volume) -> None:
+        load = build_load(volume, self.namespace)
+        await self.client.create(LOAD_RESOURCES[volume.kind], load)

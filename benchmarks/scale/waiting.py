@@ -1,0 +1,90 @@
+"""A long queue before one dispatcher: what it costs while it waits, how fast it is admitted.
+
+Knows the course of it. Does not know targets. Nobody carries the loads out: they are admitted
+to nodes whose agents are said to live and do not.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import aiohttp
+
+from benchmarks.scale.doors import Doors
+from benchmarks.scale.effort import LEADER_NODE, LEAST_SECONDS, QUEUE_LENGTH, SETTLE_SECONDS, SLOTS, Log
+from benchmarks.scale.judge import Verdict, count_disorder
+from benchmarks.scale.manifests import KINDS, Volume, app_namespace, build_claim
+from benchmarks.scale.scene import Scene, Serving, open_scene
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+
+__all__ = ["Waiting", "measure_waiting"]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A long queue before one dispatcher."""
+
+    loads: int
+    kib_per_load: float
+    cpu_percent: float
+    cpu_ms_per_admission: float
+    admissions_per_s: float
+    disorder: int
+    verdict: Verdict
+
+
+async def measure_waiting(doors: Doors, name: str, loads: int, *, log: Log) -> Waiting:
+    """Let many loads wait for a place, then give all of them one."""
+    async with open_scene(doors, name, nodes=3) as scene:
+        stage = scene.stage
+        await stage.set_up(queue_length=QUEUE_LENGTH, slots=SLOTS)
+        apps = [app_namespace(stage.namespace, number) for number in range(10)]
+        for app in apps:
+            await stage.add_snapshot(app, "shared")
+            await stage.client.create(PERSISTENT_VOLUME_CLAIMS, build_claim(app, "shared"))
+        await scene.watch()
+        leader = await scene.serve(LEADER_NODE)
+        await scene.wait_for_leader()
+        await asyncio.sleep(SETTLE_SECONDS)
+        before_mib = leader.child.memory_mib
+        volumes = [Volume(KINDS[n % 2], f"load-{n:05}", apps[n % 10], source="shared") for n in range(loads)]
+        await stage.create_loads(volumes)
+        log(f"{name}: {loads} loads are created")
+        waiting = loads - min(loads, QUEUE_LENGTH)
+        await _wait_for_queue(scene, leader, waiting)
+        cpu_seconds = leader.child.cpu_seconds
+        await asyncio.sleep(SETTLE_SECONDS)
+        cpu_percent = (leader.child.cpu_seconds - cpu_seconds) / SETTLE_SECONDS * 100
+        kib = (leader.child.memory_mib - before_mib) * 1024 / max(1, waiting)
+        log(f"{name}: {kib:.2f} KiB for each load that waits")
+        await scene.end(leader.child)
+        scene.history.read_on()
+        earlier = scene.judge().admissions
+        await stage.set_limits(queue_length=max(loads, QUEUE_LENGTH), slots=SLOTS)
+        leader = await scene.serve(LEADER_NODE)
+        await scene.wait_until(lambda seen: seen.admitted >= loads, seconds=LEAST_SECONDS + loads / 10)
+        verdict = scene.judge()
+        later = verdict.admissions[len(earlier) :]
+        span = later[-1].seen_at - later[0].seen_at
+        taken = {sight.uid for sight in earlier}
+        left = [sight for sight in scene.history.newest() if sight.uid not in taken]
+        disorder = count_disorder(scene.history.newest(), earlier)
+        disorder += count_disorder(left, later, after=earlier[-1].queue)
+        log(f"{name}: {len(later) / span:.0f} admissions a second, {disorder} out of order")
+        cpu_ms = leader.child.cpu_seconds / len(later) * 1000
+        return Waiting(loads, kib, cpu_percent, cpu_ms, len(later) / span, disorder, verdict)
+
+
+async def _wait_for_queue(scene: Scene, leader: Serving, waiting: int) -> None:
+    """Return once the leader itself says that so many loads wait, and each of them was told why."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(LEAST_SECONDS):
+        while True:
+            async with session.get(f"http://127.0.0.1:{leader.port}/status") as answer:
+                report = await answer.json()
+            if report["queue"].get("phases", {}).get("New", 0) >= waiting:
+                break
+            await asyncio.sleep(1)
+    told = LEAST_SECONDS + waiting / 10
+    await scene.wait_until(
+        lambda seen: sum(1 for sight in seen.newest() if sight.phase == "New" and sight.message) >= waiting,
+        seconds=told,
+    )
