@@ -28,6 +28,7 @@ from nodeagent.load_index import Entry, LoadIndex
 from nodeagent.orphans import OrphanKeeper
 from nodeagent.parallel import tell_causes, work_in_parallel
 from nodeagent.queue_view import QueueView
+from nodeagent.sweeper import Sweeper
 
 __all__ = ["Dispatcher"]
 
@@ -119,6 +120,13 @@ class _Term:
         self._acceptance = Acceptance(tools, self._agents.nodes, on_accepted=on_accepted)
         self._view = QueueView(tools.metrics, (kind.name for kind in rules.kinds))
         self._orphans = OrphanKeeper(tools, rules, self._index, agents=self._agents)
+        self._sweeper = Sweeper(
+            tools.client,
+            tools.clock,
+            namespace=rules.namespace,
+            loads=self._index.entries,
+            check_leading=tools.check_leading,
+        )
 
     async def run(self, agreement: ConfigAgreement | None) -> None:
         """Dispatch until canceled, or until the ledger is lost.
@@ -137,6 +145,7 @@ class _Term:
             places = self._ledger.places
             await self._ledger.write(Places(self._settle(self._index.entries()), places.turn))
             group.create_task(self._orphans.run(), name="orphans")
+            group.create_task(self._sweeper.run(), name="sweeper")
             if agreement is not None:
                 group.create_task(agreement.run(self._agents.configs), name="agreement of configurations")
             group.create_task(self._examiner.run(), name="what loads wait for")

@@ -75,7 +75,12 @@ RIGHTS: Final = (
         "mover pods; which agents are alive; an agent notes on its own pod which configuration it has",
     ),
     Right(_OWN, kube.PODS, ("get",), "a mover's log is taken over before its pod goes", subresource="log"),
-    Right(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("create", "delete"), "claims that bring volumes to mover pods"),
+    Right(
+        _OWN,
+        kube.PERSISTENT_VOLUME_CLAIMS,
+        ("list", "create", "delete"),
+        "claims that bring volumes to mover pods; those whose load is gone are swept",
+    ),
     Right(_OWN, kube.VOLUME_SNAPSHOTS, ("list", "create"), "snapshots that the movers' volumes are made from"),
     Right(_OWN, kube.EVENTS, ("list", "watch", "create"), "movers report progress by Events; loads tell their story"),
     Right(
