@@ -1,0 +1,143 @@
+"""What each kind asks its exposer for: from a recorded custom resource and the configuration in force.
+
+With what the recorded cluster was configured with, these are the very requests from which
+`tests/exposer/test_pod_against_peer.py` builds the recorded pods.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from core.clock import SystemClock
+from core.models.base import JsonDict
+from core.models.loads import Load
+from exposer.model import Exposed, PodVolumeRequest, RestoreRequest, SnapshotRequest, Waiting
+from exposer.placement import NodeRule, NodeRules
+from exposer.settings import BackupPVCSettings, CacheVolume, MoverOptions
+from nodeagent.config import parse_config
+from nodeagent.current_config import CurrentConfig
+from nodeagent.kinds.base import Kind
+from nodeagent.kinds.data_download import DataDownloadKind
+from nodeagent.kinds.data_upload import DataUploadKind
+from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
+from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
+from nodeagent.mover_plan import MoverPlans
+from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template
+from tests.support.golden import recorded
+from tests.support.scripted import refusal, scripted_client
+
+RECORDED: JsonDict = {
+    "backupPVC": {"hostpath": {"annotations": {"a/b": "c"}}},
+    "podAnnotations": {"note": "x"},
+    "podLabels": {"team": "storage"},
+    "podResources": {"cpuRequest": "100m", "cpuLimit": "4", "memoryRequest": "64Mi", "memoryLimit": "2Gi"},
+    "priorityClassName": "data-mover-low",
+}
+"""The recorded ConfigMap, as far as pods and claims go."""
+
+EVERYTHING: JsonDict = RECORDED | {
+    "backupPVC": {"hostpath": {"storageClass": "shallow", "readOnly": True, "spcNoRelabeling": True}},
+    "cachePVC": {"storageClass": "fast"},
+    "loadAffinity": [{"nodeSelector": {"matchLabels": {"pool": "movers"}}, "storageClass": "shallow"}],
+    "restorePVC": {"ignoreDelayBinding": True},
+}
+RULES = NodeRules((NodeRule(({"key": "pool", "operator": "In", "values": ["movers"]},), "shallow"),))
+CACHE = CacheVolume("fast", 6)
+
+
+@dataclass
+class NotingExposer:
+    """Notes what it is asked to expose."""
+
+    requests: list[Any] = field(default_factory=list)
+
+    async def ensure(self, request: Any, guard: Any) -> Exposed | Waiting:
+        self.requests.append(request)
+        return Waiting("Noted", "")
+
+
+async def ask(kind: str, raw: JsonDict, document: JsonDict) -> Any:
+    """Return what the adapter of that kind asks for."""
+    noting: Any = NotingExposer()
+    client, names = scripted_client(lambda _: refusal(404, "not found")), frozenset({"velero", ""})
+    plans = MoverPlans(
+        template(tolerations=[]),
+        MoverOptions(),
+        current=(current := CurrentConfig(parse_config(json.dumps(document)))),
+        priority_class=lambda: current.config.priority_class_name,
+        cache_limit_mib=lambda: 5000,
+    )
+    kinds: dict[str, Kind] = {
+        "dataupload": DataUploadKind(client, noting, plans, names),
+        "datadownload": DataDownloadKind(client, SystemClock(), noting, plans, names),
+        "podvolumebackup": PodVolumeBackupKind(client, noting, plans, names),
+        "podvolumerestore": PodVolumeRestoreKind(client, noting, plans, names),
+    }
+    adapter = kinds[kind.removeprefix("block-")]
+    load: Load = adapter.parse(raw)
+
+    async def guard() -> None:
+        """The load stays ours."""
+
+    await adapter.ensure_exposed(load, guard)
+    (request,) = noting.requests
+    return request
+
+
+@pytest.mark.parametrize(
+    ("recording", "expected"),
+    [
+        ("dataupload", snapshot_request()),
+        ("block-dataupload", snapshot_request("block-dataupload")),
+        ("datadownload", restore_request()),
+        ("block-datadownload", restore_request("block-datadownload")),
+        ("podvolumebackup", pod_volume_request()),
+        ("podvolumerestore", pod_volume_request("podvolumerestore")),
+    ],
+)
+async def test_the_recorded_configuration_leads_to_the_recorded_pods(recording: str, expected: Any) -> None:
+    assert await ask(recording, recorded(recording), RECORDED) == expected
+
+
+async def test_every_key_about_volumes_reaches_its_kind() -> None:
+    upload: SnapshotRequest = await ask("dataupload", recorded("dataupload"), EVERYTHING)
+    download: RestoreRequest = await ask("datadownload", recorded("datadownload"), EVERYTHING)
+    backup: PodVolumeRequest = await ask("podvolumebackup", recorded("podvolumebackup"), EVERYTHING)
+    restore: PodVolumeRequest = await ask("podvolumerestore", recorded("podvolumerestore"), EVERYTHING)
+
+    assert upload.backup_pvc == BackupPVCSettings("shallow", read_only=True, no_relabeling=True)
+    assert upload.nodes == download.nodes == RULES
+    assert (download.ignore_delay_binding, download.cache) == (True, CACHE)
+    assert (backup.cache, restore.cache) == (None, CACHE)
+
+
+@pytest.mark.parametrize(
+    ("node_os", "expected"), [("windows", "windows"), ("linux", "linux"), ("auto", "linux"), ("", "linux")]
+)
+async def test_a_restore_is_for_linux_unless_it_says_windows(node_os: str, expected: str) -> None:
+    raw = recorded("datadownload")
+    raw["spec"]["nodeOS"] = node_os
+
+    assert (await ask("datadownload", raw, {})).node_os == expected
+
+
+@pytest.mark.parametrize(("snapshot_bytes", "cached"), [(0, True), (1 << 20, False), (1 << 30, True)])
+@pytest.mark.parametrize("kind", ["datadownload", "podvolumerestore"])
+async def test_the_size_of_the_snapshot_decides_about_a_cache(kind: str, snapshot_bytes: int, cached: bool) -> None:
+    raw = recorded(kind)
+    raw["spec"]["snapshotSize"] = snapshot_bytes
+    document = {"cachePVC": {"storageClass": "fast", "residentThresholdInMB": 1024}}
+
+    assert (await ask(kind, raw, document)).cache == (CACHE if cached else None)
+
+
+async def test_a_source_of_another_class_is_not_set_up() -> None:
+    raw = recorded("dataupload")
+    raw["spec"]["csiSnapshot"]["storageClass"] = "other"
+
+    request: SnapshotRequest = await ask("dataupload", raw, EVERYTHING)
+
+    assert request.backup_pvc == BackupPVCSettings()
+    assert request.backup_class == "other"
