@@ -9,7 +9,7 @@ Source: Kubernetes v1.34, apimachinery pkg/util/validation and pkg/apis/core/val
 import re
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, StrictStr
+from pydantic import AfterValidator, StrictStr, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from core.models.quantity import parse_quantity
@@ -34,6 +34,8 @@ _ANNOTATIONS_LIMIT_BYTES: Final = 256 * 1024
 
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+_QUANTITY_PATTERN: Final = r"(?:[+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?)?"
+"""For readers of the schema; what counts is `core.models.quantity`."""
 
 
 def expected(what: str) -> PydanticCustomError:
@@ -115,12 +117,25 @@ def _check_quantity(text: str) -> str:
     return text
 
 
-ObjectName = Annotated[StrictStr, AfterValidator(_check_object_name)]
+def _schema(pattern: str, **more: object) -> WithJsonSchema:
+    """Return the schema of a string: `pattern` as JSON Schema has it, anchored at both ends."""
+    return WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern})$", **more})
+
+
+_LABEL_KEY_PATTERN: Final = rf"(?:{_DOMAIN.pattern}/)?{_LABEL_NAME.pattern}"
+
+ObjectName = Annotated[
+    StrictStr, AfterValidator(_check_object_name), _schema(f"(?:{_DOMAIN.pattern})?", maxLength=_NAME_LIMIT)
+]
 """The name of a storage class or a priority class; empty: none."""
 
-LabelKey = Annotated[StrictStr, AfterValidator(_check_label_key)]
-OptionalLabelKey = Annotated[StrictStr, AfterValidator(_check_optional_label_key)]
-LabelValue = Annotated[StrictStr, AfterValidator(_check_label_value)]
+LabelKey = Annotated[StrictStr, AfterValidator(_check_label_key), _schema(_LABEL_KEY_PATTERN)]
+OptionalLabelKey = Annotated[
+    StrictStr, AfterValidator(_check_optional_label_key), _schema(f"(?:{_LABEL_KEY_PATTERN})?")
+]
+LabelValue = Annotated[
+    StrictStr, AfterValidator(_check_label_value), _schema(f"(?:{_LABEL_NAME.pattern})?", maxLength=_LABEL_LIMIT)
+]
 LabelMap = dict[LabelKey, LabelValue]
 """Labels of an object, or the labels that a node must have."""
 
@@ -132,5 +147,5 @@ AnnotationMap = Annotated[
 ]
 """Annotations of an object."""
 
-QuantityText = Annotated[StrictStr, AfterValidator(_check_quantity)]
+QuantityText = Annotated[StrictStr, AfterValidator(_check_quantity), _schema(_QUANTITY_PATTERN)]
 """A Kubernetes quantity as it is written; empty: none."""

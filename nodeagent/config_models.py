@@ -11,24 +11,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, Tag, field_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Discriminator, Field, StrictBool, StrictInt, Tag, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
-from nodeagent.config_forms import (
-    AnnotationMap,
-    LabelKey,
-    LabelMap,
-    LabelValue,
-    ObjectName,
-    OptionalLabelKey,
-    QuantityText,
-    expected,
-    is_at_most,
-    is_zero,
-)
+from nodeagent.config_forms import AnnotationMap, LabelMap, ObjectName, QuantityText, expected, is_at_most, is_zero
+from nodeagent.config_selectors import NUMBER_OPERATORS, LabelSelector, Requirement, Section, Toleration
 
 __all__ = [
     "INHERIT",
@@ -59,106 +48,21 @@ INHERIT: Final = "inherit"
 _PositiveNumber = Annotated[StrictInt, Field(ge=1, le=_LARGEST_NUMBER)]
 
 
-class Section(BaseModel):
-    """A JSON object of the document; keys that nobody named are passed over.
-
-    `other_names` are further spellings of a key, by the spelling.
-    """
-
-    other_names: ClassVar[Mapping[str, str]] = {}
-
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, defer_build=True
-    )
-
-
-class Operator(StrEnum):
-    """How a requirement compares."""
-
-    IN = "In"
-    NOT_IN = "NotIn"
-    EXISTS = "Exists"
-    DOES_NOT_EXIST = "DoesNotExist"
-    GREATER = "Gt"
-    LESS = "Lt"
-
-
-_OF_SETS: Final = frozenset({Operator.IN, Operator.NOT_IN})
-_OF_NUMBERS: Final = frozenset({Operator.GREATER, Operator.LESS})
-
-
-class Requirement(Section):
-    """One of `matchExpressions`."""
-
-    key: LabelKey = Field(description="label of the node")
-    operator: Operator = Field(description="how the label's value is compared")
-    values: tuple[LabelValue, ...] = Field(
-        default=(),
-        validate_default=True,
-        description="what it is compared with: some for In and NotIn, one whole number for Gt and Lt, none for Exists "
-        "and DoesNotExist",
-    )
-
-    @field_validator("values")
-    @classmethod
-    def _fit_operator(cls, values: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        operator = info.data.get("operator")
-        if operator in _OF_SETS and not values:
-            raise expected(f"at least one value, as {operator} asks for")
-        if operator in _OF_NUMBERS and (len(values) != 1 or not values[0].lstrip("-").isdecimal()):
-            raise expected(f"one whole number in quotes, as {operator} asks for")
-        if operator in {Operator.EXISTS, Operator.DOES_NOT_EXIST} and values:
-            raise expected(f"no values, as {operator} asks for")
-        return values
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with `labels` fulfils it."""
-        value = labels.get(self.key)
-        match self.operator:
-            case Operator.IN:
-                return value in self.values
-            case Operator.NOT_IN:
-                return value not in self.values
-            case Operator.EXISTS:
-                return value is not None
-            case Operator.DOES_NOT_EXIST:
-                return value is None
-        try:
-            number, bound = int(value or ""), int(self.values[0])
-        except ValueError:
-            return False
-        return number > bound if self.operator is Operator.GREATER else number < bound
-
-
-class LabelSelector(Section):
-    """Which nodes: all of it has to hold; empty: every node."""
-
-    match_labels: LabelMap = Field(default_factory=dict, description="labels that a node must have, with their values")
-    match_expressions: tuple[Requirement, ...] = Field(default=(), description="further conditions on a node's labels")
-
-    @property
-    def empty(self) -> bool:
-        """Whether it asks for nothing."""
-        return not self.match_labels and not self.match_expressions
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with `labels` is selected."""
-        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            requirement.matches(labels) for requirement in self.match_expressions
-        )
-
-
 class NodeRule(Section):
     """One of `loadConcurrency.perNodeConfig`."""
 
-    node_selector: LabelSelector = Field(default_factory=LabelSelector, description="the nodes it is about")
+    node_selector: LabelSelector = Field(
+        default_factory=LabelSelector,
+        description="the nodes it is about",
+        examples=[{"matchLabels": {"pool": "backup"}}],
+    )
     number: _PositiveNumber = Field(description="loads that move data on such a node at a time", examples=[3])
 
     @field_validator("node_selector")
     @classmethod
     def _has_no_order(cls, selector: LabelSelector) -> LabelSelector:
         # Source: Kubernetes, metav1.LabelSelectorAsSelector.
-        if any(requirement.operator in _OF_NUMBERS for requirement in selector.match_expressions):
+        if any(requirement.operator in NUMBER_OPERATORS for requirement in selector.match_expressions):
             raise expected("no Gt and no Lt, which only loadAffinity knows")
         return selector
 
@@ -170,7 +74,9 @@ class LoadConcurrency(Section):
         default=1, description="loads that move data on one node at a time", examples=[2]
     )
     per_node_config: tuple[NodeRule, ...] = Field(
-        default=(), description="other numbers for some nodes; where several match, the smallest counts"
+        default=(),
+        description="other numbers for some nodes; where several match, the smallest counts",
+        examples=[[{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "number": 8}]],
     )
     prepare_queue_length: Annotated[StrictInt, Field(ge=1, le=LARGEST_PREPARE_QUEUE)] | None = Field(
         default=None,
@@ -186,7 +92,9 @@ class LoadAffinity(Section):
     """One of `loadAffinity`: nodes for data movers."""
 
     node_selector: LabelSelector = Field(
-        default_factory=LabelSelector, description="the nodes where movers of DataUploads and DataDownloads may run"
+        default_factory=LabelSelector,
+        description="the nodes where movers of DataUploads and DataDownloads may run",
+        examples=[{"matchLabels": {"pool": "backup"}}],
     )
     storage_class: ObjectName = Field(
         default="",
@@ -288,47 +196,6 @@ class PodResources(Section):
         return found
 
 
-class Toleration(Section):
-    """A toleration as pods have it."""
-
-    operator: Literal["Equal", "Exists", ""] = Field(default="", description="Equal (the default) or Exists")
-    key: OptionalLabelKey = Field(
-        default="", validate_default=True, description="taint that is tolerated; empty, with Exists: every taint"
-    )
-    value: LabelValue = Field(default="", description="the taint's value; none with Exists")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = Field(
-        default="", description="the taint's effect; empty: every effect"
-    )
-    toleration_seconds: StrictInt | None = Field(
-        default=None, description="for how long a NoExecute taint is tolerated, in seconds"
-    )
-
-    @field_validator("key")
-    @classmethod
-    def _has_key(cls, key: str, info: ValidationInfo) -> str:
-        if not key and info.data.get("operator") != "Exists":
-            raise expected("a key; only the operator Exists goes without")
-        return key
-
-    @field_validator("value")
-    @classmethod
-    def _exists_has_no_value(cls, value: str, info: ValidationInfo) -> str:
-        if value and info.data.get("operator") == "Exists":
-            raise expected("no value, as Exists asks for")
-        return value
-
-    @field_validator("toleration_seconds")
-    @classmethod
-    def _needs_no_execute(cls, seconds: int | None, info: ValidationInfo) -> int | None:
-        if seconds is not None and info.data.get("effect") != "NoExecute":
-            raise expected("none, except with the effect NoExecute")
-        return seconds
-
-    def to_wire(self) -> JsonDict:
-        """Return it as an entry of a pod's `tolerations`."""
-        return {key: value for key, value in self.model_dump(by_alias=True).items() if value not in ("", None)}
-
-
 def _form_of_tolerations(value: Any) -> str | None:  # noqa: ANN401 - raw JSON
     if isinstance(value, (list, tuple)):
         return ":list"
@@ -351,11 +218,14 @@ class AgentConfig(Section):
 
     other_names: ClassVar[Mapping[str, str]] = {"cacheVolume": "cachePVC"}
 
-    load_concurrency: LoadConcurrency = Field(default_factory=LoadConcurrency, description="how much goes on at a time")
+    load_concurrency: LoadConcurrency = Field(
+        default_factory=LoadConcurrency, description="how much goes on at a time", examples=[{"globalConfig": 2}]
+    )
     load_affinity: tuple[LoadAffinity, ...] = Field(
         default=(),
         description="nodes for the movers of DataUploads and DataDownloads: the first entry of the volume's storage "
         "class counts, else the first without a class",
+        examples=[[{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "storageClass": "fast"}]],
     )
     load_affinity_mode: AffinityMode = Field(
         default=AffinityMode.FIRST,
@@ -366,16 +236,24 @@ class AgentConfig(Section):
         default_factory=dict,
         alias="backupPVC",
         description="the claims that backups read from, by the storage class of the source volume",
+        examples=[{"fast": {"storageClass": "fast-single-replica"}}],
     )
     restore_pvc: RestorePVC = Field(
-        default_factory=RestorePVC, alias="restorePVC", description="the claims that restores write to"
+        default_factory=RestorePVC,
+        alias="restorePVC",
+        description="the claims that restores write to",
+        examples=[{"ignoreDelayBinding": True}],
     )
     cache_pvc: CachePVC = Field(
-        default_factory=CachePVC, alias="cachePVC", description="a volume for a restore's cache; also cacheVolume"
+        default_factory=CachePVC,
+        alias="cachePVC",
+        description="a volume for a restore's cache; also cacheVolume",
+        examples=[{"storageClass": "fast"}],
     )
     pod_resources: PodResources = Field(
         default_factory=PodResources,
         description="requests and limits of mover pods; one bad value and none of them counts",
+        examples=[{"cpuRequest": "500m", "memoryLimit": "2Gi"}],
     )
     priority_class_name: ObjectName = Field(
         default="",

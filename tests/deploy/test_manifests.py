@@ -39,6 +39,7 @@ def _settings() -> Settings:
 def test_every_file_is_installed() -> None:
     installed = {f"agent/{name}" for name in _load("agent/kustomization.yaml")["resources"]}
     installed |= set(_load("kustomization.yaml")["resources"]) - {"agent"}
+    installed |= {f"priority/{name}" for name in _load("priority/kustomization.yaml")["resources"]}
     files = {str(path.relative_to(_DEPLOY)) for path in _DEPLOY.rglob("*.yaml") if "crds" not in path.parts}
     assert installed == {name for name in files if not name.endswith("kustomization.yaml")}
 
@@ -54,6 +55,23 @@ def test_the_named_config_map_is_shipped_and_has_nothing_to_complain_about() -> 
     config_map = _load("config.yaml")
     assert _settings().config_map_name == config_map["metadata"]["name"]
     assert parse_config(document_of(config_map)).warnings == []
+
+
+def test_the_priority_classes_are_a_hierarchy_and_the_agents_get_theirs() -> None:
+    text = (_DEPLOY / "priority" / "priority-classes.yaml").read_text(encoding="utf-8")
+    classes = {item["metadata"]["name"]: item for item in yaml.safe_load_all(text)}
+    assert {name: item["value"] for name, item in classes.items()} == {
+        "velero-server": 100,
+        "velero-node-agent": 50,
+        "velero-data-mover": 10,
+    }
+    assert not any(item["globalDefault"] for item in classes.values())
+    assert classes["velero-data-mover"]["preemptionPolicy"] == "Never"
+    (patch,) = _load("priority/kustomization.yaml")["patches"]
+    (operation,) = yaml.safe_load(patch["patch"])
+    assert operation["path"] == "/spec/template/spec/priorityClassName"
+    assert operation["value"] in classes
+    assert patch["target"] == {"kind": "DaemonSet", "name": AGENT_DAEMONSET}
 
 
 def test_node_and_namespace_come_from_the_pod() -> None:

@@ -1,0 +1,92 @@
+"""The table of all configuration keys, as docs/configuration.md has it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from core.models.base import JsonDict
+from nodeagent.config_keys import known_paths
+from nodeagent.config_models import AgentConfig
+from nodeagent.config_schema import build_schema
+
+__all__ = ["build_table"]
+
+_AT_ONCE = "at once; running loads go on"
+_NEXT = "the next load that is exposed"
+_IN_EFFECT = {
+    "loadConcurrency.prepareQueueLength": "at once; lowered, nothing is accepted until fewer wait",
+    "loadConcurrency.restoresFirst": "at once",
+    "loadConcurrency": _AT_ONCE,
+}
+_HEAD = ("key", "form", "default", "what it says", "example", "in effect for")
+
+
+def build_table() -> str:
+    """Return the rows of all keys in the order of the models, as Markdown."""
+    schema = build_schema()
+    rows: list[tuple[str, ...]] = [_HEAD, ("---",) * len(_HEAD)]
+    for path, _ in known_paths(AgentConfig):
+        node = _resolve(schema, path)
+        rows.append(
+            (
+                f"`{path}`",
+                _form(schema, node),
+                _default(node),
+                node["description"],
+                ", ".join(f"`{json.dumps(example)}`" for example in node.get("examples", [])),
+                next((words for key, words in _IN_EFFECT.items() if path.startswith(key)), _NEXT),
+            )
+        )
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def _resolve(schema: JsonDict, path: str) -> JsonDict:
+    """The schema of the value at `path`."""
+    node: JsonDict = schema
+    for step in _steps(path):
+        inside = _follow(schema, node)
+        if step == "[]":
+            forms = [inside, *inside.get("oneOf", [])]
+            node = next(form["items"] for form in forms if "items" in form)
+        elif step == "<name>":
+            node = inside["additionalProperties"]
+        else:
+            node = inside["properties"][step]
+    return node
+
+
+def _steps(path: str) -> Iterator[str]:
+    for part in path.split("."):
+        yield part.removesuffix("[]")
+        if part.endswith("[]"):
+            yield "[]"
+
+
+def _follow(schema: JsonDict, node: JsonDict) -> JsonDict:
+    reference = node.get("$ref", "").rpartition("/")[2]
+    return schema["$defs"][reference] if reference else node
+
+
+def _form(schema: JsonDict, node: JsonDict) -> str:
+    inside = _follow(schema, node)
+    for key in ("oneOf", "anyOf"):
+        if key in inside:
+            return " or ".join(_form(schema, form) for form in inside[key] if form.get("type") != "null")
+    if "enum" in inside:
+        return ", ".join(f"`{word}`" for word in inside["enum"] if word)
+    if "const" in inside:
+        return f"`{inside['const']}`"
+    if inside["type"] == "integer":
+        return f"whole number{_bounds(inside)}"
+    kind: str = inside["type"]
+    return {"boolean": "true or false", "array": "list"}.get(kind, kind)
+
+
+def _bounds(inside: JsonDict) -> str:
+    least = f" from {inside['minimum']}" if "minimum" in inside else ""
+    return f"{least} to {inside['maximum']}" if inside.get("maximum", 2**31 - 1) < 2**31 - 1 else least
+
+
+def _default(node: JsonDict) -> str:
+    value: Any = node.get("default")
+    return f"`{json.dumps(value)}`" if value not in (None, "", []) else "none" if value != "" else "empty"
