@@ -35,6 +35,7 @@ from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
 from nodeagent.inherited import read_template
 from nodeagent.kinds.base import Kind
+from nodeagent.kinds.cache_limit import DEFAULT_CACHE_LIMIT_MIB
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
@@ -42,7 +43,7 @@ from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.lease import LeaderElection
 from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
-from nodeagent.mover_plan import DEFAULT_CACHE_LIMIT_MIB, MoverPlans
+from nodeagent.mover_plan import MoverPlans
 from nodeagent.node_slots import OwnSlots
 from nodeagent.own_config import OwnConfig
 from nodeagent.own_pod import OwnPod, SelfReport
@@ -193,6 +194,8 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             kinds=kinds,
             concurrency=lambda: current.config.load_concurrency,
             prepare_timeout=settings.prepare_timeout,
+            resource_timeout=settings.resource_timeout,
+            node_gone_after=settings.node_gone_after,
         ),
         on_accepted=lambda cr: _want_repository(repositories, cr),
         agreement=ConfigAgreement(clock, pod),

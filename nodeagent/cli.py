@@ -117,6 +117,7 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         backup_repository_config_map=arguments.backup_repository_configmap,
         prepare_timeout=arguments.data_mover_prepare_timeout,
         resource_timeout=arguments.resource_timeout,
+        node_gone_after=arguments.node_gone_after,
         metrics_address=arguments.metrics_address,
         log_level=arguments.log_level,
         log_format=arguments.log_format,
@@ -207,6 +208,14 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
         default=Settings.resource_timeout,
         help="how long to wait for something else that must happen, such as a snapshot or a "
         f"repository becoming ready (default: {_shown(Settings.resource_timeout)})",
+    )
+    group.add_argument(
+        "--node-gone-after",
+        metavar="SPAN",
+        type=_span,
+        default=Settings.node_gone_after,
+        help="how long a node may be not Ready before the loads on it end as Failed "
+        f"(default: {_shown(Settings.node_gone_after)})",
     )
     group.add_argument(
         "--datamover",

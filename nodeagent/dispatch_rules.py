@@ -34,13 +34,16 @@ class DispatchTools:
 class DispatchRules:
     """What the dispatcher goes by.
 
-    `concurrency` returns the `loadConcurrency` in force.
+    `concurrency` returns the `loadConcurrency` in force. `resource_timeout` is how long a
+    clean-up may last untold, `node_gone_after` how long a node may be not Ready.
     """
 
     namespace: str
     kinds: Sequence[Kind]
     concurrency: Callable[[], LoadConcurrency]
     prepare_timeout: timedelta = timedelta(minutes=30)
+    resource_timeout: timedelta = timedelta(minutes=10)
+    node_gone_after: timedelta = timedelta(minutes=5)
 
     @property
     def queue_length(self) -> int | None:

@@ -21,9 +21,12 @@ from core.models.phases import Phase
 from nodeagent.informer import Informer
 from nodeagent.kinds.base import Kind
 
-__all__ = ["Entry", "LoadIndex", "build_entry"]
+__all__ = ["AGENT_AWAY", "Entry", "LoadIndex", "build_entry"]
 
 _log = logging.getLogger(__name__)
+
+AGENT_AWAY: Final = "no node agent is ready on node"
+"""How the message of a load begins whose own agent stays away."""
 
 _ENTRY: Final = "entry"
 
@@ -35,7 +38,8 @@ class Entry:
     `queue` is the namespace whose turn it is when the load is admitted. `created` is the
     creation time as the API prints it, which sorts as time does. `stop`: somebody wants it to
     end. `managed`: it is meant for this data mover. `node_label`: who works on it.
-    `finalizer`: it has its kind's. `message` is kept while it is New.
+    `finalizer`: it has its kind's. `message` is kept while it is New, and where it tells of an
+    agent that is away.
     """
 
     kind: str
@@ -63,7 +67,7 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
         cr = kind.parse(raw)
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
         stop = cr.spec.cancel or cr.deleting
-        message = cr.status.message if phase is Phase.NEW else ""
+        message = cr.status.message if phase is Phase.NEW or cr.status.message.startswith(AGENT_AWAY) else ""
     except ContractError as e:
         meta = raw["metadata"]
         told = fields(kind=kind.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])

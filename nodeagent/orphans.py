@@ -1,14 +1,14 @@
 """Loads that have no live owner: the dispatcher stands in.
 
-Knows which loads nobody works on, and brings them to somebody who does: a label where the
-peer's agent left none, another agent where the accepting one is gone, clean-up where a load
-is final. Does not admit loads (`nodeagent.dispatcher`).
+Brings loads that nobody works on to somebody who does: a label where the peer's agent left
+none, another agent where the accepting one is gone, clean-up where a load is final. Does not
+know which load needs what (`nodeagent.care`), nor what is done for one whose agent alone could
+go on (`nodeagent.absent_owners`). Does not admit loads (`nodeagent.dispatcher`).
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping
-from enum import Enum, auto
 from typing import Final
 
 from core.errors import AgentError
@@ -18,16 +18,21 @@ from core.logs import fields
 from core.models.loads import Load
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL, label_value
 from core.models.phases import Phase
+from nodeagent.absent_owners import AbsentOwners, node_of
 from nodeagent.admission_order import choose_node, count_accepted
+from nodeagent.care import Care, Owner, decide_care
+from nodeagent.clean_up import CleanUp
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.faults import Faults
 from nodeagent.kinds.base import Kind
 from nodeagent.live_agents import LiveAgents
 from nodeagent.load_index import Entry, LoadIndex, build_entry
+from nodeagent.node_health import NodeHealth
 from nodeagent.queue import Requeue, WorkQueue
 from nodeagent.status import Change
+from nodeagent.waits import Waits
 
-__all__ = ["Care", "OrphanKeeper", "decide_care"]
+__all__ = ["OrphanKeeper"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,35 +42,13 @@ _SWEEP_SECONDS: Final = 5.0
 _GONE_AFTER_SECONDS: Final = 30.0
 """An agent that restarts is back by then and goes on with its own loads."""
 
-_CLEAN_UP_PAUSE_SECONDS: Final = 5.0
+_AWAY_LOOK_SECONDS: Final = 30.0
+"""Between looks at a load whose agent is away: a cancel or a timeout may be due."""
+
 _REFUSED_PAUSE_SECONDS: Final = 60.0
 """After an error that trying again does not heal."""
 
 _WORKERS: Final = 4
-
-
-class Care(Enum):
-    """What a load needs from the dispatcher."""
-
-    NOTHING = auto()
-    ADOPT = auto()
-    """It was accepted, but not by one of ours: give it the label of the node that has it."""
-    REASSIGN = auto()
-    """Its accepting agent is gone: give it to another."""
-    CLEAN_UP = auto()
-    """It is final and nobody else removes what was made for it."""
-
-
-def decide_care(entry: Entry, *, owner_gone: bool) -> Care:
-    """Return what a load needs; `owner_gone`: the agent under its label is gone for long enough."""
-    if not entry.managed or entry.phase is Phase.NEW:
-        return Care.NOTHING
-    ownerless = not entry.node_label or owner_gone
-    if entry.phase.final:
-        return Care.CLEAN_UP if entry.finalizer and ownerless else Care.NOTHING
-    if not entry.node_label:
-        return Care.ADOPT
-    return Care.REASSIGN if owner_gone and entry.phase is Phase.ACCEPTED else Care.NOTHING
 
 
 class OrphanKeeper:
@@ -77,6 +60,11 @@ class OrphanKeeper:
         self._kinds: Mapping[str, Kind] = {kind.name: kind for kind in rules.kinds}
         self._index = index
         self._agents = agents
+        self._nodes = NodeHealth(tools.client, tools.clock, gone_after=rules.node_gone_after)
+        self._absent = AbsentOwners(tools, rules, self._choose)
+        waits = Waits(tools.clock)
+        self._cleaner = CleanUp(tools.clock, tools.status, tools.story, waits, rules.resource_timeout)
+        self._not_before: dict[tuple[str, str, str], float] = {}
         self._faults = Faults(_log)
         self._queue: WorkQueue[tuple[str, str, str]] = WorkQueue(tools.clock, name="orphans", workers=_WORKERS)
 
@@ -84,15 +72,28 @@ class OrphanKeeper:
         """Look after them until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._queue.run(self._handle), name="orphans at work")
+            group.create_task(self._nodes.run(), name="node health")
             while True:
-                for entry in self._index.entries():
-                    if self._care_of(entry) is not Care.NOTHING:
-                        self._queue.add(entry.key)
+                self._sweep()
                 await self._tools.clock.sleep(_SWEEP_SECONDS)
 
+    def _sweep(self) -> None:
+        """Enqueue what needs care; a load that waits for its agent now and then only."""
+        now = self._tools.clock.monotonic()
+        self._not_before = {key: at for key, at in self._not_before.items() if at > now}
+        for entry in self._index.entries():
+            care = self._care_of(entry)
+            if care is not Care.NOTHING and not (care is Care.AWAIT and entry.key in self._not_before):
+                self._queue.add(entry.key)
+
     def _care_of(self, entry: Entry) -> Care:
-        gone = bool(entry.node_label) and self._agents.seconds_gone(entry.node_label) >= _GONE_AFTER_SECONDS
-        return decide_care(entry, owner_gone=gone)
+        label = entry.node_label
+        owner = Owner(
+            away=bool(label) and self._agents.seconds_gone(label) >= _GONE_AFTER_SECONDS,
+            node_lost=bool(label) and bool(self._nodes.explain_loss(label, label)),
+            bound=self._kinds[entry.kind].bound_to_node,
+        )
+        return decide_care(entry, owner)
 
     async def _handle(self, key: tuple[str, str, str]) -> Requeue | None:
         """Do for one load what it needs, as it is now."""
@@ -126,8 +127,17 @@ class OrphanKeeper:
                 await self._adopt(kind, cr)
             case Care.REASSIGN:
                 await self._reassign(kind, cr)
+            case Care.END:
+                label = cr.metadata.labels.get(NODE_LABEL, "")
+                await self._absent.end(kind, cr, self._nodes.explain_loss(label, await node_of(kind, cr)))
+            case Care.AWAIT:
+                key = (kind.name, cr.metadata.namespace, cr.name)
+                self._not_before[key] = self._tools.clock.monotonic() + _AWAY_LOOK_SECONDS
+                await self._absent.wait_for_agent(kind, cr)
+            case Care.WELCOME:
+                await self._absent.welcome(kind, cr)
             case Care.CLEAN_UP:
-                return await self._clean_up(kind, cr)
+                return await self._cleaner.step(kind, cr)
         return None
 
     async def _adopt(self, kind: Kind, cr: Load) -> None:
@@ -147,12 +157,11 @@ class OrphanKeeper:
 
     async def _reassign(self, kind: Kind, cr: Load) -> None:
         """Give an Accepted load to another agent; its prepare timeout runs on."""
-        agents = self._agents.nodes()
-        label = choose_node(agents, count_accepted(self._index.entries()))
-        if label is None or kind.bound_to_node:
+        chosen = self._choose()
+        if chosen is None or kind.bound_to_node:
             # Only the agent of its volume's node can do it: it is waited for.
             return
-        node = agents[label]
+        label, node = chosen
         change = Change(status={"acceptedByNode": node}, labels={NODE_LABEL: label})
         stored = await self._tools.status.annotate(kind, cr, change)
         gone = cr.status.accepted_by_node or "another node"
@@ -167,12 +176,8 @@ class OrphanKeeper:
         labelled = (pod["metadata"].get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid
         return str((pod.get("spec") or {}).get("nodeName", "")) if owned or labelled else ""
 
-    async def _clean_up(self, kind: Kind, cr: Load) -> Requeue | None:
-        """Remove what was made for a final load, then all marks on it in one patch."""
-        waiting = await kind.clean_up(cr)
-        if waiting is not None:
-            _log.debug("clean-up waits: %s", waiting.message, extra=fields(kind=kind.name, name=cr.name, uid=cr.uid))
-            return Requeue(_CLEAN_UP_PAUSE_SECONDS)
-        self._tools.check_leading()
-        await self._tools.status.release(kind, cr)
-        return None
+    def _choose(self) -> tuple[str, str] | None:
+        """Return the node label and node of the live agent that has the least to do."""
+        agents = self._agents.nodes()
+        label = choose_node(agents, count_accepted(self._index.entries()))
+        return (label, agents[label]) if label is not None else None

@@ -127,7 +127,8 @@ RIGHTS: Final = (
         _ALL,
         kube.NODES,
         ("get", "list", "watch"),
-        "for which operating system the nodes of a volume are; the labels by which perNodeConfig gives them numbers",
+        "for which operating system the nodes of a volume are; the labels by which perNodeConfig gives them numbers; "
+        "which nodes are lost",
     ),
     Right(
         _ALL,

@@ -59,7 +59,8 @@ class Settings:
     `namespace` is empty where neither flag nor environment name one: the kubeconfig's then
     counts, else `DEFAULT_NAMESPACE`. `config_map_name` and `backup_repository_config_map` are
     empty where none is named. `datamover_names` are the values of `spec.datamover` that this
-    agent carries out. The defaults of the timeouts are the peer's. `client_qps` requests a second
+    agent carries out. The defaults of the first two timeouts are the peer's. `node_gone_after` is
+    how long a node may be not Ready before its loads are ended. `client_qps` requests a second
     go to the API server in the long run, `client_burst` at once: an agent alone asks a few a
     minute, the dispatcher some hundred a second while it admits a large backup.
     """
@@ -71,6 +72,7 @@ class Settings:
     backup_repository_config_map: str = ""
     prepare_timeout: timedelta = timedelta(minutes=30)
     resource_timeout: timedelta = timedelta(minutes=10)
+    node_gone_after: timedelta = timedelta(minutes=5)
     metrics_address: Address = Address(None, 8085)
     log_level: str = "info"
     log_format: str = "text"

@@ -41,7 +41,7 @@ from tests.nodeagent.loads import NAMESPACE, data_download, data_upload, pod_vol
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["RESOURCES", "Gate", "Scene", "ScriptedKind", "agent_pod", "most_held", "open_scene"]
+__all__ = ["RESOURCES", "Gate", "Scene", "ScriptedKind", "agent_pod", "cluster_node", "most_held", "open_scene"]
 
 
 RESOURCES: Mapping[type[Load], Resource] = {
@@ -130,7 +130,7 @@ class ScriptedKind:
         raise NotImplementedError
 
     def count(self, cr: Load, metrics: Metrics) -> None:
-        raise NotImplementedError
+        pass
 
     def final_status(self, outcome: Outcome) -> JsonDict:
         raise NotImplementedError
@@ -270,11 +270,25 @@ def agent_pod(node: str, *, ready: bool = True, **meta: object) -> JsonDict:
     }
 
 
+def cluster_node(name: str, *, ready: bool = True, since: str = "2026-11-21T11:00:00Z") -> JsonDict:
+    """Return the Node of that name, which is Ready, or not, `since` a time."""
+    condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": since}
+    if not ready:
+        condition |= {"reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status."}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name},
+        "status": {"conditions": [condition]},
+    }
+
+
 def open_scene(*nodes: str, limit: int | None = 2) -> Scene:
     """Return a scene with a live agent on each of `nodes`."""
     kube = FakeKube()
     for node in nodes or ("node-a",):
         kube.put(agent_pod(node))
+        kube.put(cluster_node(node))
     return Scene(kube, limit=limit)
 
 

@@ -94,6 +94,7 @@ def test_nothing_said_is_the_defaults() -> None:
     assert settings == Settings(node_name="node-a")
     assert settings.prepare_timeout == timedelta(minutes=30)
     assert settings.resource_timeout == timedelta(minutes=10)
+    assert settings.node_gone_after == timedelta(minutes=5)
     assert str(settings.metrics_address) == ":8085"
     assert settings.datamover_names == {"velero", ""}
 
@@ -107,6 +108,7 @@ def test_everything_said_is_taken() -> None:
         "--backup-repository-configmap=repositories",
         "--data-mover-prepare-timeout=1h",
         "--resource-timeout=90s",
+        "--node-gone-after=7m",
         "--metrics-address=127.0.0.1:1",
         "--log-level=debug",
         "--log-format=json",
@@ -125,6 +127,7 @@ def test_everything_said_is_taken() -> None:
         backup_repository_config_map="repositories",
         prepare_timeout=timedelta(hours=1),
         resource_timeout=timedelta(seconds=90),
+        node_gone_after=timedelta(minutes=7),
         metrics_address=Address("127.0.0.1", 1),
         log_level="debug",
         log_format="json",

@@ -5,35 +5,11 @@ import asyncio
 import pytest
 
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
-from core.models.phases import Phase
 from nodeagent.kinds.base import Admission, Verdict
-from nodeagent.orphans import Care, decide_care
 from tests.nodeagent.dispatching import agent_pod, open_scene
 from tests.nodeagent.loads import mover_pod
-from tests.nodeagent.test_admission_order import entry
 
 pytestmark = pytest.mark.looptime
-
-
-@pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize("label", ["", "node-a"])
-@pytest.mark.parametrize("gone", [False, True])
-@pytest.mark.parametrize("finalizer", [False, True])
-def test_what_a_load_needs_follows_from_phase_label_agent_and_finalizer(
-    phase: Phase, label: str, gone: bool, finalizer: bool
-) -> None:
-    gone = gone and bool(label)
-    care = decide_care(entry("du", phase=phase, node_label=label, finalizer=finalizer), owner_gone=gone)
-    if phase is Phase.NEW:
-        assert care is Care.NOTHING
-    elif phase.final:
-        assert (care is Care.CLEAN_UP) is (finalizer and (gone or not label))
-    elif not label:
-        assert care is Care.ADOPT
-    else:
-        assert (care is Care.REASSIGN) is (gone and phase is Phase.ACCEPTED)
-    foreign = entry("du", phase=phase, node_label=label, finalizer=finalizer, managed=False)
-    assert decide_care(foreign, owner_gone=gone) is Care.NOTHING
 
 
 async def test_an_accepted_load_goes_to_another_agent_once_its_own_is_gone_for_a_while() -> None:
@@ -49,16 +25,6 @@ async def test_an_accepted_load_goes_to_another_agent_once_its_own_is_gone_for_a
         await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=15)
         await scene.until(lambda: scene.reasons("du") == ["Reassigned"])
     assert scene.load("du")["status"] == status | {"acceptedByNode": "node-b"}
-
-
-@pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
-async def test_a_load_whose_mover_may_still_run_stays_with_its_node(phase: str) -> None:
-    scene = open_scene("node-b")
-    scene.add("du", status={"phase": phase}, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
-    before = scene.load("du")
-    async with scene.dispatching():
-        await asyncio.sleep(120)
-    assert scene.load("du") == before
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""Loads whose agent or node stays away: told, handed on or ended, in their agent's place.
+
+Knows what can still be done for such a load, and when somebody has to end it. Does not know
+which loads these are (`nodeagent.care`), nor how often they are looked at (`nodeagent.orphans`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from core.kube.resources import PODS
+from core.models.base import format_time
+from core.models.duration import format_duration
+from core.models.loads import Load
+from core.models.names import CANCEL_ASKED_ANNOTATION, NODE_LABEL, label_value
+from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
+from exposer.diagnose import parse_pod_end
+from nodeagent.dispatch_rules import DispatchRules, DispatchTools
+from nodeagent.kinds.base import Kind
+from nodeagent.load_index import AGENT_AWAY
+from nodeagent.mover_pods import belongs_to
+from nodeagent.outcome import read_outcome
+from nodeagent.status import Change
+from nodeagent.view import cancel_asked_at
+
+__all__ = ["AbsentOwners", "node_of"]
+
+_FORCED_BEFORE_START: Final = timedelta(minutes=5)
+_FORCED_RUNNING: Final = timedelta(hours=1)
+"""After a cancel that nobody answers. Source: Velero v1.18, the data mover controllers' cancel
+of loads that no agent handles (preparing: 5 minutes, in progress: an hour)."""
+
+
+async def node_of(kind: Kind, cr: Load) -> str:
+    """Return the name of the node under the load's label; the label itself where nothing tells the name."""
+    label = cr.metadata.labels.get(NODE_LABEL, "")
+    for name in (label, cr.status.node, cr.status.accepted_by_node):
+        if label_value(name) == label and name:
+            return name
+    name = await kind.read_node(cr)
+    return name if label_value(name) == label else label
+
+
+@dataclass(frozen=True)
+class AbsentOwners:
+    """Stands in for agents that are away.
+
+    `choose` returns the label and name of the node of a live agent, None where there is none.
+    """
+
+    tools: DispatchTools
+    rules: DispatchRules
+    choose: Callable[[], tuple[str, str] | None]
+
+    async def end(self, kind: Kind, cr: Load, why: str) -> None:
+        """End a load whose node is lost; `why` says how. A result that is there goes to another agent."""
+        if await self._hand_on(kind, cr, why):
+            return
+        if cr.spec.cancel or cr.deleting:
+            await self._end(kind, cr, Phase.CANCELED, f"{_who_stops(cr)}; {why}")
+        else:
+            await self._end(kind, cr, Phase.FAILED, f"{why}; {_what_was_there(cr)}")
+
+    async def wait_for_agent(self, kind: Kind, cr: Load) -> None:
+        """Say that only the agent that is away can go on; end the load where that takes too long."""
+        node, clock = await node_of(kind, cr), self.tools.clock
+        away = f"{AGENT_AWAY} {node}"
+        if await self._hand_on(kind, cr, away):
+            return
+        stop = cr.spec.cancel or cr.deleting
+        asked_at = cancel_asked_at(cr)
+        if stop and asked_at is not None:
+            span = _FORCED_BEFORE_START if cr.phase in HOLDING_PHASES else _FORCED_RUNNING
+            if clock.now() - asked_at >= span:
+                message = f"{_who_stops(cr)}; nobody answered within {format_duration(span)}: {away}"
+                await self._end(kind, cr, Phase.CANCELED, message)
+                return
+        accepted = cr.status.accepted_timestamp
+        late = accepted is not None and clock.now() - accepted >= self.rules.prepare_timeout
+        if cr.phase is Phase.ACCEPTED and late and not stop:
+            span_text = format_duration(self.rules.prepare_timeout)
+            await self._end(kind, cr, Phase.FAILED, f"not prepared within {span_text}: {away}")
+            return
+        await self._say(kind, cr, f"{away}: {_what_goes_on(cr)}", note_cancel=stop and asked_at is None)
+
+    async def welcome(self, kind: Kind, cr: Load) -> None:
+        """Take back what was said about the agent, which is there again."""
+        if cr.status.message.startswith(AGENT_AWAY):
+            self.tools.check_leading()
+            await self.tools.status.report(kind, cr, message="")
+
+    async def _say(self, kind: Kind, cr: Load, message: str, *, note_cancel: bool) -> None:
+        """Write why the load waits, and since when it is to stop, where that is news."""
+        if cr.status.message == message and not note_cancel:
+            return
+        now = format_time(self.tools.clock.now())
+        annotations = {CANCEL_ASKED_ANNOTATION: now} if note_cancel else {}
+        self.tools.check_leading()
+        stored = await self.tools.status.annotate(kind, cr, Change({"message": message}, annotations=annotations))
+        if cr.status.message != message:
+            await self.tools.story.tell(stored, "AgentAway", message, warning=True)
+
+    async def _hand_on(self, kind: Kind, cr: Load, why: str) -> bool:
+        """Give a load whose mover has left a result to another agent; return whether that was done."""
+        if cr.phase not in RUNNING_PHASES or not await self._has_result(cr):
+            return False
+        chosen = self.choose()
+        if chosen is None:
+            return False
+        label, node = chosen
+        self.tools.check_leading()
+        stored = await self.tools.status.annotate(kind, cr, Change(labels={NODE_LABEL: label}))
+        await self.tools.story.tell(stored, "HandedOn", f"{why}; the agent of node {node} takes the result over")
+        return True
+
+    async def _has_result(self, cr: Load) -> bool:
+        if read_outcome(cr) is not None:
+            return True
+        pod = await self.tools.client.read(PODS, cr.metadata.namespace, cr.name)
+        end = parse_pod_end(pod) if pod is not None and belongs_to(pod, cr) else None
+        return end is not None and end.exit_code is not None
+
+    async def _end(self, kind: Kind, cr: Load, phase: Phase, message: str) -> None:
+        self.tools.check_leading()
+        stored = await self.tools.status.move(kind, cr, phase, Change(status={"message": message}))
+        self.tools.metrics.load_finished(kind.name, phase)
+        kind.count(stored, self.tools.metrics)
+        await self.tools.story.tell(stored, str(phase), message, warning=phase is Phase.FAILED)
+
+
+def _who_stops(cr: Load) -> str:
+    return "cancel was asked for by spec.cancel" if cr.spec.cancel else "the custom resource is being deleted"
+
+
+def _what_was_there(cr: Load) -> str:
+    return "its data mover moved data there" if cr.phase in RUNNING_PHASES else "its volume was to be moved there"
+
+
+def _what_goes_on(cr: Load) -> str:
+    if cr.phase in RUNNING_PHASES:
+        return "the data mover goes on, and its end is seen when the agent is back"
+    return "it goes on when the agent is back"

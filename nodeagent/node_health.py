@@ -1,0 +1,91 @@
+"""Which nodes are lost: gone from the cluster, or not Ready for too long.
+
+Knows Node objects, by list and watch. Does not know what becomes of the loads of a lost node
+(`nodeagent.absent_owners`).
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+from core.clock import Clock
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import ForbiddenError
+from core.kube.resources import NODES
+from core.models.base import JsonDict
+from core.models.duration import format_duration
+from core.models.names import label_value
+from nodeagent.informer import Informer
+
+__all__ = ["NodeHealth", "explain_node_loss"]
+
+_log = logging.getLogger(__name__)
+
+_READY: Final = "ready"
+
+
+def explain_node_loss(name: str, condition: JsonDict | None, *, now: datetime, gone_after: timedelta) -> str:
+    """Return why the node of that name counts as lost; empty where it does not.
+
+    `condition` is the Node's condition Ready as JSON dict, empty where it has none yet; None
+    says that there is no such Node.
+    Source: Kubernetes v1.34, API reference, NodeCondition.
+    """
+    if condition is None:
+        return f"node {name} does not exist any more"
+    since = condition.get("lastTransitionTime")
+    if condition.get("status", "True") == "True" or not since:
+        return ""
+    if now - datetime.fromisoformat(since) < gone_after:
+        return ""
+    told = ": ".join(part for part in (condition.get("reason", ""), condition.get("message", "")) if part)
+    return f"node {name} is not Ready for {format_duration(gone_after)}" + (f": {told}" if told else "")
+
+
+class NodeHealth:
+    """The nodes of the cluster and whether they are Ready."""
+
+    def __init__(self, client: KubeClient, clock: Clock, *, gone_after: timedelta) -> None:
+        """Count a node as lost that is not Ready for `gone_after`."""
+        self._clock = clock
+        self._gone_after = gone_after
+        self._by_label: Mapping[str, JsonDict] | None = None
+        self._informer = Informer(client, Selection(NODES), clock=clock, trim=_trim, on_change=self._take)
+
+    async def run(self) -> None:
+        """Follow until canceled; without the right to, no node ever counts as lost."""
+        try:
+            await self._informer.run()
+        except ForbiddenError as e:
+            _log.warning("lost nodes are not noticed: %s", e)
+
+    def explain_loss(self, label: str, name: str) -> str:
+        """Return why the node with that label value counts as lost; empty where it does not.
+
+        `name` is what messages call it. Nothing is lost before the nodes were listed, nor while
+        the list is empty: this process itself runs on a node.
+        """
+        if not self._informer.synced.is_set() or not len(self._informer):
+            return ""
+        return explain_node_loss(
+            name, self._conditions().get(label), now=self._clock.now(), gone_after=self._gone_after
+        )
+
+    def _conditions(self) -> Mapping[str, JsonDict]:
+        if self._by_label is None:
+            self._by_label = {label_value(node["metadata"]["name"]): node[_READY] for node in self._informer.items()}
+        return self._by_label
+
+    def _take(self, _: JsonDict) -> None:
+        self._by_label = None
+
+
+def _trim(node: JsonDict) -> JsonDict:
+    """Return what the informer itself needs of a node, and its condition Ready."""
+    meta = node["metadata"]
+    kept = {key: meta[key] for key in ("name", "uid", "resourceVersion")}
+    conditions = (node.get("status") or {}).get("conditions") or []
+    told = ("status", "reason", "message", "lastTransitionTime")
+    ready: JsonDict = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
+    return {"metadata": kept, _READY: {key: ready[key] for key in told if key in ready}}

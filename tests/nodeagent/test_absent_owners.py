@@ -1,0 +1,167 @@
+"""Loads whose agent or node stays away."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import DATA_UPLOADS, NODES, PODS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.duration import format_duration
+from core.models.names import CANCEL_ASKED_ANNOTATION, DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
+from tests.nodeagent.dispatching import Scene, agent_pod, cluster_node, open_scene
+from tests.nodeagent.loads import NAMESPACE, mover_pod
+from tests.support.clock import LoopClock
+
+pytestmark = pytest.mark.looptime
+
+BEFORE_START = ["Accepted", "Prepared"]
+RUNNING = ["InProgress", "Canceling"]
+
+
+def bound_scene(*live: str) -> Scene:
+    """Return a scene with two nodes, and agents on `live`; its loads can be carried out by one node only."""
+    scene = open_scene(*live)
+    for name in ("node-a", "node-b"):
+        scene.kube.put(cluster_node(name))
+    object.__setattr__(scene.kind, "bound_to_node", True)
+    return scene
+
+
+def add(scene: Scene, phase: str, annotations: dict[str, str] | None = None) -> JsonDict:
+    status: JsonDict = {"phase": phase, "acceptedTimestamp": LoopClock().now().isoformat(timespec="seconds")}
+    return scene.add(
+        "du",
+        status=status,
+        labels={NODE_LABEL: "node-a"},
+        finalizers=[DATA_MOVER_FINALIZER],
+        annotations=annotations or {},
+    )
+
+
+async def remove_node(scene: Scene, name: str) -> None:
+    await KubeClient(scene.kube, Retry(LoopClock())).delete(NODES, "", name)
+
+
+@pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
+async def test_a_node_that_is_removed_ends_its_loads_within_30_seconds(phase: str) -> None:
+    scene = bound_scene("node-a", "node-b")
+    add(scene, phase)
+    async with scene.dispatching():
+        await asyncio.sleep(20)
+        assert scene.phase("du") == phase
+        await remove_node(scene, "node-a")
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=30)
+        await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=10)
+    assert scene.message("du").startswith("node node-a does not exist any more; its ")
+
+
+@pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
+async def test_a_node_that_is_not_ready_for_long_ends_its_loads(phase: str) -> None:
+    scene = bound_scene("node-a", "node-b")
+    add(scene, phase)
+    async with scene.dispatching():
+        await asyncio.sleep(5)
+        since = LoopClock().now().isoformat(timespec="seconds")
+        scene.kube.put(cluster_node("node-a", ready=False, since=since))
+        scene.kube.put(agent_pod("node-a", ready=False))
+        await asyncio.sleep(290)
+        assert scene.phase("du") == phase
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=20)
+    assert scene.message("du").startswith(
+        "node node-a is not Ready for 5m0s: NodeStatusUnknown: Kubelet stopped posting node status.; its "
+    )
+
+
+async def test_an_accepted_load_of_a_lost_node_goes_to_another_agent_if_any_can_do_it() -> None:
+    scene = open_scene("node-a", "node-b")
+    add(scene, "Accepted")
+    async with scene.dispatching():
+        await asyncio.sleep(5)
+        await KubeClient(scene.kube, Retry(LoopClock())).delete(PODS, NAMESPACE, "node-agent-node-a")
+        await remove_node(scene, "node-a")
+        await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=30)
+    assert scene.phase("du") == "Accepted"
+
+
+@pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
+async def test_an_agent_that_stays_away_is_told_and_that_it_is_back_too(phase: str) -> None:
+    scene = bound_scene("node-b")
+    add(scene, phase)
+    told = "no node agent is ready on node node-a: "
+    async with scene.dispatching():
+        await scene.until(lambda: scene.message("du").startswith(told), seconds=45)
+        assert "when the agent is back" in scene.message("du")
+        await asyncio.sleep(120)
+        assert scene.reasons("du") == ["AgentAway"]
+        scene.kube.put(agent_pod("node-a"))
+        await scene.until(lambda: scene.message("du") == "", seconds=10)
+    assert scene.phase("du") == phase
+
+
+async def test_the_prepare_timeout_runs_on_while_the_agent_is_away() -> None:
+    scene = bound_scene("node-b")
+    add(scene, "Accepted")
+    async with scene.dispatching():
+        await asyncio.sleep(1750)
+        assert scene.phase("du") == "Accepted"
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=100)
+    assert scene.message("du") == "not prepared within 30m0s: no node agent is ready on node node-a"
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit"),
+    [*((phase, timedelta(minutes=5)) for phase in BEFORE_START), *((phase, timedelta(hours=1)) for phase in RUNNING)],
+)
+@pytest.mark.parametrize("by", ["cancel", "deletion"])
+async def test_a_cancel_that_nobody_answers_is_forced(by: str, phase: str, limit: timedelta) -> None:
+    scene = bound_scene("node-b")
+    load = add(scene, phase)
+    client = KubeClient(scene.kube, Retry(LoopClock()))
+    async with scene.dispatching():
+        await scene.until(lambda: scene.message("du") != "", seconds=45)
+        if by == "cancel":
+            await client.patch(DATA_UPLOADS, NAMESPACE, "du", {"spec": {"cancel": True}})
+        else:
+            await client.delete(DATA_UPLOADS, NAMESPACE, load["metadata"]["name"])
+        await asyncio.sleep(limit.total_seconds() - 10)
+        assert scene.phase("du") == phase
+        await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=100)
+        if by == "deletion":
+            await scene.until(lambda: not scene.phases(), seconds=5)
+            return
+    assert scene.phase("du") == "Canceled"
+    assert f"nobody answered within {format_duration(limit)}: no node agent" in scene.message("du")
+
+
+async def test_the_time_of_a_cancel_survives_a_change_of_the_leader() -> None:
+    scene = bound_scene("node-b")
+    add(scene, "Prepared")
+    client = KubeClient(scene.kube, Retry(LoopClock()))
+    await client.patch(DATA_UPLOADS, NAMESPACE, "du", {"spec": {"cancel": True}})
+    began = asyncio.get_running_loop().time()
+    for _ in range(4):
+        async with scene.dispatching():
+            await asyncio.sleep(60)
+    assert CANCEL_ASKED_ANNOTATION in scene.load("du")["metadata"]["annotations"]
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du") == "Canceled", seconds=400)
+    assert asyncio.get_running_loop().time() - began < 420
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["node lost", "agent away"])
+@pytest.mark.parametrize("kept", [True, False], ids=["outcome kept", "only in the pod"])
+async def test_a_result_that_is_there_goes_to_another_agent(kept: bool, lost: bool) -> None:
+    scene = bound_scene("node-b")
+    add(scene, "InProgress", {OUTCOME_ANNOTATION: '{"phase":"Completed"}'} if kept else {})
+    if not kept:
+        ended = [{"state": {"terminated": {"exitCode": 0, "message": "{}"}}}]
+        scene.kube.put(mover_pod(scene.load("du"), phase="Succeeded", containerStatuses=ended))
+    if lost:
+        await remove_node(scene, "node-a")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=45)
+        await scene.until(lambda: scene.reasons("du") == ["HandedOn"], seconds=5)
+    assert scene.phase("du") == "InProgress"
