@@ -56,28 +56,33 @@ class BackupPVCSettings:
 
 @dataclass(frozen=True)
 class CacheVolume:
-    """A claim of its own for a restore's cache."""
+    """A claim of its own for a restore's cache, in which kopia keeps up to `limit_mib`."""
 
     storage_class: str
-    size_gib: int
+    limit_mib: int
+
+    @property
+    def size_gib(self) -> int:
+        """The size to ask for: a fifth more, for what kopia writes before it drops something, in whole GiB.
+
+        Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
+        """
+        return -(-self.limit_mib * 12 // (10 * _MIB_IN_A_GIB))
 
 
 @dataclass(frozen=True)
 class CacheRule:
-    """Which restores get a cache volume, and how large it is.
-
-    `limit_mib` is how much kopia keeps in it; `threshold_mib` is the size of a snapshot from
-    which the cache is not left on the node.
-    Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
-    """
+    """Which restores get a cache volume: those of snapshots of at least `threshold_mib`."""
 
     storage_class: str
     limit_mib: int
     threshold_mib: int = 0
 
     def volume_for(self, snapshot_bytes: int) -> CacheVolume | None:
-        """Return the cache volume for a restore of so much data; 0: nobody knows how much."""
+        """Return the cache volume for a restore of so much data; 0: nobody knows how much.
+
+        Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
+        """
         if snapshot_bytes and snapshot_bytes < self.threshold_mib * _MIB_IN_A_GIB**2:
             return None
-        # A fifth more for what kopia writes before it drops something, up to whole GiB.
-        return CacheVolume(self.storage_class, size_gib=-(-self.limit_mib * 12 // (10 * _MIB_IN_A_GIB)))
+        return CacheVolume(self.storage_class, self.limit_mib)

@@ -5,7 +5,6 @@ Knows which key becomes which parameter. Does not know what a key may hold
 """
 
 from collections.abc import Callable
-from typing import Final
 
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import BackupPVCSettings, CacheRule, MoverOptions, PodSettings
@@ -14,10 +13,7 @@ from nodeagent.config_models import INHERIT, AffinityMode, AgentConfig, LabelSel
 from nodeagent.current_config import CurrentConfig
 from nodeagent.kinds.base import MoverPlan
 
-__all__ = ["DEFAULT_CACHE_LIMIT_MIB", "MoverPlans"]
-
-DEFAULT_CACHE_LIMIT_MIB: Final = 5000
-"""Source: Velero v1.18, pkg/repository/udmrepo/kopialib/backend/common.go (MB there are MiB)."""
+__all__ = ["MoverPlans"]
 
 
 class MoverPlans:
@@ -35,7 +31,7 @@ class MoverPlans:
         """Plan movers that inherit `template` and are told `options`.
 
         `priority_class` tells the class that the cluster has at the moment, if any.
-        `cache_limit_mib` tells how large kopia's caches may become.
+        `cache_limit_mib` tells how large the caches of new repositories may become.
         """
         self._template = template
         self._options = options

@@ -4,7 +4,7 @@ Knows what of the life cycle is particular to it. Does not know the life cycle, 
 volume is made and handed over (`exposer.generic_restore`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import ClassVar, Final, cast
 
@@ -19,6 +19,7 @@ from core.models.phases import Phase
 from exposer.model import Exposed, Guard, KeptVolume, Owner, RestoreExposer, RestoreRequest, Waiting
 from exposer.placement import LINUX, WINDOWS
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlanSource, Verdict
+from nodeagent.kinds.cache_limit import fit_cache
 from nodeagent.kinds.location import check_location
 from nodeagent.kinds.results import parse_restore, restore_status
 from nodeagent.metrics import Metrics
@@ -91,7 +92,10 @@ class DataDownloadKind:
 
     async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
         """Bring a new volume one step nearer to a mover pod."""
-        return await self.exposer.ensure(self._request(cr), guard)
+        request = self._request(cr)
+        if request.cache is not None:
+            request = replace(request, cache=await fit_cache(self.client, cr, request.cache))
+        return await self.exposer.ensure(request, guard)
 
     async def confirm_volume(self, cr: Load) -> None:
         """Return at once: the mover's claim keeps the volume in its place."""

@@ -4,7 +4,7 @@ Knows what of the life cycle is particular to both. Does not know the life cycle
 volume is reached (`exposer.pod_volume`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from core.contract import MoverVerb
@@ -15,6 +15,7 @@ from core.models.names import POD_VOLUME_FINALIZER
 from exposer.model import Exposed, Guard, LocatedVolume, Owner, PodVolumeRequest, Waiting, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
 from nodeagent.kinds.base import Admission, PlanSource, Verdict
+from nodeagent.kinds.cache_limit import fit_cache
 from nodeagent.kinds.location import check_location
 from nodeagent.outcome import Outcome
 
@@ -54,7 +55,10 @@ class PodVolumeKind:
 
     async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
         """Bring the volume one step nearer to a mover pod."""
-        return await self.exposer.ensure(self._request(cr), guard)
+        request = self._request(cr)
+        if request.cache is not None:
+            request = replace(request, cache=await fit_cache(self.client, cr, request.cache))
+        return await self.exposer.ensure(request, guard)
 
     async def confirm_volume(self, cr: Load) -> None:
         """Return if the workload's pod still has the volume."""

@@ -13,7 +13,7 @@ from tests.exposer.scenes import RestoreScene
 from tests.exposer.test_pod_volume import Scene
 from tests.exposer.world import World, no_guard
 
-CACHE = CacheVolume("fast", 6)
+CACHE = CacheVolume("fast", 5000)
 
 
 def cache_claims(world: World) -> list[JsonDict]:
@@ -60,7 +60,7 @@ async def test_a_restore_into_a_pod_has_its_cache_on_the_pods_node() -> None:
 async def test_a_class_that_will_not_do_is_warned_of(
     storage_class: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = CacheVolume(storage_class, 6)
+    cache = CacheVolume(storage_class, 5000)
     restore, pod_volume = RestoreScene(), Scene("podvolumerestore", cache=cache)
     restore.request = replace(restore.request, cache=cache)
 

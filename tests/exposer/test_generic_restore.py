@@ -65,7 +65,7 @@ async def test_other_volumes_come_through_as_well(mode: str, reclaim: str, bindi
 @pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
 async def test_a_restore_that_failed_leaves_nothing(reclaim: str) -> None:
     scene = RestoreScene(reclaim=reclaim)
-    scene.request = replace(scene.request, cache=CacheVolume("fast", 6))
+    scene.request = replace(scene.request, cache=CacheVolume("fast", 5000))
     await expose(scene)
     assert len(scene.world.disks) == 2
 
@@ -84,7 +84,7 @@ async def test_clean_up_of_what_never_began_touches_nothing() -> None:
 
 async def test_a_cache_has_a_claim_of_its_own() -> None:
     scene = RestoreScene()
-    scene.request = replace(scene.request, cache=CacheVolume("fast", 6))
+    scene.request = replace(scene.request, cache=CacheVolume("fast", 5000))
 
     exposed = await expose(scene)
 
@@ -145,7 +145,7 @@ async def test_the_consumer_decides_where_it_has_to_and_else_the_rule(
     """The target names the node of its consumer in every case."""
     scene = RestoreScene(binding=binding, node="node-b")
     rules = NodeRules((NodeRule((POOL,), "hostpath"),))
-    cache = CacheVolume("fast", 6)
+    cache = CacheVolume("fast", 5000)
     scene.request = replace(scene.request, ignore_delay_binding=ignore, nodes=rules, cache=cache)
 
     exposed = await expose(scene)

@@ -26,7 +26,7 @@ from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.mover_plan import MoverPlans
 from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.support.golden import recorded
-from tests.support.scripted import refusal, scripted_client
+from tests.support.scripted import answer, scripted_client
 
 RECORDED: JsonDict = {
     "backupPVC": {"hostpath": {"annotations": {"a/b": "c"}}},
@@ -44,7 +44,7 @@ EVERYTHING: JsonDict = RECORDED | {
     "restorePVC": {"ignoreDelayBinding": True},
 }
 RULES = NodeRules((NodeRule(({"key": "pool", "operator": "In", "values": ["movers"]},), "shallow"),))
-CACHE = CacheVolume("fast", 6)
+CACHE = CacheVolume("fast", 5000)
 
 
 @dataclass
@@ -58,10 +58,13 @@ class NotingExposer:
         return Waiting("Noted", "")
 
 
-async def ask(kind: str, raw: JsonDict, document: JsonDict) -> Any:
+async def ask(kind: str, raw: JsonDict, document: JsonDict, *, repositories: list[JsonDict] | None = None) -> Any:
     """Return what the adapter of that kind asks for."""
     noting: Any = NotingExposer()
-    client, names = scripted_client(lambda _: refusal(404, "not found")), frozenset({"velero", ""})
+    client, names = (
+        scripted_client(lambda _: answer({"metadata": {}, "items": repositories or []})),
+        frozenset({"velero", ""}),
+    )
     plans = MoverPlans(
         template(tolerations=[]),
         MoverOptions(),
@@ -131,6 +134,22 @@ async def test_the_size_of_the_snapshot_decides_about_a_cache(kind: str, snapsho
     document = {"cachePVC": {"storageClass": "fast", "residentThresholdInMB": 1024}}
 
     assert (await ask(kind, raw, document)).cache == (CACHE if cached else None)
+
+
+@pytest.mark.parametrize(
+    ("configured", "limit_mib"), [({"cacheLimitMB": "20000"}, 20_000), ({"cacheLimitMB": "100"}, 100), ({}, 5000)]
+)
+@pytest.mark.parametrize("kind", ["datadownload", "podvolumerestore"])
+async def test_a_cache_has_room_for_what_its_repository_keeps(
+    kind: str, configured: dict[str, str], limit_mib: int
+) -> None:
+    """The repository was made with a limit of its own, whatever is configured by now."""
+    repository = recorded("backuprepository")
+    repository["spec"]["repositoryConfig"] = configured
+
+    request = await ask(kind, recorded(kind), EVERYTHING, repositories=[repository])
+
+    assert request.cache == CacheVolume("fast", limit_mib)
 
 
 async def test_a_source_of_another_class_is_not_set_up() -> None:

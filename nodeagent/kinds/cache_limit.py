@@ -1,0 +1,49 @@
+"""How large kopia's cache may become in the restore of one load: its repository says so.
+
+Knows where a BackupRepository keeps the limit. Does not know when a cache has a volume of its
+own, nor how large that is for a limit (`exposer.settings`).
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from core.kube.client import KubeClient, Selection
+from core.kube.resources import BACKUP_REPOSITORIES
+from core.models.loads import Load
+from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOLUME_NAMESPACE_LABEL, label_value
+from core.models.storage import BackupRepository
+from exposer.settings import CacheVolume
+
+__all__ = ["DEFAULT_CACHE_LIMIT_MIB", "fit_cache"]
+
+DEFAULT_CACHE_LIMIT_MIB: Final = 5000
+"""What a mover takes where its repository says nothing.
+
+Source: Velero v1.18, pkg/repository/udmrepo/kopialib/backend/common.go (MB there are MiB).
+"""
+
+_LIMIT: Final = "cacheLimitMB"
+
+
+async def fit_cache(client: KubeClient, cr: Load, cache: CacheVolume) -> CacheVolume:
+    """Return `cache` with room for what the mover will keep in it.
+
+    A repository keeps the limit that it was made with; configuration is for those to come. A
+    volume for a smaller limit would be full before kopia drops anything, and the restore fail.
+    """
+    labels = {
+        VOLUME_NAMESPACE_LABEL: label_value(cr.repository_namespace),
+        STORAGE_LOCATION_LABEL: label_value(cr.spec.backup_storage_location),
+        REPOSITORY_TYPE_LABEL: "kopia",
+    }
+    selector = ",".join(f"{key}={value}" for key, value in labels.items())
+    found = await client.list(Selection(BACKUP_REPOSITORIES, cr.metadata.namespace, label_selector=selector))
+    if not found:
+        return cache
+    limits = [_limit_of(BackupRepository.parse(raw)) for raw in found]
+    return replace(cache, limit_mib=max(limits))
+
+
+def _limit_of(repository: BackupRepository) -> int:
+    text = repository.spec.repository_config.get(_LIMIT, "")
+    return int(text) if text.isdecimal() and int(text) > 0 else DEFAULT_CACHE_LIMIT_MIB
