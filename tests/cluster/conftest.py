@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.bed.api import Api
-from tests.bed.demonstration.manifests import NAMESPACE, build_namespace
+from tests.bed.demonstration.manifests import build_namespace
 from tests.bed.demonstration.user import User
 from tests.bed.install import install_agent
+from tests.cluster.configuration import put_in_force
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -83,12 +84,7 @@ def one_at_a_time(agent: Bed) -> Iterator[None]:
 
 def _allow_loads(bed: Bed, number: int) -> None:
     """Let each node carry out so many loads at a time; returns when its agent does."""
-    document = json.dumps({"loadConcurrency": {"globalConfig": number}})
-    metadata = {"namespace": NAMESPACE, "name": "node-agent-config"}
-    data = {"node-agent-config.json": document}
-    bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
-    bed.user.kubectl("rollout", "restart", "daemonset/node-agent", "-n", NAMESPACE)
-    bed.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", NAMESPACE, "--timeout=60s")
+    put_in_force(bed, json.dumps({"loadConcurrency": {"globalConfig": number}}))
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""The agents' ConfigMap, edited as a user does it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.demonstration.user import PODS
+from tests.bed.install import AGENT_LABEL
+from tests.bed.processes import BedError
+from tests.bed.storage.objects import CONFIG_MAPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import Bed
+
+__all__ = ["configured", "put_in_force"]
+
+_NAME, _KEY = "node-agent-config", "node-agent-config.json"
+_IN_FORCE = "nodeagent.io/config"
+"""The annotation on an agent's pod: the hash of what it has in force."""
+
+_SECONDS = 20
+_LOOK_SECONDS = 0.1
+
+
+@contextmanager
+def configured(bed: Bed, **changes: Any) -> Iterator[None]:
+    """Have some keys in force on every node; behind it the configuration is as it was before.
+
+    Raises:
+        BedError: An agent does not follow.
+    """
+    before = (bed.api.get(CONFIG_MAPS, NAMESPACE, _NAME) or {})["data"][_KEY]
+    put_in_force(bed, json.dumps(json.loads(before) | changes))
+    yield
+    put_in_force(bed, before)
+
+
+def put_in_force(bed: Bed, document: str) -> None:
+    """Write the document; returns once every agent says that it has it in force.
+
+    Raises:
+        BedError: An agent does not follow.
+    """
+    metadata = {"namespace": NAMESPACE, "name": _NAME}
+    bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {_KEY: document}})
+    wanted = hashlib.sha256(document.encode()).hexdigest()
+    deadline = time.monotonic() + _SECONDS
+    while not all(told and wanted.startswith(told) for told in _told(bed)):
+        if time.monotonic() > deadline:
+            raise BedError(f"the agents have {_told(bed)} in force, and not {wanted}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _told(bed: Bed) -> list[str]:
+    agents = bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL)
+    return [(agent["metadata"].get("annotations") or {}).get(_IN_FORCE, "") for agent in agents]

@@ -1,0 +1,169 @@
+"""Movers go where the configuration says, over two nodes, and their volumes are as it says.
+
+One snapshot goes out and comes back while the configuration asks for everything that the kubelet
+has a say in: a node, a claim of another class that nobody may write to, resources, a cache volume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.demonstration.user import PODS
+from tests.bed.processes import BedError
+from tests.bed.storage.objects import CLAIMS
+from tests.cluster.configuration import configured
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.bed.api import Json, Resource
+    from tests.cluster.conftest import Bed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+_SOURCE, _OTHER = "bed-1", "bed-2"
+"""Where volumes are made that nobody chooses a node for, and the node that the configuration names."""
+
+_CONFIGURATION: dict[str, Any] = {
+    "loadAffinity": [
+        {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": _OTHER}}, "storageClass": "bed-wait"},
+        {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": _SOURCE}}},
+    ],
+    "backupPVC": {"bed": {"storageClass": "bed-wait", "readOnly": True, "annotations": {"example.com/note": "x"}}},
+    "restorePVC": {"ignoreDelayBinding": True},
+    "cachePVC": {"storageClass": "bed-wait"},
+    "podResources": {"cpuRequest": "10m", "memoryRequest": "64Mi", "memoryLimit": "1Gi"},
+    "podLabels": {"example.com/team": "storage"},
+}
+_FILL = """
+import os, pathlib
+pathlib.Path("/data/random").write_bytes(os.urandom(3 << 20))
+pathlib.Path("/data/folder").mkdir()
+pathlib.Path("/data/folder/small").write_text("small")
+"""
+
+
+@dataclass
+class Moved:
+    """What became of it.
+
+    Attributes:
+        upload: The upload as it ended.
+        download: The download as it ended.
+        pods: The movers, as they were at last, by the load's name.
+        claims: The claims in the agent's namespace as they were bound, by their names.
+        files: What is in the source's folder and in the restored one.
+        left: The claims in the agent's namespace behind all of it.
+    """
+
+    upload: Json
+    download: Json
+    pods: dict[str, Json]
+    claims: dict[str, Json]
+    files: tuple[dict[str, bytes], dict[str, bytes]]
+
+
+@pytest.fixture(scope="module")
+def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
+    """A file system that goes out and comes back."""
+    if _OTHER not in agent.env["BED_NODES"].split():
+        pytest.fail("this needs two nodes: python -m tests.bed --nodes 2 run -- …", pytrace=False)
+    volume, place = Volume(agent, module_space), Place(agent, module_space)
+    out, back = f"{module_space}-out", f"{module_space}-back"
+    volume.fill(_FILL)
+    volume.take_snapshots([out])
+    agent.user.apply(*place.build())
+    since = {resource: agent.api.snapshot(resource)[1] for resource in (PODS, CLAIMS)}
+    with configured(agent, **_CONFIGURATION):
+        agent.user.apply(volume.upload(out, snapshot=out, location=place.name))
+        *_, upload = follow(agent, UPLOADS, [out], seconds=60)
+        target = volume.target(back)
+        target["spec"]["storageClassName"] = "bed-wait"
+        snapshot_id = upload["status"].get("snapshotID", "")
+        agent.user.apply(target, volume.download(back, snapshot_id=snapshot_id, location=place.name))
+        *_, download = follow(agent, DOWNLOADS, [back], seconds=60)
+    wait_released(agent, UPLOADS, [out])
+    wait_released(agent, DOWNLOADS, [back])
+    yield Moved(
+        upload,
+        download,
+        pods=_last_versions(agent, PODS, {out, back}, since=since[PODS]),
+        claims=_last_versions(agent, CLAIMS, {out, back, f"{back}-cache"}, since=since[CLAIMS]),
+        files=(_files(agent, module_space, "data"), _files(agent, module_space, back)),
+    )
+    left = [f"dataupload/{out}", f"datadownload/{back}", f"secret/{place.name}-keys"]
+    left += [f"backuprepository/{place.name}-{place.name}-kopia", f"backupstoragelocation/{place.name}"]
+    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--wait=false")
+
+
+def _last_versions(bed: Bed, resource: Resource, names: set[str], *, since: str) -> dict[str, Json]:
+    """Some objects of the agent's namespace as they were when they went away; returns once all have."""
+    gone: dict[str, Json] = {}
+    for event in bed.api.watch(resource, since, seconds=60):
+        meta = event["object"]["metadata"]
+        if event["type"] == "DELETED" and meta["namespace"] == NAMESPACE and meta["name"] in names:
+            gone[meta["name"]] = event["object"]
+            if gone.keys() == names:
+                return gone
+    raise BedError(f"of {names} only {gone.keys()} went away")
+
+
+def _files(bed: Bed, space: str, claim: str) -> dict[str, bytes]:
+    """What is in the folder that is a claim's volume."""
+    found = bed.api.get(CLAIMS, space, claim) or {}
+    folder = bed.folder / "volumes" / str(found["spec"].get("volumeName", "none"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_movers_run_where_the_rule_for_their_class_says(moved: Moved) -> None:
+    """Volumes that nobody chooses a node for are made on another one."""
+    for load in (moved.upload, moved.download):
+        assert load["status"]["phase"] == "Completed", load["status"]
+        assert load["status"]["node"] == _OTHER
+    assert {pod["spec"]["nodeName"] for pod in moved.pods.values()} == {_OTHER}
+
+
+def test_what_is_read_is_in_a_claim_of_the_configured_class_that_nobody_writes_to(moved: Moved) -> None:
+    claim = moved.claims[moved.upload["metadata"]["name"]]
+    (mount,) = _mounts(moved, moved.upload)
+
+    assert claim["spec"]["storageClassName"] == "bed-wait"
+    assert claim["spec"]["accessModes"] == ["ReadOnlyMany"]
+    assert claim["metadata"]["annotations"]["example.com/note"] == "x"
+    assert mount["readOnly"]
+
+
+def test_a_restore_has_its_cache_in_a_volume_of_its_own(moved: Moved) -> None:
+    name = moved.download["metadata"]["name"]
+    cache = moved.claims[f"{name}-cache"]
+    uid = moved.download["metadata"]["uid"]
+
+    assert cache["spec"]["resources"]["requests"]["storage"] == "6Gi"
+    assert cache["spec"]["volumeName"]
+    assert {mount["name"] for mount in _mounts(moved, moved.download)} == {uid, f"{uid}-cache"}
+
+
+def test_movers_have_the_resources_and_labels_that_are_asked_for(moved: Moved) -> None:
+    for pod in moved.pods.values():
+        resources = pod["spec"]["containers"][0]["resources"]
+        assert resources == {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "1Gi"}}
+        assert pod["metadata"]["labels"]["example.com/team"] == "storage"
+
+
+def test_the_data_comes_back(moved: Moved) -> None:
+    source, restored = moved.files
+
+    assert source.keys() == {"random", "folder/small"}
+    assert restored == source
+
+
+def _mounts(moved: Moved, load: Json) -> list[Json]:
+    """The mounts of the mover's own volumes."""
+    pod = moved.pods[load["metadata"]["name"]]
+    mounts: list[Json] = pod["spec"]["containers"][0]["volumeMounts"]
+    return [mount for mount in mounts if mount["name"].startswith(load["metadata"]["uid"])]
