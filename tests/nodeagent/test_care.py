@@ -14,9 +14,10 @@ ANY = (False, True)
 
 
 def every_case() -> Iterator[tuple[Entry, Owner]]:
-    """Yield every load that is meant for us, with every owner; without a label there is none to be away."""
-    for phase, label, finalizer, told in product(Phase, ("", "node-a"), ANY, ("", f"{AGENT_AWAY} node-a: later")):
-        load = entry("du", phase=phase, node_label=label, finalizer=finalizer, message=told)
+    """Yield every load with every owner; without a label there is none to be away."""
+    words = ("", f"{AGENT_AWAY} node-a: later")
+    for phase, label, finalizer, told, ours in product(Phase, ("", "node-a"), ANY, words, ANY):
+        load = entry("du", phase=phase, node_label=label, finalizer=finalizer, message=told, managed=ours)
         for away, lost, bound in product(ANY if label else (False,), ANY if label else (False,), ANY):
             yield load, Owner(away=away, node_lost=lost, bound=bound)
 
@@ -25,6 +26,7 @@ def expected(load: Entry, owner: Owner) -> Care:
     """Return what is to be done, as a table that is read from above."""
     gone = owner.away or owner.node_lost
     table = [
+        (not load.managed, Care.NOTHING),
         (load.phase is Phase.NEW, Care.NOTHING),
         (load.phase.final and not load.finalizer, Care.NOTHING),
         (load.phase.final and bool(load.node_label) and not gone, Care.NOTHING),
@@ -47,9 +49,3 @@ def test_every_case_gets_what_the_table_says() -> None:
 @pytest.mark.parametrize("care", Care, ids=str)
 def test_every_care_is_needed_by_some_load(care: Care) -> None:
     assert any(decide_care(load, owner) is care for load, owner in every_case())
-
-
-def test_loads_of_other_movers_are_left_alone() -> None:
-    for load, owner in every_case():
-        fields = {name: getattr(load, name) for name in Entry.__slots__}
-        assert decide_care(Entry(**(fields | {"managed": False})), owner) is Care.NOTHING
