@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from core.aio import wait_for_event
+from core.aio import raise_if_canceled, wait_for_event
 from core.errors import AgentError
 from core.models.base import JsonDict
 from core.models.loads import Load
@@ -88,6 +88,7 @@ class Dispatcher:
                     await self._term.run(self._agreement)
                 except* AgentError as group:
                     _log.warning("dispatching begins anew: %s", tell_causes(group))
+                raise_if_canceled()
                 await self._tools.clock.sleep(_RETAKE_SECONDS)
         finally:
             self._term = None

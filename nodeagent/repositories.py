@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from core.aio import raise_if_canceled
 from core.clock import Clock
 from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
@@ -97,6 +98,7 @@ class RepositoryKeeper:
                 await self._run_once()
             except* AgentError as group:
                 _log.warning("looking after repositories begins anew: %s", tell_causes(group))
+            raise_if_canceled()
             await self._tools.clock.sleep(_BEGIN_ANEW_SECONDS)
 
     async def _run_once(self) -> None:

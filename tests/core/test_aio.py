@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from core.aio import run_shielded, wait_for_event
+from core.aio import raise_if_canceled, run_shielded, wait_for_event
 from core.clock import Deadline
 from core.errors import DeadlineError
 from tests.support.clock import LoopClock
@@ -83,3 +83,36 @@ async def test_deadline_runs_on_the_clock_it_was_made_with() -> None:
     assert deadline.remaining_seconds == 0
     with pytest.raises(DeadlineError, match="the rebind: the time it had is over"):
         deadline.check("the rebind")
+
+
+async def test_a_cancellation_that_came_with_an_error_is_not_forgotten() -> None:
+    """What a TaskGroup raises then is the error alone."""
+    failed = asyncio.Event()
+
+    async def fail_when_canceled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            failed.set()
+            raise ValueError("at the same time")
+
+    async def go_on() -> None:
+        while True:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(fail_when_canceled(), name="failing")
+            except* ValueError:
+                pass
+            raise_if_canceled()
+
+    task = asyncio.create_task(go_on(), name="going on")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 10)
+    assert failed.is_set()
+
+
+async def test_nothing_is_raised_where_nobody_cancels() -> None:
+    raise_if_canceled()
