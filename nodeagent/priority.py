@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Final
 
 from core.clock import Clock
-from core.kube.client import KubeClient
+from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import PRIORITY_CLASSES
 from core.kube.watch_one import watch_one
@@ -60,7 +60,8 @@ class PriorityClass:
         if not self._followed:
             return
         try:
-            await self._judge(await self._client.read(PRIORITY_CLASSES, "", self._followed))
+            selection = Selection(PRIORITY_CLASSES, field_selector=f"metadata.name={self._followed}")
+            await self._judge(next(iter(await self._client.list(selection)), None))
         except KubeError as e:
             self._warn_unknown(e)
 

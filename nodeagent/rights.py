@@ -139,7 +139,7 @@ RIGHTS: Final = (
     Right(
         _ALL,
         kube.PRIORITY_CLASSES,
-        ("get", "list", "watch"),
+        ("list", "watch"),
         "whether the configured priority class exists",
         needed=False,
     ),

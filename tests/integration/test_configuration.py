@@ -1,0 +1,209 @@
+"""Configuration and priority classes before a real API server: its watches, its admission, its words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError
+from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, PODS, PRIORITY_CLASSES
+from core.kube.retry import Retry
+from exposer.pod_creation import create_pod
+from nodeagent.check_config import CheckRequest, check_config
+from nodeagent.config_map import read_config
+from nodeagent.config_watch import ConfigWatch
+from nodeagent.current_config import CurrentConfig
+from nodeagent.metrics import Metrics
+from nodeagent.own_pod import SelfReport
+from nodeagent.priority import PriorityClass
+from nodeagent.transport import load_transport
+from tests.nodeagent.board import FakeBoard
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from core.models.base import JsonDict
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+_CLASSES = Path(__file__).parents[2] / "deploy" / "priority" / "priority-classes.yaml"
+_NAME = "node-agent-config"
+_PROMISED_SECONDS = 5.0
+
+
+@dataclass
+class Scene:
+    """An agent's configuration, followed on the real server."""
+
+    client: KubeClient
+    namespace: str
+    current: CurrentConfig
+    priority: PriorityClass
+    board: FakeBoard
+
+    async def edit(self, text: str) -> None:
+        await self.client.patch(CONFIG_MAPS, self.namespace, _NAME, {"data": {"any.json": text}})
+
+
+@pytest.fixture
+async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
+    transport, _ = await load_transport(str(apiserver.kubeconfig))
+    yield KubeClient(transport, Retry(SystemClock()))
+    await transport.close()
+
+
+async def _until(holds: Callable[[], bool], what: str) -> None:
+    """Wait until that holds, for as long as was promised at most."""
+    try:
+        async with asyncio.timeout(_PROMISED_SECONDS):
+            while not holds():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        pytest.fail(f"not within {_PROMISED_SECONDS} s: {what}")
+
+
+@asynccontextmanager
+async def _followed(client: KubeClient, namespace: str, text: str) -> AsyncIterator[Scene]:
+    metadata = {"namespace": namespace, "name": _NAME}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"any.json": text}}
+    await client.create(CONFIG_MAPS, body)
+    clock, board = SystemClock(), FakeBoard()
+    current = CurrentConfig(await read_config(client, namespace, _NAME))
+    report = SelfReport(board, Metrics("node-1"))
+    watch = ConfigWatch(client, clock, place=(namespace, _NAME), current=current, report=report)
+    priority = PriorityClass(client, clock, current=current, report=report)
+    await priority.look()
+    runs: list[Coroutine[None, None, None]] = [watch.run(), priority.run()]
+    tasks = [asyncio.create_task(run) for run in runs]
+    try:
+        yield Scene(client, namespace, current, priority, board)
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_edit_is_in_force_within_seconds_and_a_bad_one_is_refused(client: KubeClient, namespace: str) -> None:
+    async with _followed(client, namespace, "{}") as scene:
+        await scene.edit('{"loadConcurrency": {"globalConfig": 7}}')
+        await _until(lambda: scene.current.config.load_concurrency.global_config == 7, "the edit is in force")
+
+        await scene.edit('{"loadConcurrency": {"globalConfig": "x"}}')
+        await _until(lambda: not scene.current.valid, "the bad edit is refused")
+        await client.delete(CONFIG_MAPS, namespace, _NAME)
+        await _until(lambda: "does not exist" in "".join(scene.current.refused), "the deletion is told")
+
+        assert scene.current.config.load_concurrency.global_config == 7
+        assert scene.board.reasons == ["ConfigInForce", "ConfigRefused", "ConfigRefused"]
+
+
+async def test_the_class_is_followed_as_it_comes_and_goes(client: KubeClient, namespace: str) -> None:
+    name = f"class-{namespace}"
+    async with _followed(client, namespace, json.dumps({"priorityClassName": name})) as scene:
+        await _until(lambda: scene.board.reasons == ["PriorityClassMissing"], "the missing class is told")
+        await client.create(PRIORITY_CLASSES, _class(name))
+        await _until(lambda: scene.priority.name == name, "the class is taken up")
+        await client.delete(PRIORITY_CLASSES, "", name)
+        await _until(lambda: scene.priority.name == "", "the class is dropped")
+        await scene.edit('{"priorityClassName": "system-node-critical"}')
+        await _until(lambda: scene.priority.name == "system-node-critical", "a system class is a class like others")
+
+
+async def test_admission_fills_in_the_priority_of_the_shipped_classes(client: KubeClient, namespace: str) -> None:
+    for manifest in yaml.safe_load_all(_CLASSES.read_text(encoding="utf-8")):
+        await client.create(PRIORITY_CLASSES, manifest)
+        await _wait_admitted(client, namespace, manifest["metadata"]["name"])
+    made = await create_pod(client, _pod(namespace, "mover", "velero-data-mover"))
+    assert (made["spec"]["priority"], made["spec"]["preemptionPolicy"]) == (10, "Never")
+    agent = await create_pod(client, _pod(namespace, "agent", "velero-node-agent"))
+    assert (agent["spec"]["priority"], agent["spec"]["preemptionPolicy"]) == (50, "PreemptLowerPriority")
+
+
+async def test_a_class_that_went_away_costs_the_pod_its_priority_alone(client: KubeClient, namespace: str) -> None:
+    with pytest.raises(ForbiddenError, match="no PriorityClass with name gone"):
+        await client.create(PODS, _pod(namespace, "mover", "gone"))
+    made = await create_pod(client, _pod(namespace, "mover", "gone"))
+    assert "priorityClassName" not in made["spec"]
+    assert made["spec"]["priority"] == 0
+
+
+async def test_the_clusters_default_class_is_what_a_mover_without_one_gets(client: KubeClient, namespace: str) -> None:
+    name = f"default-{namespace}"
+    await client.create(PRIORITY_CLASSES, _class(name) | {"globalDefault": True, "value": 3})
+    try:
+        await _wait_admitted(client, namespace, name)
+        made = await create_pod(client, _pod(namespace, "mover", "gone"))
+        assert (made["spec"]["priorityClassName"], made["spec"]["priority"]) == (name, 3)
+    finally:
+        await client.delete(PRIORITY_CLASSES, "", name)
+
+
+async def test_check_config_finds_the_config_map_and_the_names_in_the_cluster(
+    apiserver: ApiServer, client: KubeClient, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = {"priorityClassName": "system-node-criticl", "podLabels": {"a": 1}}
+    metadata = {"namespace": namespace, "name": _NAME}
+    data = {"any.json": json.dumps(document)}
+    await client.create(CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    await client.create(DAEMON_SETS, _daemonset(namespace))
+
+    code = await check_config(CheckRequest("", kubeconfig=str(apiserver.kubeconfig), namespace=namespace))
+
+    assert code == 1
+    assert capsys.readouterr().out.splitlines() == [
+        'error: podLabels.a: expected a string, found the number 1 (did you mean "1"?)',
+        (
+            "warning: priorityClassName: the cluster has no priority class system-node-criticl: data movers get the "
+            "default priority (did you mean system-node-critical?)"
+        ),
+        f"ConfigMap {namespace}/{_NAME}: 1 mistake, 1 warning",
+    ]
+
+
+async def _wait_admitted(client: KubeClient, namespace: str, priority_class: str) -> None:
+    """Wait until the server's own cache of classes has it."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await client.create(PODS, _pod(namespace, f"try-{priority_class}", priority_class))
+            except ForbiddenError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+def _class(name: str) -> JsonDict:
+    kind = PRIORITY_CLASSES
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "value": 10}
+
+
+def _pod(namespace: str, name: str, priority_class: str) -> JsonDict:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {"containers": [{"name": "main", "image": "none"}], "priorityClassName": priority_class},
+    }
+
+
+def _daemonset(namespace: str) -> JsonDict:
+    labels = {"name": "node-agent"}
+    container = {"name": "node-agent", "image": "none", "args": ["serve", f"--node-agent-configmap={_NAME}"]}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"namespace": namespace, "name": "node-agent"},
+        "spec": {"selector": {"matchLabels": labels}, "template": template},
+    }
