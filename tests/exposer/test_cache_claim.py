@@ -7,11 +7,12 @@ import pytest
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
 from core.models.base import JsonDict
 from exposer.model import Exposed
+from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import CacheVolume
 from tests.exposer.restore_steps import clean_up, expose
 from tests.exposer.scenes import RestoreScene
 from tests.exposer.test_pod_volume import Scene
-from tests.exposer.world import World, no_guard
+from tests.exposer.world import Cut, World, cut_short, no_guard
 
 CACHE = CacheVolume("fast", 5000)
 
@@ -84,3 +85,22 @@ async def test_a_cache_that_is_not_asked_for_any_more_is_cleaned_up_all_the_same
 
     assert cache_claims(scene.world) == []
     assert scene.world.disks == set()
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+async def test_a_restore_into_a_pod_that_is_cut_anywhere_goes_on_and_leaves_nothing(applied: bool) -> None:
+    at, cut = 0, True
+    while cut:
+        at, scene = at + 1, Scene("podvolumerestore", cache=CACHE)
+        before = scene.world.names()
+        client = World.client_over(Cut(scene.world.kube, at, applied=applied))
+        broken = PodVolumeExposer(client, World.causes_over(client))
+        cut = await cut_short(broken.ensure(scene.request, no_guard))
+
+        exposed = await expose_pod_volume(scene)
+        await scene.world.until_none(lambda scene=scene: scene.exposer.clean_up(scene.request))
+
+        assert is_cached(exposed)
+        assert scene.world.names() == before
+        assert scene.world.disks == set()
+    assert at > 5

@@ -94,11 +94,15 @@ async def test_a_cache_has_a_claim_of_its_own() -> None:
     assert f"--cache-volume-path={path}" in exposed.pod["spec"]["containers"][0]["args"]
 
 
+@pytest.mark.parametrize("cache", [None, CacheVolume("fast", 5000)], ids=["no cache", "cache"])
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-async def test_a_restore_that_is_cut_before_the_data_moved_is_cleaned_up(applied: bool) -> None:
+async def test_a_restore_that_is_cut_before_the_data_moved_is_cleaned_up(
+    applied: bool, cache: CacheVolume | None
+) -> None:
     at, cut = 0, True
     while cut:
         at, scene = at + 1, RestoreScene(reclaim="Retain")
+        scene.request = replace(scene.request, cache=cache)
         cut = await cut_short(expose(scene, Cut(scene.world.kube, at, applied=applied)))
         await scene.world.settle()
 
