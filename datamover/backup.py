@@ -6,8 +6,9 @@ Source: kopia 0.23.1, cli/command_snapshot_create.go; tests/recordings/velero-1.
 """
 
 import asyncio
+import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,17 +24,17 @@ from datamover.kopia import Kopia, KopiaAnswer, KopiaFiles
 from datamover.names import NameReport, examine_names
 from datamover.progress import Meter
 from datamover.snapshot import Snapshot, delete_snapshot, parse_snapshot
+from datamover.transfer import Transfer
 
-__all__ = ["BackupRequest", "Warn", "back_up"]
+__all__ = ["BackupRequest", "back_up"]
+
+_logger = logging.getLogger(__name__)
 
 _PIN: Final = "velero-pin"
 """kopia's retention never expires a pinned snapshot; the backup's owner deletes it."""
 
 _UNLIMITED: Final = 2**31 - 1
 _PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
-
-Warn = Callable[[str], Awaitable[None]]
-"""Tells whoever waits for the backup of something that does not fail it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class BackupRequest:
         return f"default@default:{self.source}"
 
 
-async def back_up(kopia: Kopia, request: BackupRequest, *, meter: Meter, warn: Warn) -> BackupResult:
+async def back_up(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> BackupResult:
     """Take a snapshot of the volume and return its result; `kopia` is connected.
 
     A snapshot that cannot be trusted is taken away again. Cancellation kills kopia, which
@@ -60,25 +61,23 @@ async def back_up(kopia: Kopia, request: BackupRequest, *, meter: Meter, warn: W
 
     Raises:
         KopiaError: there is no trustworthy snapshot; names the cause.
+        RepositoryError: the repository went away for good.
         DataPathError: the volume cannot be read, or kopia cannot keep all of its names.
     """
+    meter = transfer.meter
     with _opened(request) as fd:
         device_bytes = None if fd is None else device_size(fd)
         meter.total_bytes = device_bytes or 0
         await _ensure_policy(kopia, request)
         examine = _no_names if fd is not None else partial(examine_names, request.volume)
         async with run_in_background(examine, name="names") as names:
-            answer = await kopia.transfer(
-                f"back up {request.volume}",
-                *meter.arguments,
-                *_create_arguments(request),
-                files=KopiaFiles(stdin_fd=fd),
-                take_progress=meter.take,
+            answer = await transfer.run(
+                kopia, f"back up {request.volume}", *_create_arguments(request), files=KopiaFiles(stdin_fd=fd)
             )
             # The last parts are sent after the last reading.
             meter.take_counters(answer.counters)
             snapshot = await _trusted(kopia, answer, device_bytes)
-            await _check_names(kopia, snapshot, names, warn=warn)
+            await _check_names(kopia, snapshot, names, transfer)
     return BackupResult(
         snapshot_id=snapshot.snapshot_id,
         empty_snapshot=snapshot.entries == 0,
@@ -93,16 +92,20 @@ def _no_names(_: Stop) -> NameReport:
     return NameReport()
 
 
-async def _check_names(kopia: Kopia, snapshot: Snapshot, names: "asyncio.Future[NameReport]", *, warn: Warn) -> None:
+async def _check_names(
+    kopia: Kopia, snapshot: Snapshot, names: "asyncio.Future[NameReport]", transfer: Transfer
+) -> None:
     """Warn of names that kopia changed; a snapshot that lost some, or that nobody waits for, is taken away."""
     try:
         report = await names
         if report.warning:
-            await warn(report.warning)
+            await transfer.warn(report.warning)
         report.check()
-    except (DataPathError, asyncio.CancelledError):
-        await delete_snapshot(kopia, snapshot.snapshot_id)
+    except asyncio.CancelledError:
+        await _take_away(kopia, snapshot)
         raise
+    except DataPathError as e:
+        raise DataPathError(f"{e}{await _take_away(kopia, snapshot)}") from e
 
 
 def _opened(request: BackupRequest) -> AbstractContextManager[int | None]:
@@ -144,11 +147,17 @@ async def _trusted(kopia: Kopia, answer: KopiaAnswer, device_bytes: int | None) 
         fault = f"{snapshot.size_bytes} bytes of the device's {device_bytes} were read"
     if not fault:
         return snapshot
+    raise answer.error(f"{fault}{await _take_away(kopia, snapshot)}")
+
+
+async def _take_away(kopia: Kopia, snapshot: Snapshot) -> str:
+    """Take a snapshot away that must not stay; return what to add to the message where that failed."""
     try:
         await delete_snapshot(kopia, snapshot.snapshot_id)
     except KopiaError as e:
-        fault = f"{fault}; and {e}"
-    raise answer.error(fault)
+        _logger.warning("%s", e)
+        return f"; and {e}"
+    return ""
 
 
 def _incremental(meter: Meter, snapshot: Snapshot) -> int:

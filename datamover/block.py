@@ -16,9 +16,9 @@ from core.errors import DataPathError, KopiaError
 from datamover.background import run_in_background
 from datamover.holes import copy_stream
 from datamover.kopia import Kopia, KopiaFiles
-from datamover.progress import Meter
 from datamover.snapshot import Snapshot
 from datamover.sync import sync_device
+from datamover.transfer import Transfer
 
 __all__ = ["device_size", "open_device", "restore_device"]
 
@@ -47,7 +47,7 @@ def device_size(fd: int) -> int:
     return size
 
 
-async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, meter: Meter) -> None:
+async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, transfer: Transfer) -> None:
     """Write the snapshot's device back to `target`, in order, and onto the disk.
 
     Raises:
@@ -66,13 +66,11 @@ async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, mete
         copy = partial(copy_stream, ours, os.dup(fd))
         async with run_in_background(copy, name="device-writer") as copying:
             try:
-                answer = await kopia.transfer(
+                answer = await transfer.run(
+                    kopia,
                     f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}",
-                    *meter.arguments,
-                    "show",
-                    data,
+                    *("show", data),
                     files=KopiaFiles(stdout_fd=kopias),
-                    take_progress=meter.take,
                 )
             finally:
                 # The writer's end of the stream: it has all of it.

@@ -27,7 +27,9 @@ from datamover.restore import RestoreRequest, restore
 from datamover.scrub import Scrubber
 from datamover.signals import StopSignal
 from datamover.snapshot import Snapshot, list_snapshots
+from datamover.stall import read_stall_limits
 from datamover.storage import FileStorage, S3Storage, Storage
+from datamover.transfer import Care, Transfer
 from datamover.workfolder import WorkFolder, open_work_folder
 
 __all__ = ["ByHand", "storage_named"]
@@ -96,7 +98,7 @@ class ByHand:
                 await repository.connect()
             except NotInitializedError:
                 await repository.ensure()
-            return await _drawn(back_up(repository.kopia, request, meter=meter, warn=_warn), meter, bar)
+            return await _drawn(back_up(repository.kopia, request, self._transfer(meter, repository)), meter, bar)
 
         result = await self._with_repository(work)
         if bar is not None:
@@ -111,7 +113,7 @@ class ByHand:
 
         async def work(repository: Repository) -> RestoreResult:
             await repository.connect(read_only=True)
-            return await _drawn(restore(repository.kopia, request, meter), meter, bar)
+            return await _drawn(restore(repository.kopia, request, self._transfer(meter, repository)), meter, bar)
 
         result = await self._with_repository(work)
         if bar is not None:
@@ -126,6 +128,10 @@ class ByHand:
             return await list_snapshots(repository.kopia)
 
         return await self._with_repository(work)
+
+    def _transfer(self, meter: Meter, repository: Repository) -> Transfer:
+        limits = read_stall_limits(self._environment)
+        return Transfer(meter, Care(self._clock, _warn, repository.ask, limits))
 
     async def _with_repository(self, work: Callable[[Repository], Coroutine[None, None, _T]]) -> _T:
         """Return what `work` makes of the repository, unless a signal comes first."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from core.errors import KopiaError
 from core.models.base import JsonDict
@@ -22,7 +22,7 @@ from datamover.child import ChildCommand, run_child
 from datamover.scrub import Scrubber
 from datamover.workfolder import WorkFolder
 
-__all__ = ["Kopia", "KopiaAnswer", "KopiaFiles", "KopiaSilentError", "kopia_environment"]
+__all__ = ["Kopia", "KopiaAnswer", "KopiaFiles", "KopiaSilentError", "Listener", "kopia_environment"]
 
 _logger = logging.getLogger(__name__)
 
@@ -64,6 +64,18 @@ class KopiaFiles:
 
     stdin_fd: int | None = None
     stdout_fd: int | None = None
+
+
+class Listener(Protocol):
+    """Hears what kopia says while it moves data."""
+
+    def take(self, line: str) -> str:
+        """Take what a line tells of progress; return the rest of it."""
+        ...
+
+    def hear(self, words: str) -> None:
+        """Take such a rest, without secrets, as soon as it is said."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -182,19 +194,16 @@ class Kopia:
             raise KopiaSilentError(attempted, seconds, list(lines)) from e
         return KopiaAnswer(attempted, end.exit_code, end.output, list(lines))
 
-    async def transfer(
-        self, attempted: str, *arguments: str, files: KopiaFiles, take_progress: Callable[[str], str]
-    ) -> KopiaAnswer:
+    async def transfer(self, attempted: str, *arguments: str, files: KopiaFiles, listener: Listener) -> KopiaAnswer:
         """Return the answer of a call that moves data, however long it takes.
 
-        `take_progress` gets each line and returns what of it is not progress: that is kept.
-        Cancellation kills kopia, which then leaves nothing behind.
+        Cancellation kills kopia, which then saves nothing.
         """
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        keep = self._keep(lines)
+        keep = self._keep(lines, listener.hear)
 
         def on_line(line: str) -> None:
-            keep(take_progress(line))
+            keep(listener.take(line))
 
         with TemporaryDirectory(prefix="counters-", dir=self._environment["HOME"]) as kept:
             flags = ["--metrics-store-on-exit", f"--diagnostics-output-directory={kept}"]
@@ -203,11 +212,13 @@ class Kopia:
             counters = _read_counters(Path(kept))
         return KopiaAnswer(attempted, end.exit_code, end.output, list(lines), counters)
 
-    def _keep(self, lines: deque[str]) -> Callable[[str], None]:
+    def _keep(self, lines: deque[str], hear: Callable[[str], None] | None = None) -> Callable[[str], None]:
         def keep(line: str) -> None:
             text = self._scrubber.scrub(line).strip()
             if text:
                 lines.append(text)
                 _logger.debug("kopia: %s", text)
+                if hear is not None and not text.startswith(_PLEASANTRIES):
+                    hear(text)
 
         return keep

@@ -6,8 +6,7 @@ forms: the modules it puts together do.
 
 import asyncio
 import logging
-from collections.abc import Awaitable
-from typing import Final, TypeVar
+from typing import Final
 
 from core.clock import Deadline
 from core.contract import BackupResult, DataPathReason, ProgressMessage, RestoreResult
@@ -19,7 +18,6 @@ from datamover.canceller import Canceller, run_beside, run_unless_canceled
 from datamover.cluster import ClusterReader
 from datamover.ending import Ending, build_ending, build_failure, leave_message
 from datamover.follower import Followed, LoadFollower
-from datamover.kopia import Kopia
 from datamover.loads import LOAD_KINDS, BackupPlan, RestorePlan, plan_of
 from datamover.options import LoadOptions
 from datamover.progress import Direction, Meter
@@ -28,7 +26,9 @@ from datamover.repository import Repository
 from datamover.restore import RestoreRequest, restore, restore_workers, write_done_file
 from datamover.scrub import Scrubber
 from datamover.settings import UploaderSettings, parse_settings
+from datamover.stall import read_stall_limits
 from datamover.surroundings import Surroundings, open_location
+from datamover.transfer import Care, Transfer
 from datamover.workfolder import WorkFolder, open_work_folder
 
 __all__ = ["PodLoad"]
@@ -37,8 +37,6 @@ _logger = logging.getLogger(__name__)
 
 _CLOSING_SECONDS: Final = {DataPathReason.COMPLETED: 5.0, DataPathReason.FAILED: 5.0, DataPathReason.CANCELED: 1.0}
 """What telling the end by Events may take; the termination message is written before."""
-
-_R = TypeVar("_R", BackupResult, RestoreResult)
 
 
 class PodLoad:
@@ -77,18 +75,36 @@ class PodLoad:
         around = self._around
         cr = await follower.wait_in_progress()
         recorder = EventRecorder(around.client, around.clock, component=cr.name, host=around.node)
-        self._reporter = Reporter(recorder, ObjectRef.of(cr), around.clock)
+        self._reporter = reporter = Reporter(recorder, ObjectRef.of(cr), around.clock)
+        plan = plan_of(cr)
+        meter = Meter(around.clock, Direction.UPLOAD if isinstance(plan, BackupPlan) else Direction.RESTORE)
+        # From here on, so that a repository that takes long to open does not look like a mover that hangs.
+        result = await run_beside(
+            lambda: reporter.follow(meter), self._move(cr, plan, folder, meter=meter), name="reports"
+        )
+        return build_ending(result.model_dump_json(by_alias=True))
+
+    async def _move(
+        self, cr: Load, plan: BackupPlan | RestorePlan, folder: WorkFolder, *, meter: Meter
+    ) -> BackupResult | RestoreResult:
+        """Return the result of the load, once its data is where it belongs."""
+        around = self._around
         settings = parse_settings(cr.settings)
+        limits = read_stall_limits(around.environment)
         if settings.unknown:
             await self._warn(f"settings not known here are ignored: {', '.join(settings.unknown)}")
-        plan = plan_of(cr)
         repository = await self._open(cr, folder, writing=isinstance(plan, BackupPlan))
+        transfer = Transfer(meter, Care(around.clock, self._warn, repository.ask, limits))
+        result: BackupResult | RestoreResult
         match plan:
             case BackupPlan():
-                result: BackupResult | RestoreResult = await self._back_up(repository.kopia, plan, settings)
+                result = await back_up(repository.kopia, self._backup_request(plan, settings), transfer)
             case RestorePlan():
-                result = await self._restore(repository.kopia, plan, settings)
-        return build_ending(result.model_dump_json(by_alias=True))
+                result = await restore(repository.kopia, self._restore_request(plan, settings), transfer)
+                if plan.done_owner_uid:
+                    write_done_file(self._options.volume, plan.done_owner_uid)
+        self._last = meter.finish(result.total_bytes)
+        return result
 
     async def _open(self, cr: Load, folder: WorkFolder, *, writing: bool) -> Repository:
         """Return the load's repository, connected."""
@@ -103,44 +119,23 @@ class PodLoad:
         await repository.connect(read_only=not writing)
         return repository
 
-    async def _back_up(self, kopia: Kopia, plan: BackupPlan, settings: UploaderSettings) -> BackupResult:
-        request = BackupRequest(
+    def _backup_request(self, plan: BackupPlan, settings: UploaderSettings) -> BackupRequest:
+        return BackupRequest(
             volume=self._options.volume,
             mode=self._options.mode,
             source=plan.source,
             parallel=settings.parallel_upload or self._around.limits.cpus,
             tags=plan.tags,
         )
-        meter = Meter(self._around.clock, Direction.UPLOAD)
-        result = await self._with_reports(meter, back_up(kopia, request, meter=meter, warn=self._warn))
-        self._last = meter.finish(result.total_bytes)
-        return result
 
-    async def _restore(self, kopia: Kopia, plan: RestorePlan, settings: UploaderSettings) -> RestoreResult:
-        request = RestoreRequest(
+    def _restore_request(self, plan: RestorePlan, settings: UploaderSettings) -> RestoreRequest:
+        return RestoreRequest(
             snapshot_id=plan.snapshot_id,
             target=self._options.volume,
             mode=self._options.mode,
             workers=restore_workers(settings, self._around.limits),
             sparse=settings.write_sparse_files,
         )
-        meter = Meter(self._around.clock, Direction.RESTORE)
-        result = await self._with_reports(meter, restore(kopia, request, meter))
-        if plan.done_owner_uid:
-            write_done_file(self._options.volume, plan.done_owner_uid)
-        self._last = meter.finish(result.total_bytes)
-        return result
-
-    async def _with_reports(self, meter: Meter, moving: Awaitable[_R]) -> _R:
-        """Return what `moving` returns, telling its start and its progress."""
-        reporter = self._reporter
-
-        async def report() -> None:
-            if reporter is not None:
-                await reporter.started()
-                await reporter.follow(meter)
-
-        return await run_beside(report, moving, name="reports")
 
     async def _warn(self, message: str) -> None:
         if self._reporter is not None:

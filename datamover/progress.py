@@ -8,6 +8,7 @@ Source: kopia 0.23.1, cli/cli_progress.go, cli/cli_restore_progress.go, internal
 import asyncio
 import re
 import socket
+from collections.abc import Hashable
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
@@ -24,10 +25,20 @@ _UPLOAD_LINE: Final = re.compile(
     rf"(?:, estimating\.*|.*?, estimated {_SIZE}(?: \([\d.]+%\))?(?: [\dhms.]+ left)?)?"
 )
 _RESTORE_LINE: Final = re.compile(
-    rf"Processed \d+ \({_SIZE}\) of \d+ \({_SIZE}\)(?: {_SIZE}/s \([\d.]+%\) remaining [\dhms]+)?\.?"
+    rf"(?P<count>Processed \d+ \({_SIZE}\) of \d+ \({_SIZE}\))(?: {_SIZE}/s \([\d.]+%\) remaining [\dhms]+)?\.?"
 )
 _COUNTERS_LINE: Final = "starting prometheus metrics on"
 _UNITS: Final = "KMGTPE"
+
+_MOVING: Final = (
+    "kopia_content_hashed_bytes_total",
+    "kopia_content_read_bytes_total",
+    "kopia_blob_upload_bytes_total",
+    "kopia_blob_download_full_blob_bytes_total",
+    "kopia_blob_download_partial_blob_bytes_total",
+    "kopia_blob_list_items_total",
+)
+"""Where one of these grows, kopia is at work: on data, or on the repository's indexes."""
 
 _READ_SECONDS: Final = 2.0
 """The counters come from a child on this machine; longer means that it is ending."""
@@ -82,6 +93,8 @@ class Meter:
         self.cached_bytes = 0
         self._done_bytes = 0
         self._last = _Readings()
+        self._moved: tuple[float, ...] = ()
+        self._counted: tuple[str | None, ...] = ()
         self._rated_at = clock.monotonic()
         self._rated_bytes = 0
         self._address = ("127.0.0.1", _free_port())
@@ -92,6 +105,11 @@ class Meter:
         host, port = self._address
         return ["--progress", "--progress-update-interval=500ms", f"--metrics-listen-addr={host}:{port}"]
 
+    @property
+    def activity(self) -> Hashable:
+        """Another value whenever kopia has read, found, sent or written something since."""
+        return self._moved, self._counted
+
     def take(self, line: str) -> str:
         """Take what a line of kopia's tells of progress; return the rest of it.
 
@@ -101,27 +119,35 @@ class Meter:
         if upload := _UPLOAD_LINE.search(line):
             self.hashed_bytes = parse_size(upload[2])
             self.cached_bytes = parse_size(upload[4])
+            self._counted = upload.groups()[:5]
             if upload[6] and self._direction is Direction.UPLOAD:
                 self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
             return line[upload.end() :]
         if line.startswith(_COUNTERS_LINE):
             return ""
         restored = _RESTORE_LINE.search(line)
-        return line if restored is None else line[restored.end() :]
+        if restored is None:
+            return line
+        self._counted = (restored["count"],)
+        return line[restored.end() :]
 
     async def read(self) -> ProgressMessage:
         """Return how far the transfer is now, and its rate since the reading before."""
+        await self.refresh()
+        done = self._last.handled + (self.cached_bytes if self._direction is Direction.UPLOAD else 0)
+        if self.total_bytes:
+            done = min(done, self.total_bytes)
+        self._done_bytes = max(self._done_bytes, done)
+        return self._message()
+
+    async def refresh(self) -> None:
+        """Take kopia's counters as they are now."""
         try:
             async with asyncio.timeout(_READ_SECONDS):
                 self.take_counters(await _fetch(*self._address))
         except (OSError, TimeoutError):
             # kopia serves none before it has started and while it ends: the last ones hold.
             pass
-        done = self._last.handled + (self.cached_bytes if self._direction is Direction.UPLOAD else 0)
-        if self.total_bytes:
-            done = min(done, self.total_bytes)
-        self._done_bytes = max(self._done_bytes, done)
-        return self._message()
 
     def finish(self, total_bytes: int) -> ProgressMessage:
         """Return the last reading: all of `total_bytes`, which is exact now."""
@@ -147,6 +173,7 @@ class Meter:
         sums = sum_counters(text)
         if not sums:
             return
+        self._moved = tuple(sums.get(name, 0.0) for name in _MOVING)
         if self._direction is Direction.RESTORE:
             self._last = _Readings(handled=int(sums.get("kopia_content_read_bytes_total", 0)))
             return

@@ -9,13 +9,13 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from core.errors import RepositoryError
+from core.errors import DataPathError, RepositoryError
 from datamover.causes import find_cause
 from datamover.kopia import Kopia, KopiaAnswer, KopiaSilentError
 from datamover.storage import Reach, Storage
 from datamover.workfolder import WorkFolder
 
-__all__ = ["CacheLimit", "NotInitializedError", "Repository", "RepositoryPlace", "parse_cache_limit"]
+__all__ = ["CacheLimit", "NotInitializedError", "Reachability", "Repository", "RepositoryPlace", "parse_cache_limit"]
 
 _logger = logging.getLogger(__name__)
 
@@ -26,10 +26,16 @@ _CONNECT_SECONDS: Final = 30.0
 """Connecting takes a third of a second. So long it takes to tell of an address that swallows packets."""
 
 _CREATE_SECONDS: Final = 120.0
+
 _DEFAULT_CACHE_MIB: Final = 5000
 _SECOND_LOOK: Final = "second-look"
 
-_NOT_INITIALIZED: Final = ("repository not initialized", "cannot access storage path: stat")
+_NEARBY: Final = "nearby"
+_NEARBY_CONFIG: Final = "nearby.config"
+
+_NO_REPOSITORY: Final = "repository not initialized"
+_REFUSALS: Final = ("access denied", "accessdenied", "forbidden")
+_NOT_INITIALIZED: Final = (_NO_REPOSITORY, "cannot access storage path: stat")
 """The second: a folder's repository whose folder is not there yet."""
 
 
@@ -73,6 +79,14 @@ class RepositoryPlace:
     description: str
     storage: Storage
     reach: Reach
+
+
+@dataclass(frozen=True)
+class Reachability:
+    """Whether a repository answers, and what a message says of that."""
+
+    answers: bool
+    told: str
 
 
 class Repository:
@@ -152,6 +166,29 @@ class Repository:
             _logger.info("%s was created", self.description)
             return created
         return await self.unique_id()
+
+    async def ask(self) -> Reachability:
+        """Return whether the repository's storage answers just now; takes as long as connecting may.
+
+        kopia looks for a repository where none is: so it needs no index and no password, whose
+        key takes 64 MiB to make, and whoever is at work keeps its memory.
+        """
+        reach = self._place.storage.nearby().reach(self._folder)
+        config = {"KOPIA_CONFIG_PATH": str(self._folder.path / _NEARBY_CONFIG)}
+        arguments = ["repository", "connect", *reach.arguments, *self._client_flags(_NEARBY)]
+        seconds = self._connect_seconds
+        try:
+            answer = await self._kopia.call(self.description, *arguments, seconds=seconds, more=config)
+        except KopiaSilentError as e:
+            told = [f"{self.description} does not answer", f"nothing within {seconds:.0f} s", *e.lines[-1:]]
+            return Reachability(answers=False, told=": ".join(told))
+        except DataPathError as e:
+            return Reachability(answers=True, told=f"{self.description} cannot be asked: {e}")
+        # A refusal is an answer too: the credentials may be for the repository's own prefix alone.
+        if any(answer.said(words) for words in (_NO_REPOSITORY, *_REFUSALS)):
+            return Reachability(answers=True, told=f"the storage of {self.description} answers")
+        told = [f"{self.description} does not answer", find_cause(answer.lines), *answer.lines[-1:]]
+        return Reachability(answers=False, told=": ".join(filter(None, told)))
 
     async def unique_id(self) -> str:
         """Return what identifies the repository that this is connected to."""

@@ -14,12 +14,12 @@ from typing import Final
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.block import restore_device
-from datamover.kopia import Kopia, KopiaFiles
+from datamover.kopia import Kopia
 from datamover.limits import Limits
-from datamover.progress import Meter
 from datamover.settings import UploaderSettings
 from datamover.snapshot import Snapshot, read_snapshot
 from datamover.sync import sync_file_system
+from datamover.transfer import Transfer
 
 __all__ = ["RestoreRequest", "restore", "restore_workers", "write_done_file"]
 
@@ -53,21 +53,22 @@ def restore_workers(settings: UploaderSettings, limits: Limits) -> int:
     return asked
 
 
-async def restore(kopia: Kopia, request: RestoreRequest, meter: Meter) -> RestoreResult:
+async def restore(kopia: Kopia, request: RestoreRequest, transfer: Transfer) -> RestoreResult:
     """Write the snapshot into the target, onto the disk, and return the result; `kopia` is connected.
 
     Raises:
         KopiaError: the snapshot is absent or incomplete, or kopia failed.
+        RepositoryError: the repository went away for good.
         DataPathError: the target cannot take the data.
     """
     snapshot = await read_snapshot(kopia, request.snapshot_id)
     if snapshot.fault:
         raise DataPathError(f"snapshot {request.snapshot_id} is not restored: {snapshot.fault}")
-    meter.total_bytes = snapshot.size_bytes
+    transfer.meter.total_bytes = snapshot.size_bytes
     if request.mode is VolumeMode.BLOCK:
-        await restore_device(kopia, snapshot, request.target, meter=meter)
+        await restore_device(kopia, snapshot, request.target, transfer=transfer)
     else:
-        await _restore_files(kopia, snapshot, request, meter=meter)
+        await _restore_files(kopia, snapshot, request, transfer=transfer)
         await sync_file_system(request.target)
     return RestoreResult(
         target=VolumePath(by_path=str(request.target), volume_mode=str(request.mode)),
@@ -75,10 +76,10 @@ async def restore(kopia: Kopia, request: RestoreRequest, meter: Meter) -> Restor
     )
 
 
-async def _restore_files(kopia: Kopia, snapshot: Snapshot, request: RestoreRequest, *, meter: Meter) -> None:
-    answer = await kopia.transfer(
+async def _restore_files(kopia: Kopia, snapshot: Snapshot, request: RestoreRequest, *, transfer: Transfer) -> None:
+    answer = await transfer.run(
+        kopia,
         f"restore snapshot {snapshot.snapshot_id} to {request.target}",
-        *meter.arguments,
         "restore",
         snapshot.snapshot_id,
         str(request.target),
@@ -86,8 +87,6 @@ async def _restore_files(kopia: Kopia, snapshot: Snapshot, request: RestoreReque
         "--mode=local",
         f"--parallel={request.workers}",
         *(["--write-sparse-files"] if request.sparse else []),
-        files=KopiaFiles(),
-        take_progress=meter.take,
     )
     answer.check()
 

@@ -8,9 +8,9 @@ Source: kopia 0.23.1, cli/storage_*.go, repo/blob/*.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 from urllib.parse import urlsplit
 
 from core.errors import ConfigError
@@ -18,6 +18,8 @@ from datamover.credentials import AwsKeys
 from datamover.workfolder import WorkFolder
 
 __all__ = ["AzureStorage", "FileStorage", "GcsStorage", "Reach", "S3Storage", "Storage", "parse_endpoint"]
+
+_NEARBY: Final = "no-repository-here/"
 
 _HIDDEN_VARIABLES: Final = (
     "AWS_SECRET_ACCESS_KEY",
@@ -52,6 +54,10 @@ class Storage(ABC):
     @abstractmethod
     def reach(self, folder: WorkFolder) -> Reach:
         """Return how kopia reaches it; files it needs are written into `folder`."""
+
+    @abstractmethod
+    def nearby(self) -> Self:
+        """Return a place in the same storage that is reached likewise, and holds no repository."""
 
     def prepare_creation(self) -> None:  # noqa: B027 - most storages need nothing
         """Make what must be there before a repository can be created."""
@@ -94,6 +100,10 @@ class S3Storage(Storage):
         if self.region.startswith("cn-"):
             return f"s3.{self.region}.amazonaws.com.cn"
         return "s3.amazonaws.com"
+
+    def nearby(self) -> Self:
+        """Return a prefix below this one."""
+        return replace(self, prefix=f"{self.prefix}{_NEARBY}")
 
     def reach(self, folder: WorkFolder) -> Reach:
         """Return kopia's arguments, and the keys where this storage has its own.
@@ -141,6 +151,10 @@ class FileStorage(Storage):
         """The folder's path."""
         return str(self.path)
 
+    def nearby(self) -> Self:
+        """Return the folder that this one is in."""
+        return replace(self, path=self.path.parent)
+
     def reach(self, folder: WorkFolder) -> Reach:  # noqa: ARG002 - a folder needs no files
         """Return kopia's arguments; files and folders are this user's alone, as the peer makes them."""
         return Reach(["filesystem", f"--path={self.path}", "--file-mode=0600", "--dir-mode=0700"])
@@ -175,6 +189,10 @@ class AzureStorage(Storage):
         """`azure://account/container/prefix`."""
         return f"azure://{self.account}/{self.container}/{self.prefix}"
 
+    def nearby(self) -> Self:
+        """Return a prefix below this one."""
+        return replace(self, prefix=f"{self.prefix}{_NEARBY}")
+
     def reach(self, folder: WorkFolder) -> Reach:
         """Return kopia's arguments, and the credentials."""
         arguments = [
@@ -201,6 +219,10 @@ class GcsStorage(Storage):
     def description(self) -> str:
         """`gs://bucket/prefix`."""
         return f"gs://{self.bucket}/{self.prefix}"
+
+    def nearby(self) -> Self:
+        """Return a prefix below this one."""
+        return replace(self, prefix=f"{self.prefix}{_NEARBY}")
 
     def reach(self, folder: WorkFolder) -> Reach:
         """Return kopia's arguments; the credentials go into a file."""

@@ -5,12 +5,12 @@ import base64
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from core.clock import SystemClock
+from core.clock import Clock, SystemClock
 from core.contract import VolumeMode
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
@@ -43,6 +43,7 @@ class MoverPod:
 
     kube: FakeKube
     folder: Path
+    clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
         self.stop = StopSignal()
@@ -104,10 +105,9 @@ class MoverPod:
 
     @property
     def around(self) -> Surroundings:
-        clock = SystemClock()
         return Surroundings(
-            client=KubeClient(self.kube, Retry(clock, attempts=1)),
-            clock=clock,
+            client=KubeClient(self.kube, Retry(self.clock, attempts=1)),
+            clock=self.clock,
             namespace=_NAMESPACE,
             node="node-a",
             environment=os.environ,

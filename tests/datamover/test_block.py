@@ -1,19 +1,17 @@
 import os
 import random
 from pathlib import Path
-from unittest.mock import AsyncMock
 
 import pytest
 
-from core.clock import SystemClock
 from core.contract import BackupResult, VolumeMode
 from core.errors import DataPathError, KopiaError
 from datamover.backup import BackupRequest, back_up
 from datamover.kopia import Kopia
-from datamover.progress import Direction, Meter
 from datamover.restore import RestoreRequest, restore
 from tests.datamover.loopdevice import attached
 from tests.datamover.plainkopia import PlainKopia
+from tests.datamover.transfers import restoring, uploading
 
 _SIZE = 6 << 20
 
@@ -29,12 +27,12 @@ def device(tmp_path: Path) -> Path:
 
 async def _back_up(kopia: Kopia, device: Path) -> BackupResult:
     request = BackupRequest(device, VolumeMode.BLOCK, "some/device", parallel=2)
-    return await back_up(kopia, request, meter=Meter(SystemClock(), Direction.UPLOAD), warn=AsyncMock())
+    return await back_up(kopia, request, uploading())
 
 
 async def _restore(kopia: Kopia, snapshot_id: str, target: Path) -> None:
     request = RestoreRequest(snapshot_id, target, VolumeMode.BLOCK, workers=2)
-    await restore(kopia, request, Meter(SystemClock(), Direction.RESTORE))
+    await restore(kopia, request, restoring())
 
 
 async def test_a_device_comes_back_bit_for_bit_and_leaves_the_rest_of_a_larger_one(

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from core.clock import SystemClock
 from core.contract import BackupResult, ProgressMessage, RestoreResult, VolumeMode
 from datamover.backup import BackupRequest, back_up
 from datamover.kopia import Kopia
-from datamover.progress import Direction, Meter
+from datamover.progress import Meter
 from datamover.restore import RestoreRequest, restore
+from tests.datamover.transfers import restoring, uploading
 from tests.datamover.trees import make_large_file
 
 _SIZE = 300 << 20
@@ -51,12 +51,13 @@ async def test_progress_is_fine_and_never_goes_back(connected: Kopia, tmp_path: 
     async def unheard(message: str) -> None:
         pytest.fail(message)
 
-    meter = Meter(SystemClock(), Direction.UPLOAD)
+    transfer = uploading(unheard)
     request = BackupRequest(file if device else file.parent, mode, "some/volume", parallel=2)
-    out, backup = await _watch(back_up(connected, request, meter=meter, warn=unheard), meter)
+    out, backup = await _watch(back_up(connected, request, transfer), transfer.meter)
     assert isinstance(backup, BackupResult)
-    meter = Meter(SystemClock(), Direction.RESTORE)
-    back, _ = await _watch(restore(connected, RestoreRequest(backup.snapshot_id, target, mode, 2), meter), meter)
+    transfer = restoring()
+    wanted = RestoreRequest(backup.snapshot_id, target, mode, 2)
+    back, _ = await _watch(restore(connected, wanted, transfer), transfer.meter)
     _check(out)
     _check(back)
     # Known before the first byte: of a device its size, of a snapshot what its manifest says.

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from core.clock import SystemClock
 from core.contract import VolumeMode
-from core.errors import DataPathError
+from core.errors import DataPathError, KopiaError
 from datamover.background import Stop, run_in_background
 from datamover.backup import BackupRequest, back_up
 from datamover.byhand import ByHand
 from datamover.kopia import Kopia
 from datamover.names import examine_names, mangle
-from datamover.progress import Direction, Meter
 from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.pods import MoverPod
+from tests.datamover.transfers import uploading
 from tests.support.fakekube import FakeKube
 
 
@@ -73,6 +72,17 @@ async def test_names_that_become_one_fail_the_backup_and_leave_no_snapshot(
         await by_hand.back_up(volume, "", None)
     assert all(name.decode(errors="backslashreplace") in str(failed.value) for name in names)
     assert kopia.snapshots() == []
+
+
+async def test_a_snapshot_that_cannot_be_taken_away_hides_no_names(
+    by_hand: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: Kopia, snapshot_id: str) -> None:
+        raise KopiaError(f"delete incomplete snapshot {snapshot_id}: the disk is full")
+
+    monkeypatch.setattr("datamover.backup.delete_snapshot", fail)
+    with pytest.raises(DataPathError, match=r"^1 names would be lost: .*\\xff.*; and delete incomplete snapshot \w+: "):
+        await by_hand.back_up(_fill(tmp_path / "volume", b"x/\xff", b"x/\xfe"), "", None)
 
 
 def test_the_same_name_in_two_folders_and_what_kopia_skips_do_not_collide(tmp_path: Path) -> None:
@@ -153,8 +163,7 @@ async def test_a_cancel_between_transfer_and_end_leaves_no_snapshot(
 
     volume = _fill(tmp_path / "volume", b"\xff")
     request = BackupRequest(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    meter = Meter(SystemClock(), Direction.UPLOAD)
-    running = asyncio.create_task(back_up(connected, request, meter=meter, warn=warn))
+    running = asyncio.create_task(back_up(connected, request, uploading(warn)))
     await warned.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

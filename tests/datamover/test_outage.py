@@ -2,22 +2,24 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from core.clock import SystemClock
-from core.errors import KopiaError
+from core.errors import DataPathError, RepositoryError
 from datamover.byhand import ByHand
 from datamover.limits import Limits
 from datamover.options import RepositoryOptions
 from datamover.signals import StopSignal
 from tests.datamover.plainkopia import PASSWORD
 from tests.datamover.processes import children_of
-from tests.datamover.s3server import S3Server, run_s3_server
+from tests.datamover.s3server import S3Server, S3ServerError, run_s3_server
 from tests.datamover.trees import make_large_file
 
 _SIZE_MIB = 200
@@ -26,7 +28,8 @@ _SIZE_MIB = 200
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     (tmp_path / "s3").mkdir()
-    with run_s3_server(tmp_path / "s3") as server:
+    # Some of these tests end it themselves.
+    with suppress(S3ServerError), run_s3_server(tmp_path / "s3") as server:
         server.make_bucket("backups")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
@@ -44,6 +47,11 @@ def volume(tmp_path: Path) -> Path:
     return make_large_file(tmp_path / "volume" / "file", _SIZE_MIB).parent
 
 
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA_MOVER_STALL_TIMEOUT", "4s")
+
+
 def _remove_bucket(server: S3Server) -> None:
     shutil.rmtree(server.folder / "backups")
 
@@ -53,16 +61,33 @@ def _kill_server(server: S3Server) -> None:
     os.kill(running.pid, signal.SIGKILL)
 
 
-async def _broken_off(moving: Awaitable[object], begun: Callable[[], bool], end: Callable[[], None]) -> KopiaError:
+async def _broken_off(moving: Awaitable[object], begun: Callable[[], bool], end: Callable[[], None]) -> DataPathError:
     """Return what a transfer ends with when, once it has begun, the other side goes away."""
     task = asyncio.ensure_future(moving)
     while not begun():
         assert not task.done(), task.exception()
         await asyncio.sleep(0.002)
     end()
-    with pytest.raises(KopiaError) as failed:
+    with pytest.raises(DataPathError) as failed:
         await task
     return failed.value
+
+
+@pytest.mark.usefixtures("_impatient")
+async def test_a_backup_whose_storage_is_gone_for_good_is_told_of_and_given_up(
+    server: S3Server, hand: ByHand, volume: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kopia alone would try for many minutes, and say nothing."""
+    bucket = server.folder / "backups" / "prefix"
+    error = await _broken_off(
+        hand.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: _kill_server(server)
+    )
+    assert isinstance(error, RepositoryError)
+    place = re.escape(f"repository s3://backups/prefix/ at {server.url}")
+    told = rf"no progress for \d+s: {place} does not answer: the endpoint cannot be reached: "
+    assert re.match(rf"back up {volume}: {told}", str(error))
+    assert any(re.match(told, one.message) for one in caplog.records)
+    assert server.secret_key not in str(error) + caplog.text
 
 
 @pytest.mark.slow

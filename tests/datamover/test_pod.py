@@ -16,6 +16,7 @@ from tests.datamover.pods import MoverPod
 from tests.datamover.processes import running_kopia
 from tests.datamover.s3server import S3Server
 from tests.datamover.trees import describe_tree, make_large_file
+from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
 
@@ -123,6 +124,21 @@ async def test_nothing_moves_before_the_phase_is_in_progress(pod: MoverPod, tree
     assert running.result() == 0
 
 
+@pytest.mark.looptime
+async def test_the_first_progress_arrives_within_a_second_however_long_the_repository_takes(tmp_path: Path) -> None:
+    """From the moment that the load is seen InProgress."""
+    pod = MoverPod(FakeKube(), tmp_path, LoopClock())
+    pod.put_repository(phase="New")
+    pod.put_load("DataUpload")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pod.run("data-upload", tmp_path))
+        await pod.wait_for(lambda: bool(pod.reasons()))
+        async with asyncio.timeout(1):
+            await pod.wait_for(lambda: "Data-Path-Progress" in dict(pod.events()))
+        _signal(pod)
+    assert pod.reasons()[0] == "Data-Path-Started"
+
+
 @pytest.mark.parametrize(
     ("spec", "phase", "said"),
     [
@@ -199,7 +215,7 @@ async def test_a_repository_that_is_not_ready_ends_the_load_with_its_message(pod
     pod.put_load("DataUpload")
     assert await pod.run("data-upload", tree) == 12
     assert pod.message == "BackupRepository velero/app-default-kopia is not ready: the bucket is on fire"
-    assert pod.reasons() == ["Data-Path-Failed", "Data-Path-Stopped"]
+    assert pod.reasons() == ["Data-Path-Started", "Data-Path-Failed", "Data-Path-Stopped"]
 
 
 @pytest.mark.parametrize(

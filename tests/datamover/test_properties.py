@@ -13,13 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from core.clock import SystemClock
 from core.contract import VolumeMode
 from datamover.backup import BackupRequest, back_up
 from datamover.kopia import Kopia
-from datamover.progress import Direction, Meter
 from datamover.restore import RestoreRequest, restore
 from tests.datamover.thorough import EXAMPLES
+from tests.datamover.transfers import restoring, uploading
 from tests.datamover.trees import describe_tree
 
 _ROOT = os.geteuid() == 0
@@ -117,11 +116,10 @@ async def test_any_tree_comes_back(
     async def unheard(message: str) -> None:
         pytest.fail(message)
 
-    clock = SystemClock()
     request = BackupRequest(volume, VolumeMode.FILESYSTEM, f"any/{here.name}", parallel=2)
-    backup = await back_up(connected, request, meter=Meter(clock, Direction.UPLOAD), warn=unheard)
+    backup = await back_up(connected, request, uploading(unheard))
     wanted = RestoreRequest(backup.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, sparse=sparse)
-    await restore(connected, wanted, Meter(clock, Direction.RESTORE))
+    await restore(connected, wanted, restoring())
     assert describe_tree(target) == describe_tree(volume)
     assert backup.empty_snapshot is (not entries)
     assert backup.total_bytes == sum(

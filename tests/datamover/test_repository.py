@@ -134,6 +134,30 @@ async def test_an_endpoint_that_never_answers_is_given_up(s3: S3Server, silent_e
         await repository.connect()
 
 
+async def test_whether_the_storage_answers_is_told(
+    s3: S3Server, silent_endpoint: str, repository: Path, tmp_path: Path
+) -> None:
+    bucket = s3.make_bucket("asked")
+    found = []
+    for storage in (
+        FileStorage(repository),
+        _s3(s3, bucket),
+        _s3(s3, bucket, url=f"http://127.0.0.1:{free_port()}"),
+        _s3(s3, bucket, url=silent_endpoint),
+        FileStorage(tmp_path / "gone" / "repository"),
+    ):
+        with _repository(storage, seconds=10) as asked:
+            answer = await asked.ask()
+            found.append((answer.answers, answer.told.split(": ")[0:2]))
+    assert found == [
+        (True, ["the storage of repository under test answers"]),
+        (True, ["the storage of repository under test answers"]),
+        (False, ["repository under test does not answer", "the endpoint cannot be reached"]),
+        (False, ["repository under test does not answer", "nothing within 10 s"]),
+        (False, ["repository under test does not answer", "the folder is not there or cannot be read"]),
+    ]
+
+
 async def test_a_custom_authority_is_taken_for_what_it_is(s3: S3Server) -> None:
     storage = S3Storage("b", "p/", s3.url.replace("http", "https"), keys=AwsKeys("a", "b" * 8), ca_pem=b"no pem")
     with _repository(storage) as repository, pytest.raises(RepositoryError, match="cannot parse provided CA"):

@@ -2,19 +2,17 @@ import json
 import os
 import shutil
 from pathlib import Path
-from unittest.mock import AsyncMock
 
 import pytest
 
-from core.clock import SystemClock
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
 from datamover.backup import BackupRequest, back_up
 from datamover.byhand import ByHand
 from datamover.kopia import Kopia
-from datamover.progress import Direction, Meter
 from datamover.restore import RestoreRequest, restore, write_done_file
 from tests.datamover.plainkopia import PlainKopia
+from tests.datamover.transfers import restoring, uploading
 from tests.datamover.trees import describe_tree, make_large_file, make_tree
 
 _RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
@@ -119,11 +117,10 @@ async def test_an_incomplete_snapshot_is_no_parent(by_hand: ByHand, tmp_path: Pa
 async def test_holes_stay_holes_where_that_is_asked_for(connected: Kopia, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.truncate(file, 50 << 20)
-    clock = SystemClock()
     request = BackupRequest(file.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    backup = await back_up(connected, request, meter=Meter(clock, Direction.UPLOAD), warn=AsyncMock())
+    backup = await back_up(connected, request, uploading())
     for sparse in (True, False):
         wanted = RestoreRequest(backup.snapshot_id, tmp_path / str(sparse), VolumeMode.FILESYSTEM, 2, sparse=sparse)
-        await restore(connected, wanted, Meter(clock, Direction.RESTORE))
+        await restore(connected, wanted, restoring())
         assert (tmp_path / str(sparse) / "file").read_bytes() == file.read_bytes()
     assert (tmp_path / "True" / "file").stat().st_blocks * 512 < 2 << 20

@@ -1,0 +1,27 @@
+"""Transfers with nobody behind them: what a test of a backup or restore gives to it."""
+
+from unittest.mock import AsyncMock
+
+from core.clock import Clock, SystemClock
+from datamover.progress import Direction, Meter
+from datamover.repository import Reachability
+from datamover.stall import StallLimits
+from datamover.transfer import Care, Transfer, Warn
+
+__all__ = ["restoring", "transfer", "uploading"]
+
+
+def transfer(
+    direction: Direction, warn: Warn, clock: Clock | None = None, *, limits: StallLimits | None = None
+) -> Transfer:
+    clock = clock or SystemClock()
+    ask = AsyncMock(return_value=Reachability(answers=True, told="the repository answers"))
+    return Transfer(Meter(clock, direction), Care(clock, warn, ask, limits or StallLimits()))
+
+
+def uploading(warn: Warn | None = None) -> Transfer:
+    return transfer(Direction.UPLOAD, warn or AsyncMock())
+
+
+def restoring() -> Transfer:
+    return transfer(Direction.RESTORE, AsyncMock())
