@@ -101,7 +101,7 @@ class CauseFinder:
         try:
             if waiting.reason == STARTING:
                 words = about_pod(await self._events_of(pod))
-                return None if words is None else _tell(waiting, words, waiting.message)
+                return None if words is None else _tell(waiting, words, _what_is_held_up(pod, waiting, words))
             return await self._ask_about_claims(pod)
         except KubeError as e:
             meta = pod["metadata"]
@@ -136,6 +136,13 @@ def _tell(waiting: Waiting, words: Words, what: str) -> Waiting:
     reason = words.reason if words.trouble else waiting.reason
     text = f"{words.reason}: {words.text}" if words.text else words.reason
     return Waiting(reason, f"{what}: {text}", trouble=words.trouble)
+
+
+def _what_is_held_up(pod: JsonDict, waiting: Waiting, words: Words) -> str:
+    if not words.trouble:
+        return waiting.message
+    meta = pod["metadata"]
+    return f"pod {meta['namespace']}/{meta['name']} cannot start on node {pod['spec']['nodeName']} yet"
 
 
 def _claims_of(pod: JsonDict) -> list[str]:

@@ -1,0 +1,179 @@
+"""When others are asked about a pod that says nothing, whom, and how often."""
+
+from typing import Any
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from exposer.causes import CauseFinder
+from exposer.model import Waiting
+from tests.nodeagent.hand_clock import HandClock
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+UNBOUND_TEXT = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
+UNBOUND: JsonDict = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": UNBOUND_TEXT}
+TAINT: JsonDict = UNBOUND | {"message": "0/1 nodes are available: 1 node(s) had untolerated taint {a: b}."}
+
+
+class Scene:
+    """A pod that waits with a claim, and a finder whose clock is turned by hand."""
+
+    def __init__(self) -> None:
+        self.kube = FakeKube()
+        self.clock = HandClock()
+        self.finder = CauseFinder(KubeClient(self.kube, Retry(LoopClock(), attempts=1)), self.clock)
+
+    def pod(self, *, node: str = "", uid: str = "p", **status: Any) -> JsonDict:
+        volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "b1"}}, {"name": "e", "emptyDir": {}}]
+        spec: JsonDict = {"volumes": volumes} | ({"nodeName": node} if node else {})
+        meta = {"namespace": "velero", "name": "b1", "uid": uid}
+        return {"metadata": meta, "spec": spec, "status": {"phase": "Pending"} | status}
+
+    def put_claim(self, volume: str = "") -> None:
+        meta = {"namespace": "velero", "name": "b1", "uid": "c"}
+        spec = {"volumeName": volume} if volume else {}
+        self.kube.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec})
+
+    def put_event(self, uid: str, reason: str, message: str, *, warning: bool = True) -> None:
+        self.kube.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"namespace": "velero", "name": f"{uid}.{reason}"},
+                "involvedObject": {"uid": uid},
+                "type": "Warning" if warning else "Normal",
+                "reason": reason,
+                "message": message,
+                "lastTimestamp": "2026-11-21T12:00:00Z",
+            }
+        )
+
+    async def explain_at(self, *seconds: float, **pod: Any) -> list[Waiting | None]:
+        """Look at the pod at each of these times."""
+        found = []
+        for self.clock.seconds in seconds:
+            found.append(await self.finder.explain(self.pod(**pod)))
+        return found
+
+    @property
+    def questions(self) -> list[str]:
+        """What was asked."""
+        return [request.path.rsplit("/", 1)[1] for request in self.kube.requests]
+
+
+async def test_a_pod_that_says_it_itself_is_not_asked_about() -> None:
+    scene = Scene()
+    found = await scene.explain_at(0.0, 10.0, conditions=[TAINT])
+    assert [waiting and waiting.reason for waiting in found] == ["Unschedulable"] * 2
+    assert scene.questions == []
+
+
+async def test_a_good_start_asks_nobody() -> None:
+    scene = Scene()
+    await scene.explain_at(0.0, 2.9, node="a")
+    assert await scene.explain_at(3.0, node="a", phase="Running") == [None]
+    assert scene.questions == []
+
+
+async def test_the_kubelets_trouble_is_told_and_asked_for_at_most_at_each_look() -> None:
+    scene = Scene()
+    scene.put_event("p", "FailedMount", "no such secret")
+    scene.put_event("other", "FailedMount", "of another pod")
+
+    found = await scene.explain_at(0.0, 3.0, 4.0, 6.9, 7.0, node="a")
+
+    said = Waiting("FailedMount", "pod velero/b1 cannot start on node a yet: FailedMount: no such secret", trouble=True)
+    assert found[1:] == [said] * 4
+    assert scene.questions == [EVENTS.plural] * 2
+
+
+async def test_a_long_pull_is_told_and_is_no_trouble() -> None:
+    scene = Scene()
+    scene.put_event("p", "Pulling", 'Pulling image "x"', warning=False)
+    found = await scene.explain_at(0.0, 3.0, node="a")
+    text = 'pod velero/b1 is being started on node a: Pulling: Pulling image "x"'
+    assert found[1] == Waiting("ContainerCreating", text)
+
+
+@pytest.mark.parametrize("conditions", [[UNBOUND], []], ids=["the scheduler says so", "the scheduler says nothing"])
+async def test_the_provisioners_trouble_is_told(conditions: list[JsonDict]) -> None:
+    scene = Scene()
+    scene.put_claim()
+    scene.put_event("c", "ProvisioningFailed", "the pool is full")
+
+    found = await scene.explain_at(0.0, 3.0, conditions=conditions)
+
+    text = "claim velero/b1 of pod velero/b1 has no volume yet: ProvisioningFailed: the pool is full"
+    assert found[1] == Waiting("ProvisioningFailed", text, trouble=True)
+    assert scene.questions == ["b1", EVENTS.plural]
+
+
+async def test_a_claim_that_nobody_says_anything_about_is_named() -> None:
+    scene = Scene()
+    scene.put_claim()
+    found = await scene.explain_at(0.0, 3.0)
+    assert found[1] == Waiting("ClaimUnbound", "claim velero/b1 of pod velero/b1 has no volume yet")
+
+
+@pytest.mark.cause("claim-missing")
+async def test_a_claim_that_is_gone_is_trouble() -> None:
+    found = await Scene().explain_at(0.0, 3.0)
+    assert found[1] == Waiting("ClaimMissing", "claim velero/b1 of pod velero/b1 does not exist", trouble=True)
+
+
+async def test_a_pod_whose_claims_are_bound_waits_for_the_scheduler() -> None:
+    scene = Scene()
+    scene.put_claim("pv")
+    found = await scene.explain_at(0.0, 3.0)
+    assert found[1] == Waiting("Scheduling", "pod velero/b1 waits for the scheduler")
+
+
+async def test_a_new_silence_is_waited_for_anew() -> None:
+    scene = Scene()
+    scene.put_claim()
+    await scene.explain_at(0.0, 3.0)
+    await scene.explain_at(4.0, 6.9, node="a")
+    assert scene.questions == ["b1", EVENTS.plural]
+
+
+async def test_whoever_does_not_answer_is_no_cause() -> None:
+    scene = Scene()
+    scene.kube.fail_next("GET", EVENTS.plural, 403)
+    found = await scene.explain_at(0.0, 3.0, node="a")
+    assert found[1] == Waiting("ContainerCreating", "pod velero/b1 is being started on node a")
+
+
+async def test_very_many_pods_are_asked_about_less_often_each() -> None:
+    scene = Scene()
+    pods = [scene.pod(node="a", uid=f"p{number}") for number in range(100)]
+    for scene.clock.seconds in (0.0, 5.0, 10.0, 15.0, 20.0, 24.9):
+        for pod in pods:
+            await scene.finder.explain(pod)
+    # 5 a second, all together: every 20 s each.
+    assert len(scene.questions) == 100
+    scene.clock.seconds = 25.0
+    await scene.finder.explain(pods[0])
+    assert len(scene.questions) == 101
+
+
+async def test_pods_that_nobody_looks_at_any_more_are_forgotten() -> None:
+    scene = Scene()
+    for number in range(100):
+        await scene.finder.explain(scene.pod(node="a", uid=f"p{number}"))
+    found = await scene.explain_at(400.0, 403.0, 407.0, node="a")
+    assert len(found) == 3
+    assert len(scene.questions) == 2
+
+
+async def test_a_claims_name_is_read_where_the_pod_is() -> None:
+    scene = Scene()
+    scene.put_claim()
+    await scene.explain_at(0.0, 3.0)
+    assert scene.kube.requests[0].path == PERSISTENT_VOLUME_CLAIMS.path("velero", "b1")
+    assert scene.kube.requests[1].query["fieldSelector"] == "involvedObject.uid=c"

@@ -1,0 +1,121 @@
+"""What Events are taken for; those that the bed cannot bring about are as the components write them.
+
+Source of the recorded ones: Kubernetes v1.34 (kubelet, attach-detach controller, persistent
+volume controller) and kubernetes-csi/external-provisioner v5, whose forms the bed's provisioner has not.
+"""
+
+import pytest
+
+from core.models.base import JsonDict
+from exposer.event_words import Words, about_claim, about_pod
+
+
+def event(reason: str, message: str, second: int, *, warning: bool = True, by: str = "kubelet") -> JsonDict:
+    """An Event of the older form, seen last at that second."""
+    return {
+        "type": "Warning" if warning else "Normal",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": f"2026-11-21T12:00:{second:02}Z",
+        "source": {"component": by},
+    }
+
+
+SCHEDULED: JsonDict = {
+    "type": "Normal",
+    "reason": "Scheduled",
+    "message": "Successfully assigned velero/b1 to node-a",
+    "eventTime": "2026-11-21T12:00:01.812345Z",
+    "lastTimestamp": None,
+    "reportingComponent": "default-scheduler",
+}
+UNSCHEDULED = event("FailedScheduling", "0/1 nodes are available", 0, by="default-scheduler")
+NO_SECRET = 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'
+MOUNT = event("FailedMount", NO_SECRET, 2)
+ATTACH = event("FailedAttachVolume", "Multi-Attach error for volume\n  is used by another node", 3, by="attachdetach")
+SANDBOX = event("FailedCreatePodSandBox", "failed to setup network for sandbox", 4)
+CHANGED = event("SandboxChanged", "Pod sandbox changed, it will be killed and re-created.", 5, warning=False)
+PULLING = event("Pulling", 'Pulling image "mover:1"', 6, warning=False)
+PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        pytest.param([], None, id="none"),
+        pytest.param([SCHEDULED], None, id="scheduled"),
+        pytest.param([UNSCHEDULED, SCHEDULED], None, id="unscheduled before"),
+        pytest.param([SCHEDULED, MOUNT], Words("FailedMount", NO_SECRET, trouble=True), id="mount"),
+        pytest.param(
+            [SCHEDULED, ATTACH],
+            Words("FailedAttachVolume", "Multi-Attach error for volume is used by another node", trouble=True),
+            id="attach",
+            marks=pytest.mark.cause("volume-not-attached"),
+        ),
+        pytest.param(
+            [SCHEDULED, SANDBOX, CHANGED],
+            Words("FailedCreatePodSandBox", "failed to setup network for sandbox", trouble=True),
+            id="network",
+            marks=pytest.mark.cause("pod-network"),
+        ),
+        pytest.param(
+            [SCHEDULED, MOUNT, PULLING],
+            Words("Pulling", 'Pulling image "mover:1"', trouble=False),
+            id="mounted since",
+            marks=pytest.mark.cause("image-being-pulled"),
+        ),
+        pytest.param([SCHEDULED, MOUNT, PULLING, PULLED], None, id="gone on"),
+        pytest.param(
+            [SCHEDULED, event("Pulled", "", 2, warning=False), MOUNT],
+            Words("FailedMount", NO_SECRET, trouble=True),
+            id="same second",
+        ),
+    ],
+)
+def test_the_newest_trouble_of_a_pod_counts_until_it_goes_on(events: list[JsonDict], words: Words | None) -> None:
+    assert about_pod(events) == words
+
+
+CONTROLLER = "persistentvolume-controller"
+PROVISIONER = "hostpath.csi.k8s.io_csi-0_1"
+NO_CLASS = event("ProvisioningFailed", 'storageclass.storage.k8s.io "fast" not found', 1, by=CONTROLLER)
+WAITS = event("ExternalProvisioning", "Waiting for a volume to be created", 2, warning=False, by=CONTROLLER)
+BEGINS = event("Provisioning", "External provisioner is provisioning volume", 3, warning=False, by=PROVISIONER)
+FULL_TEXT = 'failed to provision volume with StorageClass "fast": rpc error: code = ResourceExhausted desc = no space'
+FULL = event("ProvisioningFailed", FULL_TEXT, 4, by=PROVISIONER)
+AGAIN = event("Provisioning", "External provisioner is provisioning volume", 9, warning=False, by=PROVISIONER)
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        pytest.param([], None, id="none"),
+        pytest.param([WAITS], Words("ExternalProvisioning", WAITS["message"], trouble=False), id="nobody answers"),
+        pytest.param([NO_CLASS, WAITS], Words("ProvisioningFailed", NO_CLASS["message"], trouble=True), id="no class"),
+        pytest.param([NO_CLASS, BEGINS], Words("Provisioning", BEGINS["message"], trouble=False), id="class came"),
+        pytest.param([BEGINS, FULL, AGAIN], Words("ProvisioningFailed", FULL_TEXT, trouble=True), id="tried again"),
+        pytest.param(
+            [{"type": "Warning", "reason": "ProvisioningFailed"}],
+            Words("ProvisioningFailed", "", trouble=True),
+            id="no words and no time",
+        ),
+        pytest.param(
+            [
+                BEGINS,
+                FULL,
+                AGAIN
+                | {
+                    "reason": "ProvisioningSlow",
+                    "type": "Warning",
+                    "series": {"lastObservedTime": "2026-11-21T12:01:00.5Z"},
+                },
+            ],
+            Words("ProvisioningSlow", AGAIN["message"], trouble=True),
+            id="a series",
+        ),
+    ],
+)
+def test_the_trouble_of_a_claim_counts_until_its_provisioner_takes_it_up(
+    events: list[JsonDict], words: Words | None
+) -> None:
+    assert about_claim(events) == words
