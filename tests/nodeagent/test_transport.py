@@ -3,6 +3,8 @@
 import asyncio
 import json
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from nodeagent.transport import load_transport
 
 __all__: list[str] = []
 
+_ROOT = Path(__file__).parents[2]
 _LINE = b"x" * 3_000_000
 
 
@@ -223,3 +226,10 @@ async def test_pod_without_its_account_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     with pytest.raises(ConfigError, match="the pod's service account cannot be used"):
         await load_transport(None)
+
+
+def test_the_generated_classes_of_the_library_are_not_loaded() -> None:
+    """They are 20 MiB in each agent."""
+    code = "import sys, nodeagent.transport; print(sum('kubernetes_asyncio.client' in name for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 10
