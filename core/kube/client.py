@@ -7,6 +7,7 @@ Knows how verbs become requests, preconditions and paging. Does not know watches
 import json
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from core.kube.errors import ConflictError, NotFoundError, raise_for_status
 from core.kube.limits import LimitedTransport, RateLimit
@@ -19,6 +20,10 @@ __all__ = ["KubeClient", "ListPage", "Selection"]
 
 _PAGE_SIZE = 500
 """Objects a list request asks for at a time: the size client-go uses."""
+
+
+_SHORT_LINE_BYTES: Final = 50
+"""A log has hardly shorter lines than this on average."""
 
 
 @dataclass(frozen=True)
@@ -215,14 +220,19 @@ class KubeClient:
         return True
 
     async def pod_log(self, namespace: str, name: str, *, limit_bytes: int) -> str:
-        """Return the last `limit_bytes` of the log of a pod's only container."""
-        request = Request(
-            "GET",
-            f"/api/v1/namespaces/{namespace}/pods/{name}/log",
-            {"tailLines": str(max(1, limit_bytes // 100)), "limitBytes": str(limit_bytes)},
-        )
-        response = await self._send(request, f"log of Pod {namespace}/{name}", again=True)
-        return response.body[-limit_bytes:].decode(errors="replace")
+        """Return the end of the log of a pod's only container: whole lines, at most `limit_bytes`.
+
+        The server counts `limitBytes` from the first of the lines that were asked for, so what
+        does not fit is cut off at the end: then fewer lines are asked for.
+        Source: Kubernetes v1.34, pkg/kubelet/kuberuntime/logs/logs.go.
+        """
+        path, lines = f"/api/v1/namespaces/{namespace}/pods/{name}/log", max(1, limit_bytes // _SHORT_LINE_BYTES)
+        while True:
+            request = Request("GET", path, {"tailLines": str(lines), "limitBytes": str(limit_bytes)})
+            body = (await self._send(request, f"log of Pod {namespace}/{name}", again=True)).body
+            if len(body) < limit_bytes or lines == 1:
+                return body.decode(errors="replace")
+            lines = max(1, body.count(b"\n") * 3 // 4)
 
 
 def _loads(response: Response) -> JsonDict:

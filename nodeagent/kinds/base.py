@@ -5,7 +5,7 @@ stand beside this file, and nothing outside this folder compares kinds.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Protocol
 
@@ -84,6 +84,15 @@ class MoverPlan:
     backup_pvcs: Mapping[str, BackupPVCSettings] = field(default_factory=dict)
     ignore_delay_binding: bool = False
     cache: CacheRule | None = None
+
+    def options_for(self, cr: Load) -> MoverOptions:
+        """Return what the mover of `cr` is told; the load itself may say how long one operation may take.
+
+        Source: Velero v1.18, pkg/exposer/csi_snapshot.go and generic_restore.go: their movers get
+        the operation timeout as `--resource-timeout`.
+        """
+        span = cr.operation_timeout
+        return self.options if span is None else replace(self.options, resource_timeout=span)
 
     def cache_for(self, snapshot_bytes: int) -> CacheVolume | None:
         """Return the cache volume for a restore of so much data; 0: nobody knows how much."""

@@ -143,7 +143,7 @@ class DataDownloadKind:
             target_claim=target.pvc,
             template=plan.template,
             settings=plan.settings,
-            mover=plan.options,
+            mover=plan.options_for(cr),
             nodes=plan.nodes,
             ignore_delay_binding=plan.ignore_delay_binding,
             cache=plan.cache_for(spec.snapshot_size),

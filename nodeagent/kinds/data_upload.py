@@ -135,7 +135,7 @@ class DataUploadKind:
             storage_class=source_class,
             template=plan.template,
             settings=plan.settings,
-            mover=plan.options,
+            mover=plan.options_for(cr),
             backup_pvc=plan.backup_pvcs.get(source_class) or BackupPVCSettings(),
             nodes=plan.nodes,
         )

@@ -103,3 +103,19 @@ async def test_pod_log_is_read_from_its_end(kube: FakeKube, client: KubeClient) 
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
     kube.logs["a", "p"] = "first line\n" * 100 + "last line\n"
     assert (await client.pod_log("a", "p", limit_bytes=200)).endswith("last line\n")
+
+
+async def test_the_end_of_a_pod_log_is_there_however_long_its_lines(kube: FakeKube, client: KubeClient) -> None:
+    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
+    lines = [f"{number} {'x' * (number % 7) * 100}\n" for number in range(2000)]
+    kube.logs["a", "p"] = "".join(lines)
+    text = await client.pod_log("a", "p", limit_bytes=40_000)
+    assert kube.logs["a", "p"].endswith(text)
+    assert 10_000 < len(text) <= 40_000
+    assert text.splitlines(keepends=True) == lines[-len(text.splitlines()) :]
+
+
+async def test_the_last_line_of_a_pod_log_may_be_longer_than_what_is_wanted(kube: FakeKube, client: KubeClient) -> None:
+    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
+    kube.logs["a", "p"] = "short\n" + "y" * 1000
+    assert await client.pod_log("a", "p", limit_bytes=100) == "y" * 100

@@ -74,6 +74,7 @@ class Controllers(ABC):
     node: str = NODE
     tick_seconds: float = 0.1
     binds: bool = True
+    snapshots_become_ready: bool = True
     moved: dict[str, str] = field(default_factory=dict)
     _started_at: dict[str, float] = field(default_factory=dict)
 
@@ -90,6 +91,8 @@ class Controllers(ABC):
             name = snapshot["spec"]["source"].get("volumeSnapshotContentName", "")
             content = contents.get(name)
             if content is None or (snapshot.get("status") or {}).get("readyToUse"):
+                continue
+            if not self.snapshots_become_ready:
                 continue
             uid = {"uid": snapshot["metadata"]["uid"]}
             ready = {"readyToUse": True, "restoreSize": "1Gi"}

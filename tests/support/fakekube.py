@@ -165,7 +165,7 @@ class FakeKube:
         target = _parse_path(request.path)
         body = json.loads(request.body) if request.body else {}
         if target.subresource == "log":
-            return self._log(target)
+            return self._log(target, request)
         match request.method:
             case "GET" if target.name:
                 return _respond(self._require(target))
@@ -256,9 +256,11 @@ class FakeKube:
                 raise Refusal(409, "Conflict", message)
         return self._store.delete(target.resource, obj)
 
-    def _log(self, target: _Target) -> Response:
+    def _log(self, target: _Target, request: Request) -> Response:
         self._require(target)
-        return Response(200, self.logs.get((target.namespace, target.name), "").encode())
+        lines = self.logs.get((target.namespace, target.name), "").encode().splitlines(keepends=True)
+        tail = lines[-int(request.query.get("tailLines", len(lines) or 1)) :]
+        return Response(200, b"".join(tail)[: int(request.query.get("limitBytes", -1))])
 
     def _take_fault(self, method: str, path: str) -> int | str | None:
         for fault in self._faults:
