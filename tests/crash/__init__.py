@@ -1,0 +1,1 @@
+"""Agents that are stopped at every write they make, before a real kube-apiserver."""

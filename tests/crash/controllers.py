@@ -1,0 +1,109 @@
+"""What else a cluster has, over a real API server: storage, scheduler, kubelet and movers.
+
+The rules are those of the fake's cluster (`tests.nodeagent.simulation`). Here stands how
+their reads and writes look to a real API server, and what it leaves to controllers beyond
+them: finalizers that protect claims and volumes, pods that a kubelet lets go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from core.kube.client import Selection
+from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError, raise_for_status
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.kube.transport import MERGE_PATCH, Request
+from tests.nodeagent.simulation import Controllers, Mover
+
+if TYPE_CHECKING:
+    from core.kube.client import KubeClient
+    from core.kube.resources import Resource
+    from core.models.base import JsonDict
+
+__all__ = ["RealCluster", "set_status"]
+
+_TICK_SECONDS = 0.2
+_MOVE_SECONDS = 0.3
+
+
+class RealCluster(Controllers):
+    """The controllers of all worlds of an API server; `run` them beside the agents."""
+
+    def __init__(self, client: KubeClient) -> None:
+        super().__init__(client, Mover(seconds=_MOVE_SECONDS), tick_seconds=_TICK_SECONDS)
+        self._seen: dict[Resource, list[JsonDict]] = {}
+
+    async def run(self) -> None:
+        while True:
+            for rule in (self._snapshots, self._claims, self._volumes, self._pods, self._let_go):
+                self._seen.clear()
+                # Where an agent was quicker, the next look is at something newer.
+                with suppress(ConflictError, NotFoundError):
+                    await rule()
+            await asyncio.sleep(self.tick_seconds)
+
+    async def _let_go(self) -> None:
+        """End what is being deleted and nobody uses any more."""
+        pods = await self._all(PODS)
+        for pod in pods:
+            if "deletionTimestamp" in pod["metadata"]:
+                meta = pod["metadata"]
+                await self.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=0)
+        used = {
+            (pod["metadata"]["namespace"], volume["persistentVolumeClaim"]["claimName"])
+            for pod in pods
+            for volume in pod["spec"].get("volumes") or []
+            if "persistentVolumeClaim" in volume
+        }
+        for claim in await self._all(PERSISTENT_VOLUME_CLAIMS):
+            if (claim["metadata"]["namespace"], claim["metadata"]["name"]) not in used:
+                await self._drop_finalizers(PERSISTENT_VOLUME_CLAIMS, claim)
+        for volume in await self._all(PERSISTENT_VOLUMES):
+            await self._drop_finalizers(PERSISTENT_VOLUMES, volume)
+
+    async def _drop_finalizers(self, resource: Resource, obj: JsonDict) -> None:
+        if "deletionTimestamp" in obj["metadata"]:
+            await self._patch(resource, obj, {"metadata": {"finalizers": None}})
+
+    # -- how objects are read and written ------------------------------------------------------
+
+    async def _all(self, resource: Resource) -> list[JsonDict]:
+        if resource not in self._seen:
+            self._seen[resource] = await self.client.list(Selection(resource))
+        return self._seen[resource]
+
+    async def _make(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
+        # Something may have come between the steps of the last look.
+        with suppress(AlreadyExistsError):
+            await self.client.create(resource, obj)
+        if status:
+            await self._set_status(resource, obj, status)
+
+    async def _start(self, pod: JsonDict) -> None:
+        meta = pod["metadata"]
+        if not pod["spec"].get("nodeName"):
+            target = {"apiVersion": "v1", "kind": "Node", "name": self.node}
+            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}
+            path = PODS.path(meta["namespace"], meta["name"], subresource="binding")
+            answer = await self.client.transport.request(Request("POST", path, body=json.dumps(binding).encode()))
+            raise_for_status(answer.status, answer.body, attempted=f"binding of pod {meta['name']}")
+        await self._set_status(PODS, pod, {"phase": "Running"})
+
+    async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
+        await set_status(self.client, resource, obj, status)
+
+
+async def set_status(client: KubeClient, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
+    """Write an object's status, as its controller does.
+
+    Raises:
+        NotFoundError: It is gone.
+    """
+    meta = obj["metadata"]
+    path = resource.path(meta.get("namespace", ""), meta["name"], subresource="status")
+    body = json.dumps({"status": status}).encode()
+    answer = await client.transport.request(Request("PATCH", path, body=body, content_type=MERGE_PATCH))
+    raise_for_status(answer.status, answer.body, attempted=f"status of {resource.kind} {meta['name']}")

@@ -1,0 +1,55 @@
+"""Everything that an API server holds, of every kind that it can list."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from core.kube.client import Selection
+from core.kube.resources import Resource
+from core.kube.transport import Request
+
+if TYPE_CHECKING:
+    from core.kube.client import KubeClient
+    from core.models.base import JsonDict
+
+__all__ = ["Listing", "list_everything"]
+
+_PASSING = {"events", "leases"}
+"""What comes and goes whatever anybody does."""
+
+Listing = dict[str, Counter[str]]
+"""By namespace, each object as `plural name`; what has none is under the namespace that it refers to."""
+
+
+async def list_everything(client: KubeClient) -> Listing:
+    """Return all objects there are; a UID in a volume's name is left out."""
+    found: Listing = {}
+    for resource in await _resources(client):
+        for obj in await client.list(Selection(resource)):
+            metadata, spec = obj["metadata"], obj.get("spec") or {}
+            reference = spec.get("claimRef") or spec.get("volumeSnapshotRef") or {}
+            place = metadata.get("namespace") or reference.get("namespace", "")
+            name = "pvc-*" if resource.plural == "persistentvolumes" else metadata["name"]
+            found.setdefault(place, Counter())[f"{resource.plural} {name}"] += 1
+    return found
+
+
+async def _resources(client: KubeClient) -> list[Resource]:
+    groups = (await _get(client, "/apis"))["groups"]
+    versions = [("", "v1"), *((group["name"], group["preferredVersion"]["version"]) for group in groups)]
+    found: list[Resource] = []
+    for group, version in versions:
+        path = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        found += [
+            Resource(each["kind"], each["name"], group, version, namespaced=each["namespaced"])
+            for each in (await _get(client, path))["resources"]
+            if "list" in each["verbs"] and "/" not in each["name"] and each["name"] not in _PASSING
+        ]
+    return found
+
+
+async def _get(client: KubeClient, path: str) -> JsonDict:
+    answer: JsonDict = json.loads((await client.transport.request(Request("GET", path))).body)
+    return answer

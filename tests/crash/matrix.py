@@ -1,0 +1,129 @@
+"""The matrix before a real API server: runs at the same time, and what each comes to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from core.kube.client import Selection
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOT_CONTENTS
+from tests.crash.controllers import RealCluster
+from tests.crash.listing import list_everything
+from tests.crash.worlds import World, open_client
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from core.kube.client import KubeClient
+    from core.models.base import JsonDict
+    from tests.nodeagent.harness import Fuse
+    from tests.support.apiserver import ApiServer
+
+__all__ = ["Matrix", "open_matrix"]
+
+_AT_A_TIME = 16
+_SETTLE_SECONDS = 20
+_LOOK_SECONDS = 0.2
+
+
+class Matrix:
+    """Plays runs on an API server that nobody else uses."""
+
+    def __init__(self, apiserver: ApiServer, client: KubeClient, cluster: RealCluster) -> None:
+        self._apiserver = apiserver
+        self._client = client
+        self._cluster = cluster
+        self._places = asyncio.Semaphore(_AT_A_TIME)
+
+    async def play(self, kind: str, fuses: Sequence[Fuse]) -> list[JsonDict]:
+        """Play a run with each fuse; return what each is judged by."""
+        worlds = [World(self._apiserver, self._client, kind) for _ in fuses]
+        async with asyncio.TaskGroup() as group:
+            for world in worlds:
+                group.create_task(world.prepare(), name="prepare")
+        async with asyncio.TaskGroup() as group:
+            for world in worlds:
+                group.create_task(world.begin(), name="begin")
+        before = await list_everything(self._client)
+        async with asyncio.TaskGroup() as group:
+            for world, fuse in zip(worlds, fuses, strict=True):
+                group.create_task(self._play(world, fuse), name=world.name)
+        await self._settle(worlds)
+        after = await list_everything(self._client)
+        found = []
+        for world in worlds:
+            result = await self._summary(world)
+            for whose, place in (("agent's", world.name), ("volume's", world.space)):
+                old, new = before.pop(place, Counter()), after.pop(place, Counter())
+                made, gone = (new - old).elements(), (old - new).elements()
+                result[f"made in the {whose} namespace"] = sorted(each.replace(world.name, "*") for each in made)
+                result[f"gone from the {whose} namespace"] = sorted(each.replace(world.name, "*") for each in gone)
+            found.append(result)
+        if before != after:
+            raise AssertionError(f"something happened where no world is: {before} became {after}")
+        return found
+
+    async def _play(self, world: World, fuse: Fuse) -> None:
+        async with self._places:
+            try:
+                await world.play(fuse)
+            except TimeoutError as error:
+                at = fuse.counted[fuse.at] if fuse.at < len(fuse.counted) else "no request"
+                status = world.load.get("status")
+                raise AssertionError(f"{fuse.fault.name} at {fuse.at} ({at}): {world.kind} is {status}") from error
+
+    async def _settle(self, worlds: Sequence[World]) -> None:
+        """Let provisioner and kubelet come to an end, in their own time."""
+        spaces = {place for world in worlds for place in (world.name, world.space)}
+        with suppress(TimeoutError):
+            # What has not come to an end is in the listing.
+            async with asyncio.timeout(_SETTLE_SECONDS):
+                while await self._leaving(spaces):
+                    await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _leaving(self, spaces: set[str]) -> bool:
+        for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS):
+            for obj in await self._client.list(Selection(resource)):
+                spec = obj["spec"]
+                reference = spec.get("claimRef") or spec.get("volumeSnapshotRef") or obj["metadata"]
+                released = (obj.get("status") or {}).get("phase") == "Released"
+                if reference["namespace"] in spaces and (released or "deletionTimestamp" in obj["metadata"]):
+                    return True
+        return False
+
+    async def _summary(self, world: World) -> JsonDict:
+        """What a run is judged by, beside what it made; what differs from run to run is left out."""
+        load = world.load
+        status = {key: value for key, value in load["status"].items() if not key.endswith("Timestamp")}
+        moved = self._cluster.moved.get(load["metadata"]["uid"], "")
+        result: JsonDict = {
+            "status": status,
+            "stamps": sorted(key for key in load["status"] if key.endswith("Timestamp")),
+            "finalizers": load["metadata"].get("finalizers"),
+            "data": moved.replace(world.name, "*"),
+        }
+        if world.kind == "DataDownload":
+            claim, volume = await world.target()
+            result["target"] = (claim["status"]["phase"], volume.get("spec", {}).get("persistentVolumeReclaimPolicy"))
+            result["data"] = volume.get("metadata", {}).get("name") == moved
+        elif "pod" in load["spec"]:
+            result["data"] = moved.replace(load["spec"]["pod"]["uid"], "*")
+            status["path"] = status.get("path", "").replace(load["metadata"]["uid"], "*")
+        return result
+
+
+@asynccontextmanager
+async def open_matrix(apiserver: ApiServer) -> AsyncIterator[Matrix]:
+    """Run the controllers of an API server."""
+    async with open_client(apiserver) as client:
+        cluster = RealCluster(client)
+        task = asyncio.create_task(cluster.run(), name="controllers")
+        try:
+            yield Matrix(apiserver, client, cluster)
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,87 @@
+"""Whatever breaks at whatever write, a load reaches the same end, before a real kube-apiserver.
+
+Everything beside the API server is simulated: no kubelet, no storage, no controllers. `make test`
+has a good run of each kind and stops the agent at each write of a DataDownload; `make
+crash-matrix` has every write of every kind break in every way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.crash.matrix import open_matrix
+from tests.crash.worlds import LOADS, is_write
+from tests.nodeagent.harness import Fault, Fuse
+
+if TYPE_CHECKING:
+    from core.models.base import JsonDict
+    from tests.crash.matrix import Matrix
+    from tests.support.apiserver import ApiServer
+
+_LEDGER = "configmaps node-agent-admissions"
+_SNAPSHOT = ["volumesnapshotcontents content-of-*", "volumesnapshots velero-data-lwkc4"]
+_CHANGES = {
+    "DataUpload": ([], _SNAPSHOT),
+    "DataDownload": (["persistentvolumes pvc-*"], []),
+    "PodVolumeBackup": ([], []),
+    "PodVolumeRestore": ([], []),
+}
+"""What a Completed load makes in its volume's namespace, and what it takes away."""
+
+_LEAST_WRITES = 12
+_SPREAD = 4
+"""By so many writes one good run differs from another: how often a wait is told depends on time."""
+
+
+def _expect_good(kind: str, found: JsonDict) -> None:
+    made, gone = _CHANGES[kind]
+    assert found["status"]["phase"] == "Completed", found
+    assert found["data"], found
+    changes = {key: value for key, value in found.items() if "namespace" in key}
+    assert changes == {
+        "made in the agent's namespace": [_LEDGER],
+        "gone from the agent's namespace": [],
+        "made in the volume's namespace": made,
+        "gone from the volume's namespace": gone,
+    }
+
+
+async def _check(matrix: Matrix, kind: str, faults: list[Fault]) -> int:
+    """Let every write of a kind break; returns how many runs that took."""
+    calm = Fuse(counts=is_write)
+    (expected,) = await matrix.play(kind, [calm])
+    _expect_good(kind, expected)
+    writes = len(calm.counted)
+    assert writes >= _LEAST_WRITES
+    fuses = [Fuse(counts=is_write, at=at, fault=fault) for fault in faults for at in range(writes)]
+    for fuse, found in zip(fuses, await matrix.play(kind, fuses), strict=True):
+        where = f"{fuse.fault.name} at {fuse.at}: {fuse.counted[fuse.at : fuse.at + 1]}"
+        assert fuse.blown.is_set() or fuse.at >= writes - _SPREAD, where
+        assert found == expected, where
+    return len(fuses)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(120)
+async def test_every_kind_completes(apiserver: ApiServer) -> None:
+    async with open_matrix(apiserver) as matrix:
+        for kind in LOADS:
+            (found,) = await matrix.play(kind, [Fuse(counts=is_write)])
+            _expect_good(kind, found)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(240)
+async def test_the_agent_may_be_stopped_at_every_write_of_a_data_download(apiserver: ApiServer) -> None:
+    async with open_matrix(apiserver) as matrix:
+        await _check(matrix, "DataDownload", [Fault.STOP_BEFORE, Fault.STOP_AFTER])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", LOADS)
+async def test_every_write_of_every_kind_may_be_the_one_that_breaks(apiserver: ApiServer, kind: str) -> None:
+    async with open_matrix(apiserver) as matrix:
+        assert await _check(matrix, kind, list(Fault)) >= len(Fault) * _LEAST_WRITES

@@ -1,0 +1,260 @@
+"""Worlds on one API server: each has two namespaces, one load, and agents that may be stopped.
+
+The agent is the whole one, as `serve` wires it, so the dispatcher's writes are among those it is
+stopped at. Left out are the Lease's, whose number time decides, and the repository controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.resources import (
+    BACKUP_STORAGE_LOCATIONS,
+    DAEMON_SETS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.retry import Retry
+from core.models.names import NODE_LABEL
+from nodeagent.app import build_agent, prepare
+from nodeagent.settings import RepositoryController, Settings
+from nodeagent.transport import load_transport
+from tests.crash.controllers import set_status
+from tests.nodeagent.dispatching import agent_pod
+from tests.nodeagent.harness import Fuse
+from tests.nodeagent.loads import NODE, data_download, data_upload, pod_volume_backup, pod_volume_restore, workload_pod
+from tests.nodeagent.simulation import LOAD_RESOURCES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from core.kube.transport import Request
+    from core.models.base import JsonDict
+    from nodeagent.app import Plan
+    from tests.support.apiserver import ApiServer
+
+__all__ = ["LOADS", "World", "is_write", "open_client"]
+
+LOADS = {
+    "DataUpload": data_upload,
+    "DataDownload": data_download,
+    "PodVolumeBackup": pod_volume_backup,
+    "PodVolumeRestore": pod_volume_restore,
+}
+_CLOCK = SystemClock()
+_DAEMON_SET = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
+_NAMESPACES = Resource("Namespace", "namespaces", namespaced=False)
+_ACCOUNTS = Resource("ServiceAccount", "serviceaccounts")
+_LEASE_SECONDS = 6
+"""A stopped agent gives its Lease back no more: the next one waits for so long."""
+
+_DONE_SECONDS = 120
+_STOP_SECONDS = 30
+_LOOK_SECONDS = 0.2
+
+
+def is_write(request: Request) -> bool:
+    """Whether an agent may be stopped at a request."""
+    return request.method != "GET" and "/leases" not in request.path and "/authorization.k8s.io/" not in request.path
+
+
+@asynccontextmanager
+async def open_client(apiserver: ApiServer, fuse: Fuse | None = None) -> AsyncIterator[KubeClient]:
+    """A client with the administrator's rights; its requests go through `fuse`, if given."""
+    transport, _ = await load_transport(str(apiserver.kubeconfig))
+    if fuse is not None:
+        fuse.inner = transport
+    try:
+        yield KubeClient(fuse or transport, Retry(_CLOCK))
+    finally:
+        await transport.close()
+
+
+@dataclass
+class World:
+    """One load of a kind in namespaces of its own.
+
+    `spaces` are the agent's and the volume's, the latter under the name that the recorded load has for it.
+    """
+
+    apiserver: ApiServer
+    client: KubeClient
+    kind: str
+    name: str = field(default_factory=lambda: f"crash-{secrets.token_hex(4)}")
+    load: JsonDict = field(default_factory=dict)
+
+    @property
+    def space(self) -> str:
+        """The namespace of the volume."""
+        return f"{self.name}-app"
+
+    async def prepare(self) -> None:
+        """Make all that a load needs, and an agent."""
+        for namespace in (self.name, self.space):
+            await self.client.create(_NAMESPACES, {"metadata": {"name": namespace}})
+            for account in ("default", "node-agent"):
+                await self.client.create(_ACCOUNTS, {"metadata": {"namespace": namespace, "name": account}})
+        await self.client.create(DAEMON_SETS, self._put(_daemon_set(), self.name))
+        location = {
+            "metadata": {"namespace": self.name, "name": "default"},
+            "spec": {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}},
+        }
+        form = {"apiVersion": BACKUP_STORAGE_LOCATIONS.api_version, "kind": BACKUP_STORAGE_LOCATIONS.kind}
+        await self.client.create(BACKUP_STORAGE_LOCATIONS, form | location)
+        agent = self._put(agent_pod(NODE), self.name)
+        agent["spec"]["containers"] = [{"name": "agent", "image": "none"}]
+        await self._create(PODS, agent)
+
+    async def begin(self) -> None:
+        """Make the load's volume, and the load."""
+        self.load = self._put(LOADS[self.kind](), self.name)
+        spec = self.load["spec"]
+        if "pod" in spec:
+            pod = self._put(workload_pod(self.load), self.space)
+            for container in [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]:
+                container["image"] = "none"
+            spec["pod"] |= {"namespace": self.space, "uid": (await self._create(PODS, pod))["metadata"]["uid"]}
+        elif "targetVolume" in spec:
+            spec["targetVolume"]["namespace"] = self.space
+            await self._create(PERSISTENT_VOLUME_CLAIMS, self._claim(spec["targetVolume"]["pvc"]))
+        else:
+            await self._make_snapshot(spec)
+        if "sourceNamespace" in spec:
+            spec["sourceNamespace"] = self.space
+        self.load = await self.client.create(LOAD_RESOURCES[self.kind], self.load)
+
+    async def play(self, fuse: Fuse) -> None:
+        """Run agents until the load is done: one behind the fuse, then another one."""
+        plan = await prepare(self.client, self._settings, self.name)
+        async with open_client(self.apiserver, fuse) as client, _running(client, plan):
+            while not (fuse.blown.is_set() and fuse.fault.stops) and not await self.is_done():
+                await asyncio.sleep(_LOOK_SECONDS)
+        async with open_client(self.apiserver) as client, _running(client, plan):
+            while not await self.is_done():
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def is_done(self) -> bool:
+        """Whether the load has left the agent's hands, cleaned up."""
+        meta = self.load["metadata"]
+        self.load = await self.client.get(LOAD_RESOURCES[self.kind], meta["namespace"], meta["name"])
+        labels = self.load["metadata"].get("labels", {})
+        return "completionTimestamp" in self.load.get("status", {}) and NODE_LABEL not in labels
+
+    async def target(self) -> tuple[JsonDict, JsonDict]:
+        """The claim that a DataDownload restores into, and its volume (empty: none)."""
+        name = self.load["spec"]["targetVolume"]["pvc"]
+        claim = await self.client.get(PERSISTENT_VOLUME_CLAIMS, self.space, name)
+        volume = await self.client.read(PERSISTENT_VOLUMES, "", claim["spec"].get("volumeName", "none"))
+        return claim, volume or {}
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings(
+            node_name=NODE,
+            namespace=self.name,
+            repository_controller=RepositoryController.OFF,
+            lease_duration=timedelta(seconds=_LEASE_SECONDS),
+        )
+
+    async def _make_snapshot(self, spec: JsonDict) -> None:
+        claim = self._claim(spec["sourcePVC"]) | {"status": {"phase": "Bound"}}
+        claim["spec"]["volumeName"] = f"pv-of-{self.name}"
+        await self._create(PERSISTENT_VOLUME_CLAIMS, claim)
+        form = {"apiVersion": VOLUME_SNAPSHOTS.api_version}
+        reference = {"namespace": self.space, "name": spec["csiSnapshot"]["volumeSnapshot"]}
+        snapshot = {
+            **form,
+            "kind": "VolumeSnapshot",
+            "metadata": reference,
+            "spec": {"source": {"persistentVolumeClaimName": spec["sourcePVC"]}},
+            "status": {
+                "readyToUse": True,
+                "restoreSize": "1Gi",
+                "boundVolumeSnapshotContentName": f"content-of-{self.name}",
+            },
+        }
+        uid = (await self._create(VOLUME_SNAPSHOTS, snapshot))["metadata"]["uid"]
+        content = {
+            **form,
+            "kind": "VolumeSnapshotContent",
+            "metadata": {"name": f"content-of-{self.name}"},
+            "spec": {
+                "deletionPolicy": "Delete",
+                "driver": "hostpath.csi.k8s.io",
+                "source": {"volumeHandle": "v"},
+                "volumeSnapshotRef": reference | {"uid": uid},
+            },
+            "status": {"readyToUse": True, "snapshotHandle": f"handle-of-{self.name}"},
+        }
+        await self._create(VOLUME_SNAPSHOT_CONTENTS, content)
+
+    def _claim(self, name: str) -> JsonDict:
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+            "storageClassName": "",
+        }
+        metadata = {"namespace": self.space, "name": name}
+        return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+    async def _create(self, resource: Resource, obj: JsonDict) -> JsonDict:
+        """Make an object, and give it the status that it comes with."""
+        stored = await self.client.create(resource, obj)
+        if "status" in obj:
+            await set_status(self.client, resource, obj, obj["status"])
+        return stored
+
+    @staticmethod
+    def _put(obj: JsonDict, namespace: str) -> JsonDict:
+        """An object as somebody makes it in a namespace."""
+        kept = {key: obj["metadata"][key] for key in ("name", "labels", "annotations") if key in obj["metadata"]}
+        return obj | {"metadata": kept | {"namespace": namespace}}
+
+
+@asynccontextmanager
+async def _running(client: KubeClient, plan: Plan) -> AsyncIterator[None]:
+    agent = build_agent(client, _CLOCK, plan)
+    task = asyncio.create_task(agent.run(), name="agent")
+    try:
+        async with asyncio.timeout(_DONE_SECONDS):
+            yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task}, timeout=_STOP_SECONDS)
+        if not task.done():
+            raise AssertionError(f"an agent does not stop: {_where(asyncio.all_tasks())}")
+
+
+def _where(tasks: set[asyncio.Task[object]]) -> list[str]:
+    """Where tasks are that have been canceled and go on."""
+    found = []
+    for task in tasks:
+        if task.cancelling() and task is not asyncio.current_task():
+            frames = task.get_stack(limit=2)
+            found.append(f"{task.get_name()}: {[f'{f.f_code.co_filename}:{f.f_lineno}' for f in frames]}")
+    return found
+
+
+@cache
+def _read_daemon_set() -> str:
+    return _DAEMON_SET.read_text()
+
+
+def _daemon_set() -> JsonDict:
+    read: JsonDict = yaml.safe_load(_read_daemon_set())
+    return read
