@@ -27,6 +27,7 @@ _MAKERS = {
     "test_bad_input.py",
     "test_by_hand.py",
     "test_cancel.py",
+    "test_configuration.py",
     "test_crossing.py",
     "test_demo.py",
     "test_pod_volumes.py",
@@ -35,7 +36,6 @@ _MAKERS = {
 
 _NEVER_USED = {
     "delete persistentvolumes": "only where a restored volume could not be handed to its claim",
-    "get priorityclasses": "only where the configuration names a priority class",
     "list volumeattachments": "only for volumes with the annotation of vSphere's linked clones",
 }
 _SELDOM_USED = {
