@@ -1,5 +1,7 @@
 """PodVolumeBackups and PodVolumeRestores: what is particular to them, and their way to the end."""
 
+import asyncio
+
 import pytest
 
 from core.kube.client import KubeClient
@@ -175,6 +177,18 @@ async def test_a_load_fails_when_its_workload_goes(name: str, phase: str) -> Non
     expected = f"workload pod {ref['namespace']}/writer is gone: it does not exist"
     assert (status["phase"], status["message"]) == ("Failed", expected)
     assert world.left() == {}
+
+
+@pytest.mark.parametrize("name", LOADS)
+async def test_a_load_that_waits_for_a_slot_sees_within_ten_seconds_that_its_workload_is_gone(name: str) -> None:
+    load = accepted(LOADS[name]())
+    ref = load["spec"]["pod"]
+    async with open_world(load) as world, world.agent(slots=0):
+        await world.until(lambda: world.phase(name) == "Prepared")
+        await asyncio.sleep(60)
+        await world.cluster.client.delete(PODS, ref["namespace"], ref["name"])
+        await world.until(lambda: world.phase(name) == "Failed", seconds=10)
+    assert world.load(name)["status"]["message"] == f"workload pod {ref['namespace']}/writer is gone: it does not exist"
 
 
 async def test_what_the_mover_said_is_told_beside_the_cause() -> None:

@@ -6,7 +6,12 @@ import pytest
 
 from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
 from core.models.base import JsonDict
-from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.names import (
+    DATA_MOVER_FINALIZER,
+    EXPOSE_ON_GOING_LABEL,
+    NODE_LABEL,
+    OUTCOME_ANNOTATION,
+)
 from nodeagent.metrics import Metrics
 from tests.nodeagent.harness import World, accepted, open_world
 from tests.nodeagent.loads import NODE, data_download, data_upload
