@@ -40,6 +40,7 @@ class Gate:
         """Be open, and serve nobody yet."""
         self.port = 0
         self._held: dict[int, str] = {}
+        self._writers: set[asyncio.StreamWriter] = set()
         self._numbers = itertools.count()
         self._opened = asyncio.Event()
         self._opened.set()
@@ -72,12 +73,18 @@ class Gate:
             time.sleep(_LOOK_SECONDS)
 
     async def serve(self, ready: threading.Event) -> None:
-        """Serve until `end`; `ready` is set when the port is known."""
+        """Serve until `end`; `ready` is set when the port is known. No connection is left behind."""
         self._loop = asyncio.get_running_loop()
         async with await asyncio.start_server(self._carry, S3_ADDRESS, 0) as server:
             self.port = server.sockets[0].getsockname()[1]
             ready.set()
             await self._ended.wait()
+        self._opened.set()
+        # Not by canceling: asyncio's streams complain of that as of a fault.
+        while carrying := asyncio.all_tasks() - {asyncio.current_task()}:
+            for writer in self._writers:
+                writer.transport.abort()
+            await asyncio.wait(carrying, timeout=_LOOK_SECONDS)
 
     def end(self) -> None:
         """Let `serve` return; connections that are left are dropped."""
@@ -85,11 +92,24 @@ class Gate:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = str(writer.get_extra_info("peername")[0])
-        with suppress(OSError):
+        writers = {writer}
+        self._writers.add(writer)
+        try:
             from_server, to_server = await asyncio.open_connection(S3_ADDRESS, S3_PORT)
+            writers.add(to_server)
+            self._writers.add(to_server)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(reader, to_server, address), name="to the server")
                 group.create_task(self._pump(from_server, writer, address), name="from the server")
+        except OSError:
+            # No server, no connection.
+            pass
+        finally:
+            for each in writers:
+                each.transport.abort()
+                with suppress(OSError):
+                    await each.wait_closed()
+            self._writers -= writers
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
         number, carried = next(self._numbers), 0
