@@ -110,3 +110,40 @@ def test_every_way_to_reach_the_volume_is_combined_with_every_rule() -> None:
         [zone, *rule, NOT_WINDOWS] for zone, rule in product((ZONE_A, ZONE_B), rules)
     ]
     assert all(term["matchFields"] == found[0]["matchFields"] for term in found)
+
+
+def matches(requirement: JsonDict, labels: dict[str, str]) -> bool:
+    inside = labels.get(requirement["key"]) in requirement["values"]
+    return inside if requirement["operator"] == "In" else not inside
+
+
+def takes(placement: Placement, node: dict[str, str]) -> bool:
+    """Whether a scheduler puts the pod on a node with these labels; its name is among them."""
+    return any(
+        all(matches(one, node) for one in [*term["matchExpressions"], *term.get("matchFields", [])])
+        for term in terms(placement)
+    )
+
+
+def test_a_node_will_do_if_it_fulfils_all_that_is_asked() -> None:
+    """Every combination of what may be asked, for every kind of node."""
+    labels = ("metadata.name", "kubernetes.io/os", "zone", "pool")
+    nodes = [dict(zip(labels, values, strict=True)) for values in product("nm", ("linux", "windows"), "abc", "xyz")]
+    zones, pools = ((), ("a",), ("a", "b")), ((), ("x",), ("x", "y"))
+    for node_os, name, avoided, reach, rules in product(("linux", "windows"), ("", "n"), ((), ("m",)), zones, pools):
+        placement = Placement(
+            node_os,
+            node=name,
+            avoid_nodes=avoided,
+            alternatives=tuple((requirement(pool),) for pool in rules),
+            topology=tuple({"matchExpressions": [requirement(zone, "zone")]} for zone in reach),
+        )
+        for node in nodes:
+            expected = (
+                node["kubernetes.io/os"] == node_os
+                and node["metadata.name"] in (name or "nm")
+                and node["metadata.name"] not in avoided
+                and (not reach or node["zone"] in reach)
+                and (not rules or node["pool"] in rules)
+            )
+            assert takes(placement, node) is expected, (placement, node)
