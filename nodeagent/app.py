@@ -45,12 +45,13 @@ from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
 from nodeagent.mover_plan import MoverPlans
 from nodeagent.node_slots import OwnSlots
-from nodeagent.own_config import OwnConfig
+from nodeagent.own_config import ConfigPlaces, OwnConfig
 from nodeagent.own_pod import OwnPod, SelfReport
 from nodeagent.preflight import check_cluster
 from nodeagent.progress import ProgressFollower
 from nodeagent.reconciler import Reconciler
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
+from nodeagent.repository_config import RepositoryConfig
 from nodeagent.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.status import StatusWriter
 from nodeagent.steps import Tools
@@ -96,7 +97,7 @@ class Agent:
         Raises:
             ExceptionGroup: of what a part could not go on after.
         """
-        await self.own.priority.look()
+        await self.own.look()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.own.run(), name="own configuration")
             group.create_task(self.own_slots.run(), name="labels of the node")
@@ -142,8 +143,8 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     recorder = EventRecorder(client, clock, component="node-agent", host=settings.node_name)
     story = Story(recorder)
     pod = OwnPod(client, recorder, namespace=namespace, node=settings.node_name, hostname=socket.gethostname())
-    place = (namespace, settings.config_map_name)
-    own = OwnConfig.build(client, clock, place=place, current=current, report=SelfReport(pod, metrics))
+    places = ConfigPlaces(namespace, settings.config_map_name, settings.backup_repository_config_map)
+    own = OwnConfig.build(client, clock, places=places, current=current, report=SelfReport(pod, metrics))
     movers = _build_mover_plans(plan, own)
     kinds = _build_kinds(client, clock, movers, settings.datamover_names)
     slots = Slots(current.config.load_concurrency.global_config)
@@ -183,7 +184,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         duration=settings.lease_duration,
     )
     repositories = RepositoryKeeper(
-        RepositoryTools(client, clock, story, metrics, movers, election.check),
+        RepositoryTools(client, clock, story, metrics, movers, own.repositories.settings, election.check),
         namespace=namespace,
         mode=settings.repository_controller,
     )
@@ -221,6 +222,7 @@ async def prepare(client: KubeClient, settings: Settings, namespace: str) -> Pla
     parsed = await read_config(client, namespace, settings.config_map_name)
     for warning in parsed.warnings:
         _log.warning("configuration: %s", warning)
+    await RepositoryConfig(client, namespace, settings.backup_repository_config_map).check()
     return Plan(settings, namespace, parsed, await read_template(client, namespace))
 
 
@@ -277,7 +279,7 @@ def _build_mover_plans(plan: Plan, own: OwnConfig) -> MoverPlans:
         ),
         current=own.current,
         priority_class=lambda: own.priority.name,
-        cache_limit_mib=lambda: DEFAULT_CACHE_LIMIT_MIB,
+        cache_limit_mib=lambda: own.repositories.cache_limit_mib or DEFAULT_CACHE_LIMIT_MIB,
     )
 
 

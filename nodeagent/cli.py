@@ -6,7 +6,6 @@ Knows the flags, their words and defaults, and the exit codes. Does not know the
 
 import argparse
 import asyncio
-import logging
 import math
 import os
 import sys
@@ -22,8 +21,6 @@ from nodeagent.cli_check_config import set_up_check_config
 from nodeagent.settings import Address, RepositoryController, Settings, node_name_from, parse_address
 
 __all__ = ["main", "parse_settings"]
-
-_log = logging.getLogger(__name__)
 
 _INTERRUPTED: Final = 130
 """What shells report for a process that ended on SIGINT."""
@@ -93,8 +90,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     settings = parse_settings(arguments, os.environ)
     set_up_logging(settings.log_level, settings.log_format)
-    if settings.backup_repository_config_map:
-        _log.warning("--backup-repository-configmap is not yet in force in this version; it changes nothing")
     # The daemon and its libraries take a second to load; nothing above needs them.
     from nodeagent.app import serve  # noqa: PLC0415
 
@@ -192,7 +187,8 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
         "--backup-repository-configmap",
         metavar="NAME",
         default="",
-        help="ConfigMap with the repositories' configuration; taken, but not yet in force in this version",
+        help="ConfigMap with the configuration of repositories that are made from now on: a key for each type "
+        "(kopia), a JSON document. Once named, it must exist (default: none)",
     )
     group.add_argument(
         "--data-mover-prepare-timeout",

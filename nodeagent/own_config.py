@@ -15,8 +15,18 @@ from nodeagent.config_watch import ConfigWatch
 from nodeagent.current_config import CurrentConfig
 from nodeagent.own_pod import SelfReport
 from nodeagent.priority import PriorityClass
+from nodeagent.repository_config import RepositoryConfig
 
-__all__ = ["OwnConfig"]
+__all__ = ["ConfigPlaces", "OwnConfig"]
+
+
+@dataclass(frozen=True)
+class ConfigPlaces:
+    """The names of the agent's ConfigMaps; empty where none is named."""
+
+    namespace: str
+    agent: str
+    repositories: str
 
 
 @dataclass(frozen=True)
@@ -27,18 +37,26 @@ class OwnConfig:
     watch: ConfigWatch
     announcer: ConfigAnnouncer
     priority: PriorityClass
+    repositories: RepositoryConfig
 
     @classmethod
     def build(
-        cls, client: KubeClient, clock: Clock, *, place: tuple[str, str], current: CurrentConfig, report: SelfReport
+        cls, client: KubeClient, clock: Clock, *, places: ConfigPlaces, current: CurrentConfig, report: SelfReport
     ) -> Self:
-        """Return it for the ConfigMap at `place`, its namespace and name, wired on `client`."""
+        """Return it for the ConfigMaps at `places`, wired on `client`."""
+        place = (places.namespace, places.agent)
         return cls(
             current,
             ConfigWatch(client, clock, place=place, current=current, report=report),
             ConfigAnnouncer(report.pod, current),
             PriorityClass(client, clock, current=current, report=report),
+            RepositoryConfig(client, places.namespace, places.repositories),
         )
+
+    async def look(self) -> None:
+        """Ask for what the first loads need to know."""
+        await self.priority.look()
+        await self.repositories.settings()
 
     async def run(self) -> None:
         """Follow what is configured until canceled."""

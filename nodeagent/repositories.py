@@ -6,7 +6,7 @@ kopia itself: a pod does (`nodeagent.init_pod`). Does not run maintenance.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,13 +66,18 @@ _WORKERS: Final = 8
 
 @dataclass(frozen=True)
 class RepositoryTools:
-    """What the keeper works with; `check_leading` raises unless it may write now."""
+    """What the keeper works with.
+
+    `new_settings` returns what repositories that are made now get as `repositoryConfig`.
+    `check_leading` raises unless it may write now.
+    """
 
     client: KubeClient
     clock: Clock
     story: Story
     metrics: Metrics
     plan: PlanSource
+    new_settings: Callable[[], Awaitable[Mapping[str, str]]]
     check_leading: Callable[[], None]
 
 
@@ -172,8 +177,7 @@ class RepositoryKeeper:
             return None if repository.phase is RepositoryPhase.READY else Requeue(_SERVER_SECONDS)
         self._tools.check_leading()
         self._tools.metrics.repository(repository.name, repository.phase is RepositoryPhase.READY)
-        if repository.spec.maintenance_frequency in _NO_FREQUENCY:
-            repository = await self._patch(repository, {"spec": {"maintenanceFrequency": _DEFAULT_FREQUENCY}})
+        repository = await self._complete(repository)
         pod = await read_init_pod(self._tools.client, repository)
         if pod is not None:
             return await self._follow(repository, pod)
@@ -187,6 +191,17 @@ class RepositoryKeeper:
             repository = await self._patch(repository, {"status": {"phase": RepositoryPhase.NEW, "message": None}})
         self._tries.begin(repository.uid, causes)
         return await self._start(repository)
+
+    async def _complete(self, repository: BackupRepository) -> BackupRepository:
+        """Fill in what its maker left open; a repository that was ready once keeps what it has."""
+        spec: JsonDict = {}
+        if repository.spec.maintenance_frequency in _NO_FREQUENCY:
+            spec["maintenanceFrequency"] = _DEFAULT_FREQUENCY
+        if repository.phase is RepositoryPhase.NEW and not repository.spec.repository_config:
+            settings = await self._tools.new_settings()
+            if settings:
+                spec["repositoryConfig"] = dict(settings)
+        return await self._patch(repository, {"spec": spec}) if spec else repository
 
     async def _start(self, repository: BackupRepository) -> Requeue | None:
         tools = self._tools

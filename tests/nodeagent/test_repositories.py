@@ -20,6 +20,7 @@ from exposer.workload import ONTO_ANY_NODE
 from nodeagent.kinds.base import MoverPlan
 from nodeagent.metrics import Metrics
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
+from nodeagent.repository_config import RepositoryConfig
 from nodeagent.settings import RepositoryController
 from nodeagent.story import Story
 from tests.support.clock import LoopClock
@@ -99,7 +100,7 @@ class Scene:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def build_keeper(kube: FakeKube, mode: RepositoryController) -> RepositoryKeeper:
+def build_keeper(kube: FakeKube, mode: RepositoryController, *, config_map: str = "") -> RepositoryKeeper:
     clock = LoopClock()
     client = KubeClient(kube, Retry(clock))
     tools = RepositoryTools(
@@ -108,6 +109,7 @@ def build_keeper(kube: FakeKube, mode: RepositoryController) -> RepositoryKeeper
         story=Story(EventRecorder(client, clock, component="node-agent", host="node-a")),
         metrics=Metrics("node-a"),
         plan=lambda: MoverPlan(AgentTemplate(image="mover:1")),
+        new_settings=RepositoryConfig(client, "velero", config_map).settings,
         check_leading=lambda: None,
     )
     return RepositoryKeeper(tools, namespace="velero", mode=mode)
