@@ -1,8 +1,8 @@
-"""HTTP/1.1 as an API server speaks it: one question, one answer at a time.
+"""One connection to an API server: one question, one answer at a time.
 
-Knows lines, lengths and chunks. Does not know what is asked, or who asks. aiohttp would do
-the same for 10 MiB more and 0.1 s longer, which is a quarter of what the whole mover takes.
-Source: RFC 9112.
+Knows sockets and h11, which no other module imports and which knows HTTP/1.1. Does not know
+what is asked, or who asks. aiohttp would take 9 MiB more, a fifth of what a mover may take, and
+a third more processor time to start.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import h11
+
 __all__ = ["Address", "Connection", "Head", "HttpError"]
 
 _PIECE_BYTES: Final = 65536
-_INTERIM: Final = range(100, 200)
-_WITHOUT_BODY: Final = (204, 304)
 
 
 class HttpError(OSError):
@@ -51,8 +51,7 @@ class Connection:
         self._address = address
         self._reader = reader
         self._writer = writer
-        self._head = Head(0, {})
-        self._finished = True
+        self._http = h11.Connection(h11.CLIENT)
 
     @classmethod
     async def open(cls, address: Address) -> "Connection":
@@ -67,8 +66,8 @@ class Connection:
     @property
     def reusable(self) -> bool:
         """Whether the answer was read to its end, and the server keeps the connection open."""
-        kept = self._head.headers.get("connection", "").lower() != "close"
-        return self._finished and kept and not self._reader.at_eof()
+        ended = {self._http.our_state, self._http.their_state} <= {h11.DONE, h11.IDLE}
+        return ended and not self._reader.at_eof()
 
     def close(self) -> None:
         """Leave at once, whatever is still to come; it may be called twice."""
@@ -83,16 +82,20 @@ class Connection:
         Raises:
             OSError: no answer, or none that can be read.
         """
-        self._finished = False
+        if self._http.our_state is h11.DONE:
+            self._http.start_next_cycle()
         length = {} if body is None else {"Content-Length": str(len(body))}
-        lines = [f"{name}: {value}" for name, value in {"Host": self._address.shown, **headers, **length}.items()]
-        head = "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""])
-        self._writer.write(head.encode("latin-1") + (body or b""))
+        named = {"Host": self._address.shown, **headers, **length}
+        self._send(h11.Request(method=method, target=target, headers=list(named.items())))
+        if body:
+            self._send(h11.Data(data=body))
+        self._send(h11.EndOfMessage())
         await self._writer.drain()
-        self._head = await self._read_head()
-        while self._head.status in _INTERIM:
-            self._head = await self._read_head()
-        return self._head
+        while True:
+            event = await self._next_event()
+            if isinstance(event, h11.Response):
+                found = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+                return Head(event.status_code, found)
 
     async def body(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives.
@@ -100,62 +103,22 @@ class Connection:
         Raises:
             OSError: it ended before its end.
         """
-        length = self._head.headers.get("content-length")
-        if self._head.status in _WITHOUT_BODY:
-            pass
-        elif self._head.headers.get("transfer-encoding", "").lower() == "chunked":
-            while size := _parse_size(await self._line()):
-                async for piece in self._exactly(size):
-                    yield piece
-                await self._line()
-            while await self._line():
-                pass
-        elif length is not None:
-            async for piece in self._exactly(_parse_length(length)):
-                yield piece
-        else:
-            while piece := await self._reader.read(_PIECE_BYTES):
-                yield piece
-        self._finished = True
+        while isinstance(event := await self._next_event(), h11.Data):
+            yield bytes(event.data)
 
-    async def _exactly(self, size: int) -> AsyncGenerator[bytes, None]:
-        while size:
-            piece = await self._reader.read(min(size, _PIECE_BYTES))
-            if not piece:
+    def _send(self, event: h11.Event) -> None:
+        self._writer.write(self._http.send(event) or b"")
+
+    async def _next_event(self) -> h11.Event:
+        """Return the next piece of the answer, its end included."""
+        while True:
+            try:
+                event = self._http.next_event()
+                if event is h11.NEED_DATA:
+                    self._http.receive_data(await self._reader.read(_PIECE_BYTES))
+                    continue
+            except h11.RemoteProtocolError as e:
+                raise HttpError(f"what answered does not speak HTTP, or left too early: {e}") from e
+            if isinstance(event, h11.ConnectionClosed):
                 raise HttpError("the connection ended before the answer did")
-            size -= len(piece)
-            yield piece
-
-    async def _read_head(self) -> Head:
-        version, _, rest = (await self._line()).partition(" ")
-        status = rest[:3]
-        if not version.startswith("HTTP/1.") or not status.isdecimal():
-            raise HttpError("what answered does not speak HTTP")
-        headers: dict[str, str] = {}
-        while line := await self._line():
-            name, _, value = line.partition(":")
-            headers[name.strip().lower()] = value.strip()
-        return Head(int(status), headers)
-
-    async def _line(self) -> str:
-        try:
-            line = await self._reader.readuntil(b"\n")
-        except asyncio.IncompleteReadError as e:
-            raise HttpError("the connection ended before the answer did") from e
-        except asyncio.LimitOverrunError as e:
-            raise HttpError("a line of the answer has no end") from e
-        return line.decode("latin-1").rstrip("\r\n")
-
-
-def _parse_size(line: str) -> int:
-    """Return the size of a chunk; what may follow it means nothing here."""
-    try:
-        return int(line.partition(";")[0], 16)
-    except ValueError as e:
-        raise HttpError("the answer has a chunk without a size") from e
-
-
-def _parse_length(text: str) -> int:
-    if not text.isdecimal():
-        raise HttpError("the answer has a length that is no number")
-    return int(text)
+            return event if isinstance(event, h11.Event) else h11.EndOfMessage()
