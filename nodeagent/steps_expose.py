@@ -7,7 +7,7 @@ not know when a step is due, nor what happens once the mover may begin (`nodeage
 from dataclasses import replace
 
 from core.errors import ContractError, ExposeError
-from core.kube.errors import ForbiddenError, InvalidError
+from core.kube.errors import ForbiddenError, InvalidError, ServerError, UnreachableError
 from core.kube.resources import PODS
 from core.models.duration import format_duration
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
@@ -109,7 +109,10 @@ class ExposeSteps(StepBase):
         except NotOwnerError as e:
             self._logger(case).debug("the expose stops: %s", e)
             return None
-        except (ForbiddenError, InvalidError) as e:
+        except UnreachableError:
+            # Nor could anybody be told.
+            raise
+        except (ForbiddenError, InvalidError, ServerError) as e:
             try:
                 return judge_refusal(e)
             except ExposeError as refused:

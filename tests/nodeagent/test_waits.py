@@ -3,7 +3,7 @@
 import pytest
 
 from core.errors import ExposeError
-from core.kube.errors import ForbiddenError, InvalidError
+from core.kube.errors import ForbiddenError, InvalidError, ServerError
 from exposer.model import Waiting
 from nodeagent.refusals import judge_refusal
 from nodeagent.waits import Telling, Waits
@@ -99,10 +99,11 @@ def test_a_forgotten_load_starts_anew() -> None:
         (ForbiddenError('pods "x" is forbidden: exceeded quota: q, requested: pods=1'), "QuotaExceeded"),
         (ForbiddenError('pods is forbidden: User "agent" cannot create resource "pods"'), "Forbidden"),
         (ForbiddenError('pods "x" is forbidden: error looking up service account velero/node-agent'), "Forbidden"),
+        (ServerError('Internal error occurred: failed calling webhook "p": connection refused'), "ApiServerError"),
     ],
-    ids=["quota", "rights", "service account"],
+    ids=["quota", "rights", "service account", "webhook"],
 )
-def test_a_refusal_that_may_heal_is_waited_for(error: ForbiddenError, reason: str) -> None:
+def test_a_refusal_that_may_heal_is_waited_for(error: ForbiddenError | ServerError, reason: str) -> None:
     assert judge_refusal(error) == Waiting(reason, str(error), trouble=True)
 
 
