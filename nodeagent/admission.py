@@ -159,6 +159,8 @@ class Examiner:
             cr = await self._tell(kind, cr, Waiting(admission.reason, admission.message, trouble=admission.trouble))
             self._put_off_waiting(cr.uid, admission)
             return Look(entry, kind, cr, ready=False)
+        # Of the many that only wait for a place nothing is remembered.
+        self._waits.forget(entry.uid)
         self._not_before.pop(entry.uid, None)
         self._pods.leave(entry.uid)
         self._waiting_since.pop(entry.uid, None)
@@ -173,7 +175,6 @@ class Examiner:
         message = f"{HELD_BACK} ({limit}, all taken): number {position} in line"
         self._tools.check_leading()
         await self._tools.status.report(look.kind, look.cr, message=message)
-        self._waits.told(look.cr.uid, Waiting("QueueFull", message))
 
     async def fence(self, look: Look) -> None:
         """Write to a New load, so that every accept that is still under way conflicts.

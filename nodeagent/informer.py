@@ -1,13 +1,15 @@
 """A cache of one collection that tells of every change.
 
 Knows how a watch becomes a cache, and which objects a new list shows to be gone. Does not
-know what anybody does about a change. It holds trimmed objects only.
+know what anybody does about a change. It holds what its owner leaves of each object only.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
@@ -16,18 +18,21 @@ from core.models.base import JsonDict
 
 __all__ = ["Informer", "Key"]
 
+_T = TypeVar("_T")
+
 Key = tuple[str, str]
 """An object in a collection: namespace (empty for cluster-scoped ones) and name."""
 
 
-class _Kept(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Kept(Generic[_T]):
     uid: str
     version: str
-    obj: JsonDict
+    obj: _T
 
 
-class Informer:
-    """Keeps the selected objects as last seen."""
+class Informer(Generic[_T]):
+    """Keeps what `trim` leaves of the selected objects as last seen."""
 
     def __init__(
         self,
@@ -35,8 +40,8 @@ class Informer:
         selection: Selection,
         *,
         clock: Clock,
-        trim: Callable[[JsonDict], JsonDict],
-        on_change: Callable[[JsonDict], None],
+        trim: Callable[[JsonDict], _T],
+        on_change: Callable[[_T], None],
     ) -> None:
         """Watch `selection`; keep what `trim` leaves of each object.
 
@@ -49,7 +54,7 @@ class Informer:
         self._clock = clock
         self._trim = trim
         self._on_change = on_change
-        self._kept: dict[Key, _Kept] = {}
+        self._kept: dict[Key, _Kept[_T]] = {}
         self._listed: set[Key] | None = None
 
     async def run(self) -> None:
@@ -62,12 +67,12 @@ class Informer:
             async for change in changes:
                 self._take(change)
 
-    def get(self, namespace: str, name: str) -> JsonDict | None:
+    def get(self, namespace: str, name: str) -> _T | None:
         """Return the trimmed object, or None where it was not seen."""
         kept = self._kept.get((namespace, name))
         return None if kept is None else kept.obj
 
-    def items(self) -> list[JsonDict]:
+    def items(self) -> list[_T]:
         """Return all trimmed objects."""
         return [kept.obj for kept in self._kept.values()]
 
@@ -115,4 +120,4 @@ class Informer:
 
 def _key(obj: JsonDict) -> Key:
     meta = obj["metadata"]
-    return meta.get("namespace", ""), meta["name"]
+    return sys.intern(meta.get("namespace", "")), meta["name"]

@@ -20,9 +20,10 @@ class LiveAgents:
     """The live agents of one namespace, kept by list and watch."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, namespace: str, on_change: Callable[[], None]) -> None:
-        """Follow the agents' pods; `on_change` is called when one came, changed or went."""
+        """Follow the agents' pods; `on_change` is called when a live one came or went."""
         self._clock = clock
         self._on_change = on_change
+        self._nodes: Mapping[str, str] | None = None
         self._gone_at_seconds: dict[str, float] = {}
         selector = ",".join(f"{key}={value}" for key, value in AGENT_LABELS.items())
         self._informer = Informer(
@@ -30,7 +31,7 @@ class LiveAgents:
             Selection(PODS, namespace, label_selector=selector),
             clock=clock,
             trim=_trim,
-            on_change=lambda _: self._on_change(),
+            on_change=self._on_pod,
         )
 
     async def run(self) -> None:
@@ -43,8 +44,16 @@ class LiveAgents:
 
     def nodes(self) -> Mapping[str, str]:
         """Return the nodes with a live agent: the node label's value, and the node's name."""
-        names = {pod["node"] for pod in self._informer.items() if pod["live"]}
-        return {label_value(name): name for name in names}
+        if self._nodes is None:
+            names = {pod["node"] for pod in self._informer.items() if pod["live"]}
+            self._nodes = {label_value(name): name for name in names}
+        return self._nodes
+
+    def _on_pod(self, _: JsonDict) -> None:
+        before, self._nodes = self._nodes, None
+        # While the first list comes in nobody asks yet, and counting anew for each would be quadratic.
+        if self._informer.synced.is_set() and self.nodes() != before:
+            self._on_change()
 
     def configs(self) -> Mapping[str, str]:
         """Return the hash of the configuration that each live agent says it has in force, by its node."""

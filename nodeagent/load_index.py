@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from core.clock import Clock
@@ -27,8 +28,6 @@ _log = logging.getLogger(__name__)
 
 AGENT_AWAY: Final = "no node agent is ready on node"
 """How the message of a load begins whose own agent stays away."""
-
-_ENTRY: Final = "entry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +102,13 @@ class LoadIndex:
         on_change: Callable[[Entry], None],
     ) -> None:
         """Follow the loads of `kinds`; `on_change` gets each entry that came, changed or went."""
-        self._on_change = on_change
         self._informers = [
             Informer(
                 client,
                 Selection(kind.resource, namespace),
                 clock=clock,
-                trim=lambda raw, kind=kind: _trim(kind, raw),  # type: ignore[misc] # binds this round's kind
-                on_change=self._tell,
+                trim=partial(build_entry, kind),
+                on_change=on_change,
             )
             for kind in kinds
         ]
@@ -128,14 +126,4 @@ class LoadIndex:
 
     def entries(self) -> list[Entry]:
         """Return the entries of all loads there are."""
-        return [item[_ENTRY] for informer in self._informers for item in informer.items()]
-
-    def _tell(self, trimmed: JsonDict) -> None:
-        self._on_change(trimmed[_ENTRY])
-
-
-def _trim(kind: Kind, raw: JsonDict) -> JsonDict:
-    """Return what the informer itself needs of an object, and its entry."""
-    meta = raw["metadata"]
-    kept = {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
-    return {"metadata": kept, _ENTRY: build_entry(kind, raw)}
+        return [entry for informer in self._informers for entry in informer.items()]

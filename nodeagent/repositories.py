@@ -92,7 +92,7 @@ class RepositoryKeeper:
         self._tries = RepositoryTries(tools.clock)
         self._faults = Faults(_log)
         self._queue: WorkQueue[str] | None = None
-        self._repositories: Informer | None = None
+        self._repositories: Informer[JsonDict] | None = None
 
     async def run(self) -> None:
         """Keep the repositories until canceled, in a cluster where that is ours to do."""

@@ -36,7 +36,7 @@ _STATE: Final = "state"
 class _Watched:
     """One namespace that is followed."""
 
-    informer: Informer
+    informer: Informer[JsonDict]
     task: asyncio.Task[None]
 
 
@@ -101,11 +101,11 @@ class WaitingPods:
         woken, self._woken = self._woken, set()
         return woken
 
-    def _build_informer(self, namespace: str) -> Informer:
+    def _build_informer(self, namespace: str) -> Informer[JsonDict]:
         selection = Selection(PODS, namespace)
         return Informer(self._client, selection, clock=self._clock, trim=_trim, on_change=self._on_pod)
 
-    async def _follow(self, informer: Informer, namespace: str) -> None:
+    async def _follow(self, informer: Informer[JsonDict], namespace: str) -> None:
         while True:
             try:
                 await informer.run()
