@@ -291,11 +291,12 @@ async def test_the_guard_is_asked_before_each_create_and_once_after() -> None:
 
 async def test_a_read_only_claim_of_another_class_is_made_on_request() -> None:
     scene = BackupScene()
-    scene.request = snapshot_request(backup_pvc=BackupPVCSettings(storage_class="hostpath", read_only=True))
+    scene.request = snapshot_request(backup_pvc=BackupPVCSettings(storage_class="fast", read_only=True))
 
     exposed = await expose(scene)
 
-    assert only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["accessModes"] == ["ReadOnlyMany"]
+    claim = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]
+    assert (claim["storageClassName"], claim["accessModes"]) == ("fast", ["ReadOnlyMany"])
     assert exposed.pod["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] is True
 
 

@@ -1,0 +1,141 @@
+"""Configurations by loads: the pod and the claims of each, whole, as they are sent to the API server.
+
+Everything between a ConfigMap's document and a request is the product's: parsing, plan, kind,
+exposer, builders. The cluster is the exposers' small one.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from core.clock import SystemClock
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
+from core.kube.transport import Request, Response
+from core.models.base import JsonDict
+from exposer.csi_snapshot import CSISnapshotExposer
+from exposer.generic_restore import GenericRestoreExposer
+from exposer.pod_volume import PodVolumeExposer
+from exposer.settings import MoverOptions
+from nodeagent.config import parse_config
+from nodeagent.current_config import CurrentConfig
+from nodeagent.kinds.base import Kind
+from nodeagent.kinds.data_download import DataDownloadKind
+from nodeagent.kinds.data_upload import DataUploadKind
+from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
+from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
+from nodeagent.mover_plan import MoverPlans
+from tests.exposer.inputs import template
+from tests.exposer.scenes import BackupScene, RestoreScene
+from tests.exposer.test_pod_volume import Scene
+from tests.exposer.world import Cut, World, no_guard
+from tests.support.golden import assert_golden, recorded
+
+SPOT = {"key": "spot", "operator": "DoesNotExist"}
+CONFIGURATIONS: dict[str, JsonDict] = {
+    "default": {},
+    "everything": {
+        "backupPVC": {
+            "hostpath": {"storageClass": "fast", "readOnly": True, "spcNoRelabeling": True, "annotations": {"a/b": "c"}}
+        },
+        "cachePVC": {"storageClass": "fast", "residentThresholdInMB": 1},
+        "loadAffinity": [
+            {"nodeSelector": {"matchLabels": {"pool": "movers"}}},
+            {"nodeSelector": {"matchLabels": {"disk": "ssd"}, "matchExpressions": [SPOT]}, "storageClass": "fast"},
+        ],
+        "podAnnotations": {"note": "x"},
+        "podLabels": {"team": "storage"},
+        "podResources": {"cpuRequest": "100m", "memoryLimit": "2Gi", "ephemeralStorageRequest": "6Gi"},
+        "priorityClassName": "data-mover-low",
+        "privilegedFsBackup": True,
+        "restorePVC": {"ignoreDelayBinding": True},
+        "tolerations": [{"key": "storage", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}],
+    },
+    "inheriting": {
+        "cachePVC": {"storageClass": "kept"},
+        "loadAffinity": [{"nodeSelector": {"matchLabels": {"pool": pool}}} for pool in ("movers", "spare")],
+        "loadAffinityMode": "any",
+        "tolerations": "inherit",
+    },
+}
+"""What a good deal of users do not set, may set, and set for other reasons; see docs/configuration.md."""
+
+
+class Sent(Cut):
+    """A transport that keeps what is created."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.kube)
+        self.created: list[JsonDict] = []
+
+    async def request(self, request: Request) -> Response:
+        if request.method == "POST":
+            self.created.append(json.loads(request.body or b""))
+        return await super().request(request)
+
+
+def late_backup() -> World:
+    """A source whose volume is made where its first pod goes: in one zone."""
+    world = BackupScene(binding="WaitForFirstConsumer").world
+    zone = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]}
+    terms = [{"matchExpressions": [zone]}]
+    volume: JsonDict = {"metadata": {"name": "pvc-source"}, "apiVersion": "v1", "kind": "PersistentVolume"}
+    world.kube.put(volume | {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}})
+    return world
+
+
+def pod_volume(kind: str, **volume: Any) -> World:
+    scene = Scene(kind)
+    if volume:
+        scene.spec["volumes"] = [{"name": "fs"} | volume]
+        scene.put_pod({"phase": "Running"})
+    return scene.world
+
+
+LOADS: dict[str, tuple[str, Callable[[], World]]] = {
+    "upload": ("dataupload", lambda: BackupScene().world),
+    "upload-block": ("dataupload", lambda: BackupScene(mode="Block").world),
+    "upload-late": ("dataupload", late_backup),
+    "download": ("datadownload", lambda: RestoreScene().world),
+    "download-block": ("datadownload", lambda: RestoreScene(mode="Block").world),
+    "download-late": ("datadownload", lambda: RestoreScene(binding="WaitForFirstConsumer", node="node-b").world),
+    "pod-volume-backup": ("podvolumebackup", lambda: pod_volume("podvolumebackup")),
+    "pod-volume-backup-empty-dir": ("podvolumebackup", lambda: pod_volume("podvolumebackup", emptyDir={})),
+    "pod-volume-restore": ("podvolumerestore", lambda: pod_volume("podvolumerestore")),
+}
+
+
+def kind_of(recording: str, sent: Sent, document: JsonDict) -> Kind:
+    client = World.client_over(sent)
+    causes, current = World.causes_over(client), CurrentConfig(parse_config(json.dumps(document)))
+    plans = MoverPlans(
+        template(),
+        MoverOptions(),
+        current=current,
+        priority_class=lambda: current.config.priority_class_name,
+        cache_limit_mib=lambda: 5000,
+    )
+    names, pods = frozenset({""}), PodVolumeExposer(client, causes)
+    kinds: dict[str, Kind] = {
+        "dataupload": DataUploadKind(client, CSISnapshotExposer(client, causes), plans, names),
+        "datadownload": DataDownloadKind(client, SystemClock(), GenericRestoreExposer(client, causes), plans, names),
+        "podvolumebackup": PodVolumeBackupKind(client, pods, plans, names),
+        "podvolumerestore": PodVolumeRestoreKind(client, pods, plans, names),
+    }
+    return kinds[recording]
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+async def test_what_a_load_gets_is_its_golden_list(configuration: str, load: str) -> None:
+    recording, build = LOADS[load]
+    world = build()
+    sent = Sent(world)
+    kind = kind_of(recording, sent, CONFIGURATIONS[configuration])
+    cr = kind.parse(recorded(recording))
+
+    await world.until_exposed(lambda: kind.ensure_exposed(cr, no_guard))
+
+    made = [one for one in sent.created if one["kind"] in {PODS.kind, PERSISTENT_VOLUME_CLAIMS.kind}]
+    assert_golden(f"table/{configuration}-{load}", {"apiVersion": "v1", "kind": "List", "items": made})
