@@ -9,15 +9,18 @@ from collections.abc import Callable
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import BackupPVCSettings, CacheRule, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
-from nodeagent.config_models import INHERIT, AffinityMode, AgentConfig, LabelSelector
+from nodeagent.config_models import INHERIT, AffinityMode, AgentConfig, BackupPVC, LabelSelector
 from nodeagent.current_config import CurrentConfig
 from nodeagent.kinds.base import MoverPlan
 
 __all__ = ["MoverPlans"]
 
+_Inputs = tuple[AgentConfig, str, int]
+"""What a plan depends on: the configuration, the priority class that the cluster has, the cache limit."""
+
 
 class MoverPlans:
-    """The plan in force, made anew from the configuration each time it is asked for."""
+    """The plan in force: what the configuration makes of it at the moment."""
 
     def __init__(
         self,
@@ -38,30 +41,44 @@ class MoverPlans:
         self._current = current
         self._priority_class = priority_class
         self._cache_limit_mib = cache_limit_mib
+        self._planned: MoverPlan | None = None
+        self._planned_for: _Inputs | None = None
 
     def __call__(self) -> MoverPlan:
         """Return the plan for a load that is exposed now."""
-        config = self._current.config
+        now = (self._current.config, self._priority_class(), self._cache_limit_mib())
+        # It is asked for at every look at a load, and is another one only after an edit.
+        if self._planned is None or self._planned_for is None or not _same(self._planned_for, now):
+            self._planned, self._planned_for = self._build(*now), now
+        return self._planned
+
+    def _build(self, config: AgentConfig, priority_class: str, cache_limit_mib: int) -> MoverPlan:
         cache = config.cache_pvc
         return MoverPlan(
             template=self._template,
-            settings=_pod_settings(config, self._priority_class()),
+            settings=_pod_settings(config, priority_class),
             options=self._options,
             nodes=_node_rules(config),
-            backup_pvcs={
-                source: BackupPVCSettings(
-                    storage_class=entry.storage_class,
-                    read_only=entry.read_only,
-                    no_relabeling=entry.spc_no_relabeling,
-                    annotations=dict(entry.annotations),
-                )
-                for source, entry in config.backup_pvc.items()
-            },
+            backup_pvcs={source: _backup_pvc(entry) for source, entry in config.backup_pvc.items()},
             ignore_delay_binding=config.restore_pvc.ignore_delay_binding,
-            cache=CacheRule(cache.storage_class, self._cache_limit_mib(), cache.resident_threshold_in_mb)
+            cache=CacheRule(cache.storage_class, cache_limit_mib, cache.resident_threshold_in_mb)
             if cache.storage_class
             else None,
         )
+
+
+def _same(before: _Inputs, now: _Inputs) -> bool:
+    """Whether nothing changed: a configuration is frozen, so that its identity tells."""
+    return before[0] is now[0] and before[1:] == now[1:]
+
+
+def _backup_pvc(entry: BackupPVC) -> BackupPVCSettings:
+    return BackupPVCSettings(
+        storage_class=entry.storage_class,
+        read_only=entry.read_only,
+        no_relabeling=entry.spc_no_relabeling,
+        annotations=dict(entry.annotations),
+    )
 
 
 def _pod_settings(config: AgentConfig, priority_class: str) -> PodSettings:

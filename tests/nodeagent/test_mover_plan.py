@@ -155,6 +155,18 @@ def test_an_edit_counts_for_the_next_plan_and_leaves_the_last_one_as_it_was() ->
     assert (planned().settings.labels, planned().nodes.any_of) == ({"a": "after"}, True)
 
 
+def test_a_plan_stays_the_same_until_something_changes() -> None:
+    config, found = current(), ["", "movers"]
+    planned = MoverPlans(
+        TEMPLATE, OPTIONS, current=config, priority_class=lambda: found[0], cache_limit_mib=lambda: 5000
+    )
+    before = planned()
+
+    assert planned() is before
+    found.pop(0)
+    assert planned().settings.priority_class_name == "movers"
+
+
 def daemonsets(*names: str) -> KubeClient:
     served = {DAEMON_SETS.path("velero", name): daemonset() for name in names}
 
