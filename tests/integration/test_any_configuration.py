@@ -1,0 +1,163 @@
+"""Whatever a ConfigMap holds, a real API server takes the pods that come of it: no load is lost to a typing error."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.contract import VolumeMode
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
+from exposer.claims import build_backup_claim
+from exposer.placement import Placement
+from exposer.pod import build_backup_pod, build_init_pod
+from exposer.settings import BackupPVCSettings, MoverOptions
+from exposer.template import AgentTemplate
+from nodeagent.config import parse_config
+from nodeagent.current_config import CurrentConfig
+from nodeagent.mover_plan import MoverPlans
+from tests.exposer.inputs import snapshot_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.models.base import JsonDict
+    from nodeagent.kinds.base import MoverPlan
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+_WORDS = st.sampled_from(
+    [
+        "",
+        "a",
+        "A_b",
+        "-a",
+        "a-",
+        "a.b",
+        "é",
+        "x" * 63,
+        "x" * 64,
+        "a b",
+        "a/b",
+        "a/b/c",
+        "A.com/a",
+        "role",
+        "1",
+        "\n",
+        "In",
+    ]
+) | st.text(max_size=5)
+_MAPS = st.dictionaries(_WORDS | st.just("example.com/name"), _WORDS, max_size=3)
+_QUANTITIES = st.sampled_from(
+    [
+        "",
+        "0",
+        "1",
+        "+1",
+        "-1",
+        "1.",
+        ".5",
+        "100m",
+        "1k",
+        "1K",
+        "1Ki",
+        "1e3",
+        "1E",
+        "2E6",
+        "1e-3",
+        "1e99",
+        "1e400",
+        "9999Ei",
+        "1 ",
+    ]
+)
+_REQUIREMENTS = st.fixed_dictionaries(
+    {"key": _WORDS, "operator": st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "in", ""])},
+    optional={"values": st.lists(_WORDS | st.sampled_from(["7", "-7", "07", "--7", "٣"]), max_size=2)},
+)
+_SELECTORS = st.fixed_dictionaries(
+    {}, optional={"matchLabels": _MAPS, "matchExpressions": st.lists(_REQUIREMENTS, max_size=2)}
+)
+_TOLERATIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "key": _WORDS,
+        "operator": st.sampled_from(["Exists", "Equal", "", "Is"]),
+        "value": _WORDS,
+        "effect": st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule", "", "No"]),
+        "tolerationSeconds": st.integers() | st.integers(-1, 5),
+    },
+)
+_RESOURCES = st.fixed_dictionaries(
+    {},
+    optional={
+        f"{what}{kind}": _QUANTITIES for what in ("cpu", "memory", "ephemeralStorage") for kind in ("Request", "Limit")
+    },
+)
+_CLAIMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "storageClass": _WORDS,
+        "readOnly": st.booleans(),
+        "annotations": _MAPS,
+        "spcNoRelabeling": st.booleans(),
+    },
+)
+_DOCUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "podLabels": _MAPS,
+        "podAnnotations": _MAPS,
+        "podResources": _RESOURCES,
+        "tolerations": st.lists(_TOLERATIONS, max_size=2) | st.just("inherit"),
+        "loadAffinity": st.lists(st.fixed_dictionaries({"nodeSelector": _SELECTORS}), max_size=2),
+        "loadAffinityMode": st.sampled_from(["any", "first"]),
+        "privilegedFsBackup": st.booleans(),
+        "backupPVC": st.dictionaries(st.just("fast"), _CLAIMS),
+    },
+)
+
+
+def _plan(document: JsonDict) -> MoverPlan:
+    current = CurrentConfig(parse_config(json.dumps(document)))
+    plans = MoverPlans(
+        AgentTemplate("mover:1"),
+        MoverOptions(),
+        current=current,
+        priority_class=lambda: "",
+        cache_limit_mib=lambda: 5000,
+    )
+    return plans()
+
+
+@pytest.fixture(scope="module")
+def accepted(apiserver: ApiServer) -> Callable[[JsonDict], None]:
+    """Creates an object for good, but for storing it."""
+    namespace = apiserver.create_namespace()
+
+    def create(manifest: JsonDict) -> None:
+        kind = PODS if manifest["kind"] == "Pod" else PERSISTENT_VOLUME_CLAIMS
+        manifest["metadata"] |= {"namespace": namespace}
+        apiserver.api.request("POST", f"{kind.path(namespace)}?dryRun=All&fieldValidation=Strict", body=manifest)
+
+    return create
+
+
+@given(document=_DOCUMENTS)
+@settings(max_examples=150, derandomize=True)
+def test_every_mover_and_its_claim_is_accepted(accepted: Callable[[JsonDict], None], document: JsonDict) -> None:
+    plan = _plan(document)
+    request = snapshot_request(
+        template=plan.template,
+        settings=plan.settings,
+        backup_pvc=plan.backup_pvcs.get("fast", BackupPVCSettings()),
+        nodes=plan.nodes,
+    )
+    claim = build_backup_claim(request, size="1Gi", mode=VolumeMode.FILESYSTEM)
+    accepted(claim)
+    accepted(build_backup_pod(request, claim, Placement(alternatives=plan.nodes.choose("fast"))))
+    accepted(build_init_pod(request.owner, plan.template, plan.settings, plan.options))
