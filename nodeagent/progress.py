@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from core.clock import Clock
@@ -43,13 +43,18 @@ ReadLoad = Callable[[], Load | None]
 
 @dataclass
 class _Reading:
-    """What was last read of a load: bytes, and the part of them that is counted."""
+    """What was last read of a load: bytes, and the part of them that is counted.
+
+    `writing` is held while progress is written; `ended`: no more of it is.
+    """
 
     uid: str
     message: ProgressMessage
     counted_done_bytes: int
     resumed: bool
     counted_sent_bytes: int = 0
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ended: bool = False
 
 
 class ProgressFollower:
@@ -93,6 +98,18 @@ class ProgressFollower:
             self._metrics.rate_gone(kind_name, uid)
             self._changed.set()
 
+    async def end_writing(self, uid: str) -> None:
+        """Return once no progress of that load is being written, and none will be.
+
+        Its mover has ended: what is written next says how, and would only conflict with its
+        last progress.
+        """
+        reading = self._readings.get(uid)
+        if reading is not None:
+            reading.ended = True
+            async with reading.writing:
+                pass
+
     def finish(self, kind_name: str, uid: str, total_bytes: int) -> None:
         """Count what a load that ended well moved since its last Event."""
         reading = self._readings.get(uid)
@@ -128,7 +145,9 @@ class ProgressFollower:
                     # A list comes in no order; an older Event tells nothing new.
                     continue
                 self._count(kind.name, reading, message)
-                await self._write(kind, read_load(), message)
+                async with reading.writing:
+                    if not reading.ended:
+                        await self._write(kind, read_load(), message)
 
     def _count(self, kind_name: str, reading: _Reading, message: ProgressMessage) -> None:
         reading.message = message

@@ -161,8 +161,11 @@ class Reconciler:
         cached, pod = self._caches.raw(key), self._caches.pod(key)
         if cached is not None:
             case = self._look(kind, _parse(kind, cached), pod)
-            if decide(case.view) is Action.NOTHING:
+            action = decide(case.view)
+            if action is Action.NOTHING:
                 return self._revisit(case)
+            if action is Action.KEEP_OUTCOME:
+                await self._tools.progress.end_writing(case.cr.uid)
         elif pod is None or not _may_take_over(pod):
             return None
         raw = await self._tools.client.read(kind.resource, key[1], key[2])
