@@ -21,7 +21,7 @@ from exposer.causes import CauseFinder
 from exposer.claims import build_backup_claim
 from exposer.handover import SourceHandover
 from exposer.model import Exposed, Guard, NotOwnerError, SnapshotRequest, Waiting
-from exposer.ownership import CLEANING_UP, ExposeRun, belongs, patch_if_there, remove, remove_owned
+from exposer.ownership import CLEANING_UP, ExposeRun, belongs, made_by_peer, patch_if_there, remove, remove_owned
 from exposer.pod import build_backup_pod
 from exposer.snapshots import (
     VOLUME_ANNOTATION,
@@ -132,7 +132,7 @@ class CSISnapshotExposer:
         """
         owner = request.owner
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.object_name)
-        if content is not None and not belongs(content, owner):
+        if content is not None and not (belongs(content, owner) or made_by_peer(content, owner)):
             content = None
         claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.object_name)
         if claim is not None and belongs(claim, owner):

@@ -1,0 +1,106 @@
+"""What a peer's agent made for a load that is ours now: known by its form, gone on with or removed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import ExposeError
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+)
+from core.models.base import JsonDict
+from core.models.names import OWNER_UID_LABEL
+from exposer.model import Exposed, Owner
+from exposer.ownership import belongs, made_by_peer
+from tests.exposer.scenes import HANDLE, BackupScene
+from tests.exposer.world import no_guard
+
+RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
+NAME = "b1-q9txn"
+
+
+def recorded(name: str) -> list[JsonDict]:
+    events: list[JsonDict] = json.loads((RECORDINGS / f"{name}.json").read_text())
+    return [event["object"] for event in events]
+
+
+def recorded_owner(**changes: str) -> Owner:
+    upload = recorded("dataupload")[0]
+    meta = upload["metadata"]
+    owner = {"api_version": upload["apiVersion"], "kind": upload["kind"], "namespace": meta["namespace"]}
+    return Owner(**(owner | {"name": meta["name"], "uid": meta["uid"]} | changes))
+
+
+def test_the_recorded_snapshot_and_content_are_the_peers() -> None:
+    owner = recorded_owner()
+    contents = recorded("volumesnapshotcontents")
+    assert all(made_by_peer(snapshot, owner) for snapshot in recorded("volumesnapshot-of-dataupload"))
+    assert {content["metadata"]["name"] for content in contents if made_by_peer(content, owner)} == {NAME}
+    assert all(made_by_peer(content, owner) for content in contents if content["metadata"]["name"] == NAME)
+    assert not any(made_by_peer(snapshot, owner) for snapshot in recorded("volumesnapshot-source"))
+
+
+@pytest.mark.parametrize("name", ["pod-of-dataupload", "pvc-of-dataupload"])
+def test_the_recorded_pod_and_claim_belong_by_reference(name: str) -> None:
+    assert all(belongs(obj, recorded_owner()) for obj in recorded(name))
+    assert not any(belongs(obj, recorded_owner(uid="another")) for obj in recorded(name))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"metadata": {"name": NAME, "labels": {OWNER_UID_LABEL: "another"}}}, id="marked by us"),
+        pytest.param({"metadata": {"name": NAME, "ownerReferences": [{"uid": "another"}]}}, id="somebody's"),
+        pytest.param({"metadata": {"name": "other"}}, id="another name"),
+        pytest.param({"spec": {}}, id="another form"),
+    ],
+)
+def test_what_is_anybody_elses_is_not_the_peers(change: dict[str, Any]) -> None:
+    snapshot = recorded("volumesnapshot-of-dataupload")[0]
+    content = next(c for c in recorded("volumesnapshotcontents") if c["metadata"]["name"] == NAME)
+    for obj in (snapshot, content):
+        assert not made_by_peer(obj | change, recorded_owner())
+
+
+async def scene_of_the_peer(*, pod: bool = True) -> BackupScene:
+    """Return a world in which an expose is done, all of it in the form of the peer."""
+    scene = BackupScene()
+    await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, no_guard))
+    for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS):
+        for obj in scene.world.kube.objects(resource):
+            if obj["metadata"]["name"] == NAME:
+                meta = obj["metadata"] | {"labels": {}, "annotations": {}}
+                scene.world.kube.put(obj | {"metadata": meta})
+    if not pod:
+        await scene.world.client.delete(PODS, "velero", NAME)
+        await scene.world.settle()
+    return scene
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("pod", [True, False], ids=["exposed", "half exposed"])
+async def test_what_the_peer_made_is_removed_like_our_own(pod: bool) -> None:
+    scene = await scene_of_the_peer(pod=pod)
+    await scene.world.until_none(lambda: scene.exposer().clean_up(scene.request))
+    assert not any(NAME in name for name in scene.world.names())
+    assert HANDLE not in scene.world.handles
+
+
+@pytest.mark.looptime
+async def test_a_mover_pod_of_the_peer_is_gone_on_with() -> None:
+    scene = await scene_of_the_peer()
+    exposed = await scene.exposer().ensure(scene.request, no_guard)
+    assert isinstance(exposed, Exposed)
+    assert exposed.pod["metadata"]["name"] == NAME
+
+
+@pytest.mark.looptime
+async def test_an_expose_that_the_peer_did_not_finish_fails_and_says_so() -> None:
+    scene = await scene_of_the_peer(pod=False)
+    with pytest.raises(ExposeError, match="is of an expose that a peer's agent began and did not finish"):
+        await scene.exposer().ensure(scene.request, no_guard)
