@@ -250,7 +250,7 @@ async def test_a_priority_class_that_is_gone_costs_nothing_but_its_priority(capl
     exposed = await expose(scene, NoPriorityClasses(scene.world.kube, words))
 
     assert "priorityClassName" not in exposed.pod["spec"]
-    assert "made without one" in caplog.text
+    assert "the pod is made without" in caplog.text
 
 
 async def test_another_refusal_of_the_pod_is_passed_on() -> None:
