@@ -8,6 +8,7 @@ Source: kopia 0.23.1, `kopia --help-full`.
 import asyncio
 import json
 import logging
+import signal
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from core.errors import KopiaError
 from core.models.base import JsonDict
 from datamover.causes import find_cause
 from datamover.child import ChildCommand, run_child
+from datamover.limits import ran_out_of_memory
 from datamover.scrub import Scrubber
 from datamover.workfolder import WorkFolder
 
@@ -84,6 +86,7 @@ class KopiaAnswer:
 
     `lines` are the last of its standard error, scrubbed; `counters` is what its metrics were
     when it ended, as a Prometheus text: empty if it did not end by itself, or moved no data.
+    `out_of_memory` says that the kernel ended it for that.
     """
 
     attempted: str
@@ -91,6 +94,7 @@ class KopiaAnswer:
     output: bytes
     lines: list[str] = field(default_factory=list)
     counters: str = field(default="", repr=False)
+    out_of_memory: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -101,7 +105,8 @@ class KopiaAnswer:
     def end(self) -> str:
         """How kopia ended, for a message."""
         end = f"signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
-        return f"kopia ended with {end}"
+        why = ": out of memory, it was killed by the node's kernel" if self.out_of_memory else ""
+        return f"kopia ended with {end}{why}"
 
     def said(self, text: str) -> bool:
         """Whether one of the last lines holds `text`, in any case."""
@@ -155,6 +160,11 @@ class KopiaSilentError(KopiaError):
         self.lines = lines
 
 
+def _was_out_of_memory(exit_code: int) -> bool:
+    """Whether a child of ours was ended for want of memory: this process is spared, as it takes less."""
+    return exit_code == -signal.SIGKILL and ran_out_of_memory()
+
+
 def _read_counters(folder: Path) -> str:
     return "".join(file.read_text() for file in folder.rglob("*.prom"))
 
@@ -192,7 +202,9 @@ class Kopia:
                 end = await run_child(command, self._keep(lines))
         except TimeoutError as e:
             raise KopiaSilentError(attempted, seconds, list(lines)) from e
-        return KopiaAnswer(attempted, end.exit_code, end.output, list(lines))
+        return KopiaAnswer(
+            attempted, end.exit_code, end.output, list(lines), out_of_memory=_was_out_of_memory(end.exit_code)
+        )
 
     async def transfer(self, attempted: str, *arguments: str, files: KopiaFiles, listener: Listener) -> KopiaAnswer:
         """Return the answer of a call that moves data, however long it takes.
@@ -210,7 +222,9 @@ class Kopia:
             argv = [self._program, *_OWN_FLAGS, *flags, *arguments]
             end = await run_child(ChildCommand(argv, self._environment, files.stdin_fd, files.stdout_fd), on_line)
             counters = _read_counters(Path(kept))
-        return KopiaAnswer(attempted, end.exit_code, end.output, list(lines), counters)
+        return KopiaAnswer(
+            attempted, end.exit_code, end.output, list(lines), counters, _was_out_of_memory(end.exit_code)
+        )
 
     def _keep(self, lines: deque[str], hear: Callable[[str], None] | None = None) -> Callable[[str], None]:
         def keep(line: str) -> None:

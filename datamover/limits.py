@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Limits", "read_limits"]
+__all__ = ["Limits", "ran_out_of_memory", "read_limits"]
 
 _MIB: Final = 1024 * 1024
 
@@ -84,14 +84,24 @@ def read_limits(root: Path = Path("/")) -> Limits:
     return Limits(max(1, math.ceil(cpus)), min(known, default=None))
 
 
+def ran_out_of_memory(root: Path = Path("/")) -> bool:
+    """Whether the kernel has ended a process of this cgroup because its memory was used up.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst
+    (memory.oom_control), key oom_kill.
+    """
+    groups = _own_groups(root / "proc/self/cgroup")
+    for folder in _folders(root / "sys/fs/cgroup", groups, "memory"):
+        for file in (folder / "memory.events", folder / "memory.oom_control"):
+            if any(line.startswith("oom_kill ") and not line.endswith(" 0") for line in _lines(file)):
+                return True
+    return False
+
+
 def _own_groups(listing: Path) -> dict[str, str]:
     """Return the path of this process's group for each controller; "" stands for cgroup v2."""
-    try:
-        lines = listing.read_text().splitlines()
-    except OSError:
-        return {}
     groups: dict[str, str] = {}
-    for line in lines:
+    for line in _lines(listing):
         _, controllers, path = line.split(":", 2)
         groups |= dict.fromkeys(controllers.split(","), path)
     return groups
@@ -113,4 +123,12 @@ def _numbers(file: Path) -> list[int]:
         words = file.read_text().split()
         return [int(word) for word in words]
     except (OSError, ValueError):
+        return []
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a file; none where it cannot be read."""
+    try:
+        return file.read_text().splitlines()
+    except OSError:
         return []

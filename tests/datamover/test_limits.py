@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from datamover.limits import Limits, read_limits
+from datamover.kopia import KopiaAnswer
+from datamover.limits import Limits, ran_out_of_memory, read_limits
 from datamover.restore import restore_workers
 from datamover.settings import UploaderSettings
 
@@ -84,3 +85,31 @@ def test_restore_workers_follow_cpus_and_memory(cpus: int, limit_mib: int | None
 def test_asked_workers_win_with_a_warning_when_they_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
     assert restore_workers(UploaderSettings(parallel_download=10), Limits(8, 256 * _MIB)) == 10
     assert "ParallelFilesDownload=10" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "ran_out"),
+    [
+        pytest.param({"sys/fs/cgroup/memory.events": "low 0\noom 1\noom_kill 1\n"}, True, id="v2"),
+        pytest.param({"sys/fs/cgroup/memory.events": "low 0\noom 3\noom_kill 0\n"}, False, id="v2, none"),
+        pytest.param(
+            {"sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"},
+            True,
+            id="v1",
+        ),
+        pytest.param(
+            {"sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n"},
+            False,
+            id="v1, none",
+        ),
+        pytest.param({}, False, id="nothing is known"),
+    ],
+)
+def test_the_kernel_tells_that_memory_ran_out(tmp_path: Path, files: dict[str, str], ran_out: bool) -> None:
+    assert ran_out_of_memory(_files(tmp_path, files)) is ran_out
+
+
+def test_a_kopia_that_ran_out_of_memory_is_told_so() -> None:
+    answer = KopiaAnswer("upload", -9, b"", out_of_memory=True)
+    assert str(answer.error()).startswith("upload: kopia ended with signal 9: out of memory")
+    assert "memory" not in str(KopiaAnswer("upload", -9, b"").error())
