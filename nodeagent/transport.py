@@ -7,11 +7,12 @@ account come from, tokens that rotate, exec plugins, TLS. Does not know how a re
 
 import os
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 
@@ -53,6 +54,11 @@ vars(client).update(ApiClient=ApiClient, Configuration=Configuration)
 
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config  # noqa: E402 - as above
 
+_TLS_BUFFER_BYTES: Final = 32 * 1024
+"""What a TLS connection reads at a time; a record has 16 KiB at most. asyncio's own size is
+256 KiB, zeroed and so in memory for each connection: an idle agent holds a dozen, a busy one
+several dozen. Source: CPython 3.11, Lib/asyncio/sslproto.py; RFC 8446, 5.2."""
+
 
 class _LibraryEndpoint:
     """What the library made of a configuration: its session with TLS, its credentials."""
@@ -89,6 +95,7 @@ async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:
     Raises:
         ConfigError: there is no usable configuration; one line says what was tried.
     """
+    SSLProtocol.max_size = _TLS_BUFFER_BYTES
     configuration = Configuration()
     # Watches hold a connection each; the library's bound of 100 would be reached by them.
     configuration.connection_pool_maxsize = 0

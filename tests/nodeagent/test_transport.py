@@ -5,6 +5,7 @@ import json
 import stat
 import subprocess
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -182,6 +183,15 @@ async def test_canceled_stream_is_closed(server: Server, tmp_path: Path) -> None
         await task
     await transport.close()
     await transport.close()
+
+
+async def test_tls_connections_are_given_small_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch is a connection, and each has its own buffer for as long as it lives."""
+    monkeypatch.setattr(SSLProtocol, "max_size", 256 * 1024)
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, "https://127.0.0.1:1", {"token": "t"}))
+    await transport.close()
+    # A record of TLS must fit, with what it is wrapped in.
+    assert 17 * 1024 <= SSLProtocol.max_size <= 64 * 1024
 
 
 async def test_nobody_listening_is_unreachable(tmp_path: Path) -> None:
