@@ -8,9 +8,10 @@ Source: kopia 0.23.1, cli/command_snapshot_create.go; tests/recordings/velero-1.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,9 +19,11 @@ from typing import Final
 from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
+from core.models.duration import format_duration
 from datamover.background import Stop, run_in_background
 from datamover.block import device_size, open_device
 from datamover.kopia import Kopia, KopiaAnswer, KopiaFiles
+from datamover.leftovers import CHECKPOINT_INTERVAL, remove_incomplete, remove_own_incomplete
 from datamover.names import NameReport, examine_names
 from datamover.progress import Meter
 from datamover.snapshot import Snapshot, delete_snapshot, parse_snapshot
@@ -29,6 +32,11 @@ from datamover.transfer import Transfer
 __all__ = ["BackupRequest", "back_up"]
 
 _logger = logging.getLogger(__name__)
+
+_CANCELED_TIME: Final = timedelta(seconds=1)
+"""A canceled load ends within 2 seconds; where this is not enough, the next backup of the source finishes it."""
+
+_FAILED_TIME: Final = timedelta(seconds=20)
 
 _PIN: Final = "velero-pin"
 """kopia's retention never expires a pinned snapshot; the backup's owner deletes it."""
@@ -39,13 +47,17 @@ _PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
 
 @dataclass(frozen=True)
 class BackupRequest:
-    """What to back up: the volume's path, its source path in the repository, tags, files read at a time."""
+    """What to back up: the volume's path, its source path in the repository, tags, files read at a time.
+
+    `checkpoints` is how often kopia saves what it has so far; it takes 45 minutes at most.
+    """
 
     volume: Path
     mode: VolumeMode
     source: str
     parallel: int
     tags: Mapping[str, str] = field(default_factory=dict)
+    checkpoints: timedelta = CHECKPOINT_INTERVAL
 
     @property
     def target(self) -> str:
@@ -68,9 +80,9 @@ async def back_up(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> B
     with _opened(request) as fd:
         device_bytes = None if fd is None else device_size(fd)
         meter.total_bytes = device_bytes or 0
-        await _ensure_policy(kopia, request)
+        await _prepare(kopia, request, transfer)
         examine = _no_names if fd is not None else partial(examine_names, request.volume)
-        async with run_in_background(examine, name="names") as names:
+        async with run_in_background(examine, name="names") as names, _nothing_left(kopia, request, transfer):
             answer = await transfer.run(
                 kopia, f"back up {request.volume}", *_create_arguments(request), files=KopiaFiles(stdin_fd=fd)
             )
@@ -85,6 +97,41 @@ async def back_up(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> B
         total_bytes=snapshot.size_bytes,
         incremental_bytes=_incremental(meter, snapshot),
     )
+
+
+async def _prepare(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> None:
+    """Let the policy be in force, and nothing be left of uploads that were killed; both at a time."""
+    try:
+        async with asyncio.TaskGroup() as both:
+            both.create_task(_ensure_policy(kopia, request), name="policy")
+            both.create_task(_clear(kopia, request, transfer), name="incomplete")
+    except ExceptionGroup as e:
+        raise e.exceptions[0] from None
+
+
+async def _clear(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> None:
+    try:
+        count = await remove_incomplete(kopia, request.target)
+    except KopiaError as e:
+        # It costs the next backups some precision, and this one nothing.
+        await transfer.warn(f"what broken uploads left may still be there: {e}")
+        return
+    if count:
+        await transfer.warn(f"{count} incomplete snapshots that broken uploads had left were removed")
+
+
+@asynccontextmanager
+async def _nothing_left(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> AsyncIterator[None]:
+    """Take away what kopia saved in the meantime of an upload that breaks or is canceled within the block."""
+    began, clock = transfer.clock.monotonic(), transfer.clock
+    since = clock.now().replace(microsecond=0)
+    try:
+        yield
+    except BaseException as e:
+        if clock.monotonic() - began >= request.checkpoints.total_seconds():
+            span = _CANCELED_TIME if isinstance(e, asyncio.CancelledError) else _FAILED_TIME
+            await remove_own_incomplete(kopia, request.target, since=since, span=span)
+        raise
 
 
 def _no_names(_: Stop) -> NameReport:
@@ -128,6 +175,7 @@ def _create_arguments(request: BackupRequest) -> list[str]:
         f"--pin={_PIN}",
         *(f"--tags={key}:{value}" for key, value in request.tags.items()),
         f"--parallel={request.parallel}",
+        f"--checkpoint-interval={format_duration(request.checkpoints)}",
         "--fail-fast",
         "--no-send-snapshot-report",
         "--json",

@@ -3,9 +3,11 @@
 Knows the objects and how a missing one is told. Does not know kopia.
 """
 
+import asyncio
 import base64
 import binascii
 import logging
+from contextlib import aclosing, suppress
 from typing import Final
 
 from core.clock import Clock, Deadline
@@ -13,6 +15,7 @@ from core.errors import RepositoryError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
+from core.kube.watch import ChangeKind, watch_objects
 from core.models.base import JsonDict
 from core.models.names import (
     REPO_CREDENTIALS_KEY,
@@ -31,7 +34,6 @@ __all__ = ["ClusterReader", "build_repository"]
 _logger = logging.getLogger(__name__)
 
 _TYPE: Final = "kopia"
-_POLL_SECONDS: Final = 1.0
 
 
 def _labels(volume_namespace: str, location: str) -> dict[str, str]:
@@ -133,7 +135,29 @@ class ClusterReader:
             if deadline.expired:
                 raise RepositoryError(f"{shown} is still {found.phase}: no controller has made it ready in time")
             _logger.debug("waiting for the backup repository", extra={"phase": str(found.phase)})
-            await self._clock.sleep(min(_POLL_SECONDS, deadline.remaining_seconds))
+            await self._wait_for_change(found, deadline)
+
+    async def _wait_for_change(self, repository: BackupRepository, deadline: Deadline) -> None:
+        """Return once the repository's phase is another one, it is gone, or the deadline has passed.
+
+        Raises:
+            KubeError: it cannot be watched.
+        """
+        name = f"metadata.name={repository.name}"
+        selection = Selection(BACKUP_REPOSITORIES, self._namespace, field_selector=name)
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(deadline.remaining_seconds),
+                aclosing(watch_objects(self._client, selection, clock=self._clock)) as changes,
+            ):
+                there = False
+                async for change in changes:
+                    if change.kind is ChangeKind.DELETED or (change.kind is ChangeKind.LISTED and not there):
+                        return
+                    if change.obj:
+                        there = True
+                        if BackupRepository.parse(change.obj).phase is not repository.phase:
+                            return
 
     async def _find_repository(self, volume_namespace: str, location: str) -> BackupRepository:
         """Return the one that the three labels find, creating it where there is none."""

@@ -50,6 +50,11 @@ class Transfer:
         self._care = care
         self._words: deque[str] = deque(maxlen=_KEPT_WORDS)
 
+    @property
+    def clock(self) -> Clock:
+        """What its time is measured by."""
+        return self._care.clock
+
     async def warn(self, message: str) -> None:
         """Tell of something that does not fail the transfer."""
         await self._care.warn(message)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from core.contract import BackupResult, parse_result
+from core.kube.resources import BACKUP_REPOSITORIES
 from tests.datamover.plainkopia import PlainKopia
-from tests.datamover.pods import MoverPod
+from tests.datamover.pods import REPOSITORY, MoverPod
 from tests.datamover.processes import running_kopia
 from tests.datamover.s3server import S3Server
 from tests.datamover.trees import describe_tree, make_large_file
@@ -208,6 +209,30 @@ async def test_a_backup_repository_is_made_where_none_is_and_waited_for(pod: Mov
         "velero.io/storage-location": "default",
         "velero.io/volume-namespace": "app",
     }
+
+
+@pytest.mark.looptime
+async def test_a_repository_is_waited_for_by_a_watch_and_made_anew_when_it_is_gone(tmp_path: Path) -> None:
+    """One that nobody makes ready ends the load; nothing is asked again and again meanwhile."""
+    pod = MoverPod(FakeKube(), tmp_path, LoopClock())
+    pod.put_repository(phase="New")
+    pod.put_load("DataUpload")
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.run("data-upload", tmp_path))
+        await pod.wait_for(lambda: _asked(pod, "watch"))
+        before = len(pod.kube.requests)
+        await asyncio.sleep(15)
+        meanwhile = [one for one in pod.kube.requests[before:] if not one.path.endswith("/events")]
+        await pod.around.client.delete(BACKUP_REPOSITORIES, "velero", REPOSITORY)
+    assert running.result() == 12
+    assert meanwhile == []
+    assert pod.message == f"BackupRepository velero/{REPOSITORY} is still New: no controller has made it ready in time"
+    assert [one["metadata"]["name"] for one in pod.stored()] == [REPOSITORY]
+
+
+def _asked(pod: MoverPod, word: str) -> bool:
+    """Whether the repositories were asked for with `word` in the query."""
+    return any(word in one.query and "/backuprepositories" in one.path for one in pod.kube.requests)
 
 
 async def test_a_repository_that_is_not_ready_ends_the_load_with_its_message(pod: MoverPod, tree: Path) -> None:
