@@ -20,6 +20,7 @@ from exposer.placement import Placement
 from exposer.pod_form import MoverPod, MoverVolume, build_mover_pod, cache_path, volume_path
 from exposer.settings import MoverOptions, PodSettings
 from exposer.template import AgentTemplate
+from exposer.workload import ONTO_ANY_NODE
 
 __all__ = ["build_backup_pod", "build_init_pod", "build_pod_volume_pod", "build_restore_pod", "init_pod_name"]
 
@@ -82,6 +83,8 @@ def build_restore_pod(
         label=DATA_DOWNLOAD_LABEL,
         group=_RESTORE_GROUP,
         placement=placement,
+        # The consumer, which chose that node, tolerates what keeps others away.
+        tolerations=(ONTO_ANY_NODE,) if placement.node else (),
     )
     return build_mover_pod(plan, request.template, request.settings)
 
