@@ -4,7 +4,6 @@ Knows what is said of an edit, and where. Does not know what a document means (`
 or which of two counts (`nodeagent.current_config`).
 """
 
-import logging
 from contextlib import aclosing
 
 from core.clock import Clock
@@ -18,8 +17,6 @@ from nodeagent.current_config import CurrentConfig, Verdict
 from nodeagent.own_pod import SelfReport
 
 __all__ = ["ConfigWatch"]
-
-_log = logging.getLogger(__name__)
 
 
 class ConfigWatch:
@@ -74,6 +71,6 @@ class ConfigWatch:
             told = f"the ConfigMap is not in force, configuration {digest} is: {'; '.join(verdict.reasons)}"
             await pod.tell("ConfigRefused", told, warning=True)
             return
-        for warning in self._current.warnings:
-            _log.warning("configuration: %s", warning)
-        await pod.tell("ConfigInForce", f"configuration {digest} is in force for loads that start from now on")
+        noted = f"; noted: {'; '.join(self._current.warnings)}" if self._current.warnings else ""
+        told = f"configuration {digest} is in force for loads that start from now on{noted}"
+        await pod.tell("ConfigInForce", told, warning=bool(noted))

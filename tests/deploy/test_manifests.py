@@ -7,7 +7,8 @@ import yaml
 
 from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, SERVICE_ACCOUNT
 from exposer.template import AgentTemplate
-from nodeagent.cli import _parser, parse_settings
+from nodeagent.cli import _parser
+from nodeagent.cli_serve import parse_settings
 from nodeagent.config import parse_config
 from nodeagent.config_map import document_of
 from nodeagent.settings import Settings

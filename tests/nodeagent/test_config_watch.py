@@ -87,6 +87,16 @@ async def test_an_edit_is_in_force_within_seconds_and_told() -> None:
         assert before not in info
 
 
+@pytest.mark.looptime
+async def test_an_unknown_key_in_an_edit_is_tolerated_and_told() -> None:
+    async with _open_scene() as scene:
+        await scene.edit('{"loadConcurrency": {"globalConfig": 7}, "priorityClass": "low"}')
+        assert scene.slots == 7
+        ((reason, message),) = scene.board.told
+        assert reason == "ConfigInForce"
+        assert "noted: priorityClass: unknown key; it changes nothing (did you mean priorityClassName?)" in message
+
+
 _BAD = {
     "two keys": ([_text(2), _text(3)], "exactly one key"),
     "no key": ([], "exactly one key"),

@@ -59,6 +59,14 @@ async def test_an_account_without_any_rights_is_told_in_a_line_of_bearable_lengt
     assert len(str(caught.value)) < 600
 
 
+async def test_a_right_that_is_not_needed_costs_a_warning_alone(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = _Cluster()
+    cluster.denied = {("list", "priorityclasses", ""), ("watch", "priorityclasses", "")}
+    await check_cluster(scripted_client(cluster), "velero")
+    (warning,) = caplog.messages
+    assert warning.startswith("without the right to list,watch priorityclasses in the cluster it cannot be told")
+
+
 async def test_missing_definitions_are_named_with_the_command_that_installs_them() -> None:
     cluster = _Cluster()
     cluster.absent = {"datauploads", "backuprepositories"}
