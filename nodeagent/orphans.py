@@ -177,7 +177,11 @@ class OrphanKeeper:
         return str((pod.get("spec") or {}).get("nodeName", "")) if owned or labelled else ""
 
     def _choose(self) -> tuple[str, str] | None:
-        """Return the node label and node of the live agent that has the least to do."""
-        agents = self._agents.nodes()
+        """Return the node label and node of the live agent that has the least to do.
+
+        The agent's pod on a node that was just removed reads as alive for a while.
+        """
+        live = self._agents.nodes()
+        agents = {label: node for label, node in live.items() if not self._nodes.explain_loss(label, node)}
         label = choose_node(agents, count_accepted(self._index.entries()))
         return (label, agents[label]) if label is not None else None
