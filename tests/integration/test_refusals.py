@@ -1,0 +1,227 @@
+"""What a real API server has against a mover pod is told on its load; only what trying again cannot heal ends it.
+
+An agent for each cause, wired as `serve` does it, each in a namespace of its own and all at the
+same time. Their nodes and workloads are objects alone: no mover pod is ever accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient, Selection
+from core.kube.resources import EVENTS, POD_VOLUME_BACKUPS
+from core.kube.retry import Retry
+from exposer.template import AgentTemplate
+from nodeagent.app import Plan, build_agent
+from nodeagent.config import ParsedConfig
+from nodeagent.settings import RepositoryController, Settings
+from nodeagent.transport import load_transport
+from tests.bed.api import Api, ApiError, Json, Resource
+from tests.nodeagent.dispatching import agent_pod
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+_NODE = "refusing-node"
+_PODS = Resource("/api/v1", "pods")
+_NODES = Resource("/api/v1", "nodes", namespaced=False)
+_QUOTAS = Resource("/api/v1", "resourcequotas")
+_LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
+_BACKUPS = Resource("/apis/velero.io/v1", "podvolumebackups")
+_POLICIES = Resource("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies", namespaced=False)
+_BINDINGS = Resource("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings", namespaced=False)
+_WEBHOOKS = Resource("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
+_WAIT_SECONDS = 30
+_LOOK_SECONDS = 0.1
+
+
+def _set_quota(api: Api, namespace: str) -> None:
+    """Let the namespace be full; nobody counts what is in it but the test."""
+    hard = {"hard": {"pods": "2"}}
+    api.create(_QUOTAS, {"metadata": {"namespace": namespace, "name": "full"}, "spec": hard})
+    api.patch(_QUOTAS, {"status": {**hard, "used": {"pods": "2"}}}, name="full", namespace=namespace, sub="status")
+
+
+def _make_policy(api: Api, namespace: str) -> None:
+    """Let a policy deny every new pod of the namespace."""
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": selector},
+        "validations": [{"expression": "false", "message": "no pods today"}],
+    }
+    api.create(_POLICIES, {"metadata": {"name": namespace}, "spec": spec})
+    bound = {"policyName": namespace, "validationActions": ["Deny"]}
+    api.create(_BINDINGS, {"metadata": {"name": namespace}, "spec": bound})
+
+
+def _make_webhook(api: Api, namespace: str) -> None:
+    """Let every new pod of the namespace depend on a webhook that nobody serves."""
+    webhook = {
+        "name": "pods.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    api.create(_WEBHOOKS, {"metadata": {"name": namespace}, "webhooks": [webhook]})
+
+
+@dataclass(frozen=True)
+class Case:
+    """One refusal: what is told, with which Event, and what brings it about."""
+
+    told: str
+    reason: str
+    refuse: Callable[[Api, str], None] | None = None
+    template: AgentTemplate = field(default_factory=partial(AgentTemplate, "mover:1", host_pods_mounted=True))
+    agent_ready: bool = True
+
+
+_PLAIN = partial(AgentTemplate, "mover:1", host_pods_mounted=True)
+_CASES = {
+    "quota": Case(r"pods \"load\" is forbidden: exceeded quota: full, ", "QuotaExceeded", _set_quota),
+    "service-account-missing": Case(
+        r"error looking up service account \S+/nobody: serviceaccount \"nobody\" not found",
+        "Forbidden",
+        template=_PLAIN(pod_fields={"serviceAccountName": "nobody"}),
+    ),
+    "webhook-unreachable": Case(
+        r"failed calling webhook \"pods.example.com\": .*connection refused", "ApiServerError", _make_webhook
+    ),
+    "no-node-agent": Case(f"^no node agent is ready on node {_NODE}$", "NoNodeAgent", agent_ready=False),
+    "object-denied": Case("denied request: no pods today", "Failed", _make_policy),
+    "object-invalid": Case(
+        r"Pod \"load\" is invalid: spec.dnsPolicy: Unsupported value",
+        "Failed",
+        template=_PLAIN(pod_fields={"dnsPolicy": "Sometimes"}),
+    ),
+}
+
+
+def _create_pod(api: Api, pod: Json, namespace: str) -> Json:
+    """Make a pod with the status that its kubelet would report."""
+    status = pod.pop("status")
+    pod["metadata"]["namespace"] = namespace
+    pod["spec"].setdefault("containers", [{"name": "c", "image": "none"}])
+    made = api.create(_PODS, pod)
+    api.patch(_PODS, {"status": status}, name=made["metadata"]["name"], namespace=namespace, sub="status")
+    return made
+
+
+def _prepare(api: Api, namespace: str, case: Case) -> None:
+    """Make location, agent, workload and load of a case, then what refuses its mover."""
+    place = {"namespace": namespace}
+    location = {"provider": "aws", "objectStorage": {"bucket": "b"}}
+    _create(api, _LOCATIONS, "BackupStorageLocation", {**place, "name": "default"}, location)
+    _create_pod(api, agent_pod(_NODE, ready=case.agent_ready), namespace)
+    mount = {"name": "c", "image": "none", "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
+    spec = {"nodeName": _NODE, "containers": [mount], "volumes": [{"name": "scratch", "emptyDir": {}}]}
+    workload = {"metadata": {"name": "workload"}, "spec": spec, "status": {"phase": "Running"}}
+    uid = _create_pod(api, workload, namespace)["metadata"]["uid"]
+    if case.refuse is not None:
+        case.refuse(api, namespace)
+        _wait_refused(api, namespace)
+    load = {
+        "pod": {"kind": "Pod", "name": "workload", "uid": uid, **place},
+        "node": _NODE,
+        "volume": "scratch",
+        "backupStorageLocation": "default",
+        "repoIdentifier": "",
+        "uploaderType": "kopia",
+    }
+    _create(api, _BACKUPS, "PodVolumeBackup", {**place, "name": "load"}, load)
+
+
+def _create(api: Api, resource: Resource, kind: str, metadata: Json, spec: Json) -> None:
+    api.create(resource, {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": spec})
+
+
+def _wait_refused(api: Api, namespace: str) -> None:
+    """Return once the server knows of what it is to refuse."""
+    body = {"metadata": {"name": "try"}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
+    clock = SystemClock()
+    deadline = clock.monotonic() + _WAIT_SECONDS
+    while clock.monotonic() < deadline:
+        try:
+            api.request("POST", f"{_PODS.path(namespace)}?dryRun=All", body=body)
+        except ApiError:
+            return
+    pytest.fail("pods are still accepted")
+
+
+@asynccontextmanager
+async def _agent(apiserver: ApiServer, namespace: str, case: Case) -> AsyncIterator[KubeClient]:
+    """The agent of a namespace, while it works."""
+    transport, _ = await load_transport(str(apiserver.kubeconfig))
+    client = KubeClient(transport, Retry(SystemClock()))
+    settings = Settings(_NODE, namespace, repository_controller=RepositoryController.OFF)
+    agent = build_agent(client, SystemClock(), Plan(settings, namespace, ParsedConfig(), case.template))
+    task = asyncio.create_task(agent.run(), name=f"agent of {namespace}")
+    try:
+        yield client
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await transport.close()
+
+
+async def _wait_told(client: KubeClient, namespace: str, case: Case) -> None:
+    """Return once message and Event tell the cause."""
+    said: object = None
+    try:
+        async with asyncio.timeout(_WAIT_SECONDS):
+            while True:
+                load = await client.get(POD_VOLUME_BACKUPS, namespace, "load")
+                events = await client.list(Selection(EVENTS, namespace, field_selector=f"reason={case.reason}"))
+                said = (load.get("status"), [event["message"] for event in events])
+                message = (load.get("status") or {}).get("message", "")
+                if re.search(case.told, message) and any(re.search(case.told, each) for each in said[1]):
+                    return
+                await asyncio.sleep(_LOOK_SECONDS)
+    except TimeoutError:
+        pytest.fail(f"not told: {said}")
+
+
+@pytest.fixture
+def node(apiserver: ApiServer) -> None:
+    """The node of all loads."""
+    if apiserver.api.get(_NODES, "", _NODE) is None:
+        apiserver.api.create(_NODES, {"metadata": {"name": _NODE}})
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.cause(*_CASES)
+async def test_every_refusal_is_told_and_ends_only_what_it_must(apiserver: ApiServer) -> None:
+    spaces = {name: apiserver.create_namespace() for name in _CASES}
+    for name, case in _CASES.items():
+        _prepare(apiserver.api, spaces[name], case)
+
+    phases = {}
+    async with AsyncExitStack() as stack:
+        clients = {
+            name: await stack.enter_async_context(_agent(apiserver, spaces[name], case))
+            for name, case in _CASES.items()
+        }
+        async with asyncio.TaskGroup() as group:
+            for name, case in _CASES.items():
+                group.create_task(_wait_told(clients[name], spaces[name], case), name=name)
+        for name, client in clients.items():
+            load = await client.get(POD_VOLUME_BACKUPS, spaces[name], "load")
+            phases[name] = (load.get("status") or {}).get("phase", "New")
+
+    ended = {"object-denied": "Failed", "object-invalid": "Failed", "no-node-agent": "New"}
+    assert phases == dict.fromkeys(_CASES, "Accepted") | ended
