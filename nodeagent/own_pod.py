@@ -63,6 +63,7 @@ class OwnPod:
         self._namespace = namespace
         self._node = node
         self._hostname = hostname
+        self._pod: JsonDict | None = None
 
     async def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Log `message`, and record it as an Event on the pod; what cannot be recorded is only logged."""
@@ -81,19 +82,33 @@ class OwnPod:
             KubeError: the API server refused.
         """
         pod = await self._find()
-        if pod is None:
+        if pod is None or (pod["metadata"].get("annotations") or {}).get(key) == value:
             return
         meta = pod["metadata"]
-        if (meta.get("annotations") or {}).get(key) != value:
-            change = {"metadata": {"uid": meta["uid"], "annotations": {key: value}}}
-            await self._client.patch(PODS, self._namespace, meta["name"], change)
+        change = {"metadata": {"uid": meta["uid"], "annotations": {key: value}}}
+        self._pod = None
+        self._pod = await self._client.patch(PODS, self._namespace, meta["name"], change)
 
     async def _find(self) -> JsonDict | None:
+        """Return the pod; the first time it is looked up, by its name where that is this machine's.
+
+        Listing is for the node's network alone: all agents of a large cluster may ask at once.
+        """
+        if self._pod is None:
+            named = await self._client.read(PODS, self._namespace, self._hostname)
+            self._pod = named if named is not None and _is_agent(named) else await self._find_on_node()
+        return self._pod
+
+    async def _find_on_node(self) -> JsonDict | None:
         selection = Selection(
             PODS, self._namespace, label_selector=AGENT_SELECTOR, field_selector=f"spec.nodeName={self._node}"
         )
         pods = await self._client.list(selection)
-        named = [pod for pod in pods if pod["metadata"]["name"] == self._hostname]
         # In the node's network a pod has the node's name: there the only agent is this one.
-        alive = named or [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        alive = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         return alive[0] if len(alive) == 1 else None
+
+
+def _is_agent(pod: JsonDict) -> bool:
+    labels: dict[str, str] = pod["metadata"].get("labels") or {}
+    return labels.items() >= AGENT_LABELS.items()

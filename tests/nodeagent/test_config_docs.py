@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from nodeagent.config import parse_config
+from nodeagent.config_forms import LabelKey, LabelValue, ObjectName, QuantityText
 from nodeagent.config_keys import known_paths
 from nodeagent.config_models import AgentConfig
 from nodeagent.config_schema import build_schema
@@ -45,6 +49,36 @@ def test_every_example_on_the_page_is_a_configuration_without_a_mistake() -> Non
     for block in blocks:
         parsed = parse_config(block)
         assert (parsed.mistakes, parsed.notes) == ((), ()), block
+
+
+_SAMPLES = st.text() | st.sampled_from(
+    [
+        "",
+        "a",
+        "A_b",
+        "a.b",
+        "example.com/name",
+        "Example.com/name",
+        "x" * 63,
+        "0",
+        "+1",
+        "1.",
+        ".5",
+        "100m",
+        "2E6",
+        "1e-3",
+    ]
+)
+
+
+@given(text=_SAMPLES, form=st.sampled_from([LabelKey, LabelValue, ObjectName, QuantityText]))
+def test_the_schema_refuses_no_text_that_the_agent_takes(text: str, form: Any) -> None:
+    adapter: TypeAdapter[str] = TypeAdapter(form)
+    try:
+        adapter.validate_python(text)
+    except ValidationError:
+        return
+    assert re.fullmatch(adapter.json_schema()["pattern"], text)
 
 
 def _with_examples(section: Any) -> list[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from core.kube.client import KubeClient
+from core.kube.errors import ConflictError
 from core.kube.events import EventRecorder
 from core.kube.resources import EVENTS, PODS
 from core.kube.retry import Retry
@@ -65,6 +66,33 @@ async def test_what_the_pod_says_already_is_not_written_again() -> None:
     kube.put(_pod("agent-a", annotations={"nodeagent.io/config": "abc"}))
     await _own(kube, "agent-a").annotate("nodeagent.io/config", "abc")
     assert [request.method for request in kube.requests] == ["GET"]
+
+
+@pytest.mark.looptime
+async def test_the_pod_is_looked_up_once_and_never_listed_where_it_has_this_machines_name() -> None:
+    kube = FakeKube()
+    kube.put(_pod("agent-a"))
+    own = _own(kube, "agent-a")
+    for digest in ("abc", "abc", "def"):
+        await own.annotate("nodeagent.io/config", digest)
+    assert [(request.method, request.path.rpartition("/")[2]) for request in kube.requests] == [
+        ("GET", "agent-a"),
+        ("PATCH", "agent-a"),
+        ("PATCH", "agent-a"),
+    ]
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_came_in_the_place_of_ours_is_not_written_to() -> None:
+    kube = FakeKube()
+    kube.put(_pod("agent-a"))
+    own = _own(kube, "agent-a")
+    await own.annotate("nodeagent.io/config", "abc")
+    await KubeClient(kube, Retry(LoopClock())).delete(PODS, "velero", "agent-a")
+    kube.put(_pod("agent-a"))
+    with pytest.raises(ConflictError):
+        await own.annotate("nodeagent.io/config", "def")
+    assert "annotations" not in kube.objects(PODS)[0]["metadata"]
 
 
 @pytest.mark.looptime
