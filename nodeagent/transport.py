@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -66,13 +68,20 @@ class _LibraryEndpoint:
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
         self.url = (configuration.host or "").rstrip("/")
-        named = {"proxy": configuration.proxy, "server_hostname": configuration.tls_server_name}
+        proxy = configuration.proxy or _proxy_of_environment(self.url)
+        named = {"proxy": proxy, "server_hostname": configuration.tls_server_name}
         self.options: Mapping[str, Any] = {key: value for key, value in named.items() if value}
 
     def open_session(self) -> aiohttp.ClientSession:
-        """Return the library's session: one TLS context for everything."""
+        """Return a session on the library's connections: one TLS context for everything.
+
+        The library's own session asks the environment about proxies and ~/.netrc for each
+        request, on threads: that is a tenth of an agent's work, and of its memory.
+        """
         session: aiohttp.ClientSession = ApiClient(self._configuration).rest_client.pool_manager
-        return session
+        connector = session.connector
+        session.detach()
+        return aiohttp.ClientSession(connector=connector)
 
     async def headers(self) -> Mapping[str, str]:
         """Return who asks; a token that is due is read or made anew by the library."""
@@ -84,6 +93,14 @@ class _LibraryEndpoint:
         token = settings.get("BearerToken", {}).get("value")
         agent = {"User-Agent": f"node-agent/{VERSION}"}
         return agent | {"Authorization": token.strip()} if token else agent
+
+
+def _proxy_of_environment(url: str) -> str:
+    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name for `url`; empty where none."""
+    parts = urlsplit(url)
+    if not parts.hostname or proxy_bypass(parts.hostname):
+        return ""
+    return getproxies().get(parts.scheme, "")
 
 
 async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:

@@ -243,3 +243,26 @@ def test_the_generated_classes_of_the_library_are_not_loaded() -> None:
     code = "import sys, nodeagent.transport; print(sum('kubernetes_asyncio.client' in name for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 10
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({}, None),
+        ({"https_proxy": "http://proxy:3128"}, "http://proxy:3128"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "cluster.test"}, None),
+        ({"http_proxy": "http://proxy:3128"}, None),
+    ],
+    ids=["none", "proxy", "not for this host", "for another scheme"],
+)
+async def test_the_environment_names_a_proxy(
+    environment: dict[str, str], proxy: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("https_proxy", "http_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, "https://cluster.test:6443", {"token": "t"}))
+    assert transport._endpoint.options.get("proxy") == proxy
+    await transport.close()
