@@ -137,13 +137,25 @@ def _explain(error: ErrorDetails, path: str) -> Finding:
         return Finding(path, "this key is required")
     words = _EXPECTED.get(kind)
     what = words.format(**context) if words else error["msg"].removeprefix("expected ")
-    hint = ""
-    if isinstance(value, str):
-        allowed = re.findall("'([^']+)'", what)
-        hint = _meant_quantity(value) if "quantity" in what else close_name(value, allowed)
-    elif kind == "string_type" and isinstance(value, (int, float)):
-        hint = json.dumps(str(value))
+    hint = _guess(kind, value, what)
     return Finding(path, f"expected {what}, found {_told(value)}", f"did you mean {hint}?" if hint else "")
+
+
+def _guess(kind: str, value: object, what: str) -> str:
+    """Return what may have been meant by `value`, where `what` was expected; empty where nothing comes to mind."""
+    if kind == "string_type" and isinstance(value, (int, float)):
+        return json.dumps(json.dumps(value))
+    if not isinstance(value, str):
+        return ""
+    if kind == "int_type":
+        return value if value.isdecimal() and value.isascii() else ""
+    if kind == "bool_type":
+        return {"true": "true", "yes": "true", "false": "false", "no": "false"}.get(value.lower(), "")
+    if "quantity" in what:
+        return _meant_quantity(value)
+    if "a name of" in what:
+        return re.sub(r"[^a-z0-9.]+", "-", value.lower()).strip("-.")
+    return close_name(value, re.findall("'([^']+)'", what))
 
 
 _EXPECTED: Final = {
