@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bed.pki import KeyPair
 from tests.support.tools import tool
 
 __all__ = ["S3Server", "S3ServerError", "free_port", "run_s3_server"]
@@ -48,20 +49,21 @@ def free_port() -> int:
 
 
 @contextmanager
-def run_s3_server(folder: Path) -> Iterator[S3Server]:
-    """Start the server, and end it at the end.
+def run_s3_server(folder: Path, tls: KeyPair | None = None) -> Iterator[S3Server]:
+    """Start the server, and end it at the end; with `tls` it speaks nothing else.
 
     Raises:
         S3ServerError: it had ended by itself; the message has its last words.
     """
-    server = S3Server(f"http://127.0.0.1:{free_port()}", folder)
-    address = server.url.removeprefix("http://")
+    address = f"127.0.0.1:{free_port()}"
+    server = S3Server(f"{'https' if tls else 'http'}://{address}", folder)
+    secured: list[str | Path] = ["--cert", tls.certificate, "--key", tls.key] if tls else []
     keys = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
     # Not in the folder itself, where it would be a bucket.
     log_file = folder.with_name(f"{folder.name}.log")
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [tool("versitygw", "versitygw"), "--port", address, "posix", "--nometa", folder],
+            [tool("versitygw", "versitygw"), "--port", address, *secured, "posix", "--nometa", folder],
             env={**os.environ, **keys},
             stdout=subprocess.DEVNULL,
             stderr=log,

@@ -2,7 +2,6 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,35 +11,21 @@ from datamover.credentials import AwsKeys
 from datamover.kopia import Kopia, kopia_environment
 from datamover.repository import CacheLimit, NotInitializedError, Repository, RepositoryPlace, parse_cache_limit
 from datamover.scrub import Scrubber
-from datamover.storage import FileStorage, S3Storage, Storage
+from datamover.storage import FileStorage, S3Storage
 from datamover.workfolder import open_work_folder
+from tests.datamover.places import opened, s3_storage
 from tests.datamover.plainkopia import PASSWORD
 from tests.datamover.s3server import S3Server, free_port
 
 _RECORDED = Path(__file__).parents[1] / "recordings/velero-1.18.2/kopia-repository-status.json"
 
 
-@contextmanager
-def _repository(storage: Storage, password: str = PASSWORD, seconds: float = 30) -> Iterator[Repository]:
-    with open_work_folder(os.environ) as folder:
-        reach = storage.reach(folder)
-        environment = kopia_environment(os.environ, folder, {**reach.environment, "KOPIA_PASSWORD": password})
-        kopia = Kopia(environment, Scrubber([password, *reach.secrets({})]))
-        place = RepositoryPlace("repository under test", storage, reach)
-        yield Repository(kopia, place, folder, connect_seconds=seconds)
-
-
-def _s3(server: S3Server, name: str, **other: str) -> S3Storage:
-    keys = AwsKeys(other.get("access_key", server.access_key), other.get("secret_key", server.secret_key))
-    return S3Storage(other.get("bucket", name), "p/kopia/app/", other.get("url", server.url), "us-east-1", keys)
-
-
 async def test_a_new_repository_has_the_peers_form_and_is_found_again(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path / "r")
-    with _repository(storage) as repository:
+    with opened(storage) as repository:
         created = await repository.ensure()
         answer = await repository.kopia.call("status", "repository", "status", "--json")
-    with _repository(storage) as again:
+    with opened(storage) as again:
         assert await again.ensure() == created
     recorded, made = json.loads(_RECORDED.read_text()), answer.document()
     for part in ("contentFormat", "objectFormat", "blobRetention"):
@@ -51,7 +36,7 @@ async def test_a_new_repository_has_the_peers_form_and_is_found_again(tmp_path: 
 async def test_connecting_creates_nothing(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     with (
-        _repository(FileStorage(tmp_path / "r")) as repository,
+        opened(FileStorage(tmp_path / "r")) as repository,
         pytest.raises(NotInitializedError, match="repository under test: no repository is there"),
     ):
         await repository.connect()
@@ -62,14 +47,14 @@ async def test_a_place_that_holds_something_else_is_not_touched(tmp_path: Path) 
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "kopia.maintenance.f").write_text("x")
     with (
-        _repository(FileStorage(tmp_path / "r")) as repository,
+        opened(FileStorage(tmp_path / "r")) as repository,
         pytest.raises(RepositoryError, match="the place is not empty"),
     ):
         await repository.ensure()
 
 
 async def test_a_second_creator_is_noticed(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with _repository(FileStorage(tmp_path / "r")) as ours:
+    with opened(FileStorage(tmp_path / "r")) as ours:
         connect = ours.connect
 
         async def connect_to_the_others(*, read_only: bool = False, cache_name: str = "") -> None:
@@ -85,14 +70,14 @@ async def test_a_second_creator_is_noticed(tmp_path: Path, repository: Path, mon
 
 async def test_a_wrong_password_is_told(repository: Path) -> None:
     with (
-        _repository(FileStorage(repository), "another password") as ours,
+        opened(FileStorage(repository), "another password") as ours,
         pytest.raises(RepositoryError, match=r"^repository under test: the repository password does not match"),
     ):
         await ours.connect()
 
 
 async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
-    with _repository(_s3(s3, s3.make_bucket("keys"))) as repository:
+    with opened(s3_storage(s3, s3.make_bucket("keys"))) as repository:
         await repository.ensure()
         written = repository._folder.config_file.read_text()
         assert repository._folder.config_file.stat().st_mode & 0o777 == 0o600
@@ -112,7 +97,7 @@ async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
 )
 async def test_what_keeps_a_bucket_from_being_used_is_told(s3: S3Server, wrong: dict[str, str], cause: str) -> None:
     with (
-        _repository(_s3(s3, s3.make_bucket("causes"), **wrong)) as repository,
+        opened(s3_storage(s3, s3.make_bucket("causes"), **wrong)) as repository,
         pytest.raises(RepositoryError, match=f"^repository under test: {cause}: [^\n]+$") as refused,
     ):
         await repository.ensure()
@@ -128,7 +113,7 @@ def silent_endpoint() -> Iterator[str]:
 
 async def test_an_endpoint_that_never_answers_is_given_up(s3: S3Server, silent_endpoint: str) -> None:
     with (
-        _repository(_s3(s3, "any", url=silent_endpoint), seconds=1) as repository,
+        opened(s3_storage(s3, "any", url=silent_endpoint), seconds=1) as repository,
         pytest.raises(RepositoryError, match="repository under test: the storage did not answer within 1 s"),
     ):
         await repository.connect()
@@ -141,12 +126,12 @@ async def test_whether_the_storage_answers_is_told(
     found = []
     for storage in (
         FileStorage(repository),
-        _s3(s3, bucket),
-        _s3(s3, bucket, url=f"http://127.0.0.1:{free_port()}"),
-        _s3(s3, bucket, url=silent_endpoint),
+        s3_storage(s3, bucket),
+        s3_storage(s3, bucket, url=f"http://127.0.0.1:{free_port()}"),
+        s3_storage(s3, bucket, url=silent_endpoint),
         FileStorage(tmp_path / "gone" / "repository"),
     ):
-        with _repository(storage, seconds=10) as asked:
+        with opened(storage, seconds=10) as asked:
             answer = await asked.ask()
             found.append((answer.answers, answer.told.split(": ")[0:2]))
     assert found == [
@@ -160,7 +145,7 @@ async def test_whether_the_storage_answers_is_told(
 
 async def test_a_custom_authority_is_taken_for_what_it_is(s3: S3Server) -> None:
     storage = S3Storage("b", "p/", s3.url.replace("http", "https"), keys=AwsKeys("a", "b" * 8), ca_pem=b"no pem")
-    with _repository(storage) as repository, pytest.raises(RepositoryError, match="cannot parse provided CA"):
+    with opened(storage) as repository, pytest.raises(RepositoryError, match="cannot parse provided CA"):
         await repository.connect()
 
 
