@@ -9,7 +9,6 @@ import logging
 from core.contract import InitResult
 from core.errors import AgentError, RepositoryError
 from datamover.canceller import Canceller, run_unless_canceled
-from datamover.cluster import ClusterReader
 from datamover.ending import Ending, build_ending, build_failure, leave_message
 from datamover.repository import NotInitializedError, Repository
 from datamover.scrub import Scrubber
@@ -39,7 +38,7 @@ async def run_init(name: str, around: Surroundings) -> int:
 
 
 async def _initialize(name: str, around: Surroundings, scrubber: Scrubber) -> Ending:
-    reader = ClusterReader(around.client, around.clock, around.namespace)
+    reader = around.reader
     wanted = await reader.repository(name)
     location = await reader.location(wanted.spec.backup_storage_location)
     with open_work_folder(around.environment) as folder:

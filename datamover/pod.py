@@ -15,7 +15,6 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.models.loads import Load
 from datamover.backup import BackupRequest, back_up
 from datamover.canceller import Canceller, run_beside, run_unless_canceled
-from datamover.cluster import ClusterReader
 from datamover.ending import Ending, build_ending, build_failure, leave_message
 from datamover.follower import Followed, LoadFollower
 from datamover.loads import LOAD_KINDS, BackupPlan, RestorePlan, plan_of
@@ -109,7 +108,7 @@ class PodLoad:
     async def _open(self, cr: Load, folder: WorkFolder, *, writing: bool) -> Repository:
         """Return the load's repository, connected."""
         around = self._around
-        reader = ClusterReader(around.client, around.clock, around.namespace)
+        reader = around.reader
         location = await reader.location(cr.spec.backup_storage_location)
         if writing and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: nothing is backed up to it")

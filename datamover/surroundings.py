@@ -7,9 +7,11 @@ from files and environment, limits from the cgroup. Does not know what is moved.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from core.clock import Clock
 from core.kube.client import KubeClient
+from core.kube.retry import Retry
 from core.models.storage import BackupRepository, BackupStorageLocation
 from datamover.cluster import ClusterReader
 from datamover.kopia import Kopia, kopia_environment
@@ -21,6 +23,10 @@ from datamover.signals import StopSignal
 from datamover.workfolder import WorkFolder
 
 __all__ = ["Surroundings", "open_location"]
+
+_PATIENT_SECONDS: Final = 300.0
+_PATIENT_ATTEMPTS: Final = 100
+"""An only API server is away for minutes while its machine is started anew."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,12 @@ class Surroundings:
     stop: StopSignal
     termination_file: Path
 
+    @property
+    def reader(self) -> ClusterReader:
+        """What reads the cluster before data moves, with patience: nobody tries again for this pod."""
+        retry = Retry(self.clock, attempts=_PATIENT_ATTEMPTS, total_seconds=_PATIENT_SECONDS)
+        return ClusterReader(KubeClient(self.client.transport, retry), self.clock, self.namespace)
+
 
 async def open_location(
     around: Surroundings,
@@ -50,7 +62,7 @@ async def open_location(
     Raises:
         RepositoryError: the location, its credentials or the password cannot be used.
     """
-    reader = ClusterReader(around.client, around.clock, around.namespace)
+    reader = around.reader
     secrets = await reader.location_secrets(location)
     volume_namespace = repository.spec.volume_namespace
     storage = storage_of(location, volume_namespace, secrets=secrets, environment=around.environment)

@@ -1,0 +1,49 @@
+"""What a mover reads of the cluster before data moves."""
+
+from pathlib import Path
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.errors import ServerError
+from core.kube.retry import Retry
+from datamover.limits import Limits
+from datamover.signals import StopSignal
+from datamover.surroundings import Surroundings
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+
+def _around(kube: FakeKube) -> Surroundings:
+    clock = LoopClock()
+    return Surroundings(
+        client=KubeClient(kube, Retry(clock)),
+        clock=clock,
+        namespace="velero",
+        node="node-a",
+        environment={},
+        limits=Limits(1),
+        stop=StopSignal(),
+        termination_file=Path("/dev/null"),
+    )
+
+
+async def test_an_api_server_that_is_away_for_minutes_is_waited_for(looptime: float) -> None:
+    kube = FakeKube()
+    location = {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}}
+    metadata = {"namespace": "velero", "name": "default"}
+    kube.put({"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": metadata, "spec": location})
+    kube.fail_next("GET", "backupstoragelocations", "lost", times=40)
+    found = await _around(kube).reader.location("default")
+    assert found.name == "default"
+    assert looptime > 120
+
+
+async def test_one_that_does_not_come_back_is_told(looptime: float) -> None:
+    kube = FakeKube()
+    kube.fail_next("GET", "backupstoragelocations", 503, times=1000)
+    with pytest.raises(ServerError):
+        await _around(kube).reader.location("default")
+    assert 200 < looptime < 301
