@@ -1,7 +1,8 @@
 # Everything is done through these targets; each does the set-up that it needs, and is quick when that stands.
 #
 # Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
-# TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure).
+# TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
+# (of the soak).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -19,7 +20,7 @@ is_root := $(filter 0,$(shell id -u))
 
 .PHONY: help
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # -- to see it work ---------------------------------------------------------------------------------------------------
 .PHONY: demo cluster
@@ -32,7 +33,8 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 	@$(venv)/python -m tests.bed shell
 
 # -- to check it ------------------------------------------------------------------------------------------------------
-.PHONY: test lint format types contracts unit integration cluster-test test-mover-full
+.PHONY: test lint format types contracts unit integration cluster-test
+.PHONY: crash-matrix test-cluster-full soak test-mover-full
 test: lint types contracts unit integration cluster-test ## all of the checks below
 	@printf '\nAll checks passed.\n'
 
@@ -70,6 +72,20 @@ else
 	@if [ "$${CI:-}" = true ]; then echo 'error: tests on a real kubelet need root, and CI=true lets no tier be skipped' >&2; exit 1; fi
 	@echo 'skipped: tests on a real kubelet need root'
 endif
+
+crash-matrix: venv integration-tools ## an agent stopped at every write, every write failed, before a real kube-apiserver
+	$(step)
+	@$(pytest) -m slow tests/crash
+
+test-cluster-full: setup ## whatever dies in mid-transfer, on a real kubelet; half an hour (root)
+	$(step)
+	@$(venv)/python -m tests.bed --nodes 2 run -- $(pytest) -m slow tests/cluster_full
+
+SECONDS ?= 1200
+SEED ?=
+soak: setup ## loads and faults at random for SECONDS, by a SEED if given; 20 minutes by default (root)
+	$(step)
+	@$(venv)/python -m tests.bed --nodes 2 run -- $(venv)/python -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 test-mover-full: venv unit-tools ## the mover: more random trees, more kills, and storage that goes away; half an hour
 	$(step)

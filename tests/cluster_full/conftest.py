@@ -1,0 +1,41 @@
+"""Fixtures: the cluster tier's, and a gate that all storage locations are behind."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.bed.demonstration.manifests import build_namespace
+from tests.cluster.conftest import agent, bed
+from tests.cluster.gate import open_gate
+from tests.cluster_full.quartet import Seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import Bed
+
+__all__ = ["agent", "bed", "seed"]
+
+_LAST = "test_node_gone.py"
+"""It leaves one node only."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that come last behind all others."""
+    items.sort(key=lambda item: item.path.name == _LAST)
+
+
+@pytest.fixture(scope="module")
+def seed(agent: Bed) -> Iterator[Seed]:
+    """Volumes with data, and what a backup of them left in a repository."""
+    space = f"test-{secrets.token_hex(4)}"
+    agent.user.apply(build_namespace(space))
+    with open_gate() as gate:
+        seed = Seed(agent, gate, space)
+        seed.prepare()
+        yield seed
+    agent.user.kubectl("delete", "namespace", space, "--wait=false")

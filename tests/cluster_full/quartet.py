@@ -1,0 +1,273 @@
+"""One load of each kind, held in mid-transfer, and what is true when it was well.
+
+The volumes are `local` ones: the paths of CSI volumes are covered by tests from the recordings
+(tests/exposer/test_kubelet_folders.py).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.demonstration.user import PODS
+from tests.bed.processes import BedError
+from tests.bed.storage.objects import CLAIMS, CONTENTS, SNAPSHOTS, VOLUMES
+from tests.cluster.gate import HELD_BYTES
+from tests.cluster.handkopia import open_kopia
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, is_final
+from tests.cluster.workloads import BACKUPS, RESTORES, Workload, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tests.bed.api import Json, Resource
+    from tests.cluster.conftest import Bed
+    from tests.cluster.gate import Gate
+
+__all__ = ["RESOURCES", "Quartet", "Seed", "leftovers", "wait_all"]
+
+RESOURCES = {
+    "DataUpload": UPLOADS,
+    "DataDownload": DOWNLOADS,
+    "PodVolumeBackup": BACKUPS,
+    "PodVolumeRestore": RESTORES,
+}
+_OWNER_LABEL = "nodeagent.io/owner-uid"
+_END_SECONDS = 120
+_CLEAN_SECONDS = 90
+_LOOK_SECONDS = 0.3
+
+_FILL = f"""
+import os
+for number in range(4):
+    with open(f"/data/file-{{number}}", "wb") as file:
+        file.write(os.urandom({HELD_BYTES // 3}))
+"""
+
+
+@dataclass
+class Seed:
+    """A claim and a pod with data, both moved out once, through the gate.
+
+    Attributes:
+        bed: Where it is.
+        gate: What every storage location of its loads is behind.
+        space: Its namespace.
+        kept: The Completed DataUpload and PodVolumeBackup, by kind.
+    """
+
+    bed: Bed
+    gate: Gate
+    space: str
+    kept: dict[str, Json] = field(default_factory=dict)
+
+    @property
+    def volume(self) -> Volume:
+        """The claim."""
+        return Volume(self.bed, self.space)
+
+    @property
+    def writer(self) -> Workload:
+        """The pod."""
+        return Workload(self.bed, self.space, "writer", {"data": HELD_BYTES + (8 << 20)})
+
+    @property
+    def place(self) -> Place:
+        """Where its backups are."""
+        return Place(self.bed, self.space)
+
+    def prepare(self) -> None:
+        """Make the volumes and move them out."""
+        self.volume.fill(_FILL, size="128Mi")
+        self.writer.start()
+        self.writer.wait_ready()
+        self.volume.take_snapshots(["seed"])
+        self.bed.user.apply(*self.place.build(url=self.gate.url))
+        upload = self.volume.upload(f"{self.space}-seed", snapshot="seed", location=self.place.name)
+        backup = self.writer.backup("data") | {"metadata": {"namespace": NAMESPACE, "name": f"{self.space}-seed"}}
+        backup["spec"]["backupStorageLocation"] = self.place.name
+        self.bed.user.apply(upload, backup)
+        for load in (upload, backup):
+            self.kept[load["kind"]] = wait_until(self.bed, RESOURCES[load["kind"]], load, "Completed")
+
+
+@dataclass
+class Quartet:
+    """Four loads of a scenario, uploads into a repository that has nothing yet.
+
+    Attributes:
+        seed: Whose data they move.
+        name: The scenario's.
+        loads: The loads as they were made, by kind.
+    """
+
+    seed: Seed
+    name: str
+    loads: dict[str, Json] = field(default_factory=dict)
+
+    @property
+    def bed(self) -> Bed:
+        """Where it is."""
+        return self.seed.bed
+
+    @property
+    def place(self) -> Place:
+        """Where its uploads go."""
+        return Place(self.bed, f"{self.seed.space}-{self.name}")
+
+    @property
+    def reader(self) -> Workload:
+        """The pod that waits for its data."""
+        return Workload(self.bed, self.seed.space, f"reader-{self.name}")
+
+    def make_repository(self) -> None:
+        """Have the repository of its uploads made before they are."""
+        place = self.place
+        repository = place.repository(self.seed.space)
+        self.bed.user.apply(*place.build(url=self.seed.gate.url), repository)
+        name = f"backuprepository/{repository['metadata']['name']}"
+        self.bed.user.wait(name, "jsonpath={.status.phase}=Ready", namespace=NAMESPACE)
+
+    def make(self) -> None:
+        """Make the loads and what they are about."""
+        seed, place = self.seed, self.place
+        label = f"{seed.space}-{self.name}"
+        self.bed.user.apply(*place.build(url=seed.gate.url))
+        seed.volume.take_snapshots([self.name])
+        self.reader.start()
+        target = f"back-{self.name}"
+        upload = seed.volume.upload(f"{label}-du", snapshot=self.name, location=place.name)
+        kept = seed.kept["DataUpload"]["status"]["snapshotID"]
+        download = seed.volume.download(target, snapshot_id=kept, location=seed.place.name)
+        download["metadata"]["name"] = f"{label}-dd"
+        backup = seed.writer.backup("data")
+        backup["metadata"]["name"] = f"{label}-pvb"
+        backup["spec"]["backupStorageLocation"] = place.name
+        restore = self.reader.restore("data", backup=seed.kept["PodVolumeBackup"])
+        restore["metadata"]["name"] = f"{label}-pvr"
+        restore["spec"]["backupStorageLocation"] = seed.place.name
+        self.loads = {load["kind"]: load for load in (upload, download, backup, restore)}
+        claim = seed.volume.target(target)
+        claim["spec"]["resources"]["requests"]["storage"] = "128Mi"
+        self.bed.user.apply(claim, *self.loads.values())
+
+    def hold(self) -> None:
+        """Have the gate shut and make the loads; returns when all of them are held in mid-transfer."""
+        self.seed.gate.shut()
+        self.make()
+        self.wait("InProgress")
+        self.seed.gate.wait_held(*(str(pod["status"]["podIP"]) for pod in self.pods().values()))
+
+    def wait(self, *phases: str) -> dict[str, Json]:
+        """Wait until all loads are in one of the phases; returns them by kind."""
+        return wait_all(self.bed, self.loads.values(), *phases)
+
+    def pods(self) -> dict[str, Json]:
+        """The mover pods by kind of their loads."""
+        found = {}
+        for kind, load in self.loads.items():
+            pod = self.bed.api.get(PODS, NAMESPACE, load["metadata"]["name"])
+            if pod is None:
+                raise BedError(f"{kind} {load['metadata']['name']} has no mover pod")
+            found[kind] = pod
+        return found
+
+    def cancel(self) -> None:
+        """Have all of them canceled."""
+        for kind, load in self.loads.items():
+            body = {"spec": {"cancel": True}}
+            self.bed.api.patch(RESOURCES[kind], body, name=load["metadata"]["name"], namespace=NAMESPACE)
+
+    def differences(self, ended: dict[str, Json], folder: Path) -> list[str]:
+        """What of the data is not as it was; nothing where all is well."""
+        source, pod = self._folder("data"), self._folder("writer")
+        found = []
+        for kind, original in (("DataUpload", source), ("PodVolumeBackup", pod)):
+            copy = folder / kind
+            with open_kopia(self.bed, self.seed.space, prefix=self.place.name) as kopia:
+                kopia.connect()
+                kopia.run("restore", ended[kind]["status"]["snapshotID"], str(copy))
+            found += _differences(original, copy)
+        found += _differences(source, self._folder(f"back-{self.name}"))
+        return found + _differences(pod, self._folder(self.reader.name))
+
+    def remove(self) -> None:
+        """Have everything of the scenario deleted; nothing may hold a load back."""
+        bed, space = self.bed, self.seed.space
+        names = [f"{load['kind'].lower()}/{load['metadata']['name']}" for load in self.loads.values()]
+        bed.user.kubectl("delete", *names, "-n", NAMESPACE, "--ignore-not-found", "--timeout=60s")
+        self.reader.delete()
+        mine = [f"pvc/back-{self.name}", f"pvc/{self.reader.name}"]
+        bed.user.kubectl("delete", *mine, "-n", space, "--ignore-not-found", "--timeout=60s")
+        rest = [f"backuprepository/{space}-{self.place.name}-kopia", f"backupstoragelocation/{self.place.name}"]
+        rest += [f"secret/{self.place.name}-keys"]
+        bed.user.kubectl("delete", *rest, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+
+    def _folder(self, claim: str) -> Path:
+        found = self.bed.api.get(CLAIMS, self.seed.space, claim) or {}
+        name: str = found["spec"].get("volumeName", "none")
+        return self.bed.folder / "volumes" / name
+
+
+def wait_all(bed: Bed, loads: Iterable[Json], *phases: str, seconds: float = _END_SECONDS) -> dict[str, Json]:
+    """Wait until all loads are in one of some phases, any final one if none is named; returns them by kind.
+
+    Raises:
+        BedError: One is not in time, or has ended otherwise.
+    """
+    loads, deadline = list(loads), time.monotonic() + seconds
+    while True:
+        found = {load["kind"]: _read(bed, load) for load in loads}
+        told = {kind: load.get("status", {}) for kind, load in found.items()}
+        if all((status.get("phase", "") in phases) if phases else is_final(found[k]) for k, status in told.items()):
+            return found
+        wrong = [kind for kind in told if phases and is_final(found[kind]) and told[kind]["phase"] not in phases]
+        if wrong or time.monotonic() > deadline:
+            raise BedError(f"not {phases or 'final'}: {told}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def leftovers(bed: Bed, *, seconds: float = _CLEAN_SECONDS) -> list[str]:
+    """What loads have left behind, given so many seconds to go."""
+    deadline = time.monotonic() + seconds
+    while (left := _leftovers(bed)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    return left
+
+
+def _leftovers(bed: Bed) -> list[str]:
+    """Objects that carry an owner, volumes and snapshots that belong to the agents' namespace or to nobody."""
+    tests: list[tuple[Resource, Callable[[Json], bool]]] = [
+        (PODS, _is_owned),
+        (CLAIMS, _is_owned),
+        (SNAPSHOTS, _is_owned),
+        (CONTENTS, lambda each: _is_owned(each) or each["spec"]["volumeSnapshotRef"]["namespace"] == NAMESPACE),
+        (VOLUMES, lambda each: each.get("status", {}).get("phase") == "Released"),
+        (VOLUMES, lambda each: each["spec"].get("claimRef", {}).get("namespace") == NAMESPACE),
+    ]
+    found = [f"{r.plural} {each['metadata']['name']}" for r, test in tests for each in bed.api.objects(r) if test(each)]
+    for resource in RESOURCES.values():
+        held = [each for each in bed.api.objects(resource) if is_final(each) and each["metadata"].get("finalizers")]
+        found += [f"{resource.plural} {each['metadata']['name']}" for each in held]
+    return found
+
+
+def _is_owned(item: Json) -> bool:
+    return _OWNER_LABEL in (item["metadata"].get("labels") or {})
+
+
+def _read(bed: Bed, load: Json) -> Json:
+    try:
+        return bed.api.get(RESOURCES[load["kind"]], NAMESPACE, load["metadata"]["name"]) or {}
+    except OSError:
+        # An API server that was killed is not back yet.
+        return {}
+
+
+def _differences(source: Path, copy: Path) -> list[str]:
+    argv = ["diff", "--recursive", "--no-dereference", "--exclude=.velero", str(source), str(copy)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()

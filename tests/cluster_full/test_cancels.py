@@ -1,0 +1,127 @@
+"""A cancel in each phase, with a load of each kind: all end Canceled, and nothing is left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.bed.api import Resource
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.demonstration.user import PODS
+from tests.cluster.configuration import configured
+from tests.cluster.processes import is_mover, of_pod, wait_for_one
+from tests.cluster.scenes import UPLOADS
+from tests.cluster.workloads import wait_until
+from tests.cluster_full.quartet import Quartet, leftovers
+from tests.cluster_full.respawn import is_kubelet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster_full.quartet import Seed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+_LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
+
+
+@pytest.fixture
+def quartet(seed: Seed, request: pytest.FixtureRequest) -> Iterator[Quartet]:
+    """Four loads that are not made yet."""
+    quartet = Quartet(seed, request.node.name.rpartition("_")[2])
+    yield quartet
+    seed.gate.open()
+    quartet.remove()
+
+
+def _expect_canceled(quartet: Quartet) -> None:
+    for load in quartet.wait("Canceled").values():
+        assert load["status"]["completionTimestamp"]
+        assert "cancel" in load["status"]["message"]
+        assert "snapshotID" not in load["status"]
+    assert leftovers(quartet.bed) == []
+
+
+def test_new(quartet: Quartet) -> None:
+    seed, places = quartet.seed, (quartet.place, quartet.seed.place)
+    quartet.bed.user.apply(*quartet.place.build(url=seed.gate.url))
+    try:
+        for place in places:
+            body = {"status": {"phase": "Unavailable", "message": "the bucket is away"}}
+            quartet.bed.api.patch(_LOCATIONS, body, name=place.name, namespace=NAMESPACE)
+        quartet.make()
+        quartet.wait("", "New")
+        quartet.cancel()
+        _expect_canceled(quartet)
+    finally:
+        seed_place = {"status": {"phase": "Available", "message": None}}
+        quartet.bed.api.patch(_LOCATIONS, seed_place, name=seed.place.name, namespace=NAMESPACE)
+
+
+def test_accepted(quartet: Quartet) -> None:
+    """Their pods are made, and the kubelet does nothing with them."""
+    bed = quartet.bed
+    kubelet = wait_for_one("kubelet", is_kubelet("bed-1"))
+    quartet.seed.gate.shut()
+    quartet.reader.start()
+    waits = "jsonpath={.status.initContainerStatuses[0].state.running.startedAt}"
+    bed.user.wait(f"pod/{quartet.reader.name}", waits, namespace=quartet.seed.space, seconds=60)
+    kubelet.hold()
+    try:
+        quartet.make()
+        quartet.wait("Accepted")
+        quartet.cancel()
+        quartet.wait("Canceled")
+    finally:
+        kubelet.go_on()
+    _expect_canceled(quartet)
+
+
+def test_prepared(quartet: Quartet) -> None:
+    """The only slot of their node is taken."""
+    seed = quartet.seed
+    seed.gate.shut()
+    with configured(seed.bed, loadConcurrency={"globalConfig": 1}):
+        first = Quartet(seed, "first")
+        seed.volume.take_snapshots(["first"])
+        seed.bed.user.apply(*first.place.build(url=seed.gate.url))
+        upload = seed.volume.upload(f"{seed.space}-first-du", snapshot="first", location=first.place.name)
+        first.loads = {"DataUpload": upload}
+        seed.bed.user.apply(upload)
+        wait_until(seed.bed, UPLOADS, upload, "InProgress")
+        pod = seed.bed.api.get(PODS, NAMESPACE, upload["metadata"]["name"]) or {}
+        seed.gate.wait_held(pod["status"]["podIP"])
+        quartet.make()
+        quartet.wait("Prepared")
+        quartet.cancel()
+        quartet.wait("Canceled")
+        seed.gate.open()
+        first.wait("Completed")
+        first.remove()
+    _expect_canceled(quartet)
+
+
+def test_inprogress(quartet: Quartet) -> None:
+    quartet.hold()
+    quartet.cancel()
+    _expect_canceled(quartet)
+
+
+def test_canceling(quartet: Quartet) -> None:
+    """Whoever is canceled already may be deleted too, and a mover that hangs holds nobody for ever."""
+    quartet.hold()
+    movers = []
+    for pod in quartet.pods().values():
+        belongs = of_pod(pod)
+        mover = wait_for_one("the mover", lambda each, belongs=belongs: is_mover(each) and belongs(each))  # type: ignore[misc]
+        mover.hold()
+        movers.append(mover)
+    quartet.cancel()
+    quartet.wait("Canceling")
+    names = [f"{load['kind'].lower()}/{load['metadata']['name']}" for load in quartet.loads.values()]
+    quartet.bed.user.kubectl("delete", *names, "-n", NAMESPACE, "--wait=false")
+    for mover in movers:
+        mover.go_on()
+    quartet.bed.user.kubectl("wait", "--for=delete", *names, "-n", NAMESPACE, "--timeout=90s")
+    assert leftovers(quartet.bed) == []

@@ -1,0 +1,124 @@
+"""SIGKILL in mid-transfer, to whatever takes part in it, with a load of each kind."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.install import AGENT_LABEL
+from tests.bed.processes import BedError
+from tests.cluster.processes import find_all, is_agent, is_kopia, is_mover, of_pod, wait_for_one
+from tests.cluster_full.quartet import Quartet, leftovers
+from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.bed.api import Json
+    from tests.cluster.conftest import Bed
+    from tests.cluster_full.quartet import Seed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+_NODE = "bed-1"
+_SECONDS = 90
+
+
+@pytest.fixture
+def held(seed: Seed, request: pytest.FixtureRequest) -> Iterator[Quartet]:
+    """Four loads in mid-transfer."""
+    quartet = Quartet(seed, re.sub("[^a-z]", "", request.node.name.removeprefix("test_"))[:20])
+    quartet.hold()
+    yield quartet
+    seed.gate.open()
+    quartet.remove()
+
+
+def _expect_completed(quartet: Quartet, folder: Path) -> None:
+    ended = quartet.wait("Completed")
+    for load in ended.values():
+        assert "message" not in load["status"]
+    assert leftovers(quartet.bed) == []
+    assert quartet.differences(ended, folder) == []
+
+
+def _expect_failed(quartet: Quartet, told: str) -> None:
+    ended = quartet.wait("Failed")
+    for kind, load in ended.items():
+        assert re.search(told, load["status"]["message"], re.IGNORECASE), f"{kind}: {load['status']['message']}"
+        assert "snapshotID" not in load["status"]
+        assert load["status"]["completionTimestamp"]
+    assert leftovers(quartet.bed) == []
+
+
+def _wait_movers_ended(pods: dict[str, Json]) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while left := [each for pod in pods.values() for each in find_all(of_pod(pod)) if is_mover(each)]:
+        if time.monotonic() > deadline:
+            raise BedError(f"movers did not end: {left}")
+        time.sleep(0.2)
+
+
+def _wait_api(bed: Bed) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            bed.user.kubectl("get", "--raw", "/readyz")
+        except BedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+def test_agent(held: Quartet, tmp_path: Path) -> None:
+    before = wait_for_one("the agent", is_agent(_NODE))
+    before.kill()
+    wait_for_one("the agent that was started anew", is_agent(_NODE))
+    agents = ["pod", "-l", AGENT_LABEL, "-n", NAMESPACE]
+    held.bed.user.kubectl("wait", "--for=condition=Ready", "--timeout=90s", *agents)
+    held.seed.gate.open()
+    _expect_completed(held, tmp_path)
+
+
+def test_kubelet(held: Quartet, tmp_path: Path) -> None:
+    """The movers end while nobody looks after their pods."""
+    pods = held.pods()
+    kubelet = Component.find("kubelet", is_kubelet(_NODE), held.bed.folder / "logs" / "kubelet-1.log")
+    kubelet.kill()
+    held.seed.gate.open()
+    _wait_movers_ended(pods)
+    kubelet.start()
+    _expect_completed(held, tmp_path)
+
+
+def test_api_server(held: Quartet, tmp_path: Path) -> None:
+    """The movers end while nobody can be told."""
+    pods = held.pods()
+    server = Component.find("API server", is_api_server, held.bed.folder / "logs" / "kube-apiserver.log")
+    server.kill()
+    held.seed.gate.open()
+    _wait_movers_ended(pods)
+    server.start()
+    _wait_api(held.bed)
+    _expect_completed(held, tmp_path)
+
+
+def test_mover(held: Quartet) -> None:
+    for pod in held.pods().values():
+        belongs = of_pod(pod)
+        wait_for_one("the mover", lambda each, belongs=belongs: is_mover(each) and belongs(each)).kill()  # type: ignore[misc]
+    _expect_failed(held, "137|SIGKILL|killed")
+
+
+def test_kopia(held: Quartet) -> None:
+    for pod in held.pods().values():
+        belongs = of_pod(pod)
+        wait_for_one("kopia", lambda each, belongs=belongs: is_kopia(each) and belongs(each)).kill()  # type: ignore[misc]
+    _expect_failed(held, "kopia.*(SIGKILL|killed|signal)")

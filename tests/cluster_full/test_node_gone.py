@@ -1,0 +1,144 @@
+"""A node that is killed with movers of all kinds in mid-transfer. It comes last: nobody brings the node back."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.bed.demonstration.manifests import NAMESPACE, build_claim
+from tests.bed.demonstration.user import PODS
+from tests.bed.settings import AGENT_IMAGE
+from tests.cluster.gate import HELD_BYTES
+from tests.cluster.scenes import Place, Volume
+from tests.cluster.workloads import RESTORE_UID
+from tests.cluster_full.quartet import leftovers, wait_all
+from tests.cluster_full.respawn import kill_node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.bed.api import Json
+    from tests.cluster.conftest import Bed
+    from tests.cluster_full.quartet import Seed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+_NODE, _OTHER = "bed-2", "bed-1"
+_GONE_AFTER_SECONDS = 20
+_FAILED_SECONDS = 240
+"""The node controller alone takes 50 s to see that a node is not there."""
+
+_WRITE = f"head -c {HELD_BYTES + (8 << 20)} /dev/urandom > /data/file && touch /data/done && exec sleep infinity"
+_WAIT = f"until [ -e /data/.velero/{RESTORE_UID} ]; do sleep 1; done"
+
+
+@pytest.fixture
+def impatient(agent: Bed) -> Bed:
+    """Agents that take a node for gone soon."""
+    flag = f"--node-gone-after={_GONE_AFTER_SECONDS}s"
+    change = [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": flag}]
+    agent.user.kubectl("patch", "daemonset/node-agent", "-n", NAMESPACE, "--type=json", "-p", json.dumps(change))
+    agent.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", NAMESPACE, "--timeout=120s")
+    return agent
+
+
+@pytest.fixture
+def held(impatient: Bed, seed: Seed) -> Iterator[list[Json]]:
+    """A load of each kind whose mover is on the node, held in mid-transfer."""
+    bed, place = impatient, Place(impatient, f"{seed.space}-far")
+    bed.user.apply(*place.build(url=seed.gate.url))
+    pods = [_pod(seed, "far-writer"), _pod(seed, "far-reader", waits=True), _pod(seed, "far-source", claim="far")]
+    target = seed.volume.target("far-target")
+    target["spec"]["storageClassName"] = "bed-wait"
+    bed.user.apply(_claim(seed, "far"), target, *pods, _pod(seed, "far-consumer", claim="far-target"))
+    for name in ("far-writer", "far-source"):
+        bed.user.wait(f"pod/{name}", "condition=Ready", namespace=seed.space, seconds=90)
+    running = "jsonpath={.status.initContainerStatuses[0].state.running.startedAt}"
+    bed.user.wait("pod/far-reader", running, namespace=seed.space, seconds=90)
+    seed.gate.shut()
+    bed.user.kubectl("cordon", _OTHER)
+    loads = _loads(seed, place)
+    bed.user.apply(*loads)
+    wait_all(bed, loads, "InProgress")
+    bed.user.kubectl("uncordon", _OTHER)
+    movers = [bed.api.get(PODS, NAMESPACE, load["metadata"]["name"]) or {} for load in loads]
+    assert [mover["spec"]["nodeName"] for mover in movers] == [_NODE] * len(movers)
+    seed.gate.wait_held(*(mover["status"]["podIP"] for mover in movers))
+    yield loads
+    seed.gate.open()
+
+
+def _loads(seed: Seed, place: Place) -> list[Json]:
+    far = Volume(seed.bed, seed.space, "far")
+    far.take_snapshots(["far"])
+    upload = far.upload(f"{seed.space}-far-du", snapshot="far", location=place.name)
+    upload["spec"]["csiSnapshot"]["storageClass"] = "bed-wait"
+    kept = seed.kept["DataUpload"]["status"]["snapshotID"]
+    download = seed.volume.download("far-target", snapshot_id=kept, location=seed.place.name)
+    download["metadata"]["name"] = f"{seed.space}-far-dd"
+    backup = _pod_load(seed, "PodVolumeBackup", "far-writer", place.name)
+    backup["spec"]["node"] = _NODE
+    restore = _pod_load(seed, "PodVolumeRestore", "far-reader", seed.place.name)
+    restore["spec"] |= {
+        "snapshotID": seed.kept["PodVolumeBackup"]["status"]["snapshotID"],
+        "sourceNamespace": seed.space,
+    }
+    owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
+    restore["metadata"]["ownerReferences"] = [owner]
+    return [upload, download, backup, restore]
+
+
+def _pod_load(seed: Seed, kind: str, pod_name: str, location: str) -> Json:
+    pod = seed.bed.api.get(PODS, seed.space, pod_name) or {}
+    reference = {key: pod["metadata"][key] for key in ("namespace", "name", "uid")}
+    spec = {
+        "pod": {"kind": "Pod", **reference},
+        "volume": "data",
+        "backupStorageLocation": location,
+        "repoIdentifier": "",
+        "uploaderType": "kopia",
+    }
+    metadata = {"namespace": NAMESPACE, "name": f"{seed.space}-{pod_name}"}
+    return {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _claim(seed: Seed, name: str) -> Json:
+    claim = build_claim(seed.space, name, size="128Mi")
+    claim["spec"]["storageClassName"] = "bed-wait"
+    return claim
+
+
+def _pod(seed: Seed, name: str, *, waits: bool = False, claim: str = "") -> Json:
+    """A pod on the node whose volume `data` is filled, or waits to be."""
+    container = {
+        "name": "app",
+        "image": AGENT_IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sh", "-ec", _WRITE],
+        "securityContext": {"runAsUser": 0},
+        "readinessProbe": {"exec": {"command": ["test", "-e", "/data/done"]}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    first = {key: container[key] for key in ("image", "imagePullPolicy", "securityContext", "volumeMounts")}
+    volume: Json = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    spec = {
+        "nodeSelector": {"kubernetes.io/hostname": _NODE},
+        "terminationGracePeriodSeconds": 0,
+        "initContainers": [first | {"name": "restore-wait", "command": ["sh", "-ec", _WAIT]}] if waits else [],
+        "containers": [container],
+        "volumes": [{"name": "data", **volume}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": seed.space, "name": name}, "spec": spec}
+
+
+def test_its_loads_fail_and_name_it(held: list[Json], impatient: Bed) -> None:
+    kill_node()
+    ended = wait_all(impatient, held, "Failed", seconds=_FAILED_SECONDS)
+    for kind, load in ended.items():
+        assert _NODE in load["status"]["message"], f"{kind}: {load['status']['message']}"
+        assert load["status"]["completionTimestamp"]
+    # Its pods end when whoever runs the cluster says that it will not come back.
+    impatient.user.kubectl("delete", "node", _NODE)
+    assert leftovers(impatient, seconds=180) == []

@@ -1,0 +1,90 @@
+"""Movers that their node or the scheduler takes away: no memory, a pod that goes before them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.settings import PAUSE_IMAGE
+from tests.cluster.configuration import configured
+from tests.cluster_full.quartet import Quartet, leftovers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.bed.api import Json
+    from tests.cluster_full.quartet import Seed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+_LABELS = (
+    "velero.io/data-upload",
+    "velero.io/data-download",
+    "velero.io/pod-volume-backup",
+    "velero.io/pod-volume-restore",
+)
+_ENOUGH_FOR_A_MOVER_ALONE = "72Mi"
+
+
+@pytest.fixture
+def quartet(seed: Seed, request: pytest.FixtureRequest) -> Iterator[Quartet]:
+    """Four loads that are not made yet."""
+    quartet = Quartet(seed, request.node.name.rpartition("_")[2])
+    yield quartet
+    seed.gate.open()
+    quartet.remove()
+
+
+def _expect_failed(quartet: Quartet, told: str) -> None:
+    for kind, load in quartet.wait("Failed").items():
+        assert re.search(told, load["status"]["message"], re.IGNORECASE), f"{kind}: {load['status']['message']}"
+        assert "snapshotID" not in load["status"]
+    assert leftovers(quartet.bed) == []
+
+
+def test_a_mover_that_gets_too_little_memory(quartet: Quartet) -> None:
+    limits = {"cpuRequest": "0", "cpuLimit": "0", "memoryRequest": "16Mi", "memoryLimit": _ENOUGH_FOR_A_MOVER_ALONE}
+    quartet.make_repository()
+    with configured(quartet.bed, podResources=limits):
+        quartet.make()
+        _expect_failed(quartet, "OOMKilled|out of memory")
+
+
+def test_a_pod_of_a_higher_priority(quartet: Quartet) -> None:
+    quartet.hold()
+    bed = quartet.bed
+    priority = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "before-movers"},
+        "value": 1000,
+    }
+    bed.user.apply(priority, _lone_pod())
+    try:
+        _expect_failed(quartet, "preempt")
+        bed.user.wait("pod/lone", "condition=Ready", namespace="default", seconds=60)
+    finally:
+        bed.user.kubectl("delete", "pod/lone", "priorityclass/before-movers", "--ignore-not-found")
+
+
+def _lone_pod() -> Json:
+    """A pod that suffers no mover beside it."""
+    terms = [
+        {
+            "labelSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]},
+            "namespaces": [NAMESPACE],
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        for label in _LABELS
+    ]
+    spec = {
+        "priorityClassName": "before-movers",
+        "nodeSelector": {"kubernetes.io/hostname": "bed-1"},
+        "terminationGracePeriodSeconds": 0,
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
+        "containers": [{"name": "pause", "image": PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent"}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "default", "name": "lone"}, "spec": spec}

@@ -1,0 +1,53 @@
+"""Faults that befall everybody: agents, a kubelet, the API server, the storage's controller, the Lease."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed.api import Resource
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.cluster.processes import find_all, is_agent
+from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.cluster.conftest import Bed
+
+__all__ = ["build_chaos"]
+
+_LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
+_AWAY_SECONDS = 2.0
+
+
+def build_chaos(bed: Bed) -> Mapping[str, Callable[[], None]]:
+    """Each fault by its name; it is over when its function returns, or heals by itself."""
+    logs = bed.folder / "logs"
+
+    def kill_agent(node: str) -> None:
+        for process in find_all(is_agent(node)):
+            process.kill()
+
+    def kill_for_a_while(what: str, log: Path) -> None:
+        matches = {"kubelet": is_kubelet("bed-1"), "API server": is_api_server, "provisioner": _is_provisioner}[what]
+        component = Component.find(what, matches, log)
+        component.kill()
+        time.sleep(_AWAY_SECONDS)
+        component.start()
+        # Nobody else that is to be broken can come back while the API server is away.
+        bed.api.text("GET", "/readyz")
+
+    return {
+        "agent of bed-1 killed": lambda: kill_agent("bed-1"),
+        "agent of bed-2 killed": lambda: kill_agent("bed-2"),
+        "kubelet killed": lambda: kill_for_a_while("kubelet", logs / "kubelet-1.log"),
+        "API server killed": lambda: kill_for_a_while("API server", logs / "kube-apiserver.log"),
+        "provisioner killed": lambda: kill_for_a_while("provisioner", logs / "provisioner.log"),
+        "Lease deleted": lambda: bed.api.delete(_LEASES, NAMESPACE, "node-agent-dispatcher"),
+    }
+
+
+def _is_provisioner(process: object) -> bool:
+    return "tests.bed.provisioner" in getattr(process, "argv", ())

@@ -1,0 +1,31 @@
+"""Chance without luck: everything comes up equally often, in an order that the seed decides."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+__all__ = ["Deck"]
+
+_T = TypeVar("_T")
+
+
+class Deck(Generic[_T]):
+    """Cards that are shuffled anew whenever all of them were drawn."""
+
+    def __init__(self, cards: Sequence[_T], chance: random.Random) -> None:
+        self._cards = list(cards)
+        self._chance = chance
+        self._left: list[_T] = []
+        self._lock = threading.Lock()
+
+    def draw(self) -> _T:
+        """The next card."""
+        with self._lock:
+            if not self._left:
+                self._left = self._chance.sample(self._cards, len(self._cards))
+            return self._left.pop()

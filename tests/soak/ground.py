@@ -1,0 +1,193 @@
+"""A worker's own volumes, storage location and repository, and how it makes a load of each kind.
+
+Data is put into volumes from outside, where the bed keeps them: random each time, so that
+nothing of it is in the repository yet and a shut gate holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bed.api import Resource
+from tests.bed.demonstration.manifests import NAMESPACE, build_claim, build_namespace, build_snapshot
+from tests.bed.demonstration.user import PODS
+from tests.bed.processes import BedError
+from tests.bed.settings import AGENT_IMAGE
+from tests.bed.storage.objects import CLAIMS, SNAPSHOTS
+from tests.cluster.gate import HELD_BYTES
+from tests.cluster.scenes import Place, Volume, is_final
+from tests.cluster.workloads import RESTORE_UID
+from tests.cluster_full.quartet import RESOURCES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.bed.api import Json
+    from tests.cluster.conftest import Bed
+    from tests.cluster.gate import Gate
+
+__all__ = ["Ground"]
+
+_NAMESPACES = Resource("/api/v1", "namespaces", namespaced=False)
+_SECRETS = Resource("/api/v1", "secrets")
+_LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
+_BY_KIND = {"Secret": _SECRETS, "BackupStorageLocation": _LOCATIONS}
+_POD_VOLUMES = "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/data"
+_NODE = "bed-1"
+_SECONDS = 300
+_LOOK_SECONDS = 0.3
+
+
+@dataclass
+class Ground:
+    """What one worker has for itself.
+
+    Attributes:
+        bed: Where it is.
+        gate: Behind which its storage location is.
+        name: Its namespace, its location and the beginning of its loads' names.
+    """
+
+    bed: Bed
+    gate: Gate
+    name: str
+    _kept: dict[str, str] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """Make it, and move a volume and a pod's volume out once."""
+        api = self.bed.api
+        api.create(_NAMESPACES, build_namespace(self.name))
+        for item in Place(self.bed, self.name).build(url=self.gate.url):
+            api.create(_BY_KIND[item["kind"]], item)
+        api.create(CLAIMS, build_claim(self.name, "data", size="64Mi"))
+        api.create(PODS, self._pod("writer", waits=False))
+        for kind in ("DataUpload", "PodVolumeBackup"):
+            load = self.make(kind, f"{self.name}-{kind.lower()}-seed")
+            api.create(RESOURCES[kind], load)
+            ended = self.wait(load, is_final)
+            if ended["status"]["phase"] != "Completed":
+                raise BedError(f"{kind} {load['metadata']['name']} ended before anything was broken: {ended['status']}")
+            self._kept[kind] = ended["status"]["snapshotID"]
+
+    def make(self, kind: str, name: str) -> Json:
+        """Make what a load of a kind is about; returns the load, which is not made yet."""
+        match kind:
+            case "DataUpload":
+                return self._upload(name)
+            case "DataDownload":
+                volume = Volume(self.bed, self.name)
+                self.bed.api.create(CLAIMS, volume.target(name))
+                return volume.download(name, snapshot_id=self._kept["DataUpload"], location=self.name)
+            case "PodVolumeBackup":
+                writer = self._wait_pod("writer", lambda pod: pod.get("status", {}).get("phase") == "Running")
+                _fill(Path(_POD_VOLUMES.format(uid=writer["metadata"]["uid"])))
+                return self._pod_load(kind, name, writer, {"node": _NODE})
+        self.bed.api.create(PODS, self._pod(name, waits=True))
+        reader = self._wait_pod(name, _waits)
+        return self._pod_load(
+            kind, name, reader, {"snapshotID": self._kept["PodVolumeBackup"], "sourceNamespace": self.name}
+        )
+
+    def wait(self, load: Json, until: Callable[[Json], bool], *, seconds: float = _SECONDS) -> Json:
+        """Wait until something is true of a load; returns it, empty where it is gone.
+
+        Raises:
+            BedError: It did not come true in time.
+        """
+        resource, name = RESOURCES[load["kind"]], load["metadata"]["name"]
+        deadline = time.monotonic() + seconds
+        while found := self.bed.api.get(resource, NAMESPACE, name):
+            if until(found):
+                return found
+            if time.monotonic() > deadline:
+                raise BedError(f"{load['kind']} {name} after {seconds:.0f} s: {found.get('status')}")
+            time.sleep(_LOOK_SECONDS)
+        return {}
+
+    def mover(self, load: Json) -> Json:
+        """The mover pod of a load, empty where there is none."""
+        return self.bed.api.get(PODS, NAMESPACE, load["metadata"]["name"]) or {}
+
+    def remove(self, load: Json) -> None:
+        """Have a load deleted, and what it was about."""
+        api, name = self.bed.api, load["metadata"]["name"]
+        api.delete(RESOURCES[load["kind"]], NAMESPACE, name)
+        self.wait(load, lambda _: False)
+        for resource in (PODS, CLAIMS, SNAPSHOTS):
+            api.delete(resource, self.name, name)
+
+    def _upload(self, name: str) -> Json:
+        claim = self.bed.api.get(CLAIMS, self.name, "data") or {}
+        deadline = time.monotonic() + _SECONDS
+        while not (volume := claim["spec"].get("volumeName")):
+            if time.monotonic() > deadline:
+                raise BedError(f"claim {self.name}/data has no volume")
+            time.sleep(_LOOK_SECONDS)
+            claim = self.bed.api.get(CLAIMS, self.name, "data") or {}
+        _fill(self.bed.folder / "volumes" / volume)
+        self.bed.api.create(SNAPSHOTS, build_snapshot(self.name, name, claim="data"))
+        while not ((self.bed.api.get(SNAPSHOTS, self.name, name) or {}).get("status") or {}).get("readyToUse"):
+            if time.monotonic() > deadline:
+                raise BedError(f"VolumeSnapshot {self.name}/{name} does not get ready")
+            time.sleep(_LOOK_SECONDS)
+        return Volume(self.bed, self.name).upload(name, snapshot=name, location=self.name)
+
+    def _pod_load(self, kind: str, name: str, pod: Json, spec: Json) -> Json:
+        metadata: Json = {"namespace": NAMESPACE, "name": name}
+        if kind == "PodVolumeRestore":
+            owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
+            # Its name is not its UID's: nobody collects it as garbage of a Restore that is not there.
+            metadata["ownerReferences"] = [owner]
+        reference = {key: pod["metadata"][key] for key in ("namespace", "name", "uid")}
+        common = {
+            "pod": {"kind": "Pod", **reference},
+            "volume": "data",
+            "backupStorageLocation": self.name,
+            "repoIdentifier": "",
+            "uploaderType": "kopia",
+        }
+        return {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": {**common, **spec}}
+
+    def _wait_pod(self, name: str, until: Callable[[Json], bool]) -> Json:
+        deadline = time.monotonic() + _SECONDS
+        while not until(pod := self.bed.api.get(PODS, self.name, name) or {}):
+            if time.monotonic() > deadline:
+                raise BedError(f"pod {self.name}/{name} is {pod.get('status')}")
+            time.sleep(_LOOK_SECONDS)
+        return pod
+
+    def _pod(self, name: str, *, waits: bool) -> Json:
+        """A pod with an emptyDir: it waits for its data, or has some."""
+        script = f"until [ -e /data/.velero/{RESTORE_UID} ]; do sleep 1; done"
+        container = {
+            "name": "app",
+            "image": AGENT_IMAGE,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sleep", "infinity"],
+            "securityContext": {"runAsUser": 0},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        }
+        first = container | {"name": "restore-wait", "command": ["sh", "-ec", script]}
+        spec = {
+            "nodeName": _NODE,
+            "terminationGracePeriodSeconds": 0,
+            "initContainers": [first] if waits else [],
+            "containers": [container],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": self.name, "name": name}, "spec": spec}
+
+
+def _waits(pod: Json) -> bool:
+    states = pod.get("status", {}).get("initContainerStatuses") or [{}]
+    return "running" in states[0].get("state", {})
+
+
+def _fill(folder: Path) -> None:
+    part = folder / "file.part"
+    part.write_bytes(os.urandom(HELD_BYTES))
+    part.rename(folder / "file")

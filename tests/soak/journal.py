@@ -1,0 +1,89 @@
+"""What was done and what became of it, kept by all who take part; and the verdict.
+
+Knows no cluster: loads and faults are told to it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+__all__ = ["Ending", "Entry", "Journal"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a load may end: its phases, and what its message must say where it is Failed.
+
+    `gone` stands among the phases for one that was deleted.
+    """
+
+    phases: frozenset[str]
+    told: str = ""
+
+    def explains(self, phase: str, message: str) -> bool:
+        """Whether an end is one of these, and says why."""
+        if phase not in self.phases:
+            return False
+        return phase != "Failed" or bool(self.told and re.search(self.told, message, re.IGNORECASE | re.DOTALL))
+
+
+@dataclass
+class Entry:
+    """One load: what happened to it, how it may end, how it did."""
+
+    kind: str
+    name: str
+    fault: str
+    ending: Ending
+    phase: str = ""
+    message: str = ""
+    seconds: float = 0.0
+
+    @property
+    def final(self) -> bool:
+        """Whether it came to an end."""
+        return self.phase in {"Completed", "Failed", "Canceled", "gone"}
+
+    @property
+    def explained(self) -> bool:
+        """Whether it ended as it may, and its message names the fault."""
+        return self.final and self.ending.explains(self.phase, self.message)
+
+
+@dataclass
+class Journal:
+    """All loads and faults."""
+
+    entries: list[Entry] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    began: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, entry: Entry) -> None:
+        """Note a load that was made."""
+        with self._lock:
+            self.entries.append(entry)
+
+    def injected(self, fault: str) -> None:
+        """Note a fault that was brought about."""
+        with self._lock:
+            self.faults[fault] += 1
+        self.say(f"fault: {fault}")
+
+    def say(self, text: str) -> None:
+        """Print a line with the time."""
+        print(f"{time.monotonic() - self.began:7.1f} s  {text}", flush=True)
+
+    @property
+    def not_final(self) -> list[Entry]:
+        """Loads that came to no end."""
+        return [entry for entry in self.entries if not entry.final]
+
+    @property
+    def unexplained(self) -> list[Entry]:
+        """Loads whose end is none that was to be expected, or does not say why."""
+        return [entry for entry in self.entries if entry.final and not entry.explained]

@@ -1,0 +1,158 @@
+"""Faults that are meant for one load, and how that load may end by them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.demonstration.user import PODS
+from tests.bed.processes import BedError
+from tests.bed.storage.faults import CONFIG_MAP
+from tests.bed.storage.objects import CONFIG_MAPS
+from tests.cluster.processes import is_kopia, is_mover, of_pod, wait_for_one
+from tests.cluster.scenes import is_final
+from tests.cluster_full.quartet import RESOURCES
+from tests.soak.journal import Ending
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from tests.bed.api import Json
+    from tests.soak.ground import Ground
+
+__all__ = ["TROUBLES", "WRONG_LOCATION", "Trouble"]
+
+WRONG_LOCATION = "soak-wrong-keys"
+"""A storage location whose keys nobody accepts."""
+
+_ALL = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
+_CLAIMS_ONLY = ("DataUpload", "DataDownload")
+_STALL_SECONDS = 8
+_LONGEST_WHIM_SECONDS = 12.0
+
+_COMPLETED = Ending(frozenset({"Completed"}))
+_faults_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A kind of fault.
+
+    Attributes:
+        name: What it is called.
+        kinds: The kinds of load that it may befall.
+        ending: How such a load may end.
+        spoil: Changes the load before it is made.
+        strike: Happens once it was made; `holds` says that it has to be in mid-transfer then.
+    """
+
+    name: str
+    kinds: tuple[str, ...] = _ALL
+    ending: Ending = _COMPLETED
+    spoil: Callable[[Json], None] | None = None
+    strike: Callable[[Ground, Json, random.Random], None] | None = None
+    holds: bool = False
+
+
+def hold(ground: Ground, load: Json) -> None:
+    """Return once a load is held in mid-transfer by its ground's gate, which is shut.
+
+    Raises:
+        BedError: It is not.
+    """
+    moving = ground.wait(load, lambda found: is_final(found) or found.get("status", {}).get("phase") == "InProgress")
+    if not moving or is_final(moving):
+        raise BedError(f"{load['metadata']['name']} ended before it was held: {moving.get('status')}")
+    ground.gate.wait_held(str(ground.mover(load)["status"]["podIP"]))
+
+
+def _kill_mover(ground: Ground, load: Json, _chance: random.Random) -> None:
+    belongs = of_pod(ground.mover(load))
+    wait_for_one("the mover", lambda process: is_mover(process) and belongs(process)).kill()
+
+
+def _kill_kopia(ground: Ground, load: Json, _chance: random.Random) -> None:
+    belongs = of_pod(ground.mover(load))
+    wait_for_one("kopia", lambda process: is_kopia(process) and belongs(process)).kill()
+
+
+def _delete_pod(ground: Ground, load: Json, _chance: random.Random) -> None:
+    ground.bed.api.delete(PODS, NAMESPACE, load["metadata"]["name"])
+
+
+def _stall(ground: Ground, _load: Json, _chance: random.Random) -> None:
+    time.sleep(_STALL_SECONDS)
+
+
+def _cancel(ground: Ground, load: Json, chance: random.Random) -> None:
+    time.sleep(chance.uniform(0, _LONGEST_WHIM_SECONDS))
+    body = {"spec": {"cancel": True}}
+    ground.bed.api.patch(RESOURCES[load["kind"]], body, name=load["metadata"]["name"], namespace=NAMESPACE)
+
+
+def _delete(ground: Ground, load: Json, chance: random.Random) -> None:
+    time.sleep(chance.uniform(0, _LONGEST_WHIM_SECONDS))
+    ground.bed.api.delete(RESOURCES[load["kind"]], NAMESPACE, load["metadata"]["name"])
+
+
+def _fail_provisioning(ground: Ground, load: Json, _chance: random.Random) -> None:
+    name = load["metadata"]["name"]
+    _set_fault(ground, name, f"provision {NAMESPACE}/{name} fail:the disk is full")
+    time.sleep(_STALL_SECONDS)
+    _set_fault(ground, name, "")
+
+
+def _set_fault(ground: Ground, name: str, line: str) -> None:
+    """Ask the bed's storage for a fault of one claim, or for none any more."""
+    namespace, config_map = CONFIG_MAP
+    with _faults_lock:
+        form = {"metadata": {"namespace": namespace, "name": config_map}, "data": {"faults": ""}}
+        found = ground.bed.api.create(CONFIG_MAPS, form)
+        lines = [each for each in found.get("data", {}).get("faults", "").splitlines() if f"/{name} " not in each]
+        text = "\n".join([*lines, line] if line else lines)
+        ground.bed.api.patch(CONFIG_MAPS, {"data": {"faults": text}}, name=config_map, namespace=namespace)
+
+
+def _lose_location(load: Json) -> None:
+    load["spec"]["backupStorageLocation"] = "soak-nowhere"
+
+
+def _take_wrong_keys(load: Json) -> None:
+    load["spec"]["backupStorageLocation"] = WRONG_LOCATION
+
+
+def _lose_source(load: Json) -> None:
+    spec = load["spec"]
+    match load["kind"]:
+        case "DataUpload":
+            spec["csiSnapshot"]["volumeSnapshot"] = "nobody-took-it"
+        case "PodVolumeBackup":
+            spec["volume"] = "nothing"
+        case _:
+            spec["snapshotID"] = "0123456789abcdef0123456789abcdef"
+
+
+def _failed(told: str) -> Ending:
+    return Ending(frozenset({"Failed"}), told)
+
+
+TROUBLES = (
+    Trouble("mover killed", ending=_failed("137|SIGKILL|killed"), strike=_kill_mover, holds=True),
+    Trouble("kopia killed", ending=_failed("kopia.*(SIGKILL|killed|signal)"), strike=_kill_kopia, holds=True),
+    Trouble("pod deleted", ending=_failed("gone|deleted|stopped"), strike=_delete_pod, holds=True),
+    Trouble("storage stalls", strike=_stall, holds=True),
+    Trouble("provisioning fails for a while", _CLAIMS_ONLY, strike=_fail_provisioning),
+    Trouble("canceled", ending=Ending(frozenset({"Canceled", "Completed"})), strike=_cancel),
+    Trouble("deleted", ending=Ending(frozenset({"gone", "Canceled", "Completed"})), strike=_delete),
+    Trouble("no location", ending=_failed("BackupStorageLocation.*does not exist"), spoil=_lose_location),
+    Trouble("wrong keys", ending=_failed("secret access key is not accepted"), spoil=_take_wrong_keys),
+    Trouble(
+        "no source",
+        ending=_failed("does not exist|not in the repository|has no volume"),
+        spoil=_lose_source,
+    ),
+)

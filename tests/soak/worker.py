@@ -1,0 +1,93 @@
+"""One worker of the soak: a load after the other, each with the fault that chance has for it."""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.bed.api import ApiError
+from tests.bed.processes import BedError
+from tests.cluster.scenes import is_final
+from tests.cluster_full.quartet import RESOURCES
+from tests.soak.journal import Entry
+from tests.soak.troubles import Trouble, hold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.bed.api import Json
+    from tests.soak.deck import Deck
+    from tests.soak.ground import Ground
+    from tests.soak.journal import Journal
+
+__all__ = ["NO_TROUBLE", "Worker"]
+
+NO_TROUBLE = Trouble("none")
+_END_SECONDS = 300
+
+
+@dataclass
+class Worker:
+    """Makes loads on its ground until it is told to stop.
+
+    `kinds` and `troubles` are shared by all workers, so that all come up equally often.
+    """
+
+    ground: Ground
+    journal: Journal
+    kinds: Deck[str]
+    troubles: Deck[Trouble]
+    chance: random.Random
+    stop: Callable[[], bool]
+
+    def run(self) -> None:
+        """Work; whatever cannot even be made is told, and the next one is tried."""
+        number = 0
+        while not self.stop():
+            number += 1
+            trouble, kind = self.troubles.draw(), self.kinds.draw()
+            if kind not in trouble.kinds:
+                trouble = NO_TROUBLE
+            name = f"{self.ground.name}-{number:03d}"
+            entry = Entry(kind, name, trouble.name, trouble.ending)
+            self.journal.add(entry)
+            began = time.monotonic()
+            try:
+                self._play(entry, trouble)
+            except (BedError, ApiError, OSError) as error:
+                entry.message = entry.message or f"{error}"
+                self.journal.say(f"{kind} {name} ({trouble.name}): {error}")
+            entry.seconds = time.monotonic() - began
+            told = "" if entry.explained else f" NOT EXPLAINED: {entry.message}"
+            self.journal.say(f"{kind} {name} ({trouble.name}): {entry.phase or 'not final'}{told}")
+
+    def _play(self, entry: Entry, trouble: Trouble) -> None:
+        """Make a load, let its fault happen, see how it ends, remove it."""
+        ground = self.ground
+        load = ground.make(entry.kind, entry.name)
+        if trouble.spoil is not None:
+            trouble.spoil(load)
+            self.journal.injected(trouble.name)
+        if trouble.holds:
+            ground.gate.shut()
+        try:
+            ground.bed.api.create(RESOURCES[entry.kind], load)
+            if trouble.holds:
+                hold(ground, load)
+            if trouble.strike is not None:
+                trouble.strike(ground, load, self.chance)
+                self.journal.injected(trouble.name)
+        finally:
+            ground.gate.open()
+            self._note_end(entry, load)
+        ground.remove(load)
+
+    def _note_end(self, entry: Entry, load: Json) -> None:
+        found: Json = {"status": {"phase": ""}}
+        with suppress(BedError):
+            found = self.ground.wait(load, is_final, seconds=_END_SECONDS)
+        entry.phase = found["status"]["phase"] if found else "gone"
+        entry.message = found.get("status", {}).get("message", "")
