@@ -6,12 +6,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from core.kube.client import KubeClient
+from core.kube.resources import PODS
+from core.kube.retry import Retry
 from core.models.names import CONFIG_ANNOTATION
 from nodeagent.config import parse_config
 from nodeagent.config_agreement import NO_CONFIG, ConfigAgreement, ConfigAnnouncer, describe_difference
 from nodeagent.current_config import CurrentConfig
+from nodeagent.live_agents import LiveAgents
 from tests.nodeagent.board import FakeBoard
 from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
 
 
 @asynccontextmanager
@@ -71,5 +76,27 @@ async def test_an_agent_announces_each_configuration_once_and_again_where_that_f
     current.take(parse_config("{}"))
     await asyncio.sleep(100)
     assert board.annotations[1:] == [(CONFIG_ANNOTATION, current.digest)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_the_dispatcher_knows_the_configurations_of_live_agents_by_their_pods() -> None:
+    kube = FakeKube()
+    for node, digest, ready in (("a", "abc", True), ("b", "def", True), ("c", "xyz", False), ("d", None, True)):
+        metadata = {"namespace": "velero", "name": f"agent-{node}", "labels": {"role": "node-agent"}}
+        if digest:
+            metadata |= {"annotations": {CONFIG_ANNOTATION: digest}}
+        condition = {"type": "Ready", "status": str(ready)}
+        spec, status = {"nodeName": node}, {"conditions": [condition]}
+        kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status})
+    client = KubeClient(kube, Retry(LoopClock()))
+    agents = LiveAgents(client, LoopClock(), namespace="velero", on_change=lambda: None)
+    task = asyncio.create_task(agents.run())
+    await agents.wait_synced()
+    assert agents.configs() == {"a": "abc", "b": "def"}
+    await client.patch(PODS, "velero", "agent-b", {"metadata": {"annotations": {CONFIG_ANNOTATION: "abc"}}})
+    await asyncio.sleep(1)
+    assert agents.configs() == {"a": "abc", "b": "abc"}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
