@@ -27,6 +27,8 @@ class Care(Enum):
     """Only the agent that is away can go on with it: say so, and heed cancel and timeout."""
     WELCOME = auto()
     """Its agent is back: take back what was said."""
+    EXPLAIN = auto()
+    """It cannot be read: say which fields are wrong."""
     CLEAN_UP = auto()
     """It is final and nobody else removes what was made for it."""
 
@@ -46,6 +48,8 @@ class Owner:
 
 def decide_care(entry: Entry, owner: Owner) -> Care:
     """Return what a load needs."""
+    if entry.fault and not entry.node_label:
+        return Care.EXPLAIN
     if not entry.managed or entry.phase is Phase.NEW:
         return Care.NOTHING
     ownerless = not entry.node_label or owner.away or owner.node_lost

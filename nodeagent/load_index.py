@@ -38,7 +38,8 @@ class Entry:
     creation time as the API prints it, which sorts as time does. `stop`: somebody wants it to
     end. `managed`: it is meant for this data mover. `node_label`: who works on it.
     `finalizer`: it has its kind's. `message` is kept while it is New, and where it tells of an
-    agent that is away.
+    agent that is away. `fault` names the fields for which it cannot be read, where it may be
+    meant for us.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Entry:
     node_label: str
     finalizer: bool
     message: str
+    fault: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -62,6 +64,7 @@ class Entry:
 
 def build_entry(kind: Kind, raw: JsonDict) -> Entry:
     """Return the entry of `raw`, a load of `kind`; one that cannot be read counts as not managed."""
+    fault = ""
     try:
         cr = kind.parse(raw)
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
@@ -72,6 +75,8 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
         told = fields(kind=kind.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
         _log.warning("left alone: %s", e, extra=told)
         queue, managed, phase, stop, message = "", False, Phase.NEW, False, ""
+        spec = raw.get("spec") or {}
+        fault = str(e) if spec.get("datamover", "") in kind.datamovers else ""
     meta = raw["metadata"]
     return Entry(
         kind=kind.name,
@@ -86,6 +91,7 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
         node_label=sys.intern((meta.get("labels") or {}).get(NODE_LABEL, "")),
         finalizer=kind.finalizer in (meta.get("finalizers") or []),
         message=message,
+        fault=fault,
     )
 
 

@@ -65,6 +65,7 @@ class OrphanKeeper:
         waits = Waits(tools.clock)
         self._cleaner = CleanUp(tools.clock, tools.status, tools.story, waits, rules.resource_timeout)
         self._not_before: dict[tuple[str, str, str], float] = {}
+        self._explained: set[str] = set()
         self._faults = Faults(_log)
         self._queue: WorkQueue[tuple[str, str, str]] = WorkQueue(tools.clock, name="orphans", workers=_WORKERS)
 
@@ -83,7 +84,9 @@ class OrphanKeeper:
         self._not_before = {key: at for key, at in self._not_before.items() if at > now}
         for entry in self._index.entries():
             care = self._care_of(entry)
-            if care is not Care.NOTHING and not (care is Care.AWAIT and entry.key in self._not_before):
+            later = care is Care.AWAIT and entry.key in self._not_before
+            told = care is Care.EXPLAIN and entry.uid in self._explained
+            if care is not Care.NOTHING and not later and not told:
                 self._queue.add(entry.key)
 
     def _care_of(self, entry: Entry) -> Care:
@@ -103,10 +106,15 @@ class OrphanKeeper:
             raw = await self._tools.client.read(kind.resource, key[1], key[2])
             if raw is None:
                 return None
-            care = self._care_of(build_entry(kind, raw))
+            entry = build_entry(kind, raw)
+            care = self._care_of(entry)
             if care is Care.NOTHING:
                 return None
             self._tools.check_leading()
+            if care is Care.EXPLAIN:
+                self._explained.add(entry.uid)
+                await self._tools.story.tell_trouble(raw, "Unreadable", entry.fault)
+                return None
             requeue = await self._give(care, kind, kind.parse(raw))
         except (ConflictError, NotFoundError) as e:
             # The next sweep sees what became of it.

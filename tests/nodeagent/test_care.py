@@ -1,6 +1,7 @@
 """What a load without a working owner needs, over everything there is to see of it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -18,6 +19,8 @@ def every_case() -> Iterator[tuple[Entry, Owner]]:
     words = ("", f"{AGENT_AWAY} node-a: later")
     for phase, label, finalizer, told, ours in product(Phase, ("", "node-a"), ANY, words, ANY):
         load = entry("du", phase=phase, node_label=label, finalizer=finalizer, message=told, managed=ours)
+        if phase is Phase.NEW and not ours:
+            yield replace(load, fault="spec: Field required"), Owner(away=False, node_lost=False, bound=False)
         for away, lost, bound in product(ANY if label else (False,), ANY if label else (False,), ANY):
             yield load, Owner(away=away, node_lost=lost, bound=bound)
 
@@ -26,6 +29,7 @@ def expected(load: Entry, owner: Owner) -> Care:
     """Return what is to be done, as a table that is read from above."""
     gone = owner.away or owner.node_lost
     table = [
+        (bool(load.fault) and not load.node_label, Care.EXPLAIN),
         (not load.managed, Care.NOTHING),
         (load.phase is Phase.NEW, Care.NOTHING),
         (load.phase.final and not load.finalizer, Care.NOTHING),

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from core.kube.resources import EVENTS
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
 from nodeagent.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import agent_pod, open_scene
@@ -86,3 +87,19 @@ async def test_a_new_load_that_is_deleted_with_our_finalizer_goes_away() -> None
     async with scene.dispatching():
         await scene.until(lambda: not scene.phases(), seconds=10)
     assert scene.kind.cleaned == ["du"]
+
+
+async def test_a_load_that_cannot_be_read_says_once_which_fields_are_wrong() -> None:
+    scene = open_scene("node-a")
+    load = scene.add("du")
+    del load["spec"]["sourceNamespace"]
+    scene.kube.put(load)
+    foreign = scene.add("foreign")
+    foreign["spec"] = {"datamover": "somebody-elses"}
+    scene.kube.put(foreign)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reasons("du") == ["Unreadable"], seconds=10)
+        await asyncio.sleep(60)
+    (event,) = scene.kube.objects(EVENTS)
+    assert (event["involvedObject"]["name"], event["type"]) == ("du", "Warning")
+    assert "DataUpload velero/du cannot be read: spec.sourceNamespace: Field required" in event["message"]
