@@ -1,0 +1,84 @@
+"""A whole agent, wired as `serve` wires it, follows its ConfigMap."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS, PRIORITY_CLASSES
+from core.kube.retry import Retry
+from core.models.names import CONFIG_ANNOTATION
+from exposer.template import AgentTemplate
+from nodeagent.app import Agent, Plan, build_agent
+from nodeagent.config import parse_config
+from nodeagent.settings import Settings
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+_NAMESPACE, _NODE, _NAME = "velero", "node-1", "agent-config"
+_PROMISED_SECONDS = 5
+
+
+def _object(resource: Any, name: str, **more: Any) -> dict[str, Any]:
+    meta = {"name": name} | ({"namespace": _NAMESPACE} if resource.namespaced else {})
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta | more.pop("meta", {})} | more
+
+
+@asynccontextmanager
+async def _running(kube: FakeKube, document: dict[str, Any]) -> AsyncIterator[Agent]:
+    text = json.dumps(document)
+    kube.put(_object(CONFIG_MAPS, _NAME, data={"any.json": text}))
+    kube.put(_object(NODES, _NODE, meta={"labels": {"pool": "backup"}}))
+    own = {"labels": {"role": "node-agent"}}
+    kube.put(_object(PODS, socket.gethostname().lower(), meta=own, spec={"nodeName": _NODE}))
+    settings = Settings(_NODE, namespace=_NAMESPACE, config_map_name=_NAME)
+    clock = LoopClock()
+    plan = Plan(settings, _NAMESPACE, parse_config(text), AgentTemplate("mover:1"))
+    agent = build_agent(KubeClient(kube, Retry(clock)), clock, plan)
+    task = asyncio.create_task(agent.run())
+    try:
+        await asyncio.sleep(_PROMISED_SECONDS)
+        yield agent
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _edit(kube: FakeKube, document: dict[str, Any]) -> None:
+    client = KubeClient(kube, Retry(LoopClock()))
+    await client.patch(CONFIG_MAPS, _NAMESPACE, _NAME, {"data": {"any.json": json.dumps(document)}})
+    await asyncio.sleep(_PROMISED_SECONDS)
+
+
+def _slots(agent: Agent) -> str:
+    lines = agent.metrics.render().decode().splitlines()
+    return next(line.rpartition(" ")[2] for line in lines if line.startswith("nodeagent_slots") and '"total"' in line)
+
+
+@pytest.mark.looptime
+async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None:
+    kube = FakeKube()
+    kube.put(_object(PRIORITY_CLASSES, "low", value=10))
+    async with _running(kube, {"loadConcurrency": {"globalConfig": 2}}) as agent:
+        assert _slots(agent) == "2.0"
+        rules = [{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "number": 7}]
+        await _edit(kube, {"loadConcurrency": {"perNodeConfig": rules}, "priorityClassName": "low"})
+
+        config = agent.report()["config"]
+        assert _slots(agent) == "7.0"
+        assert (config["valid"], config["priorityClassName"]) == (True, "low")
+        (pod,) = kube.objects(PODS)
+        assert pod["metadata"]["annotations"] == {CONFIG_ANNOTATION: config["hash"]}
+        assert [event["reason"] for event in kube.objects(EVENTS)] == ["ConfigInForce"]
+
+        await _edit(kube, {"loadConcurrency": {"globalConfig": -1}})
+        assert _slots(agent) == "7.0"
+        refused = agent.report()["config"]
+        assert (refused["hash"], refused["valid"]) == (config["hash"], False)
+        assert "loadConcurrency.globalConfig" in refused["refused"][0]
