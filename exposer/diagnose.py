@@ -5,7 +5,7 @@ where its status tells too little, `exposer.causes` asks further.
 Source: Kubernetes v1.34, pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go and
 pkg/kubelet/kuberuntime/kuberuntime_container.go (reasons of a waiting container),
 pkg/apis/core/types.go (conditions PodScheduled and DisruptionTarget),
-pkg/scheduler/framework/plugins/volumebinding (words about claims).
+pkg/scheduler/framework/plugins/{volumebinding,nodeaffinity} (words about claims and nodes).
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from typing import Final
 from core.errors import ExposeError
 from core.models.base import JsonDict
 from exposer.model import Waiting
+from exposer.placement import describe_nodes
 
 __all__ = ["SCHEDULING", "STARTING", "UNBOUND", "PodEnd", "diagnose_pod", "parse_pod_end"]
 
@@ -36,6 +37,7 @@ _IMAGE: Final = frozenset(
     {"ErrImagePull", _PULLING, "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
 )
 _STARTING: Final = frozenset({"", STARTING, "PodInitializing"})
+_ABOUT_AFFINITY: Final = "didn't match Pod's node affinity"
 _ABOUT_CLAIMS: Final = ("unbound immediate PersistentVolumeClaims", "binding volumes", 'persistentvolumeclaim "')
 
 
@@ -64,7 +66,7 @@ def diagnose_pod(pod: JsonDict) -> Waiting | None:
     place = _place(pod)
     node = (pod.get("spec") or {}).get("nodeName", "")
     if not node:
-        return _diagnose_placement(status, place)
+        return _diagnose_placement(pod, status, place)
     waiting = _waiting_state(status)
     reason, words = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _PERMANENT:
@@ -98,7 +100,7 @@ def parse_pod_end(pod: JsonDict) -> PodEnd | None:
     return None
 
 
-def _diagnose_placement(status: JsonDict, place: str) -> Waiting:
+def _diagnose_placement(pod: JsonDict, status: JsonDict, place: str) -> Waiting:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") != "False":
         return Waiting(SCHEDULING, f"pod {place} waits for the scheduler")
@@ -107,6 +109,8 @@ def _diagnose_placement(status: JsonDict, place: str) -> Waiting:
     text = f"no node takes pod {place}: {words}"
     if any(part in words for part in _ABOUT_CLAIMS):
         return Waiting(UNBOUND, text)
+    if _ABOUT_AFFINITY in words and (asked := describe_nodes(pod)):
+        text += f" (it asks for a node with {asked})"
     return Waiting(reason, text, trouble=True)
 
 

@@ -10,7 +10,16 @@ from typing import Final
 
 from core.models.base import JsonDict
 
-__all__ = ["LINUX", "WINDOWS", "Alternatives", "NodeRule", "NodeRules", "Placement", "build_node_affinity"]
+__all__ = [
+    "LINUX",
+    "WINDOWS",
+    "Alternatives",
+    "NodeRule",
+    "NodeRules",
+    "Placement",
+    "build_node_affinity",
+    "describe_nodes",
+]
 
 LINUX: Final = "linux"
 WINDOWS: Final = "windows"
@@ -89,3 +98,23 @@ def _build_term(placement: Placement, reach: JsonDict, rule: tuple[JsonDict, ...
 
 def _requirement(key: str, operator: str, value: str) -> JsonDict:
     return {"key": key, "operator": operator, "values": [value]}
+
+
+def describe_nodes(pod: JsonDict) -> str:
+    """Return which nodes `pod` (a v1 Pod as JSON dict) asks for, in words; empty where any Linux node will do."""
+    affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    return "; or ".join(filter(None, (_describe_term(term) for term in required.get("nodeSelectorTerms") or [])))
+
+
+def _describe_term(term: JsonDict) -> str:
+    asked = [*(term.get("matchExpressions") or []), *(term.get("matchFields") or [])]
+    # That a Linux node is asked for goes without saying.
+    return ", ".join(_describe(one) for one in asked if one != _requirement(_OS_LABEL, "NotIn", WINDOWS))
+
+
+def _describe(requirement: JsonDict) -> str:
+    values = "|".join(requirement.get("values") or [])
+    words = {"In": f"={values}", "NotIn": f"!={values}", "Exists": " is set", "DoesNotExist": " is not set"}
+    operator = requirement["operator"]
+    return f"{requirement['key']}{words.get(operator, f' {operator} {values}')}"

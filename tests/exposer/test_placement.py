@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 
 from core.models.base import JsonDict
-from exposer.placement import Alternatives, NodeRule, NodeRules, Placement, build_node_affinity
+from exposer.diagnose import diagnose_pod
+from exposer.placement import Alternatives, NodeRule, NodeRules, Placement, build_node_affinity, describe_nodes
 
 
 def requirement(value: str, key: str = "pool") -> JsonDict:
@@ -110,6 +111,47 @@ def test_every_way_to_reach_the_volume_is_combined_with_every_rule() -> None:
         [zone, *rule, NOT_WINDOWS] for zone, rule in product((ZONE_A, ZONE_B), rules)
     ]
     assert all(term["matchFields"] == found[0]["matchFields"] for term in found)
+
+
+def asking(placement: Placement) -> JsonDict:
+    """A pod that no node takes."""
+    words = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    return {
+        "metadata": {"namespace": "velero", "name": "b1"},
+        "spec": {"affinity": build_node_affinity(placement)},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        (Placement(), ""),
+        (Placement("windows"), "kubernetes.io/os=windows"),
+        (Placement(node="n"), "metadata.name=n"),
+        (Placement(avoid_nodes=("m", "n")), "metadata.name!=m, metadata.name!=n"),
+        (Placement(alternatives=((requirement("a"),), (requirement("b"),))), "pool=a; or pool=b"),
+        (
+            Placement(
+                topology=({"matchExpressions": [requirement("a", "zone") | {"values": ["a", "b"]}]},),
+                alternatives=(({"key": "spot", "operator": "DoesNotExist"}, {"key": "disk", "operator": "Exists"}),),
+            ),
+            "zone=a|b, spot is not set, disk is set",
+        ),
+        (Placement(alternatives=(({"key": "size", "operator": "Gt", "values": ["3"]},),)), "size Gt 3"),
+    ],
+    ids=["any", "windows", "one", "not some", "rules", "zone and rule", "number"],
+)
+def test_where_no_node_fits_it_is_told_what_was_asked_for(placement: Placement, words: str) -> None:
+    """The scheduler says that no node matches, but not what: a rule and a volume's zone may contradict each other."""
+    pod = asking(placement)
+
+    found = diagnose_pod(pod)
+
+    assert describe_nodes(pod) == words
+    assert found is not None
+    assert found.message.endswith(f" (it asks for a node with {words})" if words else "node affinity/selector.")
 
 
 def matches(requirement: JsonDict, labels: dict[str, str]) -> bool:
