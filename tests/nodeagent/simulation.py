@@ -49,7 +49,7 @@ class Mover:
     """What a mover does: how long it moves data, and how it ends.
 
     `stubborn`: it never answers a cancel. `message` of None is the good result of its kind.
-    `rejected` is why the kubelet takes no pod.
+    `rejected` is why the kubelet does not take the first `rejections` pods.
     """
 
     seconds: float = 3.0
@@ -59,6 +59,7 @@ class Mover:
     stubborn: bool = False
     starts: bool = True
     rejected: str = ""
+    rejections: int = 1_000_000
 
 
 @dataclass
@@ -77,6 +78,7 @@ class Controllers(ABC):
     snapshots_become_ready: bool = True
     moved: dict[str, str] = field(default_factory=dict)
     _started_at: dict[str, float] = field(default_factory=dict)
+    _refused: int = 0
 
     async def run(self) -> None:
         while True:
@@ -253,8 +255,9 @@ class Cluster(Controllers):
         self.kube.put(obj | ({"status": status} if status else {}))
 
     async def _start(self, pod: JsonDict) -> None:
-        rejected = {"phase": "Failed", "reason": self.mover.rejected}
-        status = rejected if self.mover.rejected else {"phase": "Running"}
+        self._refused += 1 if self.mover.rejected else 0
+        refused = 0 < self._refused <= self.mover.rejections
+        status = {"phase": "Failed", "reason": self.mover.rejected} if refused else {"phase": "Running"}
         await self._patch(PODS, pod, {"spec": {"nodeName": self.node}, "status": status})
 
     async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:

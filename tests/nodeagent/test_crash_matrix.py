@@ -50,6 +50,7 @@ class Scenario:
 
 GOOD = Scenario("Completed", Mover(seconds=0.5))
 BROKEN = Scenario("Failed", Mover(seconds=0.5, exit_code=11, message="no space left"))
+LOST = Scenario("Completed", Mover(seconds=0.5, rejected="OutOfcpu", rejections=1))
 CANCELED = Scenario("Canceled", Mover(seconds=1000), canceled=True)
 
 
@@ -160,9 +161,9 @@ async def test_every_read_may_be_the_one_that_breaks(kind: str, fault: Fault) ->
 
 
 @pytest.mark.parametrize("fault", STOPS, ids=lambda fault: fault.name.lower())
-@pytest.mark.parametrize("scenario", [BROKEN, CANCELED], ids=["broken", "canceled"])
+@pytest.mark.parametrize("scenario", [BROKEN, CANCELED, LOST], ids=["broken", "canceled", "first mover lost"])
 @pytest.mark.parametrize("kind", LOADS)
-async def test_the_agent_may_be_stopped_at_every_write_of_a_bad_end(
+async def test_the_agent_may_be_stopped_at_every_write_of_a_bad_run(
     kind: str, scenario: Scenario, fault: Fault
 ) -> None:
     await check_matrix(kind, scenario, fault)
