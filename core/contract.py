@@ -54,6 +54,8 @@ class DataPathReason(StrEnum):
     STOPPED = "Data-Path-Stopped"
     WARNING = "Data-Path-Warning"
     """Ours: the load goes on."""
+    WAITING = "Data-Path-Waiting"
+    """Ours: what has to be there before any data moves."""
 
 
 class VolumeMode(StrEnum):

@@ -6,7 +6,7 @@ Knows the objects and how a missing one is told. Does not know kopia.
 import asyncio
 import base64
 import binascii
-import logging
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Final
 
@@ -30,8 +30,6 @@ from datamover.credentials import CredentialsText
 from datamover.location import LocationSecrets
 
 __all__ = ["ClusterReader", "build_repository"]
-
-_logger = logging.getLogger(__name__)
 
 _TYPE: Final = "kopia"
 
@@ -116,13 +114,18 @@ class ClusterReader:
         value = await self._secret(SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
         return value.decode(errors="replace").strip()
 
-    async def ensure_repository(self, volume_namespace: str, location: str, *, deadline: Deadline) -> BackupRepository:
+    async def ensure_repository(
+        self, volume_namespace: str, location: str, *, deadline: Deadline, on_wait: Callable[[str], Awaitable[None]]
+    ) -> BackupRepository:
         """Return the Ready BackupRepository of the volumes of a namespace, made if there is none.
+
+        `on_wait` is told once what is waited for, if anything is.
 
         Raises:
             RepositoryError: its controller could not make it ready; the message is the controller's.
                 Or it is still not ready at the deadline.
         """
+        told = False
         while True:
             found = await self._find_repository(volume_namespace, location)
             shown = f"BackupRepository {self._namespace}/{found.name}"
@@ -134,7 +137,9 @@ class ClusterReader:
                 )
             if deadline.expired:
                 raise RepositoryError(f"{shown} is still {found.phase}: no controller has made it ready in time")
-            _logger.debug("waiting for the backup repository", extra={"phase": str(found.phase)})
+            if not told:
+                await on_wait(f"waiting for {shown}: its controller has not made it ready yet")
+                told = True
             await self._wait_for_change(found, deadline)
 
     async def _wait_for_change(self, repository: BackupRepository, deadline: Deadline) -> None:

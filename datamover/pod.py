@@ -113,7 +113,9 @@ class PodLoad:
         if writing and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: nothing is backed up to it")
         deadline = Deadline.after(around.clock, self._options.resource_timeout)
-        ready = await reader.ensure_repository(cr.repository_namespace, location.name, deadline=deadline)
+        ready = await reader.ensure_repository(
+            cr.repository_namespace, location.name, deadline=deadline, on_wait=self._wait_told
+        )
         repository = await open_location(around, location, ready, folder=folder, scrubber=self._scrubber)
         await repository.connect(read_only=not writing)
         return repository
@@ -139,6 +141,10 @@ class PodLoad:
     async def _warn(self, message: str) -> None:
         if self._reporter is not None:
             await self._reporter.warn(message)
+
+    async def _wait_told(self, message: str) -> None:
+        if self._reporter is not None:
+            await self._reporter.waits(message)
 
     async def _tell(self, ending: Ending) -> None:
         """Tell the end by Events, as far as there is time for it."""

@@ -57,6 +57,11 @@ class Reporter:
         _logger.warning("%s", message)
         await self._say(DataPathReason.WARNING, message, warning=True)
 
+    async def waits(self, message: str) -> None:
+        """Something has to be there before any data moves."""
+        _logger.info("%s", message)
+        await self._say(DataPathReason.WAITING, message)
+
     async def ended(self, reason: DataPathReason, message: str) -> None:
         """The data path is over: completed with a result (JSON), failed or canceled with a text."""
         await self._say(reason, message, warning=reason is DataPathReason.FAILED)

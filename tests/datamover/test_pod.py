@@ -211,6 +211,7 @@ async def test_a_backup_repository_is_made_where_none_is_and_waited_for(pod: Mov
     }
 
 
+@pytest.mark.cause("repository-not-made")
 @pytest.mark.looptime
 async def test_a_repository_is_waited_for_by_a_watch_and_made_anew_when_it_is_gone(tmp_path: Path) -> None:
     """One that nobody makes ready ends the load; nothing is asked again and again meanwhile."""
@@ -226,6 +227,8 @@ async def test_a_repository_is_waited_for_by_a_watch_and_made_anew_when_it_is_go
         await pod.around.client.delete(BACKUP_REPOSITORIES, "velero", REPOSITORY)
     assert running.result() == 12
     assert meanwhile == []
+    waits = [message for reason, message in pod.events() if reason == "Data-Path-Waiting"]
+    assert waits == [f"waiting for BackupRepository velero/{REPOSITORY}: its controller has not made it ready yet"]
     assert pod.message == f"BackupRepository velero/{REPOSITORY} is still New: no controller has made it ready in time"
     assert [one["metadata"]["name"] for one in pod.stored()] == [REPOSITORY]
 
