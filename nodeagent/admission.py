@@ -104,6 +104,10 @@ class Examiner:
         """Whether the load of that uid may be looked at now."""
         return self._not_before.get(uid, 0.0) <= self._tools.clock.monotonic()
 
+    def waits(self, uid: str) -> bool:
+        """Whether the load of that uid waits for something else than a place."""
+        return bool(self._waits.last_message(uid))
+
     def seconds_to_next(self) -> float:
         """Return when the next load that was put off is due; infinity where none was."""
         return max(0.0, min(self._not_before.values(), default=math.inf) - self._tools.clock.monotonic())

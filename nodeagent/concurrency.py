@@ -4,6 +4,7 @@ Knows the loads of this node that wait for a slot or hold one, as they were last
 not know the cluster; `nodeagent.reconciler` tells it what it sees.
 """
 
+import heapq
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -75,7 +76,7 @@ class Slots:
 
     def is_turn_of(self, uid: str) -> bool:
         """Whether that load holds a slot, or is among the first for whom one is free."""
-        return uid in self._running or uid in {claim.uid for claim in self.next_claims()}
+        return uid in self._running or (uid in self._waiting and any(claim.uid == uid for claim in self.next_claims()))
 
     def take(self, uid: str) -> bool:
         """Take a slot for that load if it is its turn; return whether it holds one."""
@@ -87,5 +88,7 @@ class Slots:
 
     def next_claims(self) -> list[Claim]:
         """Return the waiting loads for whom a slot is free, in order."""
-        free = max(0, self._limit - len(self._running))
-        return sorted(self._waiting.values())[:free]
+        free = self._limit - len(self._running)
+        if free <= 0 or not self._waiting:
+            return []
+        return heapq.nsmallest(free, self._waiting.values(), key=lambda claim: (claim.accepted_at, claim.key))

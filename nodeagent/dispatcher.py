@@ -17,11 +17,12 @@ from core.models.base import JsonDict
 from core.models.loads import Load
 from core.models.phases import HOLDING_PHASES, Phase
 from nodeagent.acceptance import Acceptance
-from nodeagent.admission import HELD_BACK, Examiner, Look
+from nodeagent.admission import Examiner, Look
 from nodeagent.admission_order import count_accepted, in_order
 from nodeagent.attempts import attempt
 from nodeagent.config_agreement import ConfigAgreement
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
+from nodeagent.held_back import HeldBack
 from nodeagent.ledger import AdmissionLedger, Places, free_places, settle
 from nodeagent.live_agents import LiveAgents
 from nodeagent.load_index import Entry, LoadIndex
@@ -47,9 +48,6 @@ _PAUSE_SECONDS: Final = 0.1
 _BUSY_SECONDS: Final = 5.0
 _IDLE_SECONDS: Final = 60.0
 """The longest pause between passes, while something waits and while nothing does."""
-
-_SHOW_SECONDS: Final = 1.0
-"""Between two looks at the whole queue for the metrics, while it changes."""
 
 _RETAKE_SECONDS: Final = 2.0
 """Before everything is read again after the ledger was lost or the API server failed."""
@@ -110,16 +108,16 @@ class _Term:
         self._tools = tools
         self._rules = rules
         self._changed = asyncio.Event()
-        self._news = asyncio.Event()
-        self._held_back: set[str] = set()
         self._ledger = AdmissionLedger(tools.client, rules.namespace, check_leading=tools.check_leading)
         self._index = LoadIndex(
             tools.client, tools.clock, namespace=rules.namespace, kinds=rules.kinds, on_change=self._on_change
         )
         self._agents = LiveAgents(tools.client, tools.clock, namespace=rules.namespace, on_change=self._changed.set)
         self._examiner = Examiner(tools, rules, agents=self._agents.nodes, on_due=self._changed.set)
+        self._held_back = HeldBack(self._examiner, self._examine)
         self._acceptance = Acceptance(tools, self._agents.nodes, on_accepted=on_accepted)
-        self._view = QueueView(tools.metrics, (kind.name for kind in rules.kinds))
+        kinds = [kind.name for kind in rules.kinds]
+        self._view = QueueView(tools.metrics, tools.clock, kinds, entries=self._index.entries, order=self._line)
         self._orphans = OrphanKeeper(tools, rules, self._index, agents=self._agents)
         self._sweeper = Sweeper(
             tools.client,
@@ -150,7 +148,7 @@ class _Term:
             if agreement is not None:
                 group.create_task(agreement.run(self._agents.configs), name="agreement of configurations")
             group.create_task(self._examiner.run(), name="what loads wait for")
-            group.create_task(self._show(), name="queue metrics")
+            group.create_task(self._view.run(), name="queue metrics")
             while True:
                 self._changed.clear()
                 pause_seconds = await self._pass()
@@ -164,38 +162,23 @@ class _Term:
 
     def report(self) -> JsonDict:
         """Return the queue's figures."""
-        entries = self._index.entries()
         return {
             "prepareQueueLength": self._rules.queue_length,
             "placesTaken": len(self._ledger.places.uids),
             "agents": sorted(self._agents.nodes().values()),
-            **self._view.report(entries, list(self._line(entries))),
+            **self._view.report(),
         }
 
-    async def _show(self) -> None:
-        """Keep the metrics at what is seen, until canceled."""
-        try:
-            while True:
-                self._news.clear()
-                entries = self._index.entries()
-                self._view.show(entries, self._line(entries))
-                await self._news.wait()
-                await self._tools.clock.sleep(_SHOW_SECONDS)
-        finally:
-            self._view.clear()
-
     def _line(self, entries: Iterable[Entry]) -> Iterable[Entry]:
-        """Return those that wait for a place, in order."""
-        taken = self._ledger.places.uids
-        return self._in_order(
-            entry
-            for entry in entries
-            if entry.managed and entry.phase is Phase.NEW and not entry.stop and entry.uid not in taken
-        )
+        """Return those that wait for a place and for nothing else, in order."""
+        places = self._ledger.places
+        line = (entry for entry in entries if _waits(entry) and entry.uid not in places.uids)
+        placeless = (entry for entry in line if not self._examiner.waits(entry.uid))
+        return in_order(placeless, after=places.turn, first=self._rules.first)
 
     def _on_change(self, entry: Entry) -> None:
         """Ask for a pass if the change can matter to one."""
-        self._news.set()
+        self._view.note()
         if entry.phase is Phase.NEW:
             known = entry.uid in self._held_back or not self._examiner.is_due(entry.uid)
             matters = entry.stop or not known
@@ -219,7 +202,7 @@ class _Term:
         uids = {entry.uid for entry in waiting}
         self._examiner.retain(uids)
         self._examiner.begin_pass(entries)
-        self._held_back &= uids
+        self._held_back.retain(uids)
         await self._examine([e for e in waiting if e.stop and self._examiner.is_due(e.uid)])
         waiting = [entry for entry in waiting if not entry.stop]
         places = self._settle(entries)
@@ -234,8 +217,12 @@ class _Term:
                 self._examiner.put_off(look.entry.uid)
             await self._acceptance.accept(looks, count_accepted(entries))
         picked = {look.entry.uid for look in picks}
-        left = await self._tell_held_back([entry for entry in line if entry.uid not in picked], min(left, _TOLD_A_PASS))
+        limit, most = self._rules.queue_length, min(left, _TOLD_A_PASS)
+        if limit is not None:
+            behind = self._in_order(entry for entry in line if entry.uid not in picked)
+            left = most - await self._held_back.tell(behind, limit=limit, most=most)
         if left <= 0:
+            # There is more to look at: at once, so that nobody waits for the rest of a pass.
             return 0.0
         return min(_BUSY_SECONDS if waiting else _IDLE_SECONDS, self._examiner.seconds_to_next())
 
@@ -273,24 +260,6 @@ class _Term:
         due = (entry for entry in line if self._examiner.is_due(entry.uid))
         return in_order(due, after=self._ledger.places.turn, first=self._rules.first)
 
-    async def _tell_held_back(self, line: Sequence[Entry], left: int) -> int:
-        """Look once at each load that has to wait for a place, and tell it so."""
-        limit = self._rules.queue_length
-        # One that a former leader told need not be told again.
-        self._held_back |= {entry.uid for entry in line if entry.message.startswith(HELD_BACK)}
-        if limit is None or left <= 0 or all(entry.uid in self._held_back for entry in line):
-            return left
-        in_order = enumerate(self._in_order(line), start=1)
-        news = [(position, entry) for position, entry in in_order if entry.uid not in self._held_back][:left]
-        positions = {entry.uid: position for position, entry in news}
-        looks = await self._examine([entry for _, entry in news])
-        for look in looks:
-            if look.ready:
-                self._held_back.add(look.entry.uid)
-                told = self._examiner.hold_back(look, limit=limit, position=positions[look.entry.uid])
-                await attempt(look.entry, told)
-        return left - len(news)
-
     async def _examine(self, entries: Sequence[Entry]) -> list[Look]:
         """Look at some loads, several at a time; return those that can be spoken about, in order."""
 
@@ -299,8 +268,13 @@ class _Term:
 
         looks = await work_in_parallel(entries, look_at, at_a_time=_LOOKS_AT_A_TIME, name="look at a load")
         found = [look for look in looks if look is not None]
-        self._held_back -= {look.entry.uid for look in found if not look.ready}
+        self._held_back.forget(look.entry.uid for look in found if not look.ready)
         return found
+
+
+def _waits(entry: Entry) -> bool:
+    """Whether the load is ours to admit."""
+    return entry.managed and entry.phase is Phase.NEW and not entry.stop
 
 
 def _head(looks: Iterable[Look | None]) -> list[Look]:

@@ -75,8 +75,9 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
         told = fields(kind=kind.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
         _log.warning("left alone: %s", e, extra=told)
         queue, managed, phase, stop, message = "", False, Phase.NEW, False, ""
-        spec = raw.get("spec") or {}
-        fault = str(e) if spec.get("datamover", "") in kind.datamovers else ""
+        spec = raw.get("spec")
+        named = spec.get("datamover", "") if isinstance(spec, dict) else ""
+        fault = str(e) if not isinstance(named, str) or named in kind.datamovers else ""
     meta = raw["metadata"]
     return Entry(
         kind=kind.name,

@@ -203,6 +203,40 @@ async def test_without_a_live_agent_loads_wait_for_one() -> None:
     assert scene.load("du-2")["status"]["acceptedByNode"] == "node-b"
 
 
+async def test_the_metrics_and_the_status_page_show_the_queue_as_it_is() -> None:
+    scene = open_scene("node-a", limit=1)
+    for name, queue in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("c1", "c")):
+        scene.add(name, queue=queue)
+    scene.kind.answers["c1"] = waits(patient=True)
+    dispatcher = scene.dispatcher()
+    metrics = dispatcher._tools.metrics
+
+    def shown(metric: str, **labels: str) -> float | None:
+        return metrics._registry.get_sample_value(f"nodeagent_{metric}", {"node": "node-a"} | labels)
+
+    def position(name: str) -> float | None:
+        return shown("queue_position", kind="DataUpload", name=name)
+
+    async with scene.dispatching(dispatcher):
+        await scene.until(lambda: scene.message("a2") != "" and scene.message("c1") != "")
+        await asyncio.sleep(2)
+        assert [position(name) for name in ("a1", "a2", "b1", "c1")] == [None, 2, 1, None]
+        report = dispatcher.report()
+        assert [(one["name"], one["position"]) for one in report["line"]] == [("b1", 1), ("a2", 2)]
+        assert [(one["name"], one["message"]) for one in report["waiting"]] == [("c1", "waits: SnapshotNotReady")]
+        assert (report["inLine"], report["phases"]) == (2, {"Accepted": 1, "New": 3})
+        assert shown("queue_length", kind="DataUpload", state="New") == 3
+        told = scene.message("a2")
+        scene.set_status("b1", phase="Canceled")
+        # No pass has a reason to run now; the metrics follow all the same.
+        await asyncio.sleep(1.5)
+        assert [position("b1"), position("a2")] == [None, 1]
+        assert shown("queue_length", kind="DataUpload", state="New") == 2
+        # What the reader was told stays: it was true when it was written.
+        assert scene.message("a2") == told
+    assert [position("a2"), shown("queue_length", kind="DataUpload", state="New")] == [None, 0]
+
+
 async def test_another_data_movers_load_is_left_alone() -> None:
     scene = open_scene("node-a", limit=1)
     load = scene.add("theirs")

@@ -1,0 +1,63 @@
+"""Loads that only the queue holds back, each told so once.
+
+Knows who was told, by this dispatcher or one before it. Does not know how a load is looked at
+(`nodeagent.admission`), nor how many places there are (`nodeagent.dispatcher`).
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
+
+from nodeagent.admission import HELD_BACK, Examiner, Look
+from nodeagent.attempts import attempt
+from nodeagent.load_index import Entry
+
+__all__ = ["HeldBack"]
+
+
+class HeldBack:
+    """Tells loads that they have to wait for a place."""
+
+    def __init__(self, examiner: Examiner, examine: Callable[[Sequence[Entry]], Awaitable[list[Look]]]) -> None:
+        """Look at loads by `examine`, tell them through `examiner`."""
+        self._examiner = examiner
+        self._examine = examine
+        self._told: set[str] = set()
+
+    def __contains__(self, uid: object) -> bool:
+        """Whether that load was told."""
+        return uid in self._told
+
+    def retain(self, uids: AbstractSet[str]) -> None:
+        """Forget all loads but those."""
+        self._told &= uids
+
+    def forget(self, uids: Iterable[str]) -> None:
+        """Note that those loads wait for something else."""
+        self._told.difference_update(uids)
+
+    async def tell(self, line: Iterable[Entry], *, limit: int, most: int) -> int:
+        """Look once at those in `line`, in its order, who were not told yet; tell those who could start.
+
+        Args:
+            line: who has to wait for a place, in order.
+            limit: how many places there are.
+            most: how many to look at, at most.
+
+        Returns:
+            How many were looked at.
+        """
+        news = list(islice(((n, entry) for n, entry in enumerate(line, start=1) if self._is_news(entry)), most))
+        positions = {entry.uid: position for position, entry in news}
+        for look in await self._examine([entry for _, entry in news]):
+            if look.ready:
+                self._told.add(look.entry.uid)
+                told = self._examiner.hold_back(look, limit=limit, position=positions[look.entry.uid])
+                await attempt(look.entry, told)
+        return len(news)
+
+    def _is_news(self, entry: Entry) -> bool:
+        if entry.message.startswith(HELD_BACK):
+            # One that a former dispatcher told need not be told again.
+            self._told.add(entry.uid)
+        return entry.uid not in self._told
