@@ -1,4 +1,4 @@
-"""The API server that all worlds share."""
+"""The API server that all worlds of a test share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["apiserver"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def apiserver() -> Iterator[ApiServer]:
-    """A kube-apiserver that knows the custom resources, and nobody but this module."""
+    """A kube-apiserver for one test: the controllers look at all there is, so the worlds of others would cost time."""
     with run_apiserver() as server:
         yield server
