@@ -2,7 +2,7 @@
 #
 # Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
 # TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
-# (of the soak).
+# (of the soak), BENCH (arguments for bench-mover, such as BENCH='--record docs/benchmarks.md').
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -95,7 +95,7 @@ test-mover-full: venv unit-tools ## the mover: more random trees, more kills, an
 .PHONY: bench-mover
 bench-mover: root venv unit-tools ## what the data mover costs beside kopia alone; ten minutes (root)
 	$(step)
-	@$(venv)/python -m benchmarks.bench_mover
+	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
 .PHONY: setup root packages venv unit-tools integration-tools tools image lock clean

@@ -18,6 +18,7 @@ from typing import Final
 from benchmarks.cluster import BUCKET, RUN, Cluster, leave_service_account, memory_at, run_cluster
 from benchmarks.figures import Figures, describe_machine
 from benchmarks.groups import memory_group
+from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError
 from benchmarks.programs import BARE_BUCKET, TUNED, BareKopia, Mover
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
@@ -29,6 +30,7 @@ __all__ = ["main"]
 
 _LIMIT_MIB: Final = 256
 _SHOWN_DIFFERENCES: Final = 10
+_FIGURES: Final = "figures of the data mover"
 _INSIDE: Final = "--inside"
 _NAMESPACES: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 """A mount namespace for the service account, one of processes so that nothing outlives the benchmark."""
@@ -156,29 +158,33 @@ async def _measure(plan: Plan, folder: Path) -> Figures:
             return await Benchmark(plan, folder, s3, cluster).run()
 
 
-def _report(plan: Plan, figures: Figures, seconds: float) -> None:
+def _table(plan: Plan, figures: Figures, seconds: float) -> list[str]:
+    """Return the lines that tell the run."""
     tree = plan.tree
-    _print(f"\nmachine: {describe_machine()}")
-    _print(
-        f"tree: {tree.total_bytes / 1e9:.2f} GB in {tree.large_files} large and {tree.small_files:,} small files; "
-        f"S3 on loopback; {plan.pairs} pairs, {seconds:.0f} s in all\n"
-    )
-    for line in figures.lines():
-        _print(line)
-    _print("\npeak memory: the mover's and kopia's own peaks (VmHWM) added, whenever each was\n")
-    _print(figures.last_line())
+    moved = f"{tree.total_bytes / 1e9:.2f} GB in {tree.large_files} large and {tree.small_files:,} small files"
+    return [
+        f"Machine: {describe_machine()}. Tree: {moved}. {plan.pairs} pairs, {seconds:.0f} s in all.",
+        "",
+        *figures.lines(),
+    ]
 
 
 def _run_inside(arguments: argparse.Namespace) -> int:
     plan = _QUICK if arguments.quick else _FULL
     began = time.monotonic()
     try:
+        if arguments.record:
+            check_page(arguments.record, _FIGURES)
         with tempfile.TemporaryDirectory(prefix="bench-mover-", dir=arguments.folder) as folder:
             figures = asyncio.run(_measure(plan, Path(folder)))
     except BenchmarkError as e:
         _say(str(e))
         return 1
-    _report(plan, figures, time.monotonic() - began)
+    table, last = _table(plan, figures, time.monotonic() - began), figures.last_line()
+    if arguments.record:
+        record(arguments.record, _FIGURES, [*table, "", "```json", last, "```"])
+    for line in [*table, last]:
+        _print(line)
     return 0
 
 
@@ -187,6 +193,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench_mover", description="What the mover costs beside kopia alone.")
     parser.add_argument("--quick", action="store_true", help="tiny trees, one pair: does the benchmark work?")
     parser.add_argument("--folder", type=Path, help="where the trees lie (default: where temporary files do)")
+    parser.add_argument(
+        "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
+    )
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:

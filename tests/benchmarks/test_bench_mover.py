@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.groups import memory_group
+from benchmarks.pages import check_page, record
+from benchmarks.processes import BenchmarkError
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
 
 _ROOT = Path(__file__).parents[2]
@@ -51,6 +53,17 @@ def test_a_group_limits_the_memory_of_what_runs_in_it() -> None:
         done = subprocess.run(["sh", "-c", enter, group, *taking], check=False, capture_output=True)
         assert done.returncode == -9
     assert not group.exists()
+
+
+def test_a_page_keeps_the_figures_and_its_text(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- x: begin -->\nold\n<!-- x: end -->\nafter\n")
+    check_page(page, "x")
+    for lines in (["a", "b"], ["c"]):
+        record(page, "x", lines)
+    assert page.read_text() == "before\n<!-- x: begin -->\nc\n<!-- x: end -->\nafter\n"
+    with pytest.raises(BenchmarkError, match="has no place for the figures"):
+        check_page(page, "y")
 
 
 def test_a_tree_is_made_as_asked_and_differences_are_found(tmp_path: Path) -> None:
