@@ -25,7 +25,7 @@ _NAME, _KEY = "node-agent-config", "node-agent-config.json"
 _IN_FORCE = "nodeagent.io/config"
 """The annotation on an agent's pod: the hash of what it has in force."""
 
-_SECONDS = 20
+_SECONDS = 60
 _LOOK_SECONDS = 0.1
 
 
@@ -38,8 +38,10 @@ def configured(bed: Bed, **changes: Any) -> Iterator[None]:
     """
     before = (bed.api.get(CONFIG_MAPS, NAMESPACE, _NAME) or {})["data"][_KEY]
     put_in_force(bed, json.dumps(json.loads(before) | changes))
-    yield
-    put_in_force(bed, before)
+    try:
+        yield
+    finally:
+        put_in_force(bed, before)
 
 
 def put_in_force(bed: Bed, document: str) -> None:
