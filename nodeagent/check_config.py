@@ -7,6 +7,7 @@ say (`nodeagent.config`) or what the cluster has (`nodeagent.config_names`).
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,17 +15,19 @@ from typing import Final
 
 from core.clock import SystemClock
 from core.errors import ConfigError
-from core.kube.client import KubeClient
+from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
-from core.kube.resources import DAEMON_SETS
+from core.kube.resources import DAEMON_SETS, PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET
+from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION
 from nodeagent.config import parse_config
+from nodeagent.config_agreement import NO_CONFIG, shown
 from nodeagent.config_file import read_document
 from nodeagent.config_keys import Finding
 from nodeagent.config_map import read_config
 from nodeagent.config_names import check_names
+from nodeagent.own_pod import AGENT_SELECTOR
 from nodeagent.settings import DEFAULT_NAMESPACE
 from nodeagent.transport import load_transport
 
@@ -119,9 +122,28 @@ async def _check_cluster(request: CheckRequest) -> _Report:
             if isinstance(e.__cause__, KubeError):
                 raise
             return _Report(source, [Finding("", str(e))])
-        return _Report(source, parsed.mistakes, [*parsed.notes, *await check_names(client, parsed.config)])
+        warnings = [*parsed.notes, *await check_names(client, parsed.config)]
+        warnings += await _check_in_force(client, namespace, parsed.digest or NO_CONFIG)
+        return _Report(source, parsed.mistakes, warnings)
     finally:
         await transport.close()
+
+
+async def _check_in_force(client: KubeClient, namespace: str, digest: str) -> list[Finding]:
+    """Return a finding where agents say that they have something else in force."""
+    try:
+        pods = await client.list(Selection(PODS, namespace, label_selector=AGENT_SELECTOR))
+    except KubeError as e:
+        return [Finding("", f"what the agents have in force could not be checked: {e}")]
+    others = defaultdict(list)
+    for pod in pods:
+        told = (pod["metadata"].get("annotations") or {}).get(CONFIG_ANNOTATION, "")
+        if told and told != digest:
+            others[told].append((pod.get("spec") or {}).get("nodeName", ""))
+    return [
+        Finding("", f"{len(nodes)} of {len(pods)} agents have {told} in force and not this ({digest}): {shown(nodes)}")
+        for told, nodes in sorted(others.items())
+    ]
 
 
 async def _named_in_daemonset(client: KubeClient, namespace: str) -> str:

@@ -17,7 +17,7 @@ from core.models.names import CONFIG_ANNOTATION
 from nodeagent.current_config import CurrentConfig
 from nodeagent.own_pod import Board, Voice
 
-__all__ = ["NO_CONFIG", "ConfigAgreement", "ConfigAnnouncer", "describe_difference"]
+__all__ = ["NO_CONFIG", "ConfigAgreement", "ConfigAnnouncer", "describe_difference", "shown"]
 
 NO_CONFIG: Final = "none"
 """Announced where no ConfigMap was named."""
@@ -90,13 +90,15 @@ def describe_difference(in_force: Mapping[str, str]) -> str:
     if len(nodes) < 2:  # noqa: PLR2004 - two are different
         return ""
     by_number = sorted(nodes.items(), key=lambda item: (len(item[1]), item[0]))
-    parts = [f"{digest} on {len(names)} ({_shown(names)})" for digest, names in by_number]
+    parts = [f"{digest} on {len(names)} ({shown(names)})" for digest, names in by_number]
     return (
         "node agents have had different configurations in force for a minute: "
         f"{', '.join(parts)}: the logs of the fewer tell why"
     )
 
 
-def _shown(names: list[str]) -> str:
+def shown(names: list[str]) -> str:
+    """Return the first few of some names, in order."""
+    names = sorted(names)
     more = ", …" if len(names) > _NODES_SHOWN else ""
     return ", ".join(names[:_NODES_SHOWN]) + more

@@ -17,8 +17,10 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, PODS, PRIORITY_CLASSES
 from core.kube.retry import Retry
+from core.models.names import CONFIG_ANNOTATION
 from exposer.pod_creation import create_pod
 from nodeagent.check_config import CheckRequest, check_config
+from nodeagent.config import parse_config
 from nodeagent.config_map import read_config
 from nodeagent.config_watch import ConfigWatch
 from nodeagent.current_config import CurrentConfig
@@ -157,6 +159,9 @@ async def test_check_config_finds_the_config_map_and_the_names_in_the_cluster(
     data = {"any.json": json.dumps(document)}
     await client.create(CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
     await client.create(DAEMON_SETS, _daemonset(namespace))
+    agent = _pod(namespace, "node-agent-x7k2p", "")
+    agent["metadata"] |= {"labels": {"role": "node-agent"}, "annotations": {CONFIG_ANNOTATION: "abc"}}
+    await client.create(PODS, agent | {"spec": agent["spec"] | {"nodeName": "node-1"}})
 
     code = await check_config(CheckRequest("", kubeconfig=str(apiserver.kubeconfig), namespace=namespace))
 
@@ -167,7 +172,8 @@ async def test_check_config_finds_the_config_map_and_the_names_in_the_cluster(
             "warning: priorityClassName: the cluster has no priority class system-node-criticl: data movers get the "
             "default priority (did you mean system-node-critical?)"
         ),
-        f"ConfigMap {namespace}/{_NAME}: 1 mistake, 1 warning",
+        f"warning: 1 of 1 agents have abc in force and not this ({parse_config(data['any.json']).digest}): node-1",
+        f"ConfigMap {namespace}/{_NAME}: 1 mistake, 2 warnings",
     ]
 
 
