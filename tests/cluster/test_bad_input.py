@@ -41,6 +41,7 @@ class Case:
     """Something wrong with a load.
 
     Attributes:
+        cause: Its name in `docs/troubleshooting.md`.
         told: What its message must say, as a pattern; `{place}` is its location, `{space}` the volume's namespace.
         location: What is wrong with its location; None: there is none.
         spoil: Goes wrong once its repository is Ready.
@@ -50,6 +51,7 @@ class Case:
         snapshot: The VolumeSnapshot that an upload names, if not its own.
     """
 
+    cause: str
     told: str
     location: Mapping[str, str] | None = field(default_factory=dict)
     spoil: Callable[[Place, str], None] | None = None
@@ -82,18 +84,35 @@ _AT = r"backup repository {space}-{place}-kopia \(s3://[a-z-]+/{place}/kopia/{sp
 _NOT_READY = r"BackupRepository velero/{space}-{place}-kopia is not ready: " + _AT
 
 _CASES = {
-    "silent": Case(_NOT_READY + "the storage did not answer within 30 s", {"url": _SILENT}),
-    "no-location": Case("BackupStorageLocation velero/{place} does not exist", None),
-    "no-location-to-restore-from": Case("BackupStorageLocation velero/{place} does not exist", None, download=True),
-    "no-snapshot": Case("VolumeSnapshot {space}/nobody-took-it does not exist", snapshot="nobody-took-it"),
-    "no-snapshot-to-restore": Case(f"snapshot {_NO_SNAPSHOT}: it is not in the repository$", ready=True, download=True),
-    "wrong-keys": Case(_NOT_READY + "the secret access key is not accepted: ", {"secret_key": _WRONG_KEY}),
-    "wrong-keys-later": Case(_AT + "the secret access key is not accepted: ", ready=True, spoil=_lose_keys),
-    "wrong-password": Case(_NOT_READY + "the repository password does not match: ", prepare=_create_with_password),
-    "wrong-password-later": Case(_AT + "the repository password does not match: ", ready=True, spoil=_change_password),
-    "no-bucket": Case(_NOT_READY + "the bucket does not exist: ", {"bucket": "nobody-made-it"}),
-    "refusing": Case(_NOT_READY + "the endpoint cannot be reached: ", {"url": _REFUSING}),
-    "refusing-later": Case(_AT + "the endpoint cannot be reached: ", ready=True, spoil=_move_away),
+    "silent": Case("storage-silent", _NOT_READY + "the storage did not answer within 30 s", {"url": _SILENT}),
+    "no-location": Case("location-missing", "BackupStorageLocation velero/{place} does not exist", None),
+    "no-location-to-restore-from": Case(
+        "location-missing", "BackupStorageLocation velero/{place} does not exist", None, download=True
+    ),
+    "no-snapshot": Case(
+        "snapshot-missing", "VolumeSnapshot {space}/nobody-took-it does not exist", snapshot="nobody-took-it"
+    ),
+    "no-snapshot-to-restore": Case(
+        "snapshot-not-in-repository",
+        f"snapshot {_NO_SNAPSHOT}: it is not in the repository$",
+        ready=True,
+        download=True,
+    ),
+    "wrong-keys": Case(
+        "credentials-wrong", _NOT_READY + "the secret access key is not accepted: ", {"secret_key": _WRONG_KEY}
+    ),
+    "wrong-keys-later": Case(
+        "credentials-wrong", _AT + "the secret access key is not accepted: ", ready=True, spoil=_lose_keys
+    ),
+    "wrong-password": Case(
+        "password-wrong", _NOT_READY + "the repository password does not match: ", prepare=_create_with_password
+    ),
+    "wrong-password-later": Case(
+        "password-wrong", _AT + "the repository password does not match: ", ready=True, spoil=_change_password
+    ),
+    "no-bucket": Case("bucket-missing", _NOT_READY + "the bucket does not exist: ", {"bucket": "nobody-made-it"}),
+    "refusing": Case("storage-refuses", _NOT_READY + "the endpoint cannot be reached: ", {"url": _REFUSING}),
+    "refusing-later": Case("storage-refuses", _AT + "the endpoint cannot be reached: ", ready=True, spoil=_move_away),
 }
 
 
@@ -186,7 +205,7 @@ def _remove(bed: Bed, ended: Ended) -> None:
     bed.user.kubectl("delete", "-n", NAMESPACE, "--ignore-not-found", "--wait=false", *names)
 
 
-@pytest.mark.parametrize("name", _CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.cause(c.cause)) for n, c in _CASES.items()])
 def test_it_fails_soon_and_tells_on_what_object_and_why(ended: Ended, name: str) -> None:
     load = ended.loads[name]
     status = load["status"]

@@ -147,6 +147,7 @@ def test_a_workload_that_goes_ends_its_backup_and_the_one_that_is_prepared(agent
     expect_nothing_left(agent, first, second, third)
 
 
+@pytest.mark.cause("volume-refused", "restic")
 def test_what_cannot_be_moved_is_refused_with_its_reason(agent: Bed, space: str) -> None:
     device = Workload(agent, space, "device", block=True)
     device.start()

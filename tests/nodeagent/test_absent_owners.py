@@ -46,6 +46,7 @@ async def remove_node(scene: Scene, name: str) -> None:
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
+@pytest.mark.cause("node-removed")
 async def test_a_node_that_is_removed_ends_its_loads_within_30_seconds(phase: str) -> None:
     scene = bound_scene("node-a", "node-b")
     add(scene, phase)
@@ -59,6 +60,7 @@ async def test_a_node_that_is_removed_ends_its_loads_within_30_seconds(phase: st
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
+@pytest.mark.cause("node-not-ready")
 async def test_a_node_that_is_not_ready_for_long_ends_its_loads(phase: str) -> None:
     scene = bound_scene("node-a", "node-b")
     add(scene, phase)
@@ -87,6 +89,7 @@ async def test_an_accepted_load_of_a_lost_node_goes_to_another_agent_if_any_can_
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
+@pytest.mark.cause("agent-away")
 async def test_an_agent_that_stays_away_is_told_and_that_it_is_back_too(phase: str) -> None:
     scene = bound_scene("node-b")
     add(scene, phase)

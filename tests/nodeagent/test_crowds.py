@@ -36,6 +36,7 @@ def test_a_node_takes_as_many_as_its_slots_say(slots: int, most: int) -> None:
     assert found.admit(entry("elsewhere"), ready("node-b"), slots=1).verdict is Verdict.READY
 
 
+@pytest.mark.cause("node-busy")
 def test_what_holds_a_load_back_is_told_and_waited_for_without_end() -> None:
     answer = crowds(*["node-a"] * MOST).admit(entry("pvb"), ready(), slots=1)
     assert answer == Admission(

@@ -72,6 +72,7 @@ async def test_loads_are_spread_over_the_live_agents() -> None:
     assert nodes == ["node-a", "node-b"] * 3
 
 
+@pytest.mark.cause("queue-full")
 async def test_a_load_that_only_the_queue_holds_back_is_told_so_once() -> None:
     scene = open_scene("node-a", limit=1)
     for name in ("du-1", "du-2", "du-3"):
@@ -154,6 +155,7 @@ async def test_a_waiting_load_that_is_to_end_is_canceled_without_a_place(how: st
     assert "uid-of-du-2" not in scene.ledger()
 
 
+@pytest.mark.cause("could-not-start")
 async def test_what_cannot_start_for_the_prepare_timeout_fails_with_its_cause() -> None:
     scene = open_scene("node-a")
     scene.add("du", creationTimestamp=NOON)

@@ -28,6 +28,7 @@ LOCATION = {
     "metadata": {"name": "default", "namespace": "velero"},
     "spec": {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "cloud", "key": "k"}},
 }
+TRUSTING = {"provider": "aws", "objectStorage": {"bucket": "b", "caCertRef": {"name": "ca", "key": "k"}}}
 LOCATION_PATH = "/apis/velero.io/v1/namespaces/velero/backupstoragelocations/default"
 SECRET_PATH = "/api/v1/namespaces/velero/secrets/cloud"
 CLAIM_PATH = "/api/v1/namespaces/app3/persistentvolumeclaims/data"
@@ -113,8 +114,22 @@ async def test_a_load_whose_world_is_ready_may_start() -> None:
             "BackupStorageLocation velero/default is Unavailable: no bucket",
             id="unavailable",
         ),
+        pytest.param(
+            READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": TRUSTING}},
+            Verdict.FAILS,
+            "Secret velero/ca of BackupStorageLocation default does not exist",
+            id="no CA",
+        ),
+        pytest.param(
+            READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": {"provider": "aws"}}},
+            Verdict.WAITS,
+            "objectStorage",
+            id="unreadable",
+            marks=pytest.mark.cause("location-unreadable"),
+        ),
     ],
 )
+@pytest.mark.cause("location-secret-missing")
 async def test_an_unusable_location_is_named(world: Mapping[str, JsonDict], verdict: Verdict, words: str) -> None:
     for found in (await admission(uploads(world), data_upload()), await admission(downloads(world), data_download())):
         assert found.verdict is verdict
@@ -134,6 +149,7 @@ async def test_a_missing_snapshot_fails() -> None:
 
 
 @pytest.mark.parametrize("change", [{"snapshotType": "Magic"}, {"csiSnapshot": None}], ids=["type", "no snapshot"])
+@pytest.mark.cause("snapshot-type")
 async def test_another_snapshot_type_is_refused_and_leaves_nothing_to_clean(change: JsonDict) -> None:
     load = data_upload()
     load["spec"] |= change

@@ -60,6 +60,7 @@ async def tell(world: World, load: JsonDict, status: JsonDict, *, node: str = NO
 )
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared"])
 @pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.cause("mover-lost-before")
 async def test_a_mover_that_is_lost_before_it_began_is_made_anew(
     kind: str, phase: str, status: JsonDict, words: str
 ) -> None:
@@ -121,6 +122,7 @@ async def test_another_nodes_kubelet_may_refuse_a_mover_too() -> None:
     assert world.phase() == "Completed"
 
 
+@pytest.mark.cause("mover-not-taken-over")
 async def test_a_mover_on_a_node_without_an_agent_says_so() -> None:
     load = accepted(data_upload())
     async with open_world(load) as world, world.agent():
@@ -189,6 +191,7 @@ async def test_a_prepared_load_whose_mover_does_not_come_back_fails_by_the_same_
     ],
 )
 @pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.cause("mover-lost")
 async def test_a_mover_that_is_lost_in_the_middle_ends_its_load_and_it_says_by_whom(
     kind: str, status: JsonDict, words: str
 ) -> None:

@@ -46,6 +46,7 @@ async def test_a_source_snapshot_that_does_not_go_ends_its_load(span: str, secon
     )
 
 
+@pytest.mark.cause("operation-too-long")
 async def test_a_backup_snapshot_that_is_never_ready_ends_its_load() -> None:
     async with open_world(with_timeout(accepted(data_upload()), "90s")) as world:
         world.cluster.snapshots_become_ready = False

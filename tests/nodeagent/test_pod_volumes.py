@@ -61,6 +61,7 @@ async def test_a_load_goes_to_the_node_of_its_pod(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOADS)
+@pytest.mark.cause("pod-volumes-off")
 async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
     load, restic = LOADS[name](), LOADS[name]()
     restic["spec"]["uploaderType"] = "restic"
@@ -81,6 +82,7 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
     ]
 
 
+@pytest.mark.cause("wrong-node")
 async def test_a_backup_for_another_node_than_its_pods_fails() -> None:
     load = pod_volume_backup()
     answer = await admission(load, LOCATION, workload_pod(load, node="node-b"))

@@ -162,6 +162,7 @@ async def test_a_mover_that_never_answers_a_cancel_is_removed_after_an_hour() ->
         assert world.kube.objects(PODS) == []
 
 
+@pytest.mark.cause("not-prepared-in-time")
 async def test_a_load_that_is_not_prepared_in_time_fails_and_says_what_it_waited_for() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(starts=False)) as world, world.agent():
         world.cluster.tick_seconds = 60.0
@@ -197,6 +198,7 @@ async def test_a_mover_on_another_node_is_taken_over_by_that_nodes_agent() -> No
             assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 
+@pytest.mark.cause("waiting-for-slot")
 async def test_one_slot_is_given_to_one_load_after_the_other_and_each_says_that_it_waits() -> None:
     loads = []
     for number in range(4):
@@ -251,6 +253,7 @@ async def test_a_volume_that_cannot_be_handed_over_is_dropped_and_the_load_fails
         assert world.left() == {}
 
 
+@pytest.mark.cause("unreadable")
 async def test_a_load_that_cannot_be_read_is_left_alone_and_says_so_once() -> None:
     load = accepted(data_upload())
     async with open_world(load) as world:

@@ -29,6 +29,7 @@ async def test_an_object_that_is_refused_as_invalid_fails_its_load_at_once() -> 
         assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 
+@pytest.mark.cause("rights-missing")
 async def test_a_right_that_is_missing_is_waited_for_and_told() -> None:
     async with open_world(accepted(data_upload())) as world, world.agent():
         world.kube.fail_next("POST", "/pods", 403, times=4)
@@ -78,6 +79,7 @@ async def test_a_pod_that_goes_away_after_a_cancel_was_asked_for_is_canceled() -
         assert world.phase() == "Canceled"
 
 
+@pytest.mark.cause("handover-too-long")
 async def test_a_handover_that_takes_too_long_fails_the_load() -> None:
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")

@@ -1,0 +1,128 @@
+"""What keeps a load from going on: mover pods that cannot start, storage that fails, claims nobody made.
+
+A broken mover pod is put where the agent finds it, labelled and owned as if an earlier run had
+made it: so the real scheduler and the real kubelet say what is wrong, and no other load is hit.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from core.models.names import OWNER_UID_LABEL
+from tests.bed.demonstration.manifests import NAMESPACE
+from tests.bed.settings import AGENT_IMAGE
+from tests.bed.storage.faults import CONFIG_MAP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from tests.bed.api import Json
+    from tests.cluster.conftest import Bed
+    from tests.cluster.scenes import Volume
+
+__all__ = [
+    "MISSING",
+    "break_storage",
+    "build_mover",
+    "build_pod_volume_load",
+    "build_target",
+    "build_waiting_pod",
+    "tainted",
+]
+
+MISSING = "nobody-made-it"
+
+_TAINT = "causes.node-agent.test/held:NoSchedule"
+
+
+def build_mover(load: Json, *, spec: Mapping[str, object], container: Mapping[str, object]) -> Json:
+    """A mover pod of `load` that does nothing, changed by fields of its spec and of its container."""
+    meta = load["metadata"]
+    owner = {"apiVersion": load["apiVersion"], "kind": load["kind"], "name": meta["name"], "uid": meta["uid"]}
+    sleeper = {
+        "name": "mover",
+        "image": AGENT_IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", "infinity"],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "namespace": NAMESPACE,
+            "name": meta["name"],
+            "labels": {OWNER_UID_LABEL: meta["uid"]},
+            "ownerReferences": [{**owner, "controller": True}],
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{**sleeper, **container}],
+            **spec,
+        },
+    }
+
+
+def build_waiting_pod(namespace: str, name: str) -> Json:
+    """A workload's pod that no node takes, with an init container that would wait for its data."""
+    mount = {"volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
+    container = {"image": AGENT_IMAGE, "command": ["sleep", "infinity"], **mount}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {
+            "nodeSelector": {MISSING: "true"},
+            "initContainers": [{"name": "restore-wait", **container}],
+            "containers": [{"name": "app", **container}],
+            "volumes": [{"name": "scratch", "emptyDir": {}}],
+        },
+    }
+
+
+def build_pod_volume_load(kind: str, name: str, *, pod: Mapping[str, str], location: str) -> Json:
+    """A PodVolumeBackup or PodVolumeRestore of the volume `scratch` of a pod: its namespace, name and uid."""
+    spec = {
+        "pod": {"kind": "Pod", **pod},
+        "volume": "scratch",
+        "backupStorageLocation": location,
+        "repoIdentifier": "",
+        "uploaderType": "kopia",
+    }
+    more = (
+        {"node": "nowhere"} if kind == "PodVolumeBackup" else {"snapshotID": "0", "sourceNamespace": pod["namespace"]}
+    )
+    metadata = {"namespace": NAMESPACE, "name": name}
+    return {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": {**spec, **more}}
+
+
+@contextmanager
+def break_storage(bed: Bed, faults: Iterable[tuple[str, str, str]]) -> Iterator[None]:
+    """Let the storage go wrong: what (`provision`, `snapshot`), for which NAMESPACE/NAME, and in which way."""
+    namespace, name = CONFIG_MAP
+    lines = {"faults": "\n".join(" ".join(fault) for fault in faults)}
+    metadata = {"namespace": namespace, "name": name}
+    bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": lines})
+    try:
+        yield
+    finally:
+        bed.user.kubectl("delete", "configmap", name, "-n", namespace)
+
+
+@contextmanager
+def tainted(bed: Bed) -> Iterator[None]:
+    """Let no node take a new pod that does not tolerate it."""
+    bed.user.kubectl("taint", "nodes", "--all", _TAINT)
+    try:
+        yield
+    finally:
+        bed.user.kubectl("taint", "nodes", "--all", f"{_TAINT}-")
+
+
+def build_target(volume: Volume, name: str, *, storage_class: str) -> Json:
+    """A claim of that class which waits for a volume that a DataDownload makes."""
+    claim = volume.target(name)
+    claim["spec"]["storageClassName"] = storage_class
+    return claim

@@ -1,0 +1,235 @@
+"""Every cause of a wait or a failure that the bed can bring about, and what has to be said of it.
+
+Knows the words of scheduler, kubelet and storage. Brings nothing about (`tests.cluster.breakage`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.cluster.breakage import MISSING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["AWAY", "CASES", "HELD", "OPEN", "Case"]
+
+OPEN = "causes-open"
+"""A storage location that can be used."""
+
+HELD = "causes-held"
+"""One that can be used once the broken mover pods are in their places."""
+
+AWAY = "causes-away"
+"""One that never can."""
+
+_HUGE = {"resources": {"requests": {"cpu": "1000"}}}
+_NO_IMAGE = "localhost:1/nobody-built-it:dev"
+_SECRET_VOLUME = {"volumes": [{"name": "keys", "secret": {"secretName": MISSING}}]}
+_HOG = ["python3", "-c", "bytearray(500_000_000)"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cause.
+
+    Attributes:
+        told: What the load's message must say, as a pattern; `{name}` is the load, `{space}` its volume's namespace.
+        reason: The reason of the Event on the load.
+        visible: The reason of the Event by which the cluster says it, on a pod or claim of the load's name; empty:
+            it is there before the load.
+        kind: The load's kind.
+        pod: The mover pod that the agent finds: fields of its spec.
+        container: And of its container.
+        bound: That pod is bound to its node by the test, past the scheduler.
+        fault: What is wrong with the storage of the load's claim.
+        snapshot: What is wrong with its source snapshot.
+        source: Its claim, if not the module's.
+        storage_class: Of its claim.
+        foreign: That pod is nobody's.
+        location: Its storage location, if the case does not need a special one.
+        heals: It is completed once nothing is broken any more.
+        expected: Good runs wait for it too.
+    """
+
+    told: str
+    reason: str
+    visible: str = ""
+    kind: str = "DataUpload"
+    pod: Mapping[str, object] | None = None
+    container: Mapping[str, object] = field(default_factory=dict)
+    bound: bool = False
+    fault: str = ""
+    snapshot: str = ""
+    source: str = ""
+    storage_class: str = ""
+    foreign: bool = False
+    location: str = ""
+    heals: bool = False
+    expected: bool = False
+
+    @property
+    def place(self) -> str:
+        """Its storage location: those that find a mover pod are held until it is there."""
+        return self.location or (OPEN if self.pod is None else HELD)
+
+    @property
+    def permanent(self) -> bool:
+        """Whether the load fails for it."""
+        return self.reason == "Failed"
+
+
+def _broken(
+    told: str, reason: str, visible: str, *, spec: Mapping[str, object] | None = None, **container: object
+) -> Case:
+    return Case(told, reason, visible, pod=spec or {}, container=container)
+
+
+_NO_NODE = r"no node takes pod velero/{name}: 0/\d+ nodes are available: .*"
+_CANNOT_START = r"pod velero/{name} cannot start on node \S+ yet: "
+_NO_VOLUME = r"claim velero/{name} of pod velero/{name} has no volume yet: "
+_TARGET = r"target claim {space}/{name} "
+
+CASES = {
+    "taint": Case(_NO_NODE + "untolerated taint", "Unschedulable", "FailedScheduling", heals=True),
+    "affinity": _broken(
+        _NO_NODE + "didn't match Pod's node affinity/selector",
+        "Unschedulable",
+        "FailedScheduling",
+        spec={"nodeSelector": {MISSING: "true"}},
+    ),
+    "resources": _broken(_NO_NODE + "Insufficient cpu", "Unschedulable", "FailedScheduling", **_HUGE),
+    "provisioning-failed": Case(
+        _NO_VOLUME + "ProvisioningFailed: .*the pool is full",
+        "ProvisioningFailed",
+        "ProvisioningFailed",
+        fault="fail:the pool is full",
+        heals=True,
+    ),
+    "provisioner-silent": Case(
+        _NO_VOLUME + "ExternalProvisioning: Waiting for a volume to be created",
+        "ClaimUnbound",
+        "ExternalProvisioning",
+        fault="never",
+        heals=True,
+        expected=True,
+    ),
+    "claim-class-missing": Case(
+        _NO_VOLUME + f'ProvisioningFailed: .*"{MISSING}" not found',
+        "ProvisioningFailed",
+        "ProvisioningFailed",
+        storage_class=MISSING,
+    ),
+    "image-pull": _broken(
+        r"pod velero/{name} waits for its image on node \S+: (ErrImagePull|ImagePullBackOff): .*connection refused",
+        "ImagePullBackOff",
+        "Failed",
+        image=_NO_IMAGE,
+    ),
+    "image-never": _broken(
+        r"pod velero/{name} cannot start on node \S+: ErrImageNeverPull: ",
+        "Failed",
+        "ErrImageNeverPull",
+        image=_NO_IMAGE,
+        imagePullPolicy="Never",
+    ),
+    "image-name": _broken(
+        r"pod velero/{name} cannot start on node \S+: InvalidImageName: ",
+        "Failed",
+        "InspectFailed",
+        image="No//Name",
+    ),
+    "secret-not-mounted": _broken(
+        _CANNOT_START + f'FailedMount: .*secret "{MISSING}" not found',
+        "FailedMount",
+        "FailedMount",
+        spec=_SECRET_VOLUME,
+        volumeMounts=[{"name": "keys", "mountPath": "/keys"}],
+    ),
+    "secret-not-in-environment": _broken(
+        _CANNOT_START + f'CreateContainerConfigError: secret "{MISSING}" not found',
+        "CreateContainerConfigError",
+        "Failed",
+        envFrom=[{"secretRef": {"name": MISSING}}],
+    ),
+    "start-error": _broken(
+        r"data mover pod ended: StartError \(exit code 128\): .*no such file",
+        "Failed",
+        "Failed",
+        command=["/no/such/program"],
+    ),
+    "out-of-memory": _broken(
+        r"data mover pod ended: OOMKilled \(exit code 137\)",
+        "Failed",
+        "Started",
+        command=_HOG,
+        resources={"limits": {"memory": "32Mi"}},
+    ),
+    "kubelet-rejection": Case("OutOfcpu", "MoverLost", pod={}, container=_HUGE, bound=True, heals=True),
+    "name-taken": Case(
+        "Pod velero/{name} exists already and does not belong to DataUpload {name}", "Failed", pod={}, foreign=True
+    ),
+    "snapshot-error": Case(
+        "VolumeSnapshot {space}/{name} is not ready: .*the array is offline",
+        "SnapshotError",
+        snapshot="fail:the array is offline",
+        heals=True,
+    ),
+    "snapshot-unfinished": Case(
+        "VolumeSnapshot {space}/{name} is still being made",
+        "SnapshotNotReady",
+        snapshot="never",
+        expected=True,
+        heals=True,
+    ),
+    "source-claim-missing": Case(
+        "PersistentVolumeClaim {space}/nobody-made-it does not exist", "Failed", source=MISSING
+    ),
+    "location-unavailable": Case(
+        f"BackupStorageLocation velero/{AWAY} is Unavailable: the bucket was taken away",
+        "LocationUnavailable",
+        location=AWAY,
+    ),
+    "target-claim-missing": Case(
+        f"PersistentVolumeClaim {{space}}/{MISSING} to restore into does not exist",
+        "TargetClaimMissing",
+        kind="DataDownload",
+        source=MISSING,
+        expected=True,
+    ),
+    "target-claim-bound": Case(
+        "target claim {space}/data is bound to PersistentVolume .* already",
+        "Failed",
+        kind="DataDownload",
+        source="data",
+    ),
+    "target-claim-unconsumed": Case(
+        _TARGET + "waits for the first pod that uses it",
+        "TargetClaimUnconsumed",
+        kind="DataDownload",
+        storage_class="bed-wait",
+        expected=True,
+    ),
+    "target-class-missing": Case(
+        f"StorageClass {MISSING} of " + _TARGET + "does not exist",
+        "StorageClassMissing",
+        kind="DataDownload",
+        storage_class=MISSING,
+    ),
+    "workload-gone": Case(
+        "workload pod {space}/nobody-made-it is gone: it does not exist",
+        "Failed",
+        kind="PodVolumeBackup",
+        source=MISSING,
+    ),
+    "workload-not-running": Case(
+        "workload pod {space}/pending does not run: it is Pending", "Failed", kind="PodVolumeBackup"
+    ),
+    "workload-not-waiting": Case(
+        "init container restore-wait of workload pod {space}/pending does not run",
+        "WorkloadNotWaiting",
+        kind="PodVolumeRestore",
+        expected=True,
+    ),
+}
