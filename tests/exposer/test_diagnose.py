@@ -7,6 +7,7 @@ import pytest
 from core.errors import ExposeError
 from core.models.base import JsonDict
 from exposer.diagnose import PodEnd, diagnose_pod, parse_pod_end
+from exposer.model import Waiting
 from tests.support.golden import recorded
 
 
@@ -67,6 +68,39 @@ def test_a_stuck_pod_says_why(stuck: JsonDict, reason: str, words: str) -> None:
     assert "velero/b1" in found.message
 
 
+UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
+PRE_BIND = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
+UNSEEN_CLAIM = '0/1 nodes are available: persistentvolumeclaim "b1" not found.'
+
+
+@pytest.mark.parametrize("words", [UNBOUND, PRE_BIND, UNSEEN_CLAIM], ids=["unbound", "binding", "not seen yet"])
+def test_the_scheduler_does_not_know_what_a_claim_waits_for(words: str) -> None:
+    condition = UNSCHEDULABLE | {"message": words}
+    assert diagnose_pod(pod(node="", conditions=[condition])) == Waiting(
+        "ClaimUnbound", f"no node takes pod velero/b1: {words}"
+    )
+
+
+def test_each_try_to_pull_an_image_is_the_same_wait() -> None:
+    tries = [diagnose_pod(pod(containerStatuses=waiting(r, "no"))) for r in ("ErrImagePull", "ImagePullBackOff")]
+    assert [found and (found.reason, found.trouble) for found in tries] == [("ImagePullBackOff", True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("stuck", "trouble"),
+    [
+        pytest.param(pod(node="", conditions=[UNSCHEDULABLE]), True, id="no node"),
+        pytest.param(pod(containerStatuses=waiting("CreateContainerConfigError")), True, id="configuration"),
+        pytest.param(pod(node=""), False, id="not scheduled yet"),
+        pytest.param(pod(containerStatuses=waiting("ContainerCreating")), False, id="being started"),
+    ],
+)
+def test_only_what_no_good_run_waits_for_is_trouble(stuck: JsonDict, *, trouble: bool) -> None:
+    found = diagnose_pod(stuck)
+    assert found is not None
+    assert found.trouble is trouble
+
+
 @pytest.mark.parametrize("reason", ["ErrImageNeverPull", "InvalidImageName"])
 def test_a_pod_that_can_never_start_is_an_error(reason: str) -> None:
     with pytest.raises(ExposeError, match=f"velero/b1 cannot start on node node-a: {reason}: words"):
@@ -97,6 +131,9 @@ PREEMPTED = {
 }
 
 
+NO_DEVICE = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices a.example/b"
+
+
 @pytest.mark.parametrize(
     ("ended", "end"),
     [
@@ -125,6 +162,12 @@ PREEMPTED = {
             pod(phase="Failed", reason="NodeAffinity", message="Pod was rejected"),
             PodEnd(None, "Pod was rejected", "NodeAffinity"),
             id="rejected by the kubelet",
+        ),
+        pytest.param(
+            # As a kubelet with a device plugin writes it, which the bed has not.
+            pod(phase="Failed", reason="UnexpectedAdmissionError", message=f"Pod was rejected: {NO_DEVICE}"),
+            PodEnd(None, f"Pod was rejected: {NO_DEVICE}", "UnexpectedAdmissionError"),
+            id="no device",
         ),
         pytest.param(
             pod(phase="Failed", conditions=[PREEMPTED], containerStatuses=terminated(143, "Error", "stopped")),
