@@ -177,6 +177,19 @@ async def test_check_config_finds_the_config_map_and_the_names_in_the_cluster(
     ]
 
 
+@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 1)], ids=["tolerant", "strict"])
+async def test_the_names_in_a_file_are_checked_where_there_is_a_way_to_a_cluster(
+    apiserver: ApiServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, *, strict: bool, code: int
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"cachePVC": {"storageClass": "none-such"}}')
+    request = CheckRequest(str(path), kubeconfig=str(apiserver.kubeconfig), strict=strict)
+    assert await check_config(request) == code
+    warning, count = capsys.readouterr().out.splitlines()
+    assert warning == "warning: cachePVC.storageClass: the cluster has no storage class none-such"
+    assert count == f"{path}: no mistakes, 1 warning"
+
+
 async def _wait_admitted(client: KubeClient, namespace: str, priority_class: str) -> None:
     """Wait until the server's own cache of classes has it."""
     async with asyncio.timeout(10):
