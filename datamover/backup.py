@@ -50,6 +50,7 @@ class BackupRequest:
     """What to back up: the volume's path, its source path in the repository, tags, files read at a time.
 
     `checkpoints` is how often kopia saves what it has so far; it takes 45 minutes at most.
+    `frugal`: the memory holds one kopia at a time.
     """
 
     volume: Path
@@ -58,6 +59,7 @@ class BackupRequest:
     parallel: int
     tags: Mapping[str, str] = field(default_factory=dict)
     checkpoints: timedelta = CHECKPOINT_INTERVAL
+    frugal: bool = False
 
     @property
     def target(self) -> str:
@@ -100,7 +102,11 @@ async def back_up(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> B
 
 
 async def _prepare(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> None:
-    """Let the policy be in force, and nothing be left of uploads that were killed; both at a time."""
+    """Let the policy be in force, and nothing be left of uploads that were killed; both at a time if that may be."""
+    if request.frugal:
+        await _ensure_policy(kopia, request)
+        await _clear(kopia, request, transfer)
+        return
     try:
         async with asyncio.TaskGroup() as both:
             both.create_task(_ensure_policy(kopia, request), name="policy")

@@ -90,7 +90,8 @@ class ByHand:
     async def back_up(self, source: Path, name: str, bar: Bar | None) -> BackupResult:
         """Back a folder or device up under the source path `name`; an empty repository is created first."""
         volume = _absolute(source)
-        request = BackupRequest(volume, _mode(volume), name or str(volume), parallel=self._limits.cpus)
+        limits = self._limits
+        request = BackupRequest(volume, _mode(volume), name or str(volume), parallel=limits.cpus, frugal=limits.frugal)
         meter = Meter(self._clock, Direction.UPLOAD)
 
         async def work(repository: Repository) -> BackupResult:

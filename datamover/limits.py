@@ -31,6 +31,9 @@ _LEAST_SOFT_LIMIT_MIB: Final = 48
 _WORKER_LIMIT: Final = 4
 """More restore workers are no faster: 4 restore as fast as 8."""
 
+_TWO_KOPIAS_MIB: Final = 400
+"""One that opens a repository takes up to 125 MiB, 64 of them for the key that it makes of the password."""
+
 _RESTORE_BASE_MIB: Final = 180
 _RESTORE_WORKER_MIB: Final = 25
 """A restore takes about 110 MiB beside this process, and 22 MiB for each worker."""
@@ -42,6 +45,11 @@ class Limits:
 
     cpus: int
     memory_bytes: int | None = None
+
+    @property
+    def frugal(self) -> bool:
+        """Whether the memory holds one kopia at a time."""
+        return self.memory_bytes is not None and self.memory_bytes < _TWO_KOPIAS_MIB * _MIB
 
     @property
     def restore_workers(self) -> int:

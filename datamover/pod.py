@@ -127,6 +127,7 @@ class PodLoad:
             source=plan.source,
             parallel=settings.parallel_upload or self._around.limits.cpus,
             tags=plan.tags,
+            frugal=self._around.limits.frugal,
         )
 
     def _restore_request(self, plan: RestorePlan, settings: UploaderSettings) -> RestoreRequest:

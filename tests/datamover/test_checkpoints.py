@@ -85,7 +85,7 @@ async def test_the_next_backup_takes_away_what_there_was_no_time_for(
     await _break_off(connected, volume, volume.parent / "repository", peer=kopia, cancel=True)
     left = [one["id"] for one in kopia.snapshots()]
     warn = AsyncMock()
-    request = BackupRequest(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2)
+    request = BackupRequest(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, frugal=True)
     backup = await back_up(connected, request, uploading(warn))
     assert left
     warn.assert_awaited_once_with(f"{len(left)} incomplete snapshots that broken uploads had left were removed")

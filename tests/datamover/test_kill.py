@@ -16,7 +16,7 @@ from core.errors import KopiaError
 from tests.datamover.conftest import hand_for
 from tests.datamover.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.processes import running_kopia
-from tests.datamover.thorough import KILLS
+from tests.datamover.thorough import KILLS, PATIENCE_SECONDS
 from tests.datamover.trees import describe_tree, make_large_file
 
 _SIZE_MIB = 64
@@ -100,7 +100,7 @@ async def _running_mover(volume: Path, repository: Path) -> AsyncIterator[Callab
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(PATIENCE_SECONDS)
 @pytest.mark.parametrize("run", [_running_kopia, _running_mover], ids=["kopia", "the mover"])
 async def test_a_kill_at_any_moment_needs_no_repair(
     run: Callable[[Path, Path], AbstractAsyncContextManager[Callable[[], int]]],

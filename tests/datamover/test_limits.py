@@ -71,6 +71,11 @@ def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -
     assert limits.go_settings({}) == {"GOGC": "50", "GOMEMLIMIT": soft}
 
 
+@pytest.mark.parametrize(("limit_mib", "frugal"), [(None, False), (256, True), (512, False)])
+def test_little_memory_holds_one_kopia_at_a_time(limit_mib: int | None, frugal: bool) -> None:
+    assert Limits(4, limit_mib * _MIB if limit_mib else None).frugal is frugal
+
+
 def test_what_the_environment_sets_stays() -> None:
     assert Limits(4).go_settings({"GOGC": "100", "GOMEMLIMIT": "1GiB"}) == {}
 

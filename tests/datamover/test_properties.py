@@ -17,7 +17,7 @@ from core.contract import VolumeMode
 from datamover.backup import BackupRequest, back_up
 from datamover.kopia import Kopia
 from datamover.restore import RestoreRequest, restore
-from tests.datamover.thorough import EXAMPLES
+from tests.datamover.thorough import EXAMPLES, PATIENCE_SECONDS
 from tests.datamover.transfers import restoring, uploading
 from tests.datamover.trees import describe_tree
 
@@ -102,7 +102,7 @@ def _make(path: Path, entry: Entry) -> None:
             _keep(path, kept)
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(PATIENCE_SECONDS)
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(entries=st.dictionaries(_NAMES, _ENTRIES, max_size=6), sparse=st.booleans())
 async def test_any_tree_comes_back(

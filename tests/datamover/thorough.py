@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-__all__ = ["EXAMPLES", "KILLS"]
+__all__ = ["EXAMPLES", "KILLS", "PATIENCE_SECONDS"]
 
 _FULL: Final = os.environ.get("MOVER_TESTS") == "full"
 
@@ -12,3 +12,6 @@ EXAMPLES: Final = 200 if _FULL else 25
 
 KILLS: Final = 20 if _FULL else 3
 """Moments of a transfer at which a process is killed."""
+
+PATIENCE_SECONDS: Final = 3600 if _FULL else 600
+"""What all of the examples, or of the kills, may take on a busy machine."""
