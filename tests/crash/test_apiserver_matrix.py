@@ -64,7 +64,7 @@ async def _check(matrix: Matrix, kind: str, faults: list[Fault]) -> int:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 async def test_every_kind_completes(apiserver: ApiServer) -> None:
     async with open_matrix(apiserver) as matrix:
         for kind in LOADS:
@@ -73,14 +73,14 @@ async def test_every_kind_completes(apiserver: ApiServer) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_the_agent_may_be_stopped_at_every_write_of_a_data_download(apiserver: ApiServer) -> None:
     async with open_matrix(apiserver) as matrix:
         await _check(matrix, "DataDownload", [Fault.STOP_BEFORE, Fault.STOP_AFTER])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("kind", LOADS)
 async def test_every_write_of_every_kind_may_be_the_one_that_breaks(apiserver: ApiServer, kind: str) -> None:
     async with open_matrix(apiserver) as matrix:

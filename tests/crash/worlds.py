@@ -63,7 +63,7 @@ _ACCOUNTS = Resource("ServiceAccount", "serviceaccounts")
 _LEASE_SECONDS = 6
 """A stopped agent gives its Lease back no more: the next one waits for so long."""
 
-_DONE_SECONDS = 120
+_DONE_SECONDS = 300
 _STOP_SECONDS = 30
 _LOOK_SECONDS = 0.2
 
@@ -122,7 +122,8 @@ class World:
 
     async def begin(self) -> None:
         """Make the load's volume, and the load."""
-        self.load = self._put(LOADS[self.kind](), self.name)
+        # A VolumeSnapshotContent has no namespace, and its name is the load's.
+        self.load = self._put(LOADS[self.kind](self.name), self.name)
         spec = self.load["spec"]
         if "pod" in spec:
             pod = self._put(workload_pod(self.load), self.space)
