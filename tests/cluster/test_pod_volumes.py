@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.bed.demonstration.compare import compare
-from tests.bed.demonstration.manifests import NAMESPACE
 from tests.bed.demonstration.user import PODS
 from tests.bed.layout import ROOT
-from tests.cluster.workloads import BACKUPS, RESTORES, Workload, stop_kopia, wait_until
+from tests.cluster.workloads import (
+    BACKUPS,
+    RESTORES,
+    Workload,
+    back_up,
+    expect_nothing_left,
+    stop_kopia,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     from tests.bed.api import Json
@@ -24,21 +31,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 _FILLED = {"data": 20_000_000, "scratch": 3_000_000}
-
-
-def back_up(workload: Workload, volume: str) -> Json:
-    """Make a PodVolumeBackup; returns it as it was made."""
-    item = workload.backup(volume)
-    workload.bed.user.apply(item)
-    return item
-
-
-def expect_nothing_left(bed: Bed, *items: Json) -> None:
-    """Wait until the agent has let go of the loads, and check that their pods are gone."""
-    for item in items:
-        name, resource = item["metadata"]["name"], BACKUPS if item["kind"] == "PodVolumeBackup" else RESTORES
-        wait_until(bed, resource, item, when=lambda load: not load["metadata"].get("finalizers"))
-        assert bed.user.names(["pods"], "-n", NAMESPACE, f"--field-selector=metadata.name={name}") == []
 
 
 def example(space: str, name: str, **given: str) -> str:

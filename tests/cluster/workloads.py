@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.bed.demonstration.compare import Survey
     from tests.cluster.conftest import Bed
 
-__all__ = ["BACKUPS", "RESTORES", "Workload", "stop_kopia", "wait_until"]
+__all__ = ["BACKUPS", "RESTORES", "Workload", "back_up", "expect_nothing_left", "stop_kopia", "wait_until"]
 
 BACKUPS = Resource("/apis/velero.io/v1", "podvolumebackups")
 RESTORES = Resource("/apis/velero.io/v1", "podvolumerestores")
@@ -178,6 +178,21 @@ class Workload:
                 *({"name": folder, "mountPath": f"/{folder}"} for folder in ("scripts", "machine", "out")),
             ],
         }
+
+
+def back_up(workload: Workload, volume: str) -> Json:
+    """Make a PodVolumeBackup; returns it as it was made."""
+    item = workload.backup(volume)
+    workload.bed.user.apply(item)
+    return item
+
+
+def expect_nothing_left(bed: Bed, *items: Json) -> None:
+    """Wait until the agent has let go of the loads, and check that their pods are gone."""
+    for item in items:
+        name, resource = item["metadata"]["name"], BACKUPS if item["kind"] == "PodVolumeBackup" else RESTORES
+        wait_until(bed, resource, item, when=lambda load: not load["metadata"].get("finalizers"))
+        assert bed.user.names(["pods"], "-n", NAMESPACE, f"--field-selector=metadata.name={name}") == []
 
 
 def wait_until(
