@@ -148,7 +148,7 @@ def accepted(apiserver: ApiServer) -> Callable[[JsonDict], None]:
 
 
 @given(document=_DOCUMENTS)
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 def test_every_mover_and_its_claim_is_accepted(accepted: Callable[[JsonDict], None], document: JsonDict) -> None:
     plan = _plan(document)
     request = snapshot_request(
