@@ -9,9 +9,9 @@ from typing import Final
 
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import BACKUP_REPOSITORIES
+from core.models.base import JsonDict
 from core.models.loads import Load
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOLUME_NAMESPACE_LABEL, label_value
-from core.models.storage import BackupRepository
 from exposer.settings import CacheVolume
 
 __all__ = ["DEFAULT_CACHE_LIMIT_MIB", "fit_cache"]
@@ -40,10 +40,10 @@ async def fit_cache(client: KubeClient, cr: Load, cache: CacheVolume) -> CacheVo
     found = await client.list(Selection(BACKUP_REPOSITORIES, cr.metadata.namespace, label_selector=selector))
     if not found:
         return cache
-    limits = [_limit_of(BackupRepository.parse(raw)) for raw in found]
-    return replace(cache, limit_mib=max(limits))
+    return replace(cache, limit_mib=max(map(_limit_of, found)))
 
 
-def _limit_of(repository: BackupRepository) -> int:
-    text = repository.spec.repository_config.get(_LIMIT, "")
+def _limit_of(repository: JsonDict) -> int:
+    """Return the limit in a BackupRepository as JSON dict; whatever it holds, a cache is no reason to fail."""
+    text = str((repository.get("spec", {}).get("repositoryConfig") or {}).get(_LIMIT, ""))
     return int(text) if text.isdecimal() and int(text) > 0 else DEFAULT_CACHE_LIMIT_MIB

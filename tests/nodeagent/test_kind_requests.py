@@ -137,11 +137,18 @@ async def test_the_size_of_the_snapshot_decides_about_a_cache(kind: str, snapsho
 
 
 @pytest.mark.parametrize(
-    ("configured", "limit_mib"), [({"cacheLimitMB": "20000"}, 20_000), ({"cacheLimitMB": "100"}, 100), ({}, 5000)]
+    ("configured", "limit_mib"),
+    [
+        ({"cacheLimitMB": "20000"}, 20_000),
+        ({"cacheLimitMB": "100"}, 100),
+        ({"cacheLimitMB": "much"}, 5000),
+        ({}, 5000),
+        (None, 5000),
+    ],
 )
 @pytest.mark.parametrize("kind", ["datadownload", "podvolumerestore"])
 async def test_a_cache_has_room_for_what_its_repository_keeps(
-    kind: str, configured: dict[str, str], limit_mib: int
+    kind: str, configured: dict[str, str] | None, limit_mib: int
 ) -> None:
     """The repository was made with a limit of its own, whatever is configured by now."""
     repository = recorded("backuprepository")
