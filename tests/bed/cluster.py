@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster"]
 
-_NODE_SECONDS = 60
+_NODE_SECONDS = 180
 _NODES = Resource("/api/v1", "nodes", namespaced=False)
 _ACCOUNTS = Resource("/api/v1", "serviceaccounts")
 
