@@ -4,6 +4,7 @@ Knows a v1 Pod as JSON dict. Does not know the rules (`nodeagent.lifecycle`), an
 itself.
 """
 
+import signal
 from typing import Final
 
 from core.models.base import JsonDict
@@ -14,11 +15,15 @@ from nodeagent.lifecycle import PodState
 
 __all__ = ["belongs_to", "explain_loss", "has_ended", "is_ours", "pod_node", "pod_state", "trim_pod"]
 
-_LOST_CONTAINER: Final = "ContainerStatusUnknown"
-"""The kubelet came back and found the container gone: nobody knows how it ended.
+_LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
+"""The kubelet, or the container runtime, came back and found the container gone.
 
-Source: Kubernetes v1.34, pkg/kubelet/container/runtime.go.
+Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/cri/store/container.
 """
+
+_KILLED: Final = 128 + signal.SIGKILL
+_OUT_OF_MEMORY: Final = "OOMKilled"
+"""Another pod would come to the same end; a kill for any other reason came from outside."""
 
 
 def pod_state(pod: JsonDict | None) -> PodState:
@@ -63,6 +68,9 @@ def explain_loss(pod: JsonDict) -> str:
     by = _disruption(status)
     reason = status.get("reason") or by.get("reason") or ""
     words = status.get("message") or by.get("message") or ""
+    end = parse_pod_end(pod)
+    if not reason and not words and end is not None and end.exit_code is not None:
+        return f"{end.reason or 'Error'} (exit code {end.exit_code})"
     return ": ".join(part for part in (reason, words) if part)
 
 
@@ -84,7 +92,9 @@ def _displaced(pod: JsonDict, end: PodEnd) -> bool:
     """Whether somebody else than the mover itself made it end."""
     status = pod.get("status") or {}
     rejected = end.exit_code is None and status.get("phase") == "Failed"
-    return rejected or bool(status.get("reason")) or bool(_disruption(status)) or end.reason == _LOST_CONTAINER
+    killed = end.exit_code == _KILLED and end.reason != _OUT_OF_MEMORY
+    told = bool(status.get("reason")) or bool(_disruption(status))
+    return rejected or killed or told or end.reason in _LOST_CONTAINER
 
 
 def _disruption(status: JsonDict) -> JsonDict:

@@ -37,6 +37,8 @@ def ended(exit_code: int, **terminated: object) -> JsonDict:
         pytest.param({"phase": "Failed", "reason": "NodeAffinity"}, PodState.DISPLACED, id="refused by the kubelet"),
         pytest.param(ended(14) | {"conditions": [DISRUPTION]}, PodState.DISPLACED, id="preempted"),
         pytest.param(ended(137, reason="ContainerStatusUnknown"), PodState.DISPLACED, id="container lost"),
+        pytest.param(ended(255, reason="Unknown"), PodState.DISPLACED, id="node rebooted"),
+        pytest.param(ended(137, reason="Error"), PodState.DISPLACED, id="killed"),
         pytest.param({"phase": "Failed"}, PodState.DISPLACED, id="failed without a container"),
     ],
 )
@@ -70,6 +72,7 @@ def test_no_pod_is_absent() -> None:
         pytest.param({"conditions": [DISRUPTION]}, f"PreemptionByScheduler: {DISRUPTION['message']}", id="preempted"),
         pytest.param({"conditions": [DISRUPTION | {"status": "False"}]}, "", id="no disruption"),
         pytest.param({"phase": "Running"}, "", id="nobody says"),
+        pytest.param(ended(137, reason="Error"), "Error (exit code 137)", id="killed"),
     ],
 )
 def test_who_took_a_pod_away_is_told_in_their_words(status: JsonDict, words: str) -> None:
