@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 HELD_BACK: Final = "waits for a place in prepareQueueLength"
 """How the message of a load begins that only the queue holds back."""
 
+_LOOK_SECONDS: Final = 5.0
+"""Between two looks at a load that waits for something of somebody else's."""
+
 _LOOKS_A_SECOND: Final = 50.0
 """Looks at loads that wait, all together: their number must not become load on the API server."""
 
@@ -45,7 +48,7 @@ _WOKEN_SECONDS: Final = 60.0
 """The longest time until a load is looked at again that is woken once what it waits for has changed."""
 
 _RETRY_SECONDS: Final = 1.0
-"""Before a load is looked at again after a write or a look that went wrong."""
+"""Before a load is looked at again after an accept that went wrong: mostly somebody else wrote to it."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ class Examiner:
         Raises:
             AgentError: it could not be read, checked or written.
         """
-        self.put_off(entry.uid)
+        # Where it goes wrong, not again and again.
+        self.put_off(entry.uid, _LOOK_SECONDS)
         kind = self._kinds[entry.kind]
         raw = await self._tools.client.read(kind.resource, entry.namespace, entry.name)
         if raw is None:
@@ -192,7 +196,7 @@ class Examiner:
 
     def _put_off_waiting(self, uid: str, admission: Admission) -> None:
         """Look at a load that waits again in a while; late where a change of what it waits for wakes it."""
-        pause_seconds = max(self._waits.seconds_to_next_look(uid), len(self._not_before) / _LOOKS_A_SECOND)
+        pause_seconds = max(_LOOK_SECONDS, len(self._not_before) / _LOOKS_A_SECOND)
         if admission.pod is not None:
             self._pods.expect(uid, admission.pod)
         else:

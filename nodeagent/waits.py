@@ -13,8 +13,15 @@ from exposer.model import Waiting
 
 __all__ = ["Telling", "Waits"]
 
-_BACKOFF_SECONDS: Final = (1.0, 2.0, 4.0, 5.0)
-"""Source: Velero v1.18 looks at a constrained load every 5 s; ours begins sooner."""
+_LOOK_SECONDS: Final = 5.0
+"""Source: Velero v1.18 looks at a constrained load so often."""
+
+_QUICK_SECONDS: Final = (1.0, 2.0, 4.0)
+"""The first looks after a step of ours: what it set going is mostly done by then."""
+
+_QUICK_LOOKS: Final = 6
+_QUICK_WINDOW_SECONDS: Final = 60.0
+"""A load has so many quick looks in this time: reasons that take turns must not become a loop."""
 
 _GRACE_SECONDS: Final = 3.0
 """A wait that is over sooner is part of every good run: telling it would only cost writes. Trouble is told at once."""
@@ -29,11 +36,13 @@ _NUMBERS: Final = re.compile(r"\d+")
 _NOTHING: Final = Waiting("", "")
 
 
-@dataclass
+@dataclass(slots=True)
 class _Wait:
     current: Waiting = _NOTHING
     since_seconds: float = 0.0
     looks: int = 0
+    quick_looks: int = 0
+    quick_since_seconds: float = 0.0
     told: Waiting = _NOTHING
     told_at_seconds: float = 0.0
 
@@ -56,10 +65,14 @@ class Waits:
 
     def seconds_to_next_look(self, uid: str) -> float:
         """Return the pause before the next look at that load, longer each time."""
-        wait = self._waits.setdefault(uid, _Wait())
-        seconds = _BACKOFF_SECONDS[min(wait.looks, len(_BACKOFF_SECONDS) - 1)]
-        wait.looks += 1
-        return seconds
+        wait, now = self._waits.setdefault(uid, _Wait()), self._clock.monotonic()
+        looks, wait.looks = wait.looks, wait.looks + 1
+        if now - wait.quick_since_seconds >= _QUICK_WINDOW_SECONDS:
+            wait.quick_looks, wait.quick_since_seconds = 0, now
+        if looks >= len(_QUICK_SECONDS) or wait.quick_looks >= _QUICK_LOOKS:
+            return _LOOK_SECONDS
+        wait.quick_looks += 1
+        return _QUICK_SECONDS[looks]
 
     def note_step(self, uid: str, waiting: Waiting) -> None:
         """Note that the load waits for `waiting`, which nobody is told; another one than before is looked at soon."""

@@ -17,6 +17,18 @@ def test_looks_become_rarer_up_to_every_five_seconds() -> None:
     assert [waits.seconds_to_next_look("a") for _ in range(6)] == [1, 2, 4, 5, 5, 5]
 
 
+def test_reasons_that_take_turns_are_no_loop() -> None:
+    clock = HandClock()
+    waits = Waits(clock)
+    looks = 0
+    while clock.seconds < 600:
+        waits.decide_telling("a", UNSCHEDULABLE if looks % 2 else IMAGE)
+        clock.seconds += waits.seconds_to_next_look("a")
+        looks += 1
+    # Every five seconds, and six quick ones a minute.
+    assert looks <= 600 / 5 + 6 * 10
+
+
 def telling(waits: Waits, waiting: Waiting) -> Telling:
     """Return what is to be said about `waiting`, and note that it was said."""
     said = waits.decide_telling("a", waiting)
