@@ -26,6 +26,9 @@ from nodeagent.view import cancel_asked_at
 
 __all__ = ["AbsentOwners", "node_of"]
 
+_LONGEST_LABEL: Final = 63
+"""Source: Kubernetes, label values."""
+
 _FORCED_BEFORE_START: Final = timedelta(minutes=5)
 _FORCED_RUNNING: Final = timedelta(hours=1)
 """After a cancel that nobody answers. Source: Velero v1.18, the data mover controllers' cancel
@@ -35,10 +38,11 @@ of loads that no agent handles (preparing: 5 minutes, in progress: an hour)."""
 async def node_of(kind: Kind, cr: Load) -> str:
     """Return the name of the node under the load's label; the label itself where nothing tells the name."""
     label = cr.metadata.labels.get(NODE_LABEL, "")
-    for name in (label, cr.status.node, cr.status.accepted_by_node):
-        if label_value(name) == label and name:
+    for name in (cr.status.node, cr.status.accepted_by_node):
+        if name and label_value(name) == label:
             return name
-    name = await kind.read_node(cr)
+    # A value as long as values may be is perhaps a name that was cut.
+    name = await kind.read_node(cr) if len(label) >= _LONGEST_LABEL else label
     return name if label_value(name) == label else label
 
 

@@ -18,7 +18,7 @@ __all__ = ["belongs_to", "explain_loss", "has_ended", "is_ours", "pod_node", "po
 _LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
 """The kubelet, or the container runtime, came back and found the container gone.
 
-Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/cri/store/container.
+Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/cri/server/restart.go.
 """
 
 _KILLED: Final = 128 + signal.SIGKILL

@@ -10,7 +10,7 @@ from core.kube.resources import DATA_UPLOADS, NODES
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.duration import format_duration
-from core.models.names import CANCEL_ASKED_ANNOTATION, DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.names import CANCEL_ASKED_ANNOTATION, DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION, label_value
 from tests.nodeagent.dispatching import Scene, agent_pod, cluster_node, open_scene
 from tests.nodeagent.loads import NAMESPACE, mover_pod
 from tests.support.clock import LoopClock
@@ -168,3 +168,17 @@ async def test_a_result_that_is_there_goes_to_another_agent(kept: bool, lost: bo
         await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=45)
         await scene.until(lambda: scene.reasons("du") == ["HandedOn"], seconds=5)
     assert scene.phase("du") == "InProgress"
+
+
+@pytest.mark.parametrize("told_by", ["status", "volume", "nobody"])
+async def test_a_node_with_a_long_name_is_called_by_it_if_anything_tells_it(told_by: str) -> None:
+    scene, long = bound_scene("node-b"), "n" * 70
+    load = add(scene, "Prepared")
+    load["metadata"]["labels"][NODE_LABEL] = label_value(long)
+    load["status"] |= {"node": long} if told_by == "status" else {}
+    scene.kube.put(load)
+    scene.kind.nodes["du"] = long if told_by == "volume" else "node-b"
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=30)
+    shown = label_value(long) if told_by == "nobody" else long
+    assert scene.message("du").startswith(f"node {shown} does not exist any more; ")
