@@ -61,7 +61,7 @@ class World:
             ready.set()
             await self._queue.run(lambda name: self._rules.look(name, self._seen(name)))
 
-    def _follow(self, selection: Selection) -> Informer:
+    def _follow(self, selection: Selection) -> Informer[JsonDict]:
         return Informer(self._client, selection, clock=self._clock, trim=_trim, on_change=self._on_change)
 
     def _on_change(self, obj: JsonDict) -> None:
