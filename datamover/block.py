@@ -17,7 +17,7 @@ from datamover.background import run_in_background
 from datamover.holes import copy_stream
 from datamover.kopia import Kopia, KopiaFiles
 from datamover.snapshot import Snapshot
-from datamover.sync import sync_device
+from datamover.sync import WRITING, sync_device
 from datamover.transfer import Transfer
 
 __all__ = ["device_size", "open_device", "restore_device"]
@@ -83,7 +83,7 @@ async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, tran
         answer.check()
     if written != snapshot.size_bytes:
         raise answer.error(f"{written} bytes of {snapshot.size_bytes} were written")
-    await sync_device(target)
+    await transfer.wait_for(sync_device(target), WRITING)
 
 
 async def _streamed_file(kopia: Kopia, snapshot: Snapshot) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from datamover.kopia import Kopia
 from datamover.limits import Limits
 from datamover.settings import UploaderSettings
 from datamover.snapshot import Snapshot, read_snapshot
-from datamover.sync import sync_file_system
+from datamover.sync import WRITING, sync_file_system
 from datamover.transfer import Transfer
 
 __all__ = ["RestoreRequest", "restore", "restore_workers", "write_done_file"]
@@ -69,7 +69,7 @@ async def restore(kopia: Kopia, request: RestoreRequest, transfer: Transfer) -> 
         await restore_device(kopia, snapshot, request.target, transfer=transfer)
     else:
         await _restore_files(kopia, snapshot, request, transfer=transfer)
-        await sync_file_system(request.target)
+        await transfer.wait_for(sync_file_system(request.target), WRITING)
     return RestoreResult(
         target=VolumePath(by_path=str(request.target), volume_mode=str(request.mode)),
         total_bytes=snapshot.size_bytes,

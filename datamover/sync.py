@@ -7,11 +7,15 @@ Source: GNU coreutils 9.1, sync(1).
 
 import os
 from pathlib import Path
+from typing import Final
 
 from core.errors import DataPathError
 from datamover.child import ChildCommand, run_child
 
-__all__ = ["sync_device", "sync_file_system"]
+__all__ = ["WRITING", "sync_device", "sync_file_system"]
+
+WRITING: Final = "writing what was restored to the disk"
+"""What takes so long, for whoever asks."""
 
 
 async def sync_file_system(path: Path) -> None:

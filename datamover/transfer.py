@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
 from core.clock import Clock
@@ -81,6 +82,18 @@ class Transfer:
             return await run_beside(lambda: self._watch(attempted, canceller), moving, name="standstill")
 
         return await run_unless_canceled(transfer, canceller)
+
+    async def wait_for(self, work: Awaitable[None], doing: str) -> None:
+        """Return when `work` has; where that takes long it is told that the mover is still `doing` it."""
+
+        async def tell() -> None:
+            waited, span = 0.0, self._care.limits.warn_seconds
+            while True:
+                await self.clock.sleep(span - waited)
+                waited, span = span, 2 * span
+                await self.warn(f"still {doing} after {format_duration(timedelta(seconds=round(waited)))}")
+
+        await run_beside(tell, work, name="patience")
 
     def take(self, line: str) -> str:
         """Take what a line of kopia's tells of progress; return the rest of it."""
