@@ -97,6 +97,11 @@ bench-mover: root venv unit-tools ## what the data mover costs beside kopia alon
 	$(step)
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
 
+.PHONY: bench-scale
+bench-scale: venv integration-tools ## what many agents and many loads cost; 25 minutes
+	$(step)
+	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
+
 # -- set-up -----------------------------------------------------------------------------------------------------------
 .PHONY: setup root packages venv unit-tools integration-tools tools image lock clean
 setup: root venv tools image ## all set-up: packages, Python, Go tools, image (root)

@@ -61,12 +61,14 @@ class Benchmark:
         self._report.growth = await measure_growth(self._doors, "growth", effort, log=_say)
 
     async def _kills(self) -> None:
-        effort, times = self._effort(_LEADER_AGENTS), self._arguments.kills
-        self._report.kills = await measure_leaders(self._doors, effort, times=times, disturb=kill_leader, log=_say)
+        disturbs = [kill_leader] * self._arguments.kills
+        effort = self._effort(_LEADER_AGENTS)
+        self._report.kills = await measure_leaders(self._doors, "kills", effort, disturbs=disturbs, log=_say)
 
     async def _pauses(self) -> None:
-        effort, times = self._effort(_LEADER_AGENTS), self._arguments.pauses
-        self._report.pauses = await measure_leaders(self._doors, effort, times=times, disturb=pause_leader, log=_say)
+        disturbs = [pause_leader] * self._arguments.pauses
+        effort = self._effort(_LEADER_AGENTS)
+        self._report.pauses = await measure_leaders(self._doors, "pauses", effort, disturbs=disturbs, log=_say)
 
     def _effort(self, agents: int) -> Effort:
         """Return the effort of all agents: with fewer slots movers are faster, so that loads wait as long."""

@@ -9,9 +9,9 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +35,7 @@ class Doors:
     """How the API servers are reached.
 
     `agents_api` is the administrator's client of the agents' server; `own_share` what that
-    server asks itself while nobody else does.
+    server asks itself while nobody else does. `environment` is what real agents run in, beside ours.
     """
 
     server: ApiServer
@@ -44,6 +44,7 @@ class Doors:
     own_share: Counts
     kubelet: KubeletAddress
     folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def others(self) -> Path:
@@ -79,7 +80,7 @@ def open_doors(folder: Path) -> Iterator[Doors]:
         admin = folder / "agents-admin.kubeconfig"
         server.plane.write_kubeconfig(admin, server.plane.admin, url=url)
         api = Api(admin)
-        yield Doors(server, url, api, _measure_own_share(api), make_kubelet(server), folder)
+        yield Doors(server, url, api, _measure_own_share(api), make_kubelet(server), folder, _as_in_the_image(folder))
 
 
 def make_kubelet(server: ApiServer) -> KubeletAddress:
@@ -92,6 +93,12 @@ def _measure_own_share(api: Api) -> Counts:
     before = read_counts(api)
     time.sleep(_IDLE_SECONDS)
     return read_counts(api).since(before)
+
+
+def _as_in_the_image(folder: Path) -> dict[str, str]:
+    """Return the environment in which Python keeps what it compiled, without docstrings and assertions."""
+    compiled = str(folder / "compiled")
+    return {"PYTHONOPTIMIZE": "2", "PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def _free_port() -> int:

@@ -28,12 +28,13 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done: agents, loads, and how long a mover moves data."""
+    """How much is done: agents, loads, places of the queue, and how long a mover moves data."""
 
     agents: int
     loads: int
     mover_seconds: float = 1.0
     processes: int = 4
+    queue_length: int = QUEUE_LENGTH
 
     @property
     def patience_seconds(self) -> float:

@@ -5,16 +5,19 @@ Knows the course of it. Does not know targets.
 
 import asyncio
 from dataclasses import dataclass
+from typing import Final
 
 from benchmarks.scale.doors import Doors
-from benchmarks.scale.effort import LEADER_NODE, QUEUE_LENGTH, SETTLE_SECONDS, Effort, Log, prepare
+from benchmarks.scale.effort import LEADER_NODE, SETTLE_SECONDS, Effort, Log, prepare
 from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
 from benchmarks.scale.scene import open_scene
 
 __all__ = ["Growth", "measure_growth"]
 
-_SLOTS = 10
+_SLOTS: Final = 10
+_REST_SECONDS: Final = 30.0
+"""After this a client has closed the connections that it needs no more."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Growth:
 async def measure_growth(doors: Doors, name: str, effort: Effort, *, log: Log) -> Growth:
     """Have one agent, which never leads, carry out many loads."""
     async with open_scene(doors, name, nodes=1) as scene:
-        await scene.stage.set_up(queue_length=QUEUE_LENGTH, slots=_SLOTS)
+        await scene.stage.set_up(queue_length=effort.queue_length, slots=_SLOTS)
         volumes = await prepare(scene, effort)
         await scene.serve(LEADER_NODE)
         await scene.wait_for_leader()
@@ -44,7 +47,7 @@ async def measure_growth(doors: Doors, name: str, effort: Effort, *, log: Log) -
         await scene.wait_until(lambda seen: seen.done >= effort.loads, seconds=effort.patience_seconds)
         cpu_seconds = worker.child.cpu_seconds - cpu_seconds
         peak_mib = worker.child.memory_mib
-        await asyncio.sleep(SETTLE_SECONDS)
+        await asyncio.sleep(_REST_SECONDS)
         after_mib = worker.child.memory_mib
         log(f"{name}: {idle_mib:.1f} MiB before, {after_mib:.1f} MiB after {effort.loads} loads")
         cpu_ms = cpu_seconds / effort.loads * 1000

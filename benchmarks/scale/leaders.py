@@ -5,14 +5,14 @@ Knows the course of it, with real agents, each a process of its own. Does not kn
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from benchmarks.processes import BenchmarkError
 from benchmarks.scale.doors import Doors
-from benchmarks.scale.effort import QUEUE_LENGTH, SLOTS, Effort, Log, prepare
+from benchmarks.scale.effort import SLOTS, Effort, Log, prepare
 from benchmarks.scale.history import History
 from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
@@ -42,11 +42,10 @@ class Leaders:
     verdict: Verdict
 
 
-async def measure_leaders(doors: Doors, effort: Effort, *, times: int, disturb: Disturb, log: Log) -> Leaders:
-    """Do something to whoever leads, so many times while loads run."""
-    name = disturb.__name__.replace("_", "-")
+async def measure_leaders(doors: Doors, name: str, effort: Effort, *, disturbs: Sequence[Disturb], log: Log) -> Leaders:
+    """Do one thing after the other to whoever leads, while loads run."""
     async with open_scene(doors, name, nodes=effort.agents, lease_seconds=_LEASE_SECONDS) as scene:
-        await scene.stage.set_up(queue_length=QUEUE_LENGTH, slots=SLOTS)
+        await scene.stage.set_up(queue_length=effort.queue_length, slots=SLOTS)
         volumes = await prepare(scene, effort)
         servings = [await scene.serve(node_name(number)) for number in range(effort.agents)]
         for serving in servings:
@@ -56,16 +55,17 @@ async def measure_leaders(doors: Doors, effort: Effort, *, times: int, disturb: 
         began = time.monotonic()
         await scene.stage.create_loads(volumes)
         took: list[float] = []
-        for number in range(times):
-            share = effort.loads * (number + 1) // (times + 1)
+        for number, disturb in enumerate(disturbs, start=1):
+            share = effort.loads * number // (len(disturbs) + 1)
+            # A new leader has admitted some before it is its turn.
             await scene.wait_until(partial(_admitted, share), seconds=effort.patience_seconds)
             took.append(await disturb(scene, agents))
-            log(f"{name}: {number + 1} of {times}, another one led after {took[-1]:.1f} s")
+            log(f"{name}: {number} of {len(disturbs)}, another one led after {took[-1]:.1f} s")
         await scene.wait_until(lambda seen: seen.done >= effort.loads, seconds=effort.patience_seconds)
         verdict = scene.judge()
         good = sum(1 for seconds in took if seconds <= scene.lease_seconds + _GRACE_SECONDS)
         complete = verdict.ends == {"Completed": effort.loads}
-        return Leaders(times, good if complete else 0, max(took), time.monotonic() - began, verdict)
+        return Leaders(len(disturbs), good if complete else 0, max(took), time.monotonic() - began, verdict)
 
 
 def _admitted(share: int, seen: History) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 
 from benchmarks.scale.counts import Counts
 from benchmarks.scale.doors import Doors
-from benchmarks.scale.effort import LEAST_SECONDS, QUEUE_LENGTH, SETTLE_SECONDS, SLOTS, Effort, Log, prepare
+from benchmarks.scale.effort import LEAST_SECONDS, SETTLE_SECONDS, SLOTS, Effort, Log, prepare
 from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
 from benchmarks.scale.scene import Scene, Serving, open_scene
@@ -70,7 +70,7 @@ class Many:
 async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idle: bool = False) -> Many:
     """Have loads of all kinds carried out; then, if `idle`, see what agents without any load ask."""
     async with open_scene(doors, name, nodes=effort.agents) as scene:
-        await scene.stage.set_up(queue_length=QUEUE_LENGTH, slots=SLOTS)
+        await scene.stage.set_up(queue_length=effort.queue_length, slots=SLOTS)
         volumes = await prepare(scene, effort)
         began = time.monotonic()
         await scene.host_agents([node_name(n) for n in range(1, effort.agents)], processes=effort.processes)

@@ -81,7 +81,7 @@ class Scene:
         log = self.folder / f"serve-{node}.log"
         arguments += ["--log-level", "warning"]
         child = await start_child(
-            "nodeagent", arguments, name=f"the agent of {node}", log=log, environment=_environment(self.stage.doors)
+            "nodeagent", arguments, name=f"the agent of {node}", log=log, environment=self.stage.doors.environment
         )
         self.children.append(child)
         return Serving(child, node, port)
@@ -174,10 +174,5 @@ async def warm_up(doors: Doors) -> None:
     """Have the agent's sources compiled as in the image, so that no measured process does it."""
     arguments = ["serve", "--kubeconfig", "/nowhere", "--node-name", "none"]
     log = doors.folder / "warm-up.log"
-    child = await start_child("nodeagent", arguments, name="warm-up", log=log, environment=_environment(doors))
+    child = await start_child("nodeagent", arguments, name="warm-up", log=log, environment=doors.environment)
     await child.process.wait()
-
-
-def _environment(doors: Doors) -> dict[str, str]:
-    compiled = str(doors.folder / "compiled")
-    return {"PYTHONOPTIMIZE": "2", "PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}

@@ -1,0 +1,159 @@
+"""The judge of the benchmark of scale: what it must see, and what it must not complain about."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scale.counts import Counts
+from benchmarks.scale.history import History, LimitChange, Sight, sight_of_limits, sight_of_load, to_line
+from benchmarks.scale.judge import count_disorder, judge
+from benchmarks.scale.manifests import KINDS, Volume, build_config, build_load
+from benchmarks.scale.report import Report
+
+_ROOT = Path(__file__).parents[2]
+_WORKLOAD = {"metadata": {"name": "writer", "uid": "pod-1"}, "spec": {"nodeName": "node-000"}}
+_KEYS = {
+    "limit_violations",
+    "conflict_share",
+    "requests_per_cr_5_agents",
+    "requests_per_cr_50_agents",
+    "watch_bytes_per_cr_5_agents",
+    "watch_bytes_per_cr_50_agents",
+    "idle_requests_per_s_50_agents",
+    "admissions_per_s",
+    "agent_idle_mib",
+    "agent_growth_mib",
+    "agent_idle_cpu_percent",
+    "leader_kills_ok",
+    "leader_pauses_ok",
+}
+
+
+def sight(version: int, name: str, phase: str, *, node: str = "a", queue: str = "app") -> Sight:
+    return Sight(
+        version=version,
+        seen_at=float(version),
+        kind="DataUpload",
+        uid=f"uid-{name}",
+        name=name,
+        created="2026-11-21T12:00:00Z",
+        queue=queue,
+        phase=phase,
+        node=node,
+        marked=True,
+        message="",
+        gone=False,
+    )
+
+
+def limits(version: int = 1, *, queue_length: int | None = 2, slots: int = 1) -> LimitChange:
+    return LimitChange(version, queue_length, slots)
+
+
+def test_a_good_course_is_no_violation() -> None:
+    phases = ("New", "Accepted", "Prepared", "InProgress", "Completed")
+    course = [sight(10 * n + step, f"load-{n}", phase) for n in (1, 2) for step, phase in enumerate(phases)]
+    verdict = judge(reversed(course), [limits()])
+    assert verdict.violations == []
+    assert (verdict.most_held, verdict.most_running) == (1, 1)
+    assert verdict.ends == {"Completed": 2}
+    assert [one.name for one in verdict.admissions] == ["load-1", "load-2"]
+
+
+def test_every_version_with_too_many_places_taken_is_a_violation() -> None:
+    course = [sight(2, "x", "Accepted"), sight(3, "y", "Accepted"), sight(4, "z", "Accepted")]
+    course += [sight(5, "x", "Prepared"), sight(6, "x", "InProgress")]
+    verdict = judge(course, [limits()])
+    assert [violation.split(":")[0] for violation in verdict.violations] == ["at 4", "at 5"]
+
+
+def test_a_lowered_limit_excuses_what_is_there_but_nothing_more() -> None:
+    course = [sight(2, "x", "Accepted"), sight(3, "y", "Accepted"), sight(5, "x", "Prepared")]
+    lowered = [limits(), limits(4, queue_length=1)]
+    assert judge(course, lowered).violations == []
+    course += [sight(6, "x", "InProgress"), sight(7, "z", "Accepted")]
+    assert [violation.split(":")[0] for violation in judge(course, lowered).violations] == ["at 7"]
+
+
+def test_slots_are_counted_for_each_node() -> None:
+    course = [sight(2, "x", "InProgress"), sight(3, "y", "InProgress", node="b"), sight(4, "z", "Canceling")]
+    verdict = judge(course, [limits()])
+    assert [violation.split(":")[0] for violation in verdict.violations] == ["at 4"]
+    assert verdict.most_running == 2
+
+
+@pytest.mark.parametrize(
+    ("was", "then"), [("Prepared", "Accepted"), ("Completed", "Accepted"), ("Completed", "Failed")]
+)
+def test_a_load_that_goes_back_is_a_violation(was: str, then: str) -> None:
+    assert len(judge([sight(2, "x", was), sight(3, "x", then)], [limits()]).violations) == 1
+
+
+def test_a_load_that_is_gone_takes_no_place() -> None:
+    course = [sight(2, "x", "Accepted"), replace(sight(3, "x", "Accepted"), gone=True), sight(4, "y", "Accepted")]
+    assert judge(course, [limits(queue_length=1)]).violations == []
+
+
+def test_no_limit_is_never_exceeded() -> None:
+    course = [sight(n, f"load-{n}", "Accepted") for n in range(2, 50)]
+    assert judge(course, [limits(queue_length=None)]).violations == []
+
+
+def test_disorder_is_counted_between_namespaces_and_inside_one() -> None:
+    waiting = [sight(n, f"load-{n}", "New", queue=queue) for n, queue in enumerate("abab")]
+    good = [waiting[0], waiting[1], waiting[2], waiting[3]]
+    assert count_disorder(waiting, good) == 0
+    assert count_disorder(waiting, good, after="b") == 0
+    assert count_disorder(waiting, good, after="a") == 1
+    assert count_disorder(waiting, [waiting[2], waiting[1], waiting[0], waiting[3]]) == 1
+    assert count_disorder(waiting, [waiting[0], waiting[2], waiting[1], waiting[3]]) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_down_is_read_again(kind: str, tmp_path: Path) -> None:
+    load = build_load(Volume(kind, "load", "app-1", _WORKLOAD), "velero")
+    load["metadata"] |= {"uid": "u", "resourceVersion": "7", "creationTimestamp": "2026-11-21T12:00:00Z"}
+    seen = sight_of_load({"type": "ADDED", "object": load}, seen_at=1.0)
+    later = replace(seen, version=8, phase="Completed", marked=False)
+    path = tmp_path / "history"
+    path.write_text(to_line(limits()) + to_line(seen))
+    history = History(path)
+    history.read_on()
+    assert (history.sights, history.limits) == ([seen], [limits()])
+    assert (seen.queue, seen.phase, seen.marked, history.done) == ("app-1", "New", False, 0)
+    with path.open("a") as file:
+        file.write(to_line(later)[:20])
+        file.flush()
+        history.read_on()
+        file.write(to_line(later)[20:])
+    history.read_on()
+    assert (history.loads, history.done) == (1, 1)
+
+
+def test_limits_are_read_from_the_agents_config_map() -> None:
+    config = build_config("velero", queue_length=100, slots=3)
+    config["metadata"]["resourceVersion"] = "5"
+    assert sight_of_limits(config) == LimitChange(5, 100, 3)
+
+
+def test_the_servers_own_share_is_no_agents() -> None:
+    idle = Counts(10.0, Counter({("GET", "leases", "200"): 5}), 100.0)
+    before = Counts(0.0, Counter({("GET", "pods", "200"): 1}), 50.0)
+    counted = {("GET", "pods", "200"): 4, ("GET", "leases", "200"): 12, ("PATCH", "pods", "409"): 2}
+    since = Counts(20.0, Counter(counted), 450.0).since(before, idle=idle)
+    assert (since.total, since.writes, since.conflicts, since.watch_bytes) == (7, 2, 2, 200.0)
+
+
+def test_the_last_line_has_every_key() -> None:
+    assert json.loads(Report().last_line()).keys() == _KEYS
+
+
+def test_every_option_is_explained() -> None:
+    argv = [sys.executable, "-m", "benchmarks.bench_scale", "--help"]
+    done = subprocess.run(argv, cwd=_ROOT, check=True, capture_output=True, text=True)
+    assert "--scenario" in done.stdout
