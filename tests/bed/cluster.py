@@ -134,7 +134,9 @@ class Cluster:
         ]
         binary = tool("kubernetes", "kube-controller-manager")
         supervisor.start("kube-controller-manager", [binary, *common, *manager])
-        supervisor.start("kube-scheduler", [tool("kubernetes", "kube-scheduler"), *common])
+        # A pod whose claim is bound while it is being looked at waits for the next look, five minutes by default.
+        looks = "--pod-max-in-unschedulable-pods-duration=20s"
+        supervisor.start("kube-scheduler", [tool("kubernetes", "kube-scheduler"), *common, looks])
 
     def _prepare_api(self, plane: ControlPlane) -> None:
         apply_crds(plane.kubeconfig, ROOT / "tests" / "bed" / "crds")
