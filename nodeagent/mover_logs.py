@@ -56,13 +56,13 @@ class MoverLogs:
     async def take_over(self, cr: Load, pod: JsonDict | None) -> str:
         """Write the log of `pod`, the mover of `cr`, into the agent's log.
 
-        Writes nothing where there is no pod, or where its log was taken before. A log that
+        Writes nothing where there is no pod, where it never ran, or where its log was taken before. A log that
         cannot be had is told and given up: the load's end is worth more.
 
         Returns:
             the log's last lines, empty where there are none or they cannot be had.
         """
-        if pod is None:
+        if pod is None or not _has_run(pod):
             return ""
         meta = pod["metadata"]
         taken_of, tail = self._taken.get(cr.uid, ("", ""))
@@ -94,3 +94,12 @@ class MoverLogs:
     def forget(self, uid: str) -> None:
         """Drop what is remembered about the load of that uid."""
         self._taken.pop(uid, None)
+
+
+def _has_run(pod: JsonDict) -> bool:
+    """Whether a container of `pod` was ever started, so that there is a log."""
+    status = pod.get("status") or {}
+    phase = status.get("phase", "Pending")
+    ended = any((each.get("state") or {}).get("terminated") for each in status.get("containerStatuses") or [])
+    # A pod that the kubelet refused, or that was evicted before it began, has failed without a container.
+    return phase != "Pending" and (phase != "Failed" or ended)

@@ -105,3 +105,13 @@ async def test_a_log_that_cannot_be_had_holds_up_nothing(caplog: pytest.LogCaptu
             await world.until(lambda: world.phase() == "Failed", seconds=200)
             await asyncio.sleep(0)
     assert "could not be taken over" in caplog.text
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_never_ran_is_not_asked_for_its_log(caplog: pytest.LogCaptureFixture) -> None:
+    mover = Mover(rejected="OutOfcpu", rejections=1, seconds=100)
+    async with open_world(accepted(data_upload()), mover=mover) as world, world.agent():
+        await world.until(lambda: "MoverLost" in world.reasons())
+        await world.until(lambda: world.phase() == "InProgress")
+        assert [request.path for request in world.kube.requests if request.path.endswith("/log")] == []
+    assert "could not be taken over" not in caplog.text
