@@ -195,14 +195,19 @@ class Scene:
         return next(load for load in self.loads() if load["metadata"]["name"] == name)
 
     def phase(self, name: str) -> str:
-        return str((self.load(name).get("status") or {}).get("phase", ""))
+        return self._told(name, "phase")
 
     def message(self, name: str) -> str:
-        return str((self.load(name).get("status") or {}).get("message", ""))
+        return self._told(name, "message")
+
+    def _told(self, name: str, key: str) -> str:
+        found = (self.kube._store.find(resource, NAMESPACE, name) for resource in RESOURCES.values())
+        return str(next(load for load in found if load is not None).get("status", {}).get(key, ""))
 
     def phases(self) -> Mapping[str, str]:
-        names = [load["metadata"]["name"] for load in self.loads()]
-        return {name: self.phase(name) for name in names}
+        # Asked for all the time: without a copy of everything.
+        loads = [load for resource in RESOURCES.values() for load in self.kube._store.all(resource)]
+        return {load["metadata"]["name"]: str(load.get("status", {}).get("phase", "")) for load in loads}
 
     def set_status(self, name: str, **status: object) -> None:
         """Write status fields, as a load's agent would."""
