@@ -119,13 +119,13 @@ class ClusterReader:
     ) -> BackupRepository:
         """Return the Ready BackupRepository of the volumes of a namespace, made if there is none.
 
-        `on_wait` is told once what is waited for, if anything is.
+        `on_wait` is told what is waited for, if anything is, and what its controller says about it.
 
         Raises:
             RepositoryError: its controller could not make it ready; the message is the controller's.
                 Or it is still not ready at the deadline.
         """
-        told = False
+        told = ""
         while True:
             found = await self._find_repository(volume_namespace, location)
             shown = f"BackupRepository {self._namespace}/{found.name}"
@@ -137,13 +137,14 @@ class ClusterReader:
                 )
             if deadline.expired:
                 raise RepositoryError(f"{shown} is still {found.phase}: no controller has made it ready in time")
-            if not told:
-                await on_wait(f"waiting for {shown}: its controller has not made it ready yet")
-                told = True
+            text = f"waiting for {shown}: {found.status.message or 'its controller has not made it ready yet'}"
+            if text != told:
+                await on_wait(text)
+                told = text
             await self._wait_for_change(found, deadline)
 
     async def _wait_for_change(self, repository: BackupRepository, deadline: Deadline) -> None:
-        """Return once the repository's phase is another one, it is gone, or the deadline has passed.
+        """Return once the repository's phase or message is another one, it is gone, or the deadline has passed.
 
         Raises:
             KubeError: it cannot be watched.
@@ -161,7 +162,8 @@ class ClusterReader:
                         return
                     if change.obj:
                         there = True
-                        if BackupRepository.parse(change.obj).phase is not repository.phase:
+                        status = BackupRepository.parse(change.obj).status
+                        if (status.phase, status.message) != (repository.status.phase, repository.status.message):
                             return
 
     async def _find_repository(self, volume_namespace: str, location: str) -> BackupRepository:

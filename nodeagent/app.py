@@ -146,7 +146,8 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     places = ConfigPlaces(namespace, settings.config_map_name, settings.backup_repository_config_map)
     own = OwnConfig.build(client, clock, places=places, current=current, report=SelfReport(pod, metrics))
     movers = _build_mover_plans(plan, own)
-    kinds = _build_kinds(client, clock, movers, settings.datamover_names)
+    causes = CauseFinder(client, clock)
+    kinds = _build_kinds(client, clock, movers, causes, settings.datamover_names)
     slots = Slots(current.config.load_concurrency.global_config)
     reconciler = Reconciler(
         Tools(
@@ -184,7 +185,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         duration=settings.lease_duration,
     )
     repositories = RepositoryKeeper(
-        RepositoryTools(client, clock, story, metrics, movers, own.repositories.settings, election.check),
+        RepositoryTools(client, clock, story, metrics, movers, own.repositories.settings, election.check, causes),
         namespace=namespace,
         mode=settings.repository_controller,
     )
@@ -283,8 +284,9 @@ def _build_mover_plans(plan: Plan, own: OwnConfig) -> MoverPlans:
     )
 
 
-def _build_kinds(client: KubeClient, clock: Clock, movers: MoverPlans, names: frozenset[str]) -> list[Kind]:
-    causes = CauseFinder(client, clock)
+def _build_kinds(
+    client: KubeClient, clock: Clock, movers: MoverPlans, causes: CauseFinder, names: frozenset[str]
+) -> list[Kind]:
     return [
         DataUploadKind(client, CSISnapshotExposer(client, causes), movers, names),
         DataDownloadKind(client, clock, GenericRestoreExposer(client, causes), movers, names),

@@ -24,7 +24,7 @@ from core.models.names import (
 )
 from core.models.storage import BackupRepository
 from exposer.diagnose import diagnose_pod, parse_pod_end
-from exposer.model import Owner
+from exposer.model import Owner, Waiting
 from exposer.pod import build_init_pod, init_pod_name
 from exposer.pod_creation import create_pod
 from exposer.workload import ONTO_ANY_NODE
@@ -71,8 +71,13 @@ class PodReport:
     message: str = ""
 
 
-def judge_init_pod(repository: BackupRepository, pod: JsonDict, now: datetime) -> PodReport:
-    """Return what `pod` (a v1 Pod as JSON dict), the one of that name, comes to at `now`."""
+def judge_init_pod(
+    repository: BackupRepository, pod: JsonDict, now: datetime, *, waiting: Waiting | None = None
+) -> PodReport:
+    """Return what `pod` (a v1 Pod as JSON dict), the one of that name, comes to at `now`.
+
+    `waiting` is what others know about why it does not run yet.
+    """
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"
     age = now - datetime.fromisoformat(meta["creationTimestamp"])
@@ -96,9 +101,10 @@ def judge_init_pod(repository: BackupRepository, pod: JsonDict, now: datetime) -
     if meta.get("deletionTimestamp"):
         return PodReport(InitState.LEAVING)
     try:
-        waiting = diagnose_pod(pod)
+        found = diagnose_pod(pod)
     except ExposeError as e:
         return PodReport(InitState.FAILED, str(e))
+    waiting = (waiting or found) if found is not None else None
     if waiting is not None and late:
         return PodReport(InitState.FAILED, waiting.message)
     refused = waiting is not None and waiting.trouble and not pod["spec"].get("nodeName")

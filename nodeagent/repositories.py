@@ -12,7 +12,7 @@ from typing import Final
 
 from core.aio import raise_if_canceled
 from core.clock import Clock
-from core.errors import AgentError
+from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from core.kube.resources import (
@@ -23,6 +23,8 @@ from core.kube.resources import (
 from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.storage import BackupRepository, RepositoryPhase
+from exposer.causes import CauseFinder
+from exposer.model import Waiting
 from nodeagent.faults import Faults
 from nodeagent.informer import Informer
 from nodeagent.init_pod import (
@@ -79,6 +81,7 @@ class RepositoryTools:
     plan: PlanSource
     new_settings: Callable[[], Awaitable[Mapping[str, str]]]
     check_leading: Callable[[], None]
+    causes: CauseFinder
 
 
 class RepositoryKeeper:
@@ -217,10 +220,13 @@ class RepositoryKeeper:
     async def _follow(self, repository: BackupRepository, pod: JsonDict) -> Requeue | None:
         """Write what the init pod came to, then remove it."""
         tools = self._tools
-        report = judge_init_pod(repository, pod, tools.clock.now())
+        waiting = await self._explain(pod)
+        report = judge_init_pod(repository, pod, tools.clock.now(), waiting=waiting)
         if report.state is InitState.UNPLACED:
             await let_onto_any_node(tools.client, pod)
             return Requeue(_WORKING_SECONDS)
+        if report.state is InitState.WORKING and waiting is not None:
+            await self._tell_wait(repository, waiting)
         if report.state in {InitState.WORKING, InitState.LEAVING}:
             # The watch tells the next change; this is for what changes by time alone.
             return Requeue(_WORKING_SECONDS)
@@ -233,6 +239,20 @@ class RepositoryKeeper:
         if owned and not meta.get("deletionTimestamp"):
             await tools.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
         return Requeue(self._tries.pause_seconds)
+
+    async def _explain(self, pod: JsonDict) -> Waiting | None:
+        """Return what keeps an init pod from running; None where nothing does, or it never will."""
+        try:
+            return await self._tools.causes.explain(pod)
+        except ExposeError:
+            # The judge says so.
+            return None
+
+    async def _tell_wait(self, repository: BackupRepository, waiting: Waiting) -> None:
+        """Say on the repository what trouble its init pod has; loads that wait for it pass that on."""
+        if waiting.trouble and waiting.message != repository.status.message:
+            stored = await self._patch(repository, {"status": {"message": waiting.message}})
+            await self._tools.story.tell(stored, waiting.reason, waiting.message, warning=True)
 
     async def _succeed(self, repository: BackupRepository) -> None:
         if repository.phase is RepositoryPhase.READY:

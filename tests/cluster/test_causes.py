@@ -191,10 +191,9 @@ def _wait_told(bed: Bed, kind: str, space: str, *, since: str) -> dict[str, Json
 
 def _end(bed: Bed, result: Told) -> None:
     """Wait for the loads that heal, and cancel those that do not."""
-    cancel = '{"spec":{"cancel":true}}'
     stuck = [name for name, case in CASES.items() if not case.heals and not case.permanent]
     for name in stuck:
-        bed.user.kubectl("patch", CASES[name].kind, name, "-n", NAMESPACE, "--type=merge", "-p", cancel)
+        bed.api.patch(_RESOURCES[CASES[name].kind], {"spec": {"cancel": True}}, name=name, namespace=NAMESPACE)
     for kind, resource in _RESOURCES.items():
         names = [name for name, case in CASES.items() if case.kind == kind]
         for load in follow(bed, resource, names, seconds=_HEAL_SECONDS):

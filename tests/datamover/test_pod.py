@@ -224,11 +224,14 @@ async def test_a_repository_is_waited_for_by_a_watch_and_made_anew_when_it_is_go
         before = len(pod.kube.requests)
         await asyncio.sleep(15)
         meanwhile = [one for one in pod.kube.requests[before:] if not one.path.endswith("/events")]
+        pod.put_repository(phase="New", message="no node takes its pod")
+        await pod.wait_for(lambda: "no node takes its pod" in str(pod.events()))
         await pod.around.client.delete(BACKUP_REPOSITORIES, "velero", REPOSITORY)
     assert running.result() == 12
     assert meanwhile == []
     waits = [message for reason, message in pod.events() if reason == "Data-Path-Waiting"]
-    assert waits == [f"waiting for BackupRepository velero/{REPOSITORY}: its controller has not made it ready yet"]
+    unmade, stuck = "its controller has not made it ready yet", "no node takes its pod"
+    assert waits == [f"waiting for BackupRepository velero/{REPOSITORY}: {why}" for why in (unmade, stuck, unmade)]
     assert pod.message == f"BackupRepository velero/{REPOSITORY} is still New: no controller has made it ready in time"
     assert [one["metadata"]["name"] for one in pod.stored()] == [REPOSITORY]
 

@@ -15,6 +15,7 @@ from core.kube.events import EventRecorder
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, EVENTS, PODS, SECRETS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
+from exposer.causes import CauseFinder
 from exposer.template import AgentTemplate
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.kinds.base import MoverPlan
@@ -111,6 +112,7 @@ def build_keeper(kube: FakeKube, mode: RepositoryController, *, config_map: str 
         plan=lambda: MoverPlan(AgentTemplate(image="mover:1")),
         new_settings=RepositoryConfig(client, "velero", config_map).settings,
         check_leading=lambda: None,
+        causes=CauseFinder(client, clock),
     )
     return RepositoryKeeper(tools, namespace="velero", mode=mode)
 
@@ -238,6 +240,33 @@ async def test_a_pod_that_cannot_start_tells_why_after_ninety_seconds() -> None:
         assert scene.message == "no node takes pod velero/app-default-kopia-init: 0/1 nodes"
         await asyncio.sleep(1)
         assert scene.pod is None
+
+
+@pytest.mark.cause("repository-not-made")
+async def test_what_keeps_the_init_pod_from_running_is_told_on_the_repository_within_ten_seconds() -> None:
+    async with open_scene().running() as scene:
+        pod = await scene.until_pod()
+        scene.kube.put(pod | {"spec": pod["spec"] | {"nodeName": "node-a"}, "status": {"phase": "Pending"}})
+        began = asyncio.get_running_loop().time()
+        scene.kube.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"namespace": "velero", "name": "mount"},
+                "involvedObject": {"uid": pod["metadata"]["uid"]},
+                "type": "Warning",
+                "reason": "FailedMount",
+                "message": "no such secret",
+            }
+        )
+        async with asyncio.timeout(30):
+            while not scene.message:
+                await asyncio.sleep(0.05)
+        name = f"velero/{pod['metadata']['name']}"
+        assert scene.message == f"pod {name} cannot start on node node-a yet: FailedMount: no such secret"
+        assert asyncio.get_running_loop().time() - began <= 10.5
+        assert scene.phase != "NotReady"
+        assert scene.reasons()[-1] == "FailedMount"
 
 
 async def test_a_pod_that_no_node_takes_is_let_onto_one_that_takes_no_new_pods() -> None:
