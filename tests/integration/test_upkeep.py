@@ -1,0 +1,148 @@
+"""What is looked after beside the queue, before a real API server: leftovers, init pods, labels of nodes, pods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.resources import (
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.retry import Retry
+from core.kube.transport import MERGE_PATCH, Request
+from core.models.names import OWNER_UID_LABEL
+from exposer.sweep import list_leftovers, remove_leftovers
+from exposer.workload import ONTO_ANY_NODE
+from nodeagent.config import LoadConcurrency
+from nodeagent.config_models import LabelSelector, NodeRule
+from nodeagent.init_pod import let_onto_any_node
+from nodeagent.node_slots import OwnSlots
+from nodeagent.transport import load_transport
+from nodeagent.waiting_pods import WaitingPods
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from core.models.base import JsonDict
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+CLOCK = SystemClock()
+CONTAINERS = {"initContainers": "restore-wait", "containers": "main"}
+SNAPSHOT = {"source": {"volumeSnapshotContentName": "left"}}
+
+
+@pytest.fixture
+async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
+    transport, _ = await load_transport(str(apiserver.kubeconfig))
+    yield KubeClient(transport, Retry(CLOCK))
+    await transport.close()
+
+
+async def create(client: KubeClient, resource: Resource, name: str, spec: JsonDict, **meta: object) -> JsonDict:
+    manifest = {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": name} | meta,
+        "spec": spec,
+    }
+    return await client.create(resource, manifest)
+
+
+async def create_pod(client: KubeClient, namespace: str, name: str, **meta: object) -> JsonDict:
+    containers = {key: [{"name": container, "image": "none"}] for key, container in CONTAINERS.items()}
+    return await create(client, PODS, name, containers, namespace=namespace, **meta)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_leftovers_are_found_by_their_label_and_removed_in_order(client: KubeClient, namespace: str) -> None:
+    labels = {OWNER_UID_LABEL: f"gone-{namespace}"}
+    await create_pod(client, namespace, "left", labels=labels)
+    await create_pod(client, namespace, "other")
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    await create(client, PERSISTENT_VOLUME_CLAIMS, "left", claim, namespace=namespace, labels=labels)
+    content = f"left-{namespace}"
+    spec = {
+        "deletionPolicy": "Delete",
+        "driver": "hostpath.csi.k8s.io",
+        "source": {"snapshotHandle": "h"},
+        "volumeSnapshotRef": {"namespace": namespace, "name": "left"},
+    }
+    await create(client, VOLUME_SNAPSHOT_CONTENTS, content, spec, labels=labels)
+    await create(client, VOLUME_SNAPSHOTS, "left", SNAPSHOT, namespace=namespace, labels=labels)
+    said = []
+    async with asyncio.timeout(30):
+        while left := await list_leftovers(client, namespace):
+            said.append(await remove_leftovers(client, left[f"gone-{namespace}"]))
+            # The pod has no kubelet that lets it go, the claim no controller that takes its protection away.
+            for resource, name in ((PODS, "left"), (PERSISTENT_VOLUME_CLAIMS, "left")):
+                if await client.read(resource, namespace, name) is not None:
+                    await client.patch(resource, namespace, name, {"metadata": {"finalizers": None}})
+                    await client.delete(resource, namespace, name, grace_seconds=0)
+    assert said[-1] == ""
+    assert await client.read(VOLUME_SNAPSHOT_CONTENTS, "", content) is None
+    assert await client.read(PODS, namespace, "other") is not None
+
+
+async def test_a_pending_pod_may_be_given_a_toleration(client: KubeClient, namespace: str) -> None:
+    pod = await create_pod(client, namespace, "init")
+    before = pod["spec"]["tolerations"]
+    await let_onto_any_node(client, pod)
+    stored = await client.get(PODS, namespace, "init")
+    assert stored["spec"]["tolerations"] == [*before, ONTO_ANY_NODE]
+
+
+async def test_the_number_of_slots_follows_the_labels_of_the_node(client: KubeClient, namespace: str) -> None:
+    rule = NodeRule(node_selector=LabelSelector(match_labels={"size": "big"}), number=7)
+    concurrency = LoadConcurrency(global_config=2, per_node_config=(rule,))
+    numbers: list[int] = []
+    name = f"node-{namespace}"
+    await create(client, NODES, name, {}, labels={"size": "big"})
+    own = OwnSlots(client, CLOCK, name, concurrency=lambda: concurrency, on_number=numbers.append)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(own.run())
+        await own.wait_known()
+        assert numbers[-1] == 7
+        await client.patch(NODES, "", name, {"metadata": {"labels": {"size": "small"}}})
+        await until(lambda: numbers[-1] == 2)
+        task.cancel()
+
+
+async def test_a_pod_that_changes_wakes_who_waits_for_it(client: KubeClient, namespace: str) -> None:
+    await create_pod(client, namespace, "app")
+    woken: list[set[str]] = []
+    pods = WaitingPods(client, CLOCK, on_change=lambda: woken.append(pods.take_woken()))
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(pods.run())
+        pods.expect("uid-1", (namespace, "app"))
+        await until(lambda: pods.follows("uid-1") and {"uid-1"} in woken)
+        woken.clear()
+        running = {
+            "name": "restore-wait",
+            "state": {"running": {}},
+            "ready": False,
+            "restartCount": 0,
+            "image": "",
+            "imageID": "",
+        }
+        body = json.dumps({"status": {"initContainerStatuses": [running]}}).encode()
+        path = f"{PODS.path(namespace, 'app')}/status"
+        await client.transport.request(Request("PATCH", path, body=body, content_type=MERGE_PATCH))
+        await until(lambda: {"uid-1"} in woken)
+        task.cancel()
