@@ -82,7 +82,12 @@ RIGHTS: Final = (
         "claims that bring volumes to mover pods; those whose load is gone are swept",
     ),
     Right(_OWN, kube.VOLUME_SNAPSHOTS, ("list", "create"), "snapshots that the movers' volumes are made from"),
-    Right(_OWN, kube.EVENTS, ("list", "watch", "create"), "movers report progress by Events; loads tell their story"),
+    Right(
+        _OWN,
+        kube.EVENTS,
+        ("list", "watch", "create"),
+        "movers report progress by Events, loads tell their story; why pods and claims wait",
+    ),
     Right(
         _OWN,
         kube.CONFIG_MAPS,
