@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.figures import describe_machine
+from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError
 from benchmarks.scale.doors import Doors, open_doors
 from benchmarks.scale.effort import Effort
@@ -26,6 +27,7 @@ from benchmarks.scale.waiting import measure_waiting
 __all__ = ["main"]
 
 _SCENARIOS: Final = ("few", "many", "waiting", "growth", "kills", "pauses")
+_FIGURES: Final = "figures of scale"
 _FEW_AGENTS: Final = 5
 _LEADER_AGENTS: Final = 10
 
@@ -86,6 +88,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=20, help="times a leader is killed (default: 20)")
     parser.add_argument("--pauses", type=int, default=10, help="times a leader is paused (default: 10)")
     parser.add_argument("--no-idle", dest="idle", action="store_false", help="leave out the minutes without a load")
+    parser.add_argument(
+        "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
+    )
     parser.add_argument("--folder", type=Path, help="keep logs and what was seen there (default: they are removed)")
     return parser.parse_args()
 
@@ -101,6 +106,8 @@ def main() -> int:
     arguments = _parse()
     began = time.monotonic()
     try:
+        if arguments.record:
+            check_page(arguments.record, _FIGURES)
         if arguments.folder:
             report = _measure(arguments, arguments.folder)
         else:
@@ -109,10 +116,12 @@ def main() -> int:
     except BenchmarkError as e:
         _say(str(e))
         return 1
-    _print(f"{describe_machine()}; {time.monotonic() - began:.0f} s in all\n")
-    for line in report.lines():
+    table = [f"{describe_machine()}; {time.monotonic() - began:.0f} s in all", "", *report.lines()]
+    for line in (*table, "", *report.details(), ""):
         _print(line)
-    _print(f"\n{report.last_line()}")
+    if arguments.record:
+        record(arguments.record, _FIGURES, [*table, "", "```json", report.last_line(), "```"])
+    _print(report.last_line())
     return 0
 
 

@@ -11,13 +11,15 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final
+from urllib.request import urlopen
 
 from tests.bed.api import Api
 
-__all__ = ["Counts", "read_counts"]
+__all__ = ["Counts", "Store", "read_counts", "read_store"]
 
 _COUNTED: Final = "apiserver_request_total|apiserver_watch_events_sizes_sum"
 _LINE: Final = re.compile(rf"^({_COUNTED})\{{([^}}]*)\}} (\S+)$", re.MULTILINE)
+_STORE_LINE: Final = re.compile(r"^(etcd_mvcc_put_total|etcd_mvcc_db_total_size_in_bytes) (\S+)$", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE", "APPLY", "DELETECOLLECTION"})
 _CONFLICT: Final = "409"
@@ -90,3 +92,25 @@ def read_counts(api: Api) -> Counts:
         elif labels["resource"]:
             requests[labels["verb"], labels["resource"], labels["code"]] += int(float(value))
     return Counts(time.monotonic(), requests, watch_bytes)
+
+
+@dataclass(frozen=True)
+class Store:
+    """What etcd has taken: objects written by anybody, and the size of its file."""
+
+    writes: int
+    file_bytes: int
+
+    def since(self, before: "Store") -> "Store":
+        """Return what came since `before`."""
+        return Store(self.writes - before.writes, self.file_bytes - before.file_bytes)
+
+
+def read_store(port: int) -> Store:
+    """Return what the etcd that listens on `port` has taken so far.
+
+    Source: etcd v3.6, server/storage/mvcc/metrics.go.
+    """
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        found = dict(_STORE_LINE.findall(answer.read().decode()))
+    return Store(int(float(found["etcd_mvcc_put_total"])), int(float(found["etcd_mvcc_db_total_size_in_bytes"])))

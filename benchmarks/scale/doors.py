@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.processes import BenchmarkError
-from benchmarks.scale.counts import Counts, read_counts
+from benchmarks.scale.counts import Counts, Store, read_counts, read_store
 from benchmarks.scale.kubelet import KubeletAddress
 from core.models.names import SERVICE_ACCOUNT
 from tests.bed.api import Api
@@ -55,6 +55,10 @@ class Doors:
         """Return what the agents' server counted, or counted since `before`, without its own share."""
         counts = read_counts(self.agents_api)
         return counts if before is None else counts.since(before, idle=self.own_share)
+
+    def read_store(self) -> Store:
+        """Return what etcd has taken so far, from whomever."""
+        return read_store(self.server.plane.endpoint.etcd_port)
 
     def install_agents(self, namespace: str) -> Path:
         """Apply the agents' manifests to `namespace`; return the kubeconfig that acts as their account."""

@@ -15,8 +15,8 @@ __all__ = ["LEADER_NODE", "LEAST_SECONDS", "QUEUE_LENGTH", "SETTLE_SECONDS", "SL
 QUEUE_LENGTH: Final = 100
 SLOTS: Final = 2
 
-LEAST_SECONDS: Final = 120.0
-_SECONDS_A_LOAD: Final = 0.5
+LEAST_SECONDS: Final = 300.0
+_SECONDS_A_LOAD: Final = 1.0
 """What is waited for at the longest: so long, and so long for each load."""
 
 SETTLE_SECONDS: Final = 10.0

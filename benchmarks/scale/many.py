@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.scale.counts import Counts
+from benchmarks.scale.counts import Counts, Store
 from benchmarks.scale.doors import Doors
 from benchmarks.scale.effort import LEAST_SECONDS, SETTLE_SECONDS, SLOTS, Effort, Log, prepare
 from benchmarks.scale.judge import Verdict
@@ -37,12 +37,13 @@ class Idle:
 
 @dataclass(frozen=True)
 class Many:
-    """Loads of all kinds, carried out by agents."""
+    """Loads of all kinds, carried out by agents; `store` is what everybody wrote for them."""
 
     agents: int
     loads: int
     seconds: float
     counts: Counts
+    store: Store
     verdict: Verdict
     idle: Idle | None = None
 
@@ -78,13 +79,14 @@ async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idl
         standby = await scene.serve(node_name(0))
         await scene.wait_ready(standby)
         log(f"{name}: {effort.agents} agents are ready")
-        before, created_at = doors.count(), time.monotonic()
+        before, store, created_at = doors.count(), doors.read_store(), time.monotonic()
         await scene.stage.create_loads(volumes)
         await scene.wait_until(lambda seen: seen.done >= effort.loads, seconds=effort.patience_seconds)
         counts, seconds = doors.count(before), time.monotonic() - created_at
+        store = doors.read_store().since(store)
         log(f"{name}: {effort.loads} loads in {seconds:.0f} s, {counts.total / effort.loads:.1f} requests each")
         found = await _measure_idle(scene, effort, standby, began) if idle else None
-        return Many(effort.agents, effort.loads, seconds, counts, scene.judge(), found)
+        return Many(effort.agents, effort.loads, seconds, counts, store, scene.judge(), found)
 
 
 async def _measure_idle(scene: Scene, effort: Effort, standby: Serving, began: float) -> Idle:

@@ -55,12 +55,15 @@ class Report:
         return json.dumps(self.summary())
 
     def lines(self) -> Iterator[str]:
-        """Yield the tables."""
+        """Yield the table."""
         yield "| scenario | what | figure |"
         yield "| --- | --- | --- |"
         for name, rows in self._rows().items():
             for what, figure in rows:
                 yield f"| {name} | {what} | {figure} |"
+
+    def details(self) -> Iterator[str]:
+        """Yield what explains the figures: violations, requests by what was done to what."""
         for name, verdict in self._verdicts().items():
             for violation in verdict.violations[:_SHOWN]:
                 yield f"violation, {name}: {violation}"
@@ -105,6 +108,8 @@ def _rows_of_many(one: Many) -> Iterator[tuple[str, str]]:
     yield "conflicts among the writes", f"{one.conflict_share:.2%}"
     yield "refused for lack of room (429)", f"{one.counts.refused}"
     yield "bytes to watches for each load", f"{one.watch_bytes_per_load:,.0f}"
+    yield "objects written to etcd for each load, by anybody", f"{one.store.writes / one.loads:.1f}"
+    yield "etcd's file grew by, for each load", f"{one.store.file_bytes / one.loads / 1024:.0f} KiB"
     yield from _rows_of_verdict(one.verdict)
     if one.idle:
         yield "without a load: requests a second", f"{one.idle.requests_per_s:.2f}"
