@@ -6,6 +6,7 @@ Knows what a mover pod's end means for its load, and the form of the annotation
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from pydantic import Field, ValidationError
 
@@ -21,6 +22,9 @@ from exposer.diagnose import PodEnd
 __all__ = ["Outcome", "decide_outcome", "read_outcome"]
 
 _log = logging.getLogger(__name__)
+
+_SIGNALS: Final = 128
+"""A container's exit code is this and the number of the signal that ended it."""
 
 
 class Outcome(WireModel):
@@ -92,7 +96,10 @@ def decide_outcome(end: PodEnd, parse_result: Callable[[str], JsonDict], *, canc
 def _name_cause(end: PodEnd, said: str) -> str:
     """Return why a mover failed: what the kubelet says, then what the mover said."""
     plain = end.reason in {"", "Error"}
-    cause = "" if plain and said else f"data mover pod ended: {end.reason or 'Error'}"
+    # One that was killed leaves no words of its own: what stands there is the end of its log.
+    by_signal = max(0, (end.exit_code or 0) - _SIGNALS)
+    reason = f"killed by signal {by_signal}" if plain and by_signal else end.reason
+    cause = "" if plain and said and not by_signal else f"data mover pod ended: {reason or 'Error'}"
     if cause and end.exit_code is not None:
         cause += f" (exit code {end.exit_code})"
     return ": ".join(part for part in (cause, said) if part)

@@ -56,6 +56,11 @@ def test_a_stopped_mover_is_canceled_only_if_somebody_asked(asked: bool, phase: 
             id="OOM",
         ),
         pytest.param(
+            PodEnd(137, "the end of its log", "Error"),
+            "data mover pod ended: killed by signal 9 (exit code 137): the end of its log",
+            id="killed",
+        ),
+        pytest.param(
             PodEnd(None, "low on memory", "Evicted"), "data mover pod ended: Evicted: low on memory", id="evicted"
         ),
         pytest.param(PodEnd(None, "", ""), "data mover pod ended: Error", id="nothing known"),
