@@ -7,6 +7,7 @@ import pytest
 
 from core.models.names import NODE_LABEL
 from core.models.phases import Phase
+from nodeagent.config_models import LabelSelector, NodeRule
 from nodeagent.crowds import NodeCrowds
 from nodeagent.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import Scene, ScriptedKind, open_scene
@@ -88,6 +89,22 @@ async def test_one_node_cannot_fill_the_queue() -> None:
 
     assert scene.accepted[-1] == "a3"
     assert accepted_by_node(scene) == {"node-a": MOST, "node-b": 2}
+
+
+@pytest.mark.looptime
+async def test_a_node_with_more_slots_takes_more() -> None:
+    scene = open_scene(*NODES, limit=None)
+    big = LabelSelector(match_labels={"size": "big"})
+    scene.per_node = (NodeRule(node_selector=big, number=3),)
+    scene.kube.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "labels": {"size": "big"}}})
+    scene.kind = ScriptedKind(bound_to_node=True)
+    for name in [f"{node}{i}" for node in "ab" for i in range(9)]:
+        scene.kind.answers[name] = ready(f"node-{name[0]}")
+        scene.add(name)
+    async with scene.dispatching():
+        await scene.until(lambda: accepted_by_node(scene) == {"node-a": 7, "node-b": MOST}, seconds=10)
+        await asyncio.sleep(10)
+    assert accepted_by_node(scene) == {"node-a": 7, "node-b": MOST}
 
 
 @pytest.mark.looptime

@@ -170,3 +170,25 @@ async def test_two_dispatchers_that_both_believe_to_lead_never_exceed_the_limit(
     carrying.cancel()
     await asyncio.gather(carrying, return_exceptions=True)
     assert most_held(scene.kube) == 3
+
+
+async def test_a_limit_that_is_edited_is_in_force_at_once() -> None:
+    scene = open_scene("node-a", limit=1)
+    for number in range(6):
+        scene.add(f"du-{number}")
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: len(scene.accepted) == 1)
+        await scene.until(lambda: scene.message("du-5") != "")
+        scene.limit = 3
+        dispatcher.look()
+        await scene.until(lambda: len(scene.accepted) == 3, seconds=1)
+        scene.limit = 2
+        dispatcher.look()
+        scene.set_status("du-0", phase="InProgress")
+        await asyncio.sleep(20)
+        assert len(scene.accepted) == 3
+        scene.set_status("du-1", phase="InProgress")
+        await scene.until(lambda: len(scene.accepted) == 4, seconds=1)
+        scene.limit = None
+        dispatcher.look()
+        await scene.until(lambda: len(scene.accepted) == 6, seconds=1)
