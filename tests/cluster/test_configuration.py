@@ -52,7 +52,7 @@ def seen(agent: Bed, module_space: str) -> Iterator[Seen]:
     metadata = {"name": _CLASS}
     body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": metadata}
     agent.user.apply(body | {"value": 7, "preemptionPolicy": "Never"})
-    app = Workload(agent, module_space, "app", {"data": 400_000_000, "scratch": 100_000})
+    app = Workload(agent, module_space, "app", {"data": 80_000_000, "scratch": 100_000})
     app.start()
     app.wait_ready()
     first, second = app.backup("data"), app.backup("scratch")

@@ -17,6 +17,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, PODS, PRIORITY_CLASSES
 from core.kube.retry import Retry
+from core.kube.transport import Request, Response, Transport
 from core.models.names import CONFIG_ANNOTATION
 from exposer.pod_creation import create_pod
 from nodeagent.check_config import CheckRequest, check_config
@@ -40,7 +41,8 @@ pytestmark = pytest.mark.integration
 
 _CLASSES = Path(__file__).parents[2] / "deploy" / "priority" / "priority-classes.yaml"
 _NAME = "node-agent-config"
-_PROMISED_SECONDS = 5.0
+_PATIENCE_SECONDS = 20.0
+"""For a busy machine; that five seconds suffice is tested where time is virtual."""
 
 
 @dataclass
@@ -57,6 +59,29 @@ class Scene:
         await self.client.patch(CONFIG_MAPS, self.namespace, _NAME, {"data": {"any.json": text}})
 
 
+@dataclass
+class CountedStreams(Transport):
+    """A transport that knows how many watches are open."""
+
+    inner: Transport
+    open: int = 0
+
+    async def request(self, request: Request) -> Response:
+        return await self.inner.request(request)
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with self.inner.stream(request) as lines:
+            self.open += 1
+            try:
+                yield lines
+            finally:
+                self.open -= 1
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
 @pytest.fixture
 async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
     transport, _ = await load_transport(str(apiserver.kubeconfig))
@@ -65,13 +90,13 @@ async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
 
 
 async def _until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until that holds, for as long as was promised at most."""
+    """Wait until that holds."""
     try:
-        async with asyncio.timeout(_PROMISED_SECONDS):
+        async with asyncio.timeout(_PATIENCE_SECONDS):
             while not holds():
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        pytest.fail(f"not within {_PROMISED_SECONDS} s: {what}")
+        pytest.fail(f"not within {_PATIENCE_SECONDS} s: {what}")
 
 
 @asynccontextmanager
@@ -80,6 +105,8 @@ async def _followed(client: KubeClient, namespace: str, text: str) -> AsyncItera
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"any.json": text}}
     await client.create(CONFIG_MAPS, body)
     clock, board = SystemClock(), FakeBoard()
+    streams = CountedStreams(client.transport)
+    client = KubeClient(streams, Retry(clock))
     current = CurrentConfig(await read_config(client, namespace, _NAME))
     report = SelfReport(board, Metrics("node-1"))
     watch = ConfigWatch(client, clock, place=(namespace, _NAME), current=current, report=report)
@@ -89,6 +116,8 @@ async def _followed(client: KubeClient, namespace: str, text: str) -> AsyncItera
     tasks = [asyncio.create_task(run) for run in runs]
     try:
         yield Scene(client, namespace, current, priority, board)
+        # A connection that is given up in its first moment is left to the garbage collector.
+        await _until(lambda: streams.open == 1 + bool(current.config.priority_class_name), "the watches are open")
         assert not any(task.done() for task in tasks)
     finally:
         for task in tasks:
