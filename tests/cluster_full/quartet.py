@@ -87,8 +87,9 @@ class Seed:
         self.writer.wait_ready()
         self.volume.take_snapshots(["seed"])
         self.bed.user.apply(*self.place.build(url=self.gate.url))
-        upload = self.volume.upload(f"{self.space}-seed", snapshot="seed", location=self.place.name)
-        backup = self.writer.backup("data") | {"metadata": {"namespace": NAMESPACE, "name": f"{self.space}-seed"}}
+        upload = self.volume.upload(f"{self.space}-seed-du", snapshot="seed", location=self.place.name)
+        backup = self.writer.backup("data")
+        backup["metadata"]["name"] = f"{self.space}-seed-pvb"
         backup["spec"]["backupStorageLocation"] = self.place.name
         self.bed.user.apply(upload, backup)
         for load in (upload, backup):
