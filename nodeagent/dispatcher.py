@@ -218,9 +218,9 @@ class _Term:
             await self._acceptance.accept(looks, count_accepted(entries))
         picked = {look.entry.uid for look in picks}
         limit, most = self._rules.queue_length, min(left, _TOLD_A_PASS)
-        if limit is not None:
-            behind = self._in_order(entry for entry in line if entry.uid not in picked)
-            left = most - await self._held_back.tell(behind, limit=limit, most=most)
+        behind = [entry for entry in line if entry.uid not in picked]
+        if limit is not None and self._held_back.has_news(behind):
+            left = most - await self._held_back.tell(self._in_order(behind), limit=limit, most=most)
         if left <= 0:
             # There is more to look at: at once, so that nobody waits for the rest of a pass.
             return 0.0

@@ -36,6 +36,10 @@ class HeldBack:
         """Note that those loads wait for something else."""
         self._told.difference_update(uids)
 
+    def has_news(self, line: Iterable[Entry]) -> bool:
+        """Whether anybody in `line` is to be looked at now: finding out costs less than bringing all into order."""
+        return any(self._is_news(entry) and self._examiner.is_due(entry.uid) for entry in line)
+
     async def tell(self, line: Iterable[Entry], *, limit: int, most: int) -> int:
         """Look once at those in `line`, in its order, who were not told yet; tell those who could start.
 
