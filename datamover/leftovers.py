@@ -22,6 +22,10 @@ CHECKPOINT_INTERVAL: Final = timedelta(minutes=45)
 """kopia's own, and the longest that it takes. What it saves then keeps the data of an upload of days from
 being taken for garbage."""
 
+_NEWEST: Final = "--max-results=100"
+"""Where a source has thousands, this process need not hold them all: kopia itself removes an incomplete one
+as soon as a complete one is newer."""
+
 
 async def remove_incomplete(kopia: Kopia, target: str, *, since: datetime | None = None) -> int:
     """Take the incomplete snapshots of a source away; return how many.
@@ -37,7 +41,7 @@ async def remove_incomplete(kopia: Kopia, target: str, *, since: datetime | None
     Raises:
         KopiaError: they cannot be found, or are still there.
     """
-    listed = await kopia.call(f"incomplete snapshots of {target}", "snapshot", "list", target, "--json")
+    listed = await kopia.call(f"incomplete snapshots of {target}", "snapshot", "list", target, "--json", _NEWEST)
     found = [one["id"] for one in listed.check().json() or [] if _is_incomplete(one, target, since)]
     if found:
         # Whoever deletes one that is gone already fails, and two movers may be about it.

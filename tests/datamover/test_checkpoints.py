@@ -21,6 +21,8 @@ from tests.datamover.processes import running_kopia
 from tests.datamover.transfers import uploading
 from tests.datamover.trees import make_large_file
 
+pytestmark = pytest.mark.timeout(300)
+
 _SOURCE = "some/volume"
 _OFTEN = timedelta(milliseconds=100)
 
@@ -37,7 +39,7 @@ def _manifests(repository: Path) -> int:
 @asynccontextmanager
 async def _kopia_frozen_after_a_checkpoint(repository: Path, kopia: PlainKopia) -> AsyncIterator[int]:
     """Enter once an upload has left a checkpoint; it stands still from then on."""
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(200):
         while not (found := running_kopia("snapshot create")):
             await asyncio.sleep(0.002)
         before = _manifests(repository)

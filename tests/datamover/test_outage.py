@@ -73,6 +73,7 @@ async def _broken_off(moving: Awaitable[object], begun: Callable[[], bool], end:
     return failed.value
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("_impatient")
 async def test_a_backup_whose_storage_is_gone_for_good_is_told_of_and_given_up(
     server: S3Server, hand: ByHand, volume: Path, caplog: pytest.LogCaptureFixture
