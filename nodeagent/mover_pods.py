@@ -21,6 +21,13 @@ _LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
 Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/cri/server/restart.go.
 """
 
+_NOT_STARTED: Final = "StartError"
+_STARTER_LOST: Final = ("signal: killed", "context canceled", "context deadline exceeded")
+"""A kubelet that dies while it has a container started takes the start with it; other errors are the image's.
+
+Source: containerd v2, internal/cri/server/container_start.go, and a kubelet that got SIGKILL.
+"""
+
 _KILLED: Final = 128 + signal.SIGKILL
 _OUT_OF_MEMORY: Final = "OOMKilled"
 """Another pod would come to the same end; a kill for any other reason came from outside."""
@@ -94,7 +101,8 @@ def _displaced(pod: JsonDict, end: PodEnd) -> bool:
     rejected = end.exit_code is None and status.get("phase") == "Failed"
     killed = end.exit_code == _KILLED and end.reason != _OUT_OF_MEMORY
     told = bool(status.get("reason")) or bool(_disruption(status))
-    return rejected or killed or told or end.reason in _LOST_CONTAINER
+    not_started = end.reason == _NOT_STARTED and any(words in end.message for words in _STARTER_LOST)
+    return rejected or killed or told or not_started or end.reason in _LOST_CONTAINER
 
 
 def _disruption(status: JsonDict) -> JsonDict:

@@ -39,6 +39,14 @@ def ended(exit_code: int, **terminated: object) -> JsonDict:
         pytest.param(ended(137, reason="ContainerStatusUnknown"), PodState.DISPLACED, id="container lost"),
         pytest.param(ended(255, reason="Unknown"), PodState.DISPLACED, id="node rebooted"),
         pytest.param(ended(137, reason="Error"), PodState.DISPLACED, id="killed"),
+        pytest.param(
+            ended(128, reason="StartError", message="failed to start shim: start failed: : signal: killed: unknown"),
+            PodState.DISPLACED,
+            id="killed while it was started",
+        ),
+        pytest.param(
+            ended(128, reason="StartError", message="exec: python: no such file"), PodState.ENDED, id="no program"
+        ),
         pytest.param({"phase": "Failed"}, PodState.DISPLACED, id="failed without a container"),
     ],
 )
