@@ -31,6 +31,9 @@ _ENDINGS: Final = {Phase.COMPLETED: "success", Phase.FAILED: "failure", Phase.CA
 
 _MINUTES: Final = (1, 5, 10, 15, 30, 60, 120, 180, 240)
 _LONG_BUCKETS: Final = tuple(minutes * 60.0 for minutes in _MINUTES)
+_OPERATIONS: Final = 100
+"""PodVolumeBackups that have series of their own: many scrapes' worth on one node."""
+
 _WAIT_BUCKETS: Final = (1.0, 5.0, 15.0, *_LONG_BUCKETS)
 
 
@@ -80,6 +83,7 @@ class Metrics:
         name, words = "podVolume_pod_volume_operation_latency_seconds", "Time a PodVolumeBackup's transfer took"
         self._latency = Histogram(name, words, labels, buckets=_LONG_BUCKETS, registry=self._registry)
         self._last_latency = Gauge(f"{name}_gauge", words, labels, registry=self._registry)
+        self._operations: dict[tuple[str, str, str, str], None] = {}
         self._maintenance = {
             ok: Counter(f"velero_repo_maintenance_{word}", words, ["repository_name"], registry=self._registry)
             for ok, word, words in (
@@ -191,10 +195,17 @@ class Metrics:
         self._dequeued.labels(self._node).inc()
 
     def pod_volume_operation(self, operation: str, backup: str, *, name: str, seconds: float) -> None:
-        """Note how long the transfer of the PodVolumeBackup `name` took."""
+        """Note how long the transfer of the PodVolumeBackup `name` took; only the last ones are shown."""
         labels = (self._node, operation, backup, name)
         self._latency.labels(*labels).observe(seconds)
         self._last_latency.labels(*labels).set(seconds)
+        # As many as the peer names, but not for ever: a dozen series each would never go away.
+        self._operations[labels] = None
+        if len(self._operations) > _OPERATIONS:
+            oldest = next(iter(self._operations))
+            del self._operations[oldest]
+            self._latency.remove(*oldest)
+            self._last_latency.remove(*oldest)
 
     def maintenance_finished(self, repository: str, ok: bool, *, seconds: float) -> None:  # noqa: FBT001 - as above
         """Count a maintenance run of a repository."""

@@ -116,3 +116,12 @@ def test_pod_volume_operations_and_maintenance_have_the_peers_labels(metrics: Me
 
 def test_the_process_is_shown(metrics: Metrics) -> None:
     assert _samples(metrics)["process_resident_memory_bytes"] > 0
+
+
+def test_only_the_last_pod_volume_backups_have_series_of_their_own() -> None:
+    metrics = Metrics("node-a")
+    for number in range(150):
+        metrics.pod_volume_operation("op", "velero/nightly", name=f"pvb-{number:03}", seconds=1.0)
+    text = metrics.render().decode()
+    assert 'pod_volume_backup="pvb-049"' not in text
+    assert text.count("latency_seconds_gauge{") == text.count("latency_seconds_count{") == 100
