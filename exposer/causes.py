@@ -83,9 +83,10 @@ class CauseFinder:
         gone = [key for key, one in self._questions.items() if now - one.seen_at_seconds >= _FORGET_SECONDS]
         for key in gone:
             del self._questions[key]
-        found = self._questions.get(uid)
-        if found is None or found.silence != waiting.reason:
-            found = self._questions[uid] = _Question(waiting.reason, now, now)
+        found = self._questions.setdefault(uid, _Question(waiting.reason, now, now))
+        if found.silence != waiting.reason:
+            # It has come further: what held it up before is over, and what does now is asked for soon.
+            found.silence, found.answer = waiting.reason, None
         found.seen_at_seconds = now
         return found
 

@@ -134,12 +134,25 @@ async def test_a_pod_whose_claims_are_bound_waits_for_the_scheduler() -> None:
     assert found[1] == Waiting("Scheduling", "pod velero/b1 waits for the scheduler")
 
 
-async def test_a_new_silence_is_waited_for_anew() -> None:
+async def test_what_held_a_pod_up_before_is_no_cause_once_it_has_come_further() -> None:
     scene = Scene()
     scene.put_claim()
+    scene.put_event("c", "ProvisioningFailed", "the pool is full")
     await scene.explain_at(0.0, 3.0)
-    await scene.explain_at(4.0, 6.9, node="a")
-    assert scene.questions == ["b1", EVENTS.plural]
+
+    found = await scene.explain_at(4.0, 7.0, node="a")
+
+    assert [waiting and waiting.reason for waiting in found] == ["ContainerCreating"] * 2
+    assert scene.questions == ["b1", EVENTS.plural, EVENTS.plural]
+
+
+async def test_a_pod_that_was_silent_for_long_is_asked_about_as_soon_as_it_has_its_node() -> None:
+    scene = Scene()
+    scene.put_claim("pv")
+    scene.put_event("p", "FailedMount", "no such secret")
+    await scene.explain_at(0.0, 2.9)
+    found = await scene.explain_at(5.0, node="a")
+    assert [waiting and waiting.reason for waiting in found] == ["FailedMount"]
 
 
 async def test_whoever_does_not_answer_is_no_cause() -> None:
