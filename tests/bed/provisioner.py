@@ -8,6 +8,7 @@ but the folders, so it may be ended and started again at any time.
 from __future__ import annotations
 
 import argparse
+import http.client
 import logging
 import subprocess
 from pathlib import Path
@@ -81,7 +82,7 @@ def _attempt(reconcile: Callable[[Json], None], item: Json) -> None:
     except ApiError as error:
         if error.status not in _STALE:
             _log.warning("%s: %s", name, error)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, http.client.HTTPException, subprocess.SubprocessError) as error:
         _log.warning("%s: %s", name, error)
 
 

@@ -19,6 +19,9 @@ __all__ = ["Cache"]
 
 _RETRY_SECONDS = 0.5
 
+_PASSING = (OSError, ApiError, http.client.HTTPException, ValueError)
+"""What an API server that ends in the middle of an answer comes to, and one that is not there."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -26,12 +29,17 @@ class Cache:
     """Objects of several kinds in all namespaces, as far as the watches have told."""
 
     def __init__(self, api: Api, resources: Iterable[Resource]) -> None:
-        """Start the watches; they run until the process ends."""
+        """Start the watches; they run until the process ends. Waits for an API server that is away."""
         self._api = api
         self._changed = threading.Event()
         self._objects: dict[Resource, dict[tuple[str, str], Json]] = {}
         for resource in resources:
-            self._replace(resource)
+            while resource not in self._objects:
+                try:
+                    self._replace(resource)
+                except _PASSING as error:
+                    _log.info("list of %s begins anew: %s", resource.plural, error)
+                    time.sleep(_RETRY_SECONDS)
         for resource in self._objects:
             threading.Thread(target=self._follow, args=(resource,), daemon=True).start()
 
@@ -57,7 +65,7 @@ class Cache:
             try:
                 for event in self._api.watch(resource, self._replace(resource)):
                     self._take(resource, event)
-            except (OSError, ApiError, http.client.HTTPException, ValueError) as error:
+            except _PASSING as error:
                 _log.info("watch of %s begins anew: %s", resource.plural, error)
                 time.sleep(_RETRY_SECONDS)
 
