@@ -19,6 +19,7 @@ __all__ = [
     "OwnerReference",
     "Timestamp",
     "WireModel",
+    "build_models",
     "format_time",
 ]
 
@@ -48,6 +49,17 @@ class WireModel(BaseModel):
     def to_wire(self) -> JsonDict:
         """Return the JSON dict this was parsed from; only fields that were set appear."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def build_models(root: type[WireModel] = WireModel) -> None:
+    """Build the validators of all models below `root` that are known by now.
+
+    They are built when they are first used otherwise: a process that will use most of them, and
+    is to stay at its size, has that behind it with this.
+    """
+    for model in root.__subclasses__():
+        model.model_rebuild()
+        build_models(model)
 
 
 class OwnerReference(WireModel):
