@@ -106,9 +106,6 @@ async def _check_rights(client: KubeClient, namespace: str) -> None:
         raise e.exceptions[0] from None
     answers = {right: [verb for task in tasks if (verb := task.result())] for right, tasks in questions.items()}
     told = {right: f"{','.join(verbs)} {right.path} {right.where}" for right, verbs in answers.items() if verbs}
-    for right, words in told.items():
-        if not right.needed:
-            _log.warning("without the right to %s it cannot be told %s", words, right.reason)
     lacking = [words for right, words in told.items() if right.needed]
     if lacking:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
@@ -116,6 +113,9 @@ async def _check_rights(client: KubeClient, namespace: str) -> None:
             f"rights are missing: {'; '.join(lacking[:_SHOWN])}{more}: "
             "compare what the ServiceAccount is bound to with deploy/agent/rbac.yaml"
         )
+    for right, words in told.items():
+        if not right.needed:
+            _log.warning("without the right to %s it cannot be told %s", words, right.reason)
 
 
 async def _allowed(client: KubeClient, namespace: str, right: Right, *, verb: str, name: str) -> bool:
