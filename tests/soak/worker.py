@@ -44,7 +44,7 @@ class Worker:
     stop: Callable[[], bool]
 
     def run(self) -> None:
-        """Work; whatever cannot even be made is told, and the next one is tried."""
+        """Work; what a load is about may be impossible to make, which is told, and the next one is tried."""
         number = 0
         while not self.stop():
             number += 1
@@ -53,7 +53,6 @@ class Worker:
                 trouble = NO_TROUBLE
             name = f"{self.ground.name}-{number:03d}"
             entry = Entry(kind, name, trouble.name, trouble.ending)
-            self.journal.add(entry)
             began = time.monotonic()
             try:
                 self._play(entry, trouble)
@@ -75,6 +74,7 @@ class Worker:
             ground.gate.shut()
         try:
             ground.bed.api.create(RESOURCES[entry.kind], load)
+            self.journal.add(entry)
             if trouble.holds:
                 hold(ground, load)
             if trouble.strike is not None:
