@@ -42,8 +42,15 @@ _TRIES_A_LEASE: Final = 15
 _SAFE_SHARE: Final = 2 / 3
 """A holder that has not renewed for this share of the duration writes nothing."""
 
-_SPREAD_SECONDS: Final = 1.0
+_SPREAD_SECONDS: Final = 1.2
 """Stand-bys try at different moments: the first one's success reaches the others by watch."""
+
+_SPREAD_POWER: Final = 4
+"""Few try early and most late, so that the first of many is well ahead of the second: of fifty
+a tenth of a second on average, where with an even spread it would be a fiftieth."""
+
+_LAST_LOOK_SECONDS: Final = 0.02
+"""Before a try: what has arrived already but was not read yet, on a busy machine, is read now."""
 
 _REFUSED_PAUSE_SECONDS: Final = 5.0
 """Between tries while the API server refuses."""
@@ -155,8 +162,10 @@ class LeaderElection:
             promised = float(spec.get("leaseDurationSeconds") or self._duration_seconds)
             wait_seconds = max(0.0, self._changed_at_seconds + promised - self._clock.monotonic())
         spread_seconds = min(_SPREAD_SECONDS, self._duration_seconds / _RENEWALS_A_LEASE)
-        wait_seconds += random.uniform(0, spread_seconds)  # noqa: S311 - guards no secret
-        return not await wait_for_event(self._changed, wait_seconds)
+        wait_seconds += spread_seconds * random.random() ** (1 / _SPREAD_POWER)  # noqa: S311 - guards no secret
+        if await wait_for_event(self._changed, wait_seconds):
+            return False
+        return not await wait_for_event(self._changed, _LAST_LOOK_SECONDS)
 
     async def _try_acquire(self, lease: JsonDict | None) -> bool:
         """Take the Lease as it was seen last; return whether it is ours now."""
