@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.bed.api import ApiError
 from tests.bed.demonstration.user import User
 from tests.bed.install import install_agent
+from tests.bed.processes import BedError
 from tests.cluster.configuration import configured
 from tests.cluster.conftest import Bed
 from tests.cluster.gate import open_gate
@@ -57,6 +59,7 @@ class Soak:
     journal: Journal = field(default_factory=Journal)
     memory: Memory = field(default_factory=Memory)
     _over: threading.Event = field(default_factory=threading.Event)
+    _errors: int = 0
 
     def run(self) -> dict[str, object]:
         """Run it; returns its figures."""
@@ -94,6 +97,9 @@ class Soak:
                 name = deck.draw()
                 chaos[name]()
                 self.journal.injected(name)
+        except (ApiError, BedError, OSError) as error:
+            self._errors += 1
+            self.journal.say(f"the soak itself failed: {error}")
         finally:
             self._over.set()
 
@@ -127,6 +133,7 @@ class Soak:
             "agent_growth_mib": self.memory.growth_mib,
             "agent_peak_mib": self.memory.peak_mib,
             "least_of_a_fault": min(journal.faults.values(), default=0),
+            "soak_errors": self._errors,
             "seconds": round(time.monotonic() - journal.began),
             "seed": self.seed,
         }
@@ -150,7 +157,7 @@ def main() -> int:
     bed = Bed(dict(os.environ), User(PatientApi(Path(os.environ["KUBECONFIG"]))))
     figures = Soak(bed, arguments.seconds, seed).run()
     growth = figures["agent_growth_mib"]
-    well = not any(figures[key] for key in ("not_final", "unexplained", "leaked"))
+    well = not any(figures[key] for key in ("not_final", "unexplained", "leaked", "soak_errors"))
     well = well and isinstance(growth, float) and growth <= _MOST_GROWTH_MIB
     print(json.dumps(figures), flush=True)
     return 0 if well else 1
