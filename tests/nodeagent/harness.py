@@ -104,9 +104,12 @@ class Fuse(Transport):
         self.counted.append(f"{request.method} {request.path}")
         if not self.at <= len(self.counted) - 1 < self.at + self.fault.lasts:
             return await self.inner.request(request)
-        if self.fault in {Fault.STOP_AFTER, Fault.LOST_APPLIED}:
-            await self.inner.request(request)
-        self.blown.set()
+        try:
+            if self.fault in {Fault.STOP_AFTER, Fault.LOST_APPLIED}:
+                await self.inner.request(request)
+        finally:
+            # Also where a slow server lost the answer by itself.
+            self.blown.set()
         if self.fault.stops:
             await asyncio.Event().wait()
         if self.fault in {Fault.LOST, Fault.LOST_APPLIED}:
