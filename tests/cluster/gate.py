@@ -106,7 +106,8 @@ class Gate:
             pass
         finally:
             for each in writers:
-                each.transport.abort()
+                if not each.transport.is_closing():
+                    each.transport.abort()
                 with suppress(OSError):
                     await each.wait_closed()
             self._writers -= writers
