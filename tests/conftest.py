@@ -7,7 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.leftovers import child_processes, children_left, open_sessions, tasks_left, watch_sessions
+from tests.support.leftovers import (
+    child_processes,
+    children_left,
+    end_connections,
+    open_sessions,
+    tasks_left,
+    watch_sessions,
+)
 
 __all__: list[str] = []
 
@@ -40,6 +47,7 @@ async def no_task_is_left() -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     yield
     left = await tasks_left(before)
+    await end_connections()
     if left:
         pytest.fail(f"the test left tasks behind: {', '.join(left)}", pytrace=False)
 

@@ -91,7 +91,9 @@ class HttpTransport:
             async with aclosing(_lines(request, answer)) as lines:
                 yield lines
         finally:
-            # Reading on to the end of a watch would never end.
+            # Reading on to the end of a watch would never end; nor is the server asked to say goodbye.
+            if answer.connection is not None and answer.connection.transport is not None:
+                answer.connection.transport.abort()
             answer.close()
 
     async def close(self) -> None:
