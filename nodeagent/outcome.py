@@ -19,9 +19,12 @@ from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from exposer.diagnose import PodEnd
 
-__all__ = ["Outcome", "decide_outcome", "read_outcome"]
+__all__ = ["Outcome", "decide_outcome", "has_last_words", "read_outcome"]
 
 _log = logging.getLogger(__name__)
+
+_PLAIN: Final = frozenset({"", "Error"})
+"""What the kubelet says of a container that ended badly by itself."""
 
 _SIGNALS: Final = 128
 """A container's exit code is this and the number of the signal that ended it."""
@@ -93,13 +96,24 @@ def decide_outcome(end: PodEnd, parse_result: Callable[[str], JsonDict], *, canc
     return Outcome(phase=Phase.FAILED, message=_name_cause(end, said))
 
 
+def has_last_words(end: PodEnd) -> bool:
+    """Whether the mover itself said why it ended; its log then tells the same in more words.
+
+    One that was killed leaves no words of its own: what stands in their place is the end of its log.
+    """
+    return bool(end.message.strip()) and end.reason in _PLAIN and not _signal_of(end)
+
+
+def _signal_of(end: PodEnd) -> int:
+    """Return the signal that ended the mover, 0 where none did."""
+    return max(0, (end.exit_code or 0) - _SIGNALS)
+
+
 def _name_cause(end: PodEnd, said: str) -> str:
     """Return why a mover failed: what the kubelet says, then what the mover said."""
-    plain = end.reason in {"", "Error"}
-    # One that was killed leaves no words of its own: what stands there is the end of its log.
-    by_signal = max(0, (end.exit_code or 0) - _SIGNALS)
-    reason = f"killed by signal {by_signal}" if plain and by_signal else end.reason
-    cause = "" if plain and said and not by_signal else f"data mover pod ended: {reason or 'Error'}"
+    by_signal = _signal_of(end) if end.reason in _PLAIN else 0
+    reason = f"killed by signal {by_signal}" if by_signal else end.reason
+    cause = "" if has_last_words(end) else f"data mover pod ended: {reason or 'Error'}"
     if cause and end.exit_code is not None:
         cause += f" (exit code {end.exit_code})"
     return ": ".join(part for part in (cause, said) if part)

@@ -14,7 +14,7 @@ from exposer.model import Waiting
 from nodeagent.lifecycle import Stop
 from nodeagent.mover_logs import add_log_end
 from nodeagent.mover_pods import explain_loss
-from nodeagent.outcome import Outcome, decide_outcome
+from nodeagent.outcome import Outcome, decide_outcome, has_last_words
 from nodeagent.queue import Requeue
 from nodeagent.status import Change
 from nodeagent.step_base import StepBase, who_stops
@@ -80,8 +80,7 @@ class MoveSteps(StepBase):
         """End a load whose mover ended by itself before it was to begin."""
         outcome = self._read_outcome(case)
         message = outcome.message or "the data mover ended before its data path was started"
-        tail = await self._tools.logs.take_over(case.cr, case.pod)
-        return await self._end(case, Phase.FAILED, add_log_end(message, tail))
+        return await self._end(case, Phase.FAILED, await self._with_log_end(case, message))
 
     async def keep_outcome(self, case: Case) -> Requeue | None:
         """Write down how the mover ended, before anything of it is touched."""
@@ -92,9 +91,8 @@ class MoveSteps(StepBase):
                 outcome = await kind.keep(cr, outcome)
             except ExposeError as e:
                 outcome = Outcome(phase=Phase.FAILED, message=str(e))
-        if outcome.phase is Phase.FAILED:
-            tail = await self._tools.logs.take_over(cr, case.pod)
-            outcome = outcome.model_copy(update={"message": add_log_end(outcome.message, tail)})
+        elif outcome.phase is Phase.FAILED:
+            outcome = outcome.model_copy(update={"message": await self._with_log_end(case, outcome.message)})
         outcome = outcome.model_copy(update={"kept_at": self._tools.clock.now()})
         change = Change(annotations={OUTCOME_ANNOTATION: outcome.to_annotation()})
         await self._tools.status.annotate(kind, cr, change)
@@ -116,6 +114,12 @@ class MoveSteps(StepBase):
         if waiting is not None:
             return await self._wait_to_complete(case, outcome, waiting)
         return await self._end(case, Phase.COMPLETED, "")
+
+    async def _with_log_end(self, case: Case, message: str) -> str:
+        """Return `message` and, where the mover had no last words, the end of its log."""
+        tail = await self._tools.logs.take_over(case.cr, case.pod)
+        end = parse_pod_end(case.pod) if case.pod is not None else None
+        return message if end is not None and has_last_words(end) else add_log_end(message, tail)
 
     async def _await_slot(self, case: Case) -> Requeue | None:
         message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"

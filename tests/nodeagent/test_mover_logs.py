@@ -1,4 +1,4 @@
-"""A mover's log: all of it in the agent's log, its end in the message of a load that failed."""
+"""A mover's log: all of it in the agent's log, its end in the message of a load whose mover had no last words."""
 
 import asyncio
 from typing import Any
@@ -49,7 +49,7 @@ def taken(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize("exit_code", [0, 11], ids=["good", "bad"])
+@pytest.mark.parametrize("exit_code", [0, 11, 137], ids=["good", "bad", "killed"])
 @pytest.mark.parametrize("kind", LOADS)
 async def test_a_movers_log_is_in_the_agents_log_before_its_pod_is_gone(
     kind: str, exit_code: int, caplog: pytest.LogCaptureFixture
@@ -66,8 +66,15 @@ async def test_a_movers_log_is_in_the_agents_log_before_its_pod_is_gone(
     assert [line for line, _ in lines] == ["first line", "E no space left on device", "last line"]
     assert {(told["kind"], told["name"], told["uid"]) for _, told in lines} == {(kind, name, load["metadata"]["uid"])}
     status = world.load(kind)["status"]
-    expected = "no space left on device; its log ends: first line\nlast line" if exit_code else None
-    assert status.get("message") == expected
+    assert (
+        status.get("message")
+        == {
+            0: None,
+            11: "no space left on device",
+            137: "data mover pod ended: killed by signal 9 (exit code 137): no space left on device; "
+            "its log ends: first line\nE no space left on device\nlast line",
+        }[exit_code]
+    )
 
 
 @pytest.mark.looptime
