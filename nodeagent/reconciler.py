@@ -179,8 +179,9 @@ class Reconciler:
         case = self._look(kind, cr, pod)
         action = decide(case.view)
         if action is Action.NOTHING:
-            # No watch of ours shows a mover on another node.
-            return Requeue(_UNSEEN_POD_PAUSE_SECONDS) if unseen else self._revisit(case)
+            # No watch of ours shows a mover on another node, nor a load that is not ours yet.
+            soon = unseen or (cached is None and not cr.phase.final)
+            return Requeue(_UNSEEN_POD_PAUSE_SECONDS) if soon else self._revisit(case)
         return await self._steps.perform(action, case)
 
     def _look(self, kind: Kind, cr: Load, pod: JsonDict | None = None) -> Case:

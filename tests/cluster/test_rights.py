@@ -40,6 +40,7 @@ _NEVER_USED = {
 }
 _SELDOM_USED = {
     "get leases": "only after a renewal of the Lease met another write",
+    "get nodes": "only for volumes that an attachment or their first consumer ties to a node",
 }
 """Rights for what this tier does not bring about, or not always."""
 
