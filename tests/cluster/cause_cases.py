@@ -27,7 +27,6 @@ AWAY = "causes-away"
 _HUGE = {"resources": {"requests": {"cpu": "1000"}}}
 _NO_IMAGE = "localhost:1/nobody-built-it:dev"
 _SECRET_VOLUME = {"volumes": [{"name": "keys", "secret": {"secretName": MISSING}}]}
-_HOG = ["python3", "-c", "bytearray(500_000_000)"]
 
 
 @dataclass(frozen=True)
@@ -158,13 +157,6 @@ CASES = {
         "Failed",
         "Failed",
         command=["/no/such/program"],
-    ),
-    "out-of-memory": _broken(
-        r"data mover pod ended: OOMKilled \(exit code 137\)",
-        "Failed",
-        "Started",
-        command=_HOG,
-        resources={"limits": {"memory": "32Mi"}},
     ),
     "kubelet-rejection": Case("OutOfcpu", "MoverLost", pod={}, container=_HUGE, bound=True, heals=True),
     "name-taken": Case(

@@ -45,6 +45,7 @@ def _expect_failed(quartet: Quartet, told: str) -> None:
     assert leftovers(quartet.bed) == []
 
 
+@pytest.mark.cause("out-of-memory")
 def test_a_mover_that_gets_too_little_memory(quartet: Quartet) -> None:
     limits = {"cpuRequest": "0", "cpuLimit": "0", "memoryRequest": "16Mi", "memoryLimit": _ENOUGH_FOR_A_MOVER_ALONE}
     quartet.make_repository()
