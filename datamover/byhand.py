@@ -116,7 +116,7 @@ class ByHand:
             await repository.connect(read_only=True)
             return await _drawn(restore(repository.kopia, request, self._transfer(meter, repository)), meter, bar)
 
-        result = await self._with_repository(work)
+        result = await self._with_repository(work, request.workers)
         if bar is not None:
             bar.draw(meter.finish(result.total_bytes), last=True)
         return result
@@ -134,20 +134,22 @@ class ByHand:
         limits = read_stall_limits(self._environment)
         return Transfer(meter, Care(self._clock, _warn, repository.ask, limits))
 
-    async def _with_repository(self, work: Callable[[Repository], Coroutine[None, None, _T]]) -> _T:
+    async def _with_repository(
+        self, work: Callable[[Repository], Coroutine[None, None, _T]], restore_workers: int = 0
+    ) -> _T:
         """Return what `work` makes of the repository, unless a signal comes first."""
         canceller = Canceller()
         canceller.heed(self._stop)
         with open_work_folder(self._environment) as folder:
-            repository = self._repository(folder)
+            repository = self._repository(folder, restore_workers)
             return await run_unless_canceled(lambda: work(repository), canceller)
 
-    def _repository(self, folder: WorkFolder) -> Repository:
+    def _repository(self, folder: WorkFolder, restore_workers: int) -> Repository:
         storage = storage_named(self._options, self._environment)
         reach = storage.reach(folder)
         scrubber = Scrubber([self._options.password, *reach.secrets(self._environment)])
         secrets = {
-            **self._limits.go_settings(self._environment),
+            **self._limits.go_settings(self._environment, restore_workers=restore_workers),
             **reach.environment,
             "KOPIA_PASSWORD": self._options.password,
         }

@@ -54,7 +54,8 @@ class PodLoad:
         canceller = Canceller()
         canceller.heed(around.stop)
         try:
-            with open_work_folder(around.environment, self._options.cache_volume) as folder:
+            # The cache lies in the pod's own volumes, and goes with them.
+            with open_work_folder(around.environment, self._options.cache_volume, leaves_cache=True) as folder:
                 ending = await run_unless_canceled(lambda: self._load(folder, canceller), canceller)
         except Exception as e:
             ending = build_failure(e, self._scrubber)
@@ -92,22 +93,24 @@ class PodLoad:
         limits = read_stall_limits(around.environment)
         if settings.unknown:
             await self._warn(f"settings not known here are ignored: {', '.join(settings.unknown)}")
-        repository = await self._open(cr, folder, writing=isinstance(plan, BackupPlan))
+        workers = restore_workers(settings, around.limits) if isinstance(plan, RestorePlan) else 0
+        repository = await self._open(cr, folder, workers)
         transfer = Transfer(meter, Care(around.clock, self._warn, repository.ask, limits))
         result: BackupResult | RestoreResult
         match plan:
             case BackupPlan():
                 result = await back_up(repository.kopia, self._backup_request(plan, settings), transfer)
             case RestorePlan():
-                result = await restore(repository.kopia, self._restore_request(plan, settings), transfer)
+                result = await restore(repository.kopia, self._restore_request(plan, settings, workers), transfer)
                 if plan.done_owner_uid:
                     write_done_file(self._options.volume, plan.done_owner_uid)
         self._last = meter.finish(result.total_bytes)
         return result
 
-    async def _open(self, cr: Load, folder: WorkFolder, *, writing: bool) -> Repository:
-        """Return the load's repository, connected."""
+    async def _open(self, cr: Load, folder: WorkFolder, workers: int) -> Repository:
+        """Return the load's repository, connected: for a restore by so many workers, or for a backup."""
         around = self._around
+        writing = not workers
         reader = around.reader
         location = await reader.location(cr.spec.backup_storage_location)
         if writing and location.read_only:
@@ -116,7 +119,9 @@ class PodLoad:
         ready = await reader.ensure_repository(
             cr.repository_namespace, location.name, deadline=deadline, on_wait=self._wait_told
         )
-        repository = await open_location(around, location, ready, folder=folder, scrubber=self._scrubber)
+        repository = await open_location(
+            around, location, ready, folder=folder, scrubber=self._scrubber, restore_workers=workers
+        )
         await repository.connect(read_only=not writing)
         return repository
 
@@ -130,12 +135,12 @@ class PodLoad:
             frugal=self._around.limits.frugal,
         )
 
-    def _restore_request(self, plan: RestorePlan, settings: UploaderSettings) -> RestoreRequest:
+    def _restore_request(self, plan: RestorePlan, settings: UploaderSettings, workers: int) -> RestoreRequest:
         return RestoreRequest(
             snapshot_id=plan.snapshot_id,
             target=self._options.volume,
             mode=self._options.mode,
-            workers=restore_workers(settings, self._around.limits),
+            workers=workers,
             sparse=settings.write_sparse_files,
         )
 

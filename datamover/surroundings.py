@@ -56,8 +56,11 @@ async def open_location(
     *,
     folder: WorkFolder,
     scrubber: Scrubber,
+    restore_workers: int = 0,
 ) -> Repository:
     """Return the kopia repository that `repository` stands for, not yet connected.
+
+    kopia's memory is set for a restore by so many workers, or for anything else.
 
     Raises:
         RepositoryError: the location, its credentials or the password cannot be used.
@@ -69,7 +72,8 @@ async def open_location(
     password = await reader.password()
     reach = storage.reach(folder)
     scrubber.add(password, *reach.secrets(around.environment))
-    own = {**around.limits.go_settings(around.environment), **reach.environment, "KOPIA_PASSWORD": password}
+    memory = around.limits.go_settings(around.environment, restore_workers=restore_workers)
+    own = {**memory, **reach.environment, "KOPIA_PASSWORD": password}
     kopia = Kopia(kopia_environment(around.environment, folder, own), scrubber)
     shown = f"backup repository {repository.name} ({storage.description})"
     place = RepositoryPlace(shown, storage, reach)

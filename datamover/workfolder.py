@@ -3,9 +3,10 @@
 Knows which places may be written to. Does not know what kopia keeps in them.
 """
 
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ _SCRATCH: Final = "/scratch"
 """Where the agent's DaemonSet, and so every mover pod, mounts an empty folder."""
 
 _PREFIX: Final = "datamover-"
+_CACHE: Final = "kopia-cache"
 
 
 @dataclass(frozen=True)
@@ -41,26 +43,50 @@ class WorkFolder:
 
 
 @contextmanager
-def open_work_folder(environment: Mapping[str, str], cache_volume: str = "") -> Iterator[WorkFolder]:
+def open_work_folder(
+    environment: Mapping[str, str], cache_volume: str = "", *, leaves_cache: bool = False
+) -> Iterator[WorkFolder]:
     """Make a work folder, and remove it at the end.
 
     It is made in `VELERO_SCRATCH_DIR`, `/scratch`, or the system's folder for temporary
     files, whichever can be written to first: the root file system may be read-only.
 
+    Args:
+        environment: the variables of this process.
+        cache_volume: where a volume for the cache is mounted; "" where there is none.
+        leaves_cache: the cache stays, for whoever removes the volume that it lies on: thousands
+            of files are removed in seconds, and somebody waits for the end.
+
     Raises:
         ConfigError: none of them can be written to.
     """
+    path = _make_folder(environment)
+    cache = (Path(cache_volume) if cache_volume else path) / _CACHE
+    try:
+        yield WorkFolder(path, cache)
+    finally:
+        if leaves_cache:
+            _empty(path, but=cache)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _make_folder(environment: Mapping[str, str]) -> Path:
     tried = [environment.get("VELERO_SCRATCH_DIR", ""), _SCRATCH, ""]
     for parent in tried:
         if parent and not Path(parent).is_dir():
             continue
-        try:
-            folder = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent or None, ignore_cleanup_errors=True)
-        except OSError:
-            continue
-        with folder as name:
-            path = Path(name)
-            cache = (Path(cache_volume) if cache_volume else path) / "kopia-cache"
-            yield WorkFolder(path, cache)
-        return
+        with suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent or None))
     raise ConfigError("no folder can be written to: mount one at /scratch, or name it by VELERO_SCRATCH_DIR")
+
+
+def _empty(folder: Path, *, but: Path) -> None:
+    """Remove all that lies in `folder`, secrets among it, except for one."""
+    for one in folder.iterdir():
+        if one == but:
+            continue
+        if one.is_dir():
+            shutil.rmtree(one, ignore_errors=True)
+        else:
+            one.unlink(missing_ok=True)

@@ -71,6 +71,15 @@ def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -
     assert limits.go_settings({}) == {"GOGC": "50", "GOMEMLIMIT": soft}
 
 
+@pytest.mark.parametrize(
+    ("limit_mib", "workers", "soft"),
+    [(None, 8, "300MiB"), (None, 2, "150MiB"), (256, 3, "120MiB"), (1024, 8, "300MiB"), (2048, 8, "512MiB")],
+)
+def test_a_restore_is_bounded_by_its_workers(limit_mib: int | None, workers: int, soft: str) -> None:
+    limits = Limits(4, limit_mib * _MIB if limit_mib else None)
+    assert limits.go_settings({}, restore_workers=workers) == {"GOMEMLIMIT": soft}
+
+
 @pytest.mark.parametrize(("limit_mib", "frugal"), [(None, False), (256, True), (512, False)])
 def test_little_memory_holds_one_kopia_at_a_time(limit_mib: int | None, frugal: bool) -> None:
     assert Limits(4, limit_mib * _MIB if limit_mib else None).frugal is frugal
@@ -81,7 +90,7 @@ def test_what_the_environment_sets_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "limit_mib", "workers"), [(8, None, 4), (2, None, 2), (8, 256, 3), (8, 128, 1), (1, 4096, 1)]
+    ("cpus", "limit_mib", "workers"), [(8, None, 8), (4, None, 8), (2, None, 4), (8, 256, 3), (8, 128, 1), (1, 4096, 2)]
 )
 def test_restore_workers_follow_cpus_and_memory(cpus: int, limit_mib: int | None, workers: int) -> None:
     assert Limits(cpus, limit_mib * _MIB if limit_mib else None).restore_workers == workers

@@ -210,6 +210,16 @@ def test_the_work_folder_is_private_and_goes_away(tmp_path: Path) -> None:
     assert not folder.path.exists()
 
 
+def test_a_cache_that_goes_with_its_volume_is_left_and_nothing_else(tmp_path: Path) -> None:
+    with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}, leaves_cache=True) as folder:
+        folder.write("credentials", b"secret")
+        folder.config_file.touch()
+        (folder.path / "logs").mkdir()
+        folder.cache.mkdir()
+        (folder.cache / "block").touch()
+    assert list(folder.path.rglob("*")) == [folder.cache, folder.cache / "block"]
+
+
 def test_the_cache_lies_on_its_own_volume_where_there_is_one(tmp_path: Path) -> None:
     with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}, "/cache") as folder:
         assert folder.cache == Path("/cache/kopia-cache")
