@@ -25,6 +25,7 @@ from datamover.block import device_size, open_device
 from datamover.kopia import Kopia, KopiaAnswer, KopiaFiles
 from datamover.leftovers import CHECKPOINT_INTERVAL, remove_incomplete, remove_own_incomplete
 from datamover.names import NameReport, examine_names
+from datamover.opening import Opening, open_at_once
 from datamover.progress import Meter
 from datamover.snapshot import Snapshot, delete_snapshot, parse_snapshot
 from datamover.transfer import Transfer
@@ -67,8 +68,10 @@ class BackupRequest:
         return f"default@default:{self.source}"
 
 
-async def back_up(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> BackupResult:
-    """Take a snapshot of the volume and return its result; `kopia` is connected.
+async def back_up(
+    kopia: Kopia, request: BackupRequest, transfer: Transfer, opening: Opening = open_at_once
+) -> BackupResult:
+    """Take a snapshot of the volume and return its result; `kopia` is connected, or `opening` connects it.
 
     A snapshot that cannot be trusted is taken away again. Cancellation kills kopia, which
     then saves none.
@@ -82,7 +85,8 @@ async def back_up(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> B
     with _opened(request) as fd:
         device_bytes = None if fd is None else device_size(fd)
         meter.total_bytes = device_bytes or 0
-        await _prepare(kopia, request, transfer)
+        if told := await opening(partial(_prepare, kopia, request)):
+            await transfer.warn(told)
         examine = _no_names if fd is not None else partial(examine_names, request.volume)
         async with run_in_background(examine, name="names") as names, _nothing_left(kopia, request, transfer):
             answer = await transfer.run(
@@ -101,29 +105,31 @@ async def back_up(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> B
     )
 
 
-async def _prepare(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> None:
-    """Let the policy be in force, and nothing be left of uploads that were killed; both at a time if that may be."""
+async def _prepare(kopia: Kopia, request: BackupRequest) -> str:
+    """Let the policy be in force, and nothing be left of uploads that were killed; both at a time if that may be.
+
+    Returns:
+        What is to be told of those uploads, if anything.
+    """
     if request.frugal:
         await _ensure_policy(kopia, request)
-        await _clear(kopia, request, transfer)
-        return
+        return await _clear(kopia, request)
     try:
         async with asyncio.TaskGroup() as both:
             both.create_task(_ensure_policy(kopia, request), name="policy")
-            both.create_task(_clear(kopia, request, transfer), name="incomplete")
+            cleared = both.create_task(_clear(kopia, request), name="incomplete")
     except ExceptionGroup as e:
         raise e.exceptions[0] from None
+    return cleared.result()
 
 
-async def _clear(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> None:
+async def _clear(kopia: Kopia, request: BackupRequest) -> str:
     try:
         count = await remove_incomplete(kopia, request.target)
     except KopiaError as e:
         # It costs the next backups some precision, and this one nothing.
-        await transfer.warn(f"what broken uploads left may still be there: {e}")
-        return
-    if count:
-        await transfer.warn(f"{count} incomplete snapshots that broken uploads had left were removed")
+        return f"what broken uploads left may still be there: {e}"
+    return f"{count} incomplete snapshots that broken uploads had left were removed" if count else ""
 
 
 @asynccontextmanager

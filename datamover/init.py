@@ -42,7 +42,7 @@ async def _initialize(name: str, around: Surroundings, scrubber: Scrubber) -> En
     wanted = await reader.repository(name)
     location = await reader.location(wanted.spec.backup_storage_location)
     with open_work_folder(around.environment) as folder:
-        repository = await open_location(around, location, wanted, folder=folder, scrubber=scrubber)
+        repository = await open_location(around.tuned(), location, wanted, folder=folder, scrubber=scrubber)
         if location.read_only:
             await _connect_read_only(repository)
             unique_id = await repository.unique_id()

@@ -99,31 +99,29 @@ class PodLoad:
         result: BackupResult | RestoreResult
         match plan:
             case BackupPlan():
-                result = await back_up(repository.kopia, self._backup_request(plan, settings), transfer)
+                opening = repository.opening(read_only=False)
+                result = await back_up(repository.kopia, self._backup_request(plan, settings), transfer, opening)
             case RestorePlan():
-                result = await restore(repository.kopia, self._restore_request(plan, settings, workers), transfer)
+                opening = repository.opening(read_only=True)
+                request = self._restore_request(plan, settings, workers)
+                result = await restore(repository.kopia, request, transfer, opening)
                 if plan.done_owner_uid:
                     write_done_file(self._options.volume, plan.done_owner_uid)
         self._last = meter.finish(result.total_bytes)
         return result
 
     async def _open(self, cr: Load, folder: WorkFolder, workers: int) -> Repository:
-        """Return the load's repository, connected: for a restore by so many workers, or for a backup."""
+        """Return the load's repository, not yet connected: for a restore by so many workers, or for a backup."""
         around = self._around
-        writing = not workers
         reader = around.reader
         location = await reader.location(cr.spec.backup_storage_location)
-        if writing and location.read_only:
+        if not workers and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: nothing is backed up to it")
         deadline = Deadline.after(around.clock, self._options.resource_timeout)
         ready = await reader.ensure_repository(
             cr.repository_namespace, location.name, deadline=deadline, on_wait=self._wait_told
         )
-        repository = await open_location(
-            around, location, ready, folder=folder, scrubber=self._scrubber, restore_workers=workers
-        )
-        await repository.connect(read_only=not writing)
-        return repository
+        return await open_location(around.tuned(workers), location, ready, folder=folder, scrubber=self._scrubber)
 
     def _backup_request(self, plan: BackupPlan, settings: UploaderSettings) -> BackupRequest:
         return BackupRequest(

@@ -1,33 +1,39 @@
 """One kopia repository: connect, create, and what went wrong when it cannot be opened.
 
-Knows the interop identity, cache sizes, and when there is no repository. Does not know where the
+Knows when there is no repository, and when one answers. Does not know where the
 storage came from, or what is done with the repository afterwards.
 Source: kopia 0.23.1, cli/command_repository_*.go, repo/open.go.
 """
 
+import asyncio
+import json
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from core.errors import DataPathError, RepositoryError
+from core.errors import DataPathError, KopiaError, RepositoryError
 from datamover.causes import find_cause
+from datamover.connection import IDENTITY_FLAGS, CacheLimit, build_config
 from datamover.kopia import Kopia, KopiaAnswer, KopiaSilentError
+from datamover.opening import Opening
 from datamover.storage import Reach, Storage
 from datamover.workfolder import WorkFolder
 
-__all__ = ["CacheLimit", "NotInitializedError", "Reachability", "Repository", "RepositoryPlace", "parse_cache_limit"]
+__all__ = ["NotInitializedError", "Reachability", "Repository", "RepositoryPlace"]
 
 _logger = logging.getLogger(__name__)
 
-_IDENTITY: Final = ("--override-hostname=default", "--override-username=default")
-"""Every peer is this client: so each finds the other's snapshots as its own."""
+_T = TypeVar("_T")
 
 _CONNECT_SECONDS: Final = 30.0
 """Connecting takes a third of a second. So long it takes to tell of an address that swallows packets."""
 
+_UNCONNECTED_SECONDS: Final = 10.0
+"""What is read before connecting takes half a second; then it is time to tell what keeps it."""
+
 _CREATE_SECONDS: Final = 120.0
 
-_DEFAULT_CACHE_MIB: Final = 5000
 _SECOND_LOOK: Final = "second-look"
 
 _NEARBY: Final = "nearby"
@@ -41,35 +47,6 @@ _NOT_INITIALIZED: Final = (_NO_REPOSITORY, "cannot access storage path: stat")
 
 class NotInitializedError(RepositoryError):
     """The storage can be reached and holds no repository."""
-
-
-@dataclass(frozen=True)
-class CacheLimit:
-    """How much kopia may keep on disk, in MiB: 4/5 for data, 1/5 for metadata."""
-
-    total_mib: int = _DEFAULT_CACHE_MIB
-
-    @property
-    def arguments(self) -> list[str]:
-        """Kopia's arguments."""
-        metadata = self.total_mib // 5
-        data = self.total_mib - metadata
-        return [
-            f"--content-cache-size-mb={data}",
-            f"--content-cache-size-limit-mb={data}",
-            f"--metadata-cache-size-mb={metadata}",
-            f"--metadata-cache-size-limit-mb={metadata}",
-        ]
-
-
-def parse_cache_limit(config: dict[str, str]) -> CacheLimit:
-    """Return the limit of a BackupRepository's `repositoryConfig`; a value that cannot be is warned of."""
-    text = config.get("cacheLimitMB", "")
-    if text.isdecimal() and int(text) > 0:
-        return CacheLimit(int(text))
-    if text:
-        _logger.warning("cacheLimitMB is no number above 0; the default is taken")
-    return CacheLimit()
 
 
 @dataclass(frozen=True)
@@ -133,6 +110,27 @@ class Repository:
         if any(answer.said(words) for words in _NOT_INITIALIZED):
             raise NotInitializedError(f"{self.description}: no repository is there")
         self._check(answer)
+
+    def opening(self, *, read_only: bool) -> Opening:
+        """Return what connects to the repository for a reading.
+
+        Connecting costs as much as any reading of a repository: most is the key that kopia makes
+        of the password. So the reading comes first, through a configuration such as connecting
+        writes. Where it fails, connecting tells the cause; if there is none, it is read again.
+        It raises what `connect` does.
+        """
+
+        async def connect_for(read: Callable[[], Awaitable[_T]]) -> _T:
+            if self._write_config(read_only=read_only):
+                try:
+                    async with asyncio.timeout(_UNCONNECTED_SECONDS):
+                        return await read()
+                except (KopiaError, TimeoutError) as e:
+                    _logger.debug("%s: connecting is to tell why it cannot be read: %s", self.description, e)
+            await self.connect(read_only=read_only)
+            return await read()
+
+        return connect_for
 
     async def create(self) -> None:
         """Create the repository in an empty place, and connect to it.
@@ -198,9 +196,18 @@ class Repository:
             raise answer.error("kopia told no uniqueIDHex")
         return unique_id
 
+    def _write_config(self, *, read_only: bool) -> bool:
+        """Write what `repository connect` would; False where that is not known."""
+        storage = self._place.storage.config()
+        if storage is None:
+            return False
+        config = build_config(storage, cache=self._folder.cache, limit=self._cache, read_only=read_only)
+        self._folder.write(self._folder.config_file.name, json.dumps(config).encode())
+        return True
+
     def _client_flags(self, cache_name: str) -> list[str]:
         cache = self._folder.cache / cache_name if cache_name else self._folder.cache
-        return [*_IDENTITY, "--no-check-for-updates", f"--cache-directory={cache}", *self._cache.arguments]
+        return [*IDENTITY_FLAGS, "--no-check-for-updates", f"--cache-directory={cache}", *self._cache.arguments]
 
     async def _call(self, verb: str, seconds: float, flags: list[str]) -> KopiaAnswer:
         arguments = ["repository", verb, *self._place.reach.arguments, *flags]

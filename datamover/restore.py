@@ -8,6 +8,7 @@ Source: kopia 0.23.1, cli/command_restore.go.
 import logging
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from core.errors import DataPathError
 from datamover.block import restore_device
 from datamover.kopia import Kopia
 from datamover.limits import Limits
+from datamover.opening import Opening, open_at_once
 from datamover.settings import UploaderSettings
 from datamover.snapshot import Snapshot, read_snapshot
 from datamover.sync import WRITING, sync_file_system
@@ -53,15 +55,19 @@ def restore_workers(settings: UploaderSettings, limits: Limits) -> int:
     return asked
 
 
-async def restore(kopia: Kopia, request: RestoreRequest, transfer: Transfer) -> RestoreResult:
-    """Write the snapshot into the target, onto the disk, and return the result; `kopia` is connected.
+async def restore(
+    kopia: Kopia, request: RestoreRequest, transfer: Transfer, opening: Opening = open_at_once
+) -> RestoreResult:
+    """Write the snapshot into the target, onto the disk, and return the result.
+
+    `kopia` is connected, or `opening` connects it.
 
     Raises:
         KopiaError: the snapshot is absent or incomplete, or kopia failed.
         RepositoryError: the repository went away for good.
         DataPathError: the target cannot take the data.
     """
-    snapshot = await read_snapshot(kopia, request.snapshot_id)
+    snapshot = await opening(partial(read_snapshot, kopia, request.snapshot_id))
     if snapshot.fault:
         raise DataPathError(f"snapshot {request.snapshot_id} is not restored: {snapshot.fault}")
     transfer.meter.total_bytes = snapshot.size_bytes

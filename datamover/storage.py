@@ -7,6 +7,7 @@ Source: kopia 0.23.1, cli/storage_*.go, repo/blob/*.
 """
 
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 from core.errors import ConfigError
+from core.models.base import JsonDict
 from datamover.credentials import AwsKeys
 from datamover.workfolder import WorkFolder
 
@@ -58,6 +60,10 @@ class Storage(ABC):
     @abstractmethod
     def nearby(self) -> Self:
         """Return a place in the same storage that is reached likewise, and holds no repository."""
+
+    def config(self) -> JsonDict | None:
+        """Return what `repository connect` would write of this storage; None where that is not known here."""
+        return None
 
     def prepare_creation(self) -> None:  # noqa: B027 - most storages need nothing
         """Make what must be there before a repository can be created."""
@@ -138,6 +144,26 @@ class S3Storage(Storage):
         }
         return Reach(arguments, variables)
 
+    def config(self) -> JsonDict:
+        """Return the bucket and how it is reached, without keys, as `reach` has it."""
+        endpoint, tls = parse_endpoint(self.url) if self.url else (self._endpoint, True)
+        config: JsonDict = {
+            "bucket": self.bucket,
+            "prefix": self.prefix,
+            "endpoint": endpoint,
+            "region": self.region,
+            "accessKeyID": "",
+            "secretAccessKey": "",
+            "sessionToken": "",
+        }
+        if not tls:
+            config["doNotUseTLS"] = True
+        elif not self.verify_tls:
+            config["doNotVerifyTLS"] = True
+        elif self.ca_pem:
+            config["rootCA"] = b64encode(self.ca_pem).decode()
+        return {"type": "s3", "config": config}
+
 
 @dataclass(frozen=True)
 class FileStorage(Storage):
@@ -150,6 +176,10 @@ class FileStorage(Storage):
     def description(self) -> str:
         """The folder's path."""
         return str(self.path)
+
+    def config(self) -> JsonDict:
+        """Return the folder and its modes."""
+        return {"type": "filesystem", "config": {"path": str(self.path), "fileMode": 0o600, "dirMode": 0o700}}
 
     def nearby(self) -> Self:
         """Return the folder that this one is in."""

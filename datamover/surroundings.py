@@ -5,19 +5,20 @@ from files and environment, limits from the cgroup. Does not know what is moved.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.models.storage import BackupRepository, BackupStorageLocation
 from datamover.cluster import ClusterReader
+from datamover.connection import parse_cache_limit
 from datamover.kopia import Kopia, kopia_environment
 from datamover.limits import Limits
 from datamover.location import storage_of
-from datamover.repository import Repository, RepositoryPlace, parse_cache_limit
+from datamover.repository import Repository, RepositoryPlace
 from datamover.scrub import Scrubber
 from datamover.signals import StopSignal
 from datamover.workfolder import WorkFolder
@@ -48,6 +49,11 @@ class Surroundings:
         retry = Retry(self.clock, attempts=_PATIENT_ATTEMPTS, total_seconds=_PATIENT_SECONDS)
         return ClusterReader(KubeClient(self.client.transport, retry), self.clock, self.namespace)
 
+    def tuned(self, restore_workers: int = 0) -> Self:
+        """Return the same for a kopia that restores by so many workers, or does anything else."""
+        memory = self.limits.go_settings(self.environment, restore_workers=restore_workers)
+        return replace(self, environment={**self.environment, **memory})
+
 
 async def open_location(
     around: Surroundings,
@@ -56,11 +62,8 @@ async def open_location(
     *,
     folder: WorkFolder,
     scrubber: Scrubber,
-    restore_workers: int = 0,
 ) -> Repository:
     """Return the kopia repository that `repository` stands for, not yet connected.
-
-    kopia's memory is set for a restore by so many workers, or for anything else.
 
     Raises:
         RepositoryError: the location, its credentials or the password cannot be used.
@@ -72,8 +75,7 @@ async def open_location(
     password = await reader.password()
     reach = storage.reach(folder)
     scrubber.add(password, *reach.secrets(around.environment))
-    memory = around.limits.go_settings(around.environment, restore_workers=restore_workers)
-    own = {**memory, **reach.environment, "KOPIA_PASSWORD": password}
+    own = {**reach.environment, "KOPIA_PASSWORD": password}
     kopia = Kopia(kopia_environment(around.environment, folder, own), scrubber)
     shown = f"backup repository {repository.name} ({storage.description})"
     place = RepositoryPlace(shown, storage, reach)

@@ -1,0 +1,85 @@
+"""What connecting to a repository leaves: who its client is, where the cache lies, how large it may grow.
+
+Knows kopia's configuration file, as flags of `repository connect` and as that writes it. Does
+not know storages, or whether there is a repository.
+Source: kopia 0.23.1, repo/local_config.go, repo/content/caching_options.go.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from core.models.base import JsonDict
+
+__all__ = ["IDENTITY_FLAGS", "CacheLimit", "build_config", "parse_cache_limit"]
+
+_logger = logging.getLogger(__name__)
+
+_CLIENT: Final = "default"
+"""Every peer is this client: so each finds the other's snapshots as its own."""
+
+IDENTITY_FLAGS: Final = (f"--override-hostname={_CLIENT}", f"--override-username={_CLIENT}")
+
+_DEFAULT_CACHE_MIB: Final = 5000
+_LIST_CACHE_SECONDS: Final = 30
+_FORMAT_CACHE_NANOSECONDS: Final = 900_000_000_000
+
+
+@dataclass(frozen=True)
+class CacheLimit:
+    """How much kopia may keep on disk, in MiB: 4/5 for data, 1/5 for metadata."""
+
+    total_mib: int = _DEFAULT_CACHE_MIB
+
+    @property
+    def _parts(self) -> tuple[int, int]:
+        """MiB for data and for metadata."""
+        metadata = self.total_mib // 5
+        return self.total_mib - metadata, metadata
+
+    @property
+    def config(self) -> JsonDict:
+        """What `repository connect` writes for these arguments."""
+        data, metadata = (part << 20 for part in self._parts)
+        return {
+            "maxCacheSize": data,
+            "contentCacheSizeLimitBytes": data,
+            "maxMetadataCacheSize": metadata,
+            "metadataCacheSizeLimitBytes": metadata,
+            "maxListCacheDuration": _LIST_CACHE_SECONDS,
+        }
+
+    @property
+    def arguments(self) -> list[str]:
+        """Kopia's arguments."""
+        data, metadata = self._parts
+        return [
+            f"--content-cache-size-mb={data}",
+            f"--content-cache-size-limit-mb={data}",
+            f"--metadata-cache-size-mb={metadata}",
+            f"--metadata-cache-size-limit-mb={metadata}",
+        ]
+
+
+def parse_cache_limit(config: dict[str, str]) -> CacheLimit:
+    """Return the limit of a BackupRepository's `repositoryConfig`; a value that cannot be is warned of."""
+    text = config.get("cacheLimitMB", "")
+    if text.isdecimal() and int(text) > 0:
+        return CacheLimit(int(text))
+    if text:
+        _logger.warning("cacheLimitMB is no number above 0; the default is taken")
+    return CacheLimit()
+
+
+def build_config(storage: JsonDict, *, cache: Path, limit: CacheLimit, read_only: bool) -> JsonDict:
+    """Return the configuration that connecting to `storage` writes, but for its description."""
+    return {
+        "storage": storage,
+        "caching": {"cacheDirectory": str(cache), **limit.config},
+        "hostname": _CLIENT,
+        "username": _CLIENT,
+        **({"readonly": True} if read_only else {}),
+        "enableActions": False,
+        "formatBlobCacheDuration": _FORMAT_CACHE_NANOSECONDS,
+    }
