@@ -17,6 +17,7 @@ from core.models.names import CANCEL_ASKED_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from exposer.diagnose import parse_pod_end
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
+from nodeagent.endings import tell_end, who_stops
 from nodeagent.kinds.base import Kind
 from nodeagent.load_index import AGENT_AWAY
 from nodeagent.mover_pods import belongs_to
@@ -62,7 +63,7 @@ class AbsentOwners:
         if await self._hand_on(kind, cr, why):
             return
         if cr.spec.cancel or cr.deleting:
-            await self._end(kind, cr, Phase.CANCELED, f"{_who_stops(cr)}; {why}")
+            await self._end(kind, cr, Phase.CANCELED, f"{who_stops(cr)}; {why}")
         else:
             await self._end(kind, cr, Phase.FAILED, f"{why}; {_what_was_there(cr)}")
 
@@ -77,7 +78,7 @@ class AbsentOwners:
         if stop and asked_at is not None:
             span = _FORCED_BEFORE_START if cr.phase in HOLDING_PHASES else _FORCED_RUNNING
             if clock.now() - asked_at >= span:
-                message = f"{_who_stops(cr)}; nobody answered within {format_duration(span)}: {away}"
+                message = f"{who_stops(cr)}; nobody answered within {format_duration(span)}: {away}"
                 await self._end(kind, cr, Phase.CANCELED, message)
                 return
         accepted = cr.status.accepted_timestamp
@@ -128,13 +129,7 @@ class AbsentOwners:
     async def _end(self, kind: Kind, cr: Load, phase: Phase, message: str) -> None:
         self.tools.check_leading()
         stored = await self.tools.status.move(kind, cr, phase, Change(status={"message": message}))
-        self.tools.metrics.load_finished(kind.name, phase)
-        kind.count(stored, self.tools.metrics)
-        await self.tools.story.tell(stored, str(phase), message, warning=phase is Phase.FAILED)
-
-
-def _who_stops(cr: Load) -> str:
-    return "cancel was asked for by spec.cancel" if cr.spec.cancel else "the custom resource is being deleted"
+        await tell_end(kind, stored, metrics=self.tools.metrics, story=self.tools.story)
 
 
 def _what_was_there(cr: Load) -> str:

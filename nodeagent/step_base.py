@@ -1,6 +1,6 @@
 """What all steps of a load's life share: their tools, its end, and telling why it waits.
 
-Knows how a final status is written, told and counted, and when a wait is news. Does not know
+Knows how a final status is written, and when a wait is news. Does not know
 the steps (`nodeagent.steps` names the modules that do), nor when one is due.
 """
 
@@ -13,6 +13,7 @@ from core.logs import BoundLogger, bind
 from core.models.phases import Phase
 from exposer.model import Waiting
 from nodeagent.concurrency import Slots
+from nodeagent.endings import tell_end
 from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
 from nodeagent.progress import ProgressFollower
@@ -22,7 +23,7 @@ from nodeagent.story import Story
 from nodeagent.view import Case, Limits, Site
 from nodeagent.waits import Waits
 
-__all__ = ["StepBase", "Tools", "who_stops"]
+__all__ = ["StepBase", "Tools"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,10 +62,7 @@ class StepBase:
         stored = await tools.status.move(kind, case.cr, phase, Change(status=status))
         tools.slots.forget(stored.uid)
         self._waits.forget(stored.uid)
-        tools.metrics.load_finished(kind.name, phase)
-        kind.count(stored, tools.metrics)
-        words = message or "the data is where it belongs"
-        await tools.story.tell(stored, str(phase), words, warning=phase is Phase.FAILED)
+        await tell_end(kind, stored, metrics=tools.metrics, story=tools.story)
         return None
 
     async def _tell_wait(self, case: Case, waiting: Waiting) -> None:
@@ -97,10 +95,3 @@ class StepBase:
             phase=str(cr.phase),
             node=self._site.node,
         )
-
-
-def who_stops(case: Case) -> str:
-    """Return in words who wants the load to end."""
-    if case.cr.spec.cancel:
-        return "cancel was asked for by spec.cancel"
-    return "the custom resource is being deleted"

@@ -14,6 +14,7 @@ from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
 from core.models.phases import Phase
 from exposer.model import Exposed, NotOwnerError, Waiting
 from exposer.ownership import remove
+from nodeagent.endings import who_stops
 from nodeagent.guard import build_guard
 from nodeagent.lifecycle import PodState
 from nodeagent.mover_loss import count_loss, read_loss
@@ -21,7 +22,7 @@ from nodeagent.mover_pods import explain_loss, pod_node, pod_state
 from nodeagent.queue import Requeue
 from nodeagent.refusals import judge_refusal
 from nodeagent.status import Change
-from nodeagent.step_base import StepBase, who_stops
+from nodeagent.step_base import StepBase
 from nodeagent.view import Case
 
 __all__ = ["ExposeSteps"]
@@ -100,7 +101,7 @@ class ExposeSteps(StepBase):
 
     async def cancel(self, case: Case) -> Requeue | None:
         """End a load at once that is not to begin any more."""
-        return await self._end(case, Phase.CANCELED, f"canceled while {case.view.phase}: {who_stops(case)}")
+        return await self._end(case, Phase.CANCELED, f"canceled while {case.view.phase}: {who_stops(case.cr)}")
 
     async def _ensure(self, case: Case) -> Exposed | Waiting | Requeue | None:
         """Return what the exposer says; anything else where there is nothing more to do about it."""

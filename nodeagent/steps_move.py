@@ -11,13 +11,14 @@ from core.models.names import CANCEL_ASKED_ANNOTATION, OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from exposer.diagnose import parse_pod_end
 from exposer.model import Waiting
+from nodeagent.endings import who_stops
 from nodeagent.lifecycle import Stop
 from nodeagent.mover_logs import add_log_end
 from nodeagent.mover_pods import explain_loss
 from nodeagent.outcome import Outcome, decide_outcome, has_last_words
 from nodeagent.queue import Requeue
 from nodeagent.status import Change
-from nodeagent.step_base import StepBase, who_stops
+from nodeagent.step_base import StepBase
 from nodeagent.view import Case
 
 __all__ = ["MoveSteps"]
@@ -58,20 +59,20 @@ class MoveSteps(StepBase):
         """Note that the mover is to stop, and since when."""
         asked = {CANCEL_ASKED_ANNOTATION: format_time(self._tools.clock.now())}
         stored = await self._tools.status.move(case.kind, case.cr, Phase.CANCELING, Change(annotations=asked))
-        await self._tools.story.tell(stored, "Canceling", f"{who_stops(case)}; the data mover is to stop")
+        await self._tools.story.tell(stored, "Canceling", f"{who_stops(case.cr)}; the data mover is to stop")
         return None
 
     async def force_cancel(self, case: Case) -> Requeue | None:
         """End a load whose mover does not stop."""
         span = format_duration(self._limits.cancel)
-        message = f"{who_stops(case)}; the data mover did not stop within {span} and is removed"
+        message = f"{who_stops(case.cr)}; the data mover did not stop within {span} and is removed"
         return await self._end(case, Phase.CANCELED, message)
 
     async def lose(self, case: Case) -> Requeue | None:
         """End a load whose mover pod is gone without a word."""
         gone = f"data mover pod {case.cr.metadata.namespace}/{case.cr.name} is gone"
         if case.view.stop is not Stop.NONE:
-            return await self._end(case, Phase.CANCELED, f"{who_stops(case)}; {gone}")
+            return await self._end(case, Phase.CANCELED, f"{who_stops(case.cr)}; {gone}")
         why = explain_loss(case.departed) if case.departed is not None else ""
         message = f"{gone} from node {self._site.node}; it left no result" + (f": {why}" if why else "")
         return await self._end(case, Phase.FAILED, message)
