@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.models.base import JsonDict
 
@@ -22,6 +23,9 @@ _T = TypeVar("_T")
 
 Key = tuple[str, str]
 """An object in a collection: namespace (empty for cluster-scoped ones) and name."""
+
+_REFUSED_PAUSE_SECONDS: Final = 60.0
+"""Before a collection is followed again that the API server refused to list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,18 @@ class Informer(Generic[_T]):
         async with aclosing(watch_objects(self._client, self._selection, clock=self._clock)) as changes:
             async for change in changes:
                 self._take(change)
+
+    async def run_despite_refusals(self, on_refused: Callable[[KubeError], None]) -> None:
+        """Follow the collection until canceled, and begin again a while after each refusal.
+
+        `on_refused` gets each of them: the cache stays as it was, or empty.
+        """
+        while True:
+            try:
+                await self.run()
+            except KubeError as e:
+                on_refused(e)
+            await self._clock.sleep(_REFUSED_PAUSE_SECONDS)
 
     def get(self, namespace: str, name: str) -> _T | None:
         """Return the trimmed object, or None where it was not seen."""

@@ -7,7 +7,7 @@ Knows Node objects, by list and watch. Does not know what becomes of the loads o
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Final
+from typing import NamedTuple
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
@@ -21,8 +21,6 @@ from nodeagent.informer import Informer
 __all__ = ["NodeHealth", "explain_node_loss"]
 
 _log = logging.getLogger(__name__)
-
-_READY: Final = "ready"
 
 
 def explain_node_loss(name: str, condition: JsonDict | None, *, now: datetime, gone_after: timedelta) -> str:
@@ -41,6 +39,13 @@ def explain_node_loss(name: str, condition: JsonDict | None, *, now: datetime, g
         return ""
     told = ": ".join(part for part in (condition.get("reason", ""), condition.get("message", "")) if part)
     return f"node {name} is not Ready for {format_duration(gone_after)}" + (f": {told}" if told else "")
+
+
+class _Node(NamedTuple):
+    """What is kept of a Node: its label value, and its condition Ready, empty where it has none."""
+
+    label: str
+    ready: JsonDict
 
 
 class NodeHealth:
@@ -74,18 +79,15 @@ class NodeHealth:
 
     def _conditions(self) -> Mapping[str, JsonDict]:
         if self._by_label is None:
-            self._by_label = {label_value(node["metadata"]["name"]): node[_READY] for node in self._informer.items()}
+            self._by_label = {node.label: node.ready for node in self._informer.items()}
         return self._by_label
 
-    def _take(self, _: JsonDict) -> None:
+    def _take(self, _: _Node) -> None:
         self._by_label = None
 
 
-def _trim(node: JsonDict) -> JsonDict:
-    """Return what the informer itself needs of a node, and its condition Ready."""
-    meta = node["metadata"]
-    kept = {key: meta[key] for key in ("name", "uid", "resourceVersion")}
+def _trim(node: JsonDict) -> _Node:
     conditions = (node.get("status") or {}).get("conditions") or []
     told = ("status", "reason", "message", "lastTransitionTime")
     ready: JsonDict = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
-    return {"metadata": kept, _READY: {key: ready[key] for key in told if key in ready}}
+    return _Node(label_value(node["metadata"]["name"]), {key: ready[key] for key in told if key in ready})

@@ -24,8 +24,6 @@ _log = logging.getLogger(__name__)
 _FRESH_SECONDS: Final = 60.0
 """How long another node's labels count as known: they only decide how long its line may be."""
 
-_REFUSED_PAUSE_SECONDS: Final = 60.0
-
 
 def resolve_slots(labels: Mapping[str, str], concurrency: LoadConcurrency) -> int:
     """Return the number of the rule that selects a node with `labels`, the smallest of several.
@@ -88,7 +86,6 @@ class OwnSlots:
             concurrency: returns the configuration in force; call `refresh` when it changed.
             on_number: is called with the node's number whenever it may have changed.
         """
-        self._clock = clock
         self._node = node
         self._concurrency = concurrency
         self._on_number = on_number
@@ -96,7 +93,7 @@ class OwnSlots:
         selection = Selection(NODES, field_selector=f"metadata.name={node}")
         # The last known labels stand while a node is away: it comes back with them, or not at all.
         self._labels: Mapping[str, str] = {}
-        self._informer = Informer(client, selection, clock=clock, trim=_trim, on_change=self._on_node)
+        self._informer = Informer(client, selection, clock=clock, trim=_labels_of, on_change=self._on_labels)
 
     async def run(self) -> None:
         """Follow the node until canceled; where that is refused, its labels count as none."""
@@ -104,19 +101,10 @@ class OwnSlots:
             await self._changed.wait()
             self._changed.clear()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow(), name="labels of the node")
+            group.create_task(self._informer.run_despite_refusals(self._go_without), name="labels of the node")
             await self._informer.synced.wait()
             # A change that the first list told was not yet the whole list.
             self.refresh()
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                await self._informer.run()
-            except KubeError as e:
-                _log.warning("the labels of node %s cannot be watched, loadConcurrency goes without: %s", self._node, e)
-                self._informer.synced.set()
-            await self._clock.sleep(_REFUSED_PAUSE_SECONDS)
 
     async def wait_known(self) -> None:
         """Return once the number is known: nothing may be started by one that is too high."""
@@ -131,8 +119,11 @@ class OwnSlots:
         if self._informer.synced.is_set() or not concurrency.per_node_config:
             self._on_number(resolve_slots(self._labels, concurrency))
 
-    def _on_node(self, node: JsonDict) -> None:
-        labels = _labels_of(node)
+    def _go_without(self, error: KubeError) -> None:
+        _log.warning("the labels of node %s cannot be watched, loadConcurrency goes without: %s", self._node, error)
+        self._informer.synced.set()
+
+    def _on_labels(self, labels: Mapping[str, str]) -> None:
         if labels != self._labels:
             self._labels = labels
             self.refresh()
@@ -140,8 +131,3 @@ class OwnSlots:
 
 def _labels_of(node: JsonDict | None) -> Mapping[str, str]:
     return dict(((node or {}).get("metadata") or {}).get("labels") or {})
-
-
-def _trim(node: JsonDict) -> JsonDict:
-    meta = node["metadata"]
-    return {"metadata": {key: meta[key] for key in ("name", "uid", "resourceVersion", "labels") if key in meta}}

@@ -9,7 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import NamedTuple
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
@@ -26,17 +27,19 @@ _log = logging.getLogger(__name__)
 Place = tuple[str, str]
 """Where a pod is: namespace and name."""
 
-_REFUSED_PAUSE_SECONDS: Final = 60.0
-"""Before a namespace is watched again that the API server refused to list."""
 
-_STATE: Final = "state"
+class _Pod(NamedTuple):
+    """What is kept of a pod: where it is, and what decides whether a volume of it can be filled now."""
+
+    place: Place
+    state: object
 
 
 @dataclass(frozen=True)
 class _Watched:
     """One namespace that is followed."""
 
-    informer: Informer[JsonDict]
+    informer: Informer[_Pod]
     task: asyncio.Task[None]
 
 
@@ -65,7 +68,9 @@ class WaitingPods:
                     self._watched.pop(namespace).task.cancel()
                 for namespace in wanted - self._watched.keys():
                     informer = self._build_informer(namespace)
-                    task = group.create_task(self._follow(informer, namespace), name=f"pods of {namespace}")
+                    task = group.create_task(
+                        informer.run_despite_refusals(partial(_warn, namespace)), name=f"pods of {namespace}"
+                    )
                     self._watched[namespace] = _Watched(informer, task)
                 await self._wanted_changed.wait()
 
@@ -101,28 +106,19 @@ class WaitingPods:
         woken, self._woken = self._woken, set()
         return woken
 
-    def _build_informer(self, namespace: str) -> Informer[JsonDict]:
+    def _build_informer(self, namespace: str) -> Informer[_Pod]:
         selection = Selection(PODS, namespace)
         return Informer(self._client, selection, clock=self._clock, trim=_trim, on_change=self._on_pod)
 
-    async def _follow(self, informer: Informer[JsonDict], namespace: str) -> None:
-        while True:
-            try:
-                await informer.run()
-            except KubeError as e:
-                _log.warning("the pods of namespace %s cannot be watched: %s", namespace, e)
-            await self._clock.sleep(_REFUSED_PAUSE_SECONDS)
-
-    def _on_pod(self, pod: JsonDict) -> None:
-        meta = pod["metadata"]
-        place = (meta["namespace"], meta["name"])
+    def _on_pod(self, pod: _Pod) -> None:
+        place = pod.place
         loads = self._loads_of.get(place)
         watched = self._watched.get(place[0])
         if loads is None or watched is None:
             return
         # A deletion tells the last state once more.
         gone = watched.informer.get(*place) is None
-        state = None if gone else pod[_STATE]
+        state = None if gone else pod.state
         if place in self._states and self._states[place] == state:
             return
         self._states[place] = state
@@ -130,12 +126,14 @@ class WaitingPods:
         self._on_change()
 
 
-def _trim(pod: JsonDict) -> JsonDict:
-    """Return what decides whether a volume of the pod can be filled now."""
+def _warn(namespace: str, error: KubeError) -> None:
+    _log.warning("the pods of namespace %s cannot be watched: %s", namespace, error)
+
+
+def _trim(pod: JsonDict) -> _Pod:
     meta, status = pod["metadata"], pod.get("status") or {}
-    kept = {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
     containers = status.get("initContainerStatuses") or []
     waits = any(c["name"] == RESTORE_WAIT and "running" in (c.get("state") or {}) for c in containers)
     node = (pod.get("spec") or {}).get("nodeName", "")
     state = (meta["uid"], node, status.get("phase", ""), waits, "deletionTimestamp" in meta)
-    return {"metadata": kept, _STATE: state}
+    return _Pod((meta["namespace"], meta["name"]), state)
