@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from core.aio import raise_if_canceled
 from core.errors import DataPathError, KopiaError, RepositoryError
 from datamover.causes import find_cause
 from datamover.connection import IDENTITY_FLAGS, CacheLimit, build_config
@@ -126,6 +127,7 @@ class Repository:
                     async with asyncio.timeout(_UNCONNECTED_SECONDS):
                         return await read()
                 except (KopiaError, TimeoutError) as e:
+                    raise_if_canceled()
                     _logger.debug("%s: connecting is to tell why it cannot be read: %s", self.description, e)
             await self.connect(read_only=read_only)
             return await read()

@@ -82,11 +82,13 @@ def _make_folder(environment: Mapping[str, str]) -> Path:
 
 
 def _empty(folder: Path, *, but: Path) -> None:
-    """Remove all that lies in `folder`, secrets among it, except for one."""
-    for one in folder.iterdir():
-        if one == but:
-            continue
-        if one.is_dir():
-            shutil.rmtree(one, ignore_errors=True)
-        else:
-            one.unlink(missing_ok=True)
+    """Remove all that lies in `folder`, secrets among it, except for one; what cannot be removed stays."""
+    with suppress(OSError):
+        for one in list(folder.iterdir()):
+            if one == but:
+                continue
+            with suppress(OSError):
+                if one.is_dir():
+                    shutil.rmtree(one, ignore_errors=True)
+                else:
+                    one.unlink()

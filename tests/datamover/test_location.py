@@ -220,6 +220,11 @@ def test_a_cache_that_goes_with_its_volume_is_left_and_nothing_else(tmp_path: Pa
     assert list(folder.path.rglob("*")) == [folder.cache, folder.cache / "block"]
 
 
+def test_a_work_folder_that_cannot_be_removed_costs_no_result(tmp_path: Path) -> None:
+    with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}, leaves_cache=True) as folder:
+        folder.path.rmdir()
+
+
 def test_the_cache_lies_on_its_own_volume_where_there_is_one(tmp_path: Path) -> None:
     with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}, "/cache") as folder:
         assert folder.cache == Path("/cache/kopia-cache")

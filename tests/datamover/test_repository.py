@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from core.errors import KopiaError, RepositoryError
-from core.models.base import JsonDict
 from datamover.connection import CacheLimit, parse_cache_limit
 from datamover.credentials import AwsKeys
 from datamover.kopia import Kopia, kopia_environment
@@ -17,7 +16,7 @@ from datamover.scrub import Scrubber
 from datamover.snapshot import list_snapshots
 from datamover.storage import FileStorage, S3Storage
 from datamover.workfolder import open_work_folder
-from tests.datamover.places import opened, s3_storage
+from tests.datamover.places import configurations, opened, s3_storage
 from tests.datamover.plainkopia import PASSWORD
 from tests.datamover.s3server import S3Server, free_port
 
@@ -108,43 +107,18 @@ async def test_what_keeps_a_bucket_from_being_used_is_told(s3: S3Server, wrong: 
     assert "wrong-secret-key" not in str(refused.value)
 
 
-async def _written(storage: S3Storage | FileStorage, *, read_only: bool) -> tuple[JsonDict, JsonDict]:
-    """Return the configuration that is written without connecting, and kopia's own."""
-
-    async def read() -> JsonDict:
-        config: JsonDict = json.loads(repository._folder.config_file.read_text())
-        return config
-
-    with opened(storage) as repository:
-        ours = await repository.opening(read_only=read_only)(read)
-        await repository.connect(read_only=read_only)
-        theirs = await read()
-        # kopia tells a cache beside its configuration by its name alone.
-        theirs["caching"]["cacheDirectory"] = str(repository._folder.path / theirs["caching"]["cacheDirectory"])
-        return ours, theirs
-
-
-def _without_zeros(config: JsonDict) -> JsonDict:
-    """Leave out what kopia writes of settings that nobody made."""
-    return {
-        key: _without_zeros(value) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key != "description" and value not in ("", None, "0s")
-    }
-
-
 @pytest.mark.parametrize("read_only", [True, False], ids=["to read", "to write"])
 async def test_a_folders_configuration_is_kopias_own(repository: Path, *, read_only: bool) -> None:
-    ours, theirs = await _written(FileStorage(repository), read_only=read_only)
-    assert _without_zeros(ours) == _without_zeros(theirs)
+    ours, theirs = await configurations(FileStorage(repository), read_only=read_only)
+    assert ours == theirs
 
 
 async def test_a_buckets_configuration_is_kopias_own(s3: S3Server) -> None:
     storage = s3_storage(s3, s3.make_bucket("config"))
     with opened(storage) as repository:
         await repository.ensure()
-    ours, theirs = await _written(storage, read_only=False)
-    assert _without_zeros(ours) == _without_zeros(theirs)
+    ours, theirs = await configurations(storage, read_only=False)
+    assert ours == theirs
 
 
 async def test_what_cannot_be_read_is_told_as_connecting_tells_it(repository: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import pytest
 from core.errors import RepositoryError
 from datamover.credentials import AwsKeys
 from datamover.repository import NotInitializedError
+from datamover.snapshot import list_snapshots
 from datamover.storage import S3Storage
 from tests.bed.pki import Authority
-from tests.datamover.places import opened, s3_storage
+from tests.datamover.places import configurations, opened, s3_storage
 from tests.datamover.s3server import S3Server, run_s3_server
 
 
@@ -74,6 +76,21 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused_unless_that_is_a
         assert await repository.ensure()
 
 
+@pytest.mark.parametrize("trusted", [True, False], ids=["authority", "unchecked"])
+async def test_a_secure_buckets_configuration_is_kopias_own(
+    secure: S3Server, authority: Authority, *, trusted: bool
+) -> None:
+    bucket = secure.make_bucket(f"config-{trusted}".lower())
+    trust = {"ca_pem": authority.pair.certificate.read_bytes()} if trusted else {"verify_tls": False}
+    storage = replace(s3_storage(secure, bucket), **trust)
+    with opened(storage) as repository:
+        await repository.ensure()
+    ours, theirs = await configurations(storage, read_only=True)
+    assert ours == theirs
+    with opened(storage) as repository:
+        assert await repository.opening(read_only=True)(partial(list_snapshots, repository.kopia)) == []
+
+
 async def test_a_session_token_goes_along_with_the_keys(tmp_path: Path) -> None:
     missing = _Answering("404 Not Found", "<Error><Code>NoSuchKey</Code></Error>")
     async with _serving(missing) as url:
@@ -96,5 +113,8 @@ async def test_without_keys_the_identity_of_the_instance_is_taken(
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/identity")
         with opened(storage) as repository:
             assert await repository.ensure()
+        with opened(storage) as repository:
+            assert await repository.opening(read_only=True)(partial(list_snapshots, repository.kopia)) == []
+            assert "accessKeyID" in repository._folder.config_file.read_text()
     assert all(head.startswith("GET /identity ") for head in agent.asked)
     assert agent.asked
