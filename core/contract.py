@@ -56,6 +56,8 @@ class DataPathReason(StrEnum):
     """Ours: the load goes on."""
     WAITING = "Data-Path-Waiting"
     """Ours: what has to be there before any data moves."""
+    READY = "Data-Path-Ready"
+    """Ours: what was waited for is there."""
 
 
 class VolumeMode(StrEnum):

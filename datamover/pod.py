@@ -13,6 +13,7 @@ from core.contract import BackupResult, DataPathReason, ProgressMessage, Restore
 from core.errors import AgentError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.loads import Load
+from core.models.storage import BackupRepository
 from datamover.backup import BackupRequest, back_up
 from datamover.canceller import Canceller, run_beside, run_unless_canceled
 from datamover.ending import Ending, build_ending, build_failure, leave_message
@@ -117,11 +118,24 @@ class PodLoad:
         location = await reader.location(cr.spec.backup_storage_location)
         if not workers and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: nothing is backed up to it")
-        deadline = Deadline.after(around.clock, self._options.resource_timeout)
-        ready = await reader.ensure_repository(
-            cr.repository_namespace, location.name, deadline=deadline, on_wait=self._wait_told
-        )
+        ready = await self._ready_repository(cr.repository_namespace, location.name)
         return await open_location(around.tuned(workers), location, ready, folder=folder, scrubber=self._scrubber)
+
+    async def _ready_repository(self, volume_namespace: str, location: str) -> BackupRepository:
+        """Return the Ready BackupRepository; a wait for it is told, and its end too."""
+        around, waited = self._around, False
+
+        async def tell(message: str) -> None:
+            nonlocal waited
+            waited = True
+            if self._reporter is not None:
+                await self._reporter.waits(message)
+
+        deadline = Deadline.after(around.clock, self._options.resource_timeout)
+        ready = await around.reader.ensure_repository(volume_namespace, location, deadline=deadline, on_wait=tell)
+        if waited and self._reporter is not None:
+            await self._reporter.goes_on(f"BackupRepository {around.namespace}/{ready.name} is ready")
+        return ready
 
     def _backup_request(self, plan: BackupPlan, settings: UploaderSettings) -> BackupRequest:
         return BackupRequest(
@@ -145,10 +159,6 @@ class PodLoad:
     async def _warn(self, message: str) -> None:
         if self._reporter is not None:
             await self._reporter.warn(message)
-
-    async def _wait_told(self, message: str) -> None:
-        if self._reporter is not None:
-            await self._reporter.waits(message)
 
     async def _tell(self, ending: Ending) -> None:
         """Tell the end by Events, as far as there is time for it."""

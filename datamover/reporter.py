@@ -62,6 +62,11 @@ class Reporter:
         _logger.info("%s", message)
         await self._say(DataPathReason.WAITING, message)
 
+    async def goes_on(self, message: str) -> None:
+        """What was waited for is there."""
+        _logger.info("%s", message)
+        await self._say(DataPathReason.READY, message)
+
     async def ended(self, reason: DataPathReason, message: str) -> None:
         """The data path is over: completed with a result (JSON), failed or canceled with a text."""
         await self._say(reason, message, warning=reason is DataPathReason.FAILED)

@@ -1,7 +1,8 @@
-"""How far running loads are: from their movers' Events into `status.progress` and metrics.
+"""What running loads' movers tell: from their Events into `status.progress`, `status.message` and metrics.
 
 Knows the Events of a running load and what of them was counted. Does not know when a load
-runs (`nodeagent.reconciler` tells), nor how it ends.
+runs (`nodeagent.reconciler` tells), nor how it ends; what a mover's words about a wait mean,
+`nodeagent.mover_waits` knows.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from core.models.loads import Load, Progress
 from core.models.phases import Phase
 from nodeagent.kinds.base import Kind
 from nodeagent.metrics import Metrics
+from nodeagent.mover_waits import MoverWait
 from nodeagent.status import StatusWriter
 
 __all__ = ["ProgressFollower"]
@@ -36,7 +38,11 @@ _REFUSED_PAUSE_SECONDS: Final = 5.0
 """Before a watch that the API server refused is asked for again."""
 
 _RUNNING: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
-_NEWS: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})
+_ABOUT_WAITS: Final = frozenset({DataPathReason.WAITING, DataPathReason.READY})
+
+_TRIES: Final = 5
+_TRY_PAUSE_SECONDS: Final = 1.0
+"""Somebody else wrote at the same time, or the cache lags behind; after the last try the next Event brings another."""
 
 ReadLoad = Callable[[], Load | None]
 
@@ -52,6 +58,7 @@ class _Reading:
     message: ProgressMessage
     counted_done_bytes: int
     resumed: bool
+    wait: MoverWait = field(default_factory=MoverWait)
     counted_sent_bytes: int = 0
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
@@ -120,14 +127,11 @@ class ProgressFollower:
     async def _follow(self, kind: Kind, cr: Load, read_load: ReadLoad) -> None:
         # What an earlier agent process wrote down, it has counted too.
         done_bytes = cr.status.progress.bytes_done
-        first = ProgressMessage(done_bytes=done_bytes)
+        first = ProgressMessage(done_bytes=done_bytes, total_bytes=cr.status.progress.total_bytes)
         reading = _Reading(cr.uid, first, counted_done_bytes=done_bytes, resumed=done_bytes > 0)
         self._readings[cr.uid] = reading
-        selection = Selection(
-            EVENTS,
-            cr.metadata.namespace,
-            field_selector=f"involvedObject.uid={cr.uid},reason={DataPathReason.PROGRESS}",
-        )
+        # No selector can ask for two reasons; the agent's own Events are few.
+        selection = Selection(EVENTS, cr.metadata.namespace, field_selector=f"involvedObject.uid={cr.uid}")
         while True:
             try:
                 await self._watch(kind, selection, reading, read_load)
@@ -137,17 +141,38 @@ class ProgressFollower:
 
     async def _watch(self, kind: Kind, selection: Selection, reading: _Reading, read_load: ReadLoad) -> None:
         async with aclosing(watch_objects(self._client, selection, clock=self._clock)) as changes:
+            listing = False
             async for change in changes:
-                if change.kind not in _TELLING:
+                if change.kind in _TELLING:
+                    news = self._take(kind.name, reading, change.obj)
+                    if news and not listing:
+                        await self._tell(kind, reading, read_load)
                     continue
-                message = _parse_message(change.obj)
-                if message is None or message.done_bytes < reading.message.done_bytes:
-                    # A list comes in no order; an older Event tells nothing new.
-                    continue
-                self._count(kind.name, reading, message)
-                async with reading.writing:
-                    if not reading.ended:
-                        await self._write(kind, read_load(), message)
+                # What a list tells first may be long over.
+                listing = change.kind is ChangeKind.LISTING
+                if change.kind is ChangeKind.LISTED:
+                    await self._tell(kind, reading, read_load)
+
+    def _take(self, kind_name: str, reading: _Reading, event: JsonDict) -> bool:
+        """Note what an Event tells; return whether that may be news for the load's reader."""
+        if event.get("reason") != DataPathReason.PROGRESS:
+            reading.wait.take(event)
+            return event.get("reason") in _ABOUT_WAITS
+        message = _parse_message(event)
+        if message is None or message.done_bytes < reading.message.done_bytes:
+            # A list comes in no order; an older Event tells nothing new.
+            return False
+        reading.wait.take_progress(message)
+        self._count(kind_name, reading, message)
+        return True
+
+    async def _tell(self, kind: Kind, reading: _Reading, read_load: ReadLoad) -> None:
+        """Bring the load's status up to date; where that is about a wait, try again as nothing else may follow."""
+        for _ in range(_TRIES):
+            async with reading.writing:
+                if reading.ended or await self._write(kind, reading, read_load()):
+                    return
+            await self._clock.sleep(_TRY_PAUSE_SECONDS)
 
     def _count(self, kind_name: str, reading: _Reading, message: ProgressMessage) -> None:
         reading.message = message
@@ -160,16 +185,26 @@ class ProgressFollower:
         reading.counted_done_bytes = max(message.done_bytes, reading.counted_done_bytes)
         reading.counted_sent_bytes = max(message.sent_bytes, reading.counted_sent_bytes)
 
-    async def _write(self, kind: Kind, cr: Load | None, message: ProgressMessage) -> None:
-        progress = Progress(total_bytes=message.total_bytes, bytes_done=message.done_bytes)
-        if cr is None or cr.phase not in _RUNNING or cr.status.progress == progress:
-            return
+    async def _write(self, kind: Kind, reading: _Reading, cr: Load | None) -> bool:
+        """Write what is news; return False where it is about a wait and could not be written."""
+        if cr is None or cr.phase not in _RUNNING:
+            return not reading.wait.text
+        latest = reading.message
+        progress: Progress | None = Progress(total_bytes=latest.total_bytes, bytes_done=latest.done_bytes)
+        if progress == cr.status.progress:
+            progress = None
+        # What stops waits no longer; the move to Canceling took the message back.
+        message = reading.wait.correct(cr.status.message) if cr.phase is Phase.IN_PROGRESS else None
+        if progress is None and message is None:
+            return True
         try:
-            await self._status.report(kind, cr, progress=progress)
+            await self._status.report(kind, cr, message=message, progress=progress)
         except KubeError as e:
             # The next Event brings it up to date; the end writes the final figures.
             told = fields(kind=kind.name, namespace=cr.metadata.namespace, name=cr.name)
             _log.debug("progress was not written: %s", e, extra=told)
+            return message is None
+        return True
 
 
 def _parse_message(event: JsonDict) -> ProgressMessage | None:

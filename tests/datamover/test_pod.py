@@ -194,10 +194,12 @@ async def test_a_backup_repository_is_made_where_none_is_and_waited_for(pod: Mov
     fresh.put_load("DataUpload")
     async with asyncio.TaskGroup() as group:
         running = group.create_task(fresh.run("data-upload", tree))
-        await fresh.wait_for(lambda: bool(fresh.stored()))
+        await fresh.wait_for(lambda: "Data-Path-Waiting" in dict(fresh.events()))
         (made,) = fresh.stored()
+        assert "Data-Path-Ready" not in dict(fresh.events())
         fresh.put_repository(phase="Ready")
     assert running.result() == 0
+    assert dict(fresh.events())["Data-Path-Ready"] == f"BackupRepository velero/{REPOSITORY} is ready"
     assert made["spec"] == {
         "backupStorageLocation": "default",
         "maintenanceFrequency": "0s",
