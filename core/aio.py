@@ -5,30 +5,35 @@ the steps do.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from core.clock import Deadline
 
-__all__ = ["raise_if_canceled", "run_shielded", "wait_for_event"]
+__all__ = ["run_apart", "run_shielded", "wait_for_event"]
 
 _T = TypeVar("_T")
 
 
-def raise_if_canceled() -> None:
-    """Return if nobody asked for the end of the running task.
+async def run_apart(step: Callable[[], Coroutine[Any, Any, _T]], *, name: str) -> _T:
+    """Return what `step` returns, run as a task of its own: for whoever goes on after its errors.
 
-    For whoever goes on after errors of a TaskGroup: before Python 3.13 it raises them in the place
-    of a cancellation that came while its tasks failed.
+    Where a TaskGroup is at work in the step, Python before 3.13 raises the group's errors in the
+    place of a cancellation that came while its tasks failed; and as it counts cancellations of its
+    own as the task's, that task cannot tell whether anybody wants its end. Here the cancellation
+    is raised.
     Source: https://docs.python.org/3/whatsnew/3.13.html#asyncio
-
-    Raises:
-        CancelledError: somebody did.
     """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    caller = asyncio.current_task()
+    before = caller.cancelling() if caller else 0
+    task = asyncio.get_running_loop().create_task(step(), name=name)
+    try:
+        return await task
+    except Exception as e:
+        if caller and caller.cancelling() > before:
+            raise asyncio.CancelledError from e
+        raise
 
 
 async def run_shielded(step: Callable[[], Awaitable[_T]], *, name: str, deadline: Deadline) -> _T:

@@ -3,8 +3,8 @@
 Knows the form of that alone. Does not know kopia.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 __all__ = ["Opening", "open_at_once"]
 
@@ -14,11 +14,11 @@ _T = TypeVar("_T")
 class Opening(Protocol):
     """Connects to a repository, and returns what a function reads of it; that may run twice."""
 
-    async def __call__(self, read: Callable[[], Awaitable[_T]]) -> _T:
+    async def __call__(self, read: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Return what `read` does; connected afterwards."""
         ...
 
 
-async def open_at_once(read: Callable[[], Awaitable[_T]]) -> _T:
+async def open_at_once(read: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """Return what `read` does: the repository is connected already."""
     return await read()

@@ -8,11 +8,11 @@ Source: kopia 0.23.1, cli/command_repository_*.go, repo/open.go.
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from core.aio import raise_if_canceled
+from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
 from datamover.causes import find_cause
 from datamover.connection import IDENTITY_FLAGS, CacheLimit, build_config
@@ -121,13 +121,12 @@ class Repository:
         It raises what `connect` does.
         """
 
-        async def connect_for(read: Callable[[], Awaitable[_T]]) -> _T:
+        async def connect_for(read: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
             if self._write_config(read_only=read_only):
                 try:
                     async with asyncio.timeout(_UNCONNECTED_SECONDS):
-                        return await read()
+                        return await run_apart(read, name="opening")
                 except (KopiaError, TimeoutError) as e:
-                    raise_if_canceled()
                     _logger.debug("%s: connecting is to tell why it cannot be read: %s", self.description, e)
             await self.connect(read_only=read_only)
             return await read()

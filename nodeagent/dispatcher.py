@@ -8,10 +8,11 @@ how a load is accepted (`nodeagent.acceptance`) or who leads (`nodeagent.lease`)
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final
 
-from core.aio import raise_if_canceled, wait_for_event
+from core.aio import run_apart, wait_for_event
 from core.errors import AgentError
 from core.models.base import JsonDict
 from core.models.loads import Load
@@ -81,12 +82,11 @@ class Dispatcher:
         """
         try:
             while True:
-                self._term = _Term(self._tools, self._rules, self._on_accepted)
+                self._term = term = _Term(self._tools, self._rules, self._on_accepted)
                 try:
-                    await self._term.run(self._agreement)
+                    await run_apart(partial(term.run, self._agreement), name="dispatching")
                 except* AgentError as group:
                     _log.warning("dispatching begins anew: %s", tell_causes(group))
-                raise_if_canceled()
                 await self._tools.clock.sleep(_RETAKE_SECONDS)
         finally:
             self._term = None

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from core.aio import raise_if_canceled
+from core.aio import run_apart
 from core.clock import Clock
 from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection
@@ -103,10 +103,9 @@ class RepositoryKeeper:
             await asyncio.Event().wait()
         while True:
             try:
-                await self._run_once()
+                await run_apart(self._run_once, name="keeping repositories")
             except* AgentError as group:
                 _log.warning("looking after repositories begins anew: %s", tell_causes(group))
-            raise_if_canceled()
             await self._tools.clock.sleep(_BEGIN_ANEW_SECONDS)
 
     async def _run_once(self) -> None:

@@ -1,11 +1,12 @@
 """Steps that run to their end."""
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 
-from core.aio import raise_if_canceled, run_shielded, wait_for_event
+from core.aio import run_apart, run_shielded, wait_for_event
 from core.clock import Deadline
 from core.errors import DeadlineError
 from tests.support.clock import LoopClock
@@ -89,30 +90,65 @@ async def test_a_cancellation_that_came_with_an_error_is_not_forgotten() -> None
     """What a TaskGroup raises then is the error alone."""
     failed = asyncio.Event()
 
+    working = asyncio.Event()
+
     async def fail_when_canceled() -> None:
+        working.set()
         try:
             await asyncio.Event().wait()
         finally:
             failed.set()
             raise ValueError("at the same time")
 
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail_when_canceled(), name="failing")
+
     async def go_on() -> None:
         while True:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(fail_when_canceled(), name="failing")
-            except* ValueError:
-                pass
-            raise_if_canceled()
+            with suppress(ExceptionGroup):
+                await run_apart(work, name="work")
 
     task = asyncio.create_task(go_on(), name="going on")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await working.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, 10)
     assert failed.is_set()
 
 
-async def test_nothing_is_raised_where_nobody_cancels() -> None:
-    raise_if_canceled()
+@pytest.mark.parametrize("errors", [1, 2])
+async def test_errors_of_a_group_are_no_cancellation_however_often_they_come(errors: int) -> None:
+    """A TaskGroup counts its own cancellations as its task's."""
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(errors):
+                group.create_task(fail(), name="failing")
+
+    for _ in range(2):
+        with pytest.raises(ExceptionGroup):
+            await run_apart(work, name="work")
+
+
+async def test_what_runs_apart_returns_and_is_canceled_as_if_it_did_not() -> None:
+    async def two() -> int:
+        return 2
+
+    assert await run_apart(two, name="two") == 2
+    canceled = asyncio.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            canceled.set()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await run_apart(wait, name="waiting")
+    assert canceled.is_set()
