@@ -13,7 +13,7 @@ from core.contract import MoverVerb
 from core.errors import ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
 from core.models.loads import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
-from core.models.names import ASYNC_OPERATION_ID_LABEL, PVC_NAME_ANNOTATION
+from core.models.names import ASYNC_OPERATION_ID_LABEL, PVC_NAME_ANNOTATION, RESTORE_UID_LABEL
 
 __all__ = ["LOAD_KINDS", "BackupPlan", "LoadKind", "RestorePlan", "plan_of"]
 
@@ -84,8 +84,15 @@ def _tags(requester: str) -> dict[str, str]:
 
 
 def _restore_uid(cr: PodVolumeRestore) -> str:
-    for owner in cr.metadata.owner_references:
-        if owner.kind == _RESTORE_KIND:
-            return owner.uid
-    _logger.warning("the PodVolumeRestore has no owner of kind Restore: no done file is written")
-    return ""
+    """Return the UID that the workload's init container waits for.
+
+    The peer takes the first owner, whatever its kind. What is written by hand may have none,
+    since an owner has to exist, but the label that a server sets too.
+    Source: Velero v1.18, writeCompletionMark in pkg/podvolume/restore_micro_service.go.
+    """
+    owners = cr.metadata.owner_references
+    uids = [*(owner.uid for owner in owners if owner.kind == _RESTORE_KIND), *(owner.uid for owner in owners)]
+    uid = next(iter(uids), "") or cr.metadata.labels.get(RESTORE_UID_LABEL, "")
+    if not uid:
+        _logger.warning("the PodVolumeRestore names no Restore, as owner or by label: no done file is written")
+    return uid

@@ -8,7 +8,7 @@ Source: Velero v1.18, pkg/repository/config, pkg/repository/udmrepo/kopialib/bac
 import base64
 import binascii
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -28,6 +28,9 @@ _GCP_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 
 _AZURE_DEFAULT_KEY: Final = "AZURE_STORAGE_ACCOUNT_ACCESS_KEY"
 """Of a credentials file: the account's key, unless `storageAccountKeyEnvVar` names another."""
+
+_TRUE: Final = frozenset({"1", "t", "true"})
+"""Source: Velero v1.18, optionalHaveBool; Go, strconv.ParseBool. What is no boolean counts as false there too."""
 
 _AZURE_IDENTITY: Final = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
 _AZURE_DOMAINS: Final = {
@@ -93,20 +96,16 @@ def storage_of(
     outer = location.spec.object_storage.prefix.strip("/")
     prefix = f"{outer}/kopia/{namespace}/" if outer else f"kopia/{namespace}/"
     place = _Place(location, secrets, environment, prefix)
-    provider = location.spec.provider.removeprefix("velero.io/")
+    provider = location.spec.provider
+    # A known provider counts whatever the config says; any other one is S3 where it has an address.
+    build = _BUILDERS.get(provider.removeprefix("velero.io/")) or (_s3 if place.config.get("s3Url") else None)
     try:
-        if provider == "aws" or place.config.get("s3Url"):
-            return _s3(place)
-        if provider == "azure":
-            return _azure(place)
-        if provider == "gcp":
-            return _gcs(place)
-        if provider == "fs":
-            return _folder(place)
+        if build is not None:
+            return build(place)
     except RepositoryError as e:
         raise RepositoryError(f"BackupStorageLocation {location.name}: {e}") from e
     raise RepositoryError(
-        f"BackupStorageLocation {location.name}: provider {location.spec.provider!r} is none of velero.io/aws, "
+        f"BackupStorageLocation {location.name}: provider {provider!r} is none of velero.io/aws, "
         "velero.io/azure, velero.io/gcp, velero.io/fs, and config.s3Url is not set"
     )
 
@@ -122,7 +121,7 @@ def _s3(place: _Place) -> Storage:
         url=config.get("s3Url", ""),
         region=config.get("region", ""),
         keys=keys,
-        verify_tls=config.get("insecureSkipTLSVerify", "").lower() != "true",
+        verify_tls=config.get("insecureSkipTLSVerify", "").lower() not in _TRUE,
         ca_pem=place.ca_pem,
     )
 
@@ -158,3 +157,12 @@ def _folder(place: _Place) -> Storage:
     if not root.startswith("/"):
         raise RepositoryError(f"config.fspath {root!r} is no absolute path")
     return FileStorage(Path(root) / place.prefix, Path(root))
+
+
+_BUILDERS: Final[Mapping[str, Callable[[_Place], Storage]]] = {
+    "aws": _s3,
+    "azure": _azure,
+    "gcp": _gcs,
+    "fs": _folder,
+}
+"""By provider, less the peers' own prefix. Source: Velero v1.18, GetBackendType in pkg/repository/config/config.go."""

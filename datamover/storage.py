@@ -78,6 +78,9 @@ def parse_endpoint(url: str) -> tuple[str, bool]:
     parts = urlsplit(url if "://" in url else f"https://{url}")
     if parts.scheme not in {"http", "https"} or not parts.netloc:
         raise ConfigError(f"{url!r} is no S3 address such as https://s3.example.com:9000")
+    if parts.path.strip("/"):
+        # The peer refuses one too: left out in silence, the data would go elsewhere than meant.
+        raise ConfigError(f"{url!r} has a path: an S3 address is a host and a port, and the bucket's prefix is its own")
     return parts.netloc, parts.scheme == "https"
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from core.errors import ExposeError
 from core.models.base import JsonDict
 
-__all__ = ["build_volume_folder", "claim_of"]
+__all__ = ["build_volume_folder", "claim_of", "pod_of_folder"]
 
 _CSI: Final = "kubernetes.io~csi"
 
@@ -67,6 +67,11 @@ def build_volume_folder(kubelet_root: str, pod_uid: str, volume: JsonDict, *, pv
         raise ExposeError(f"volume {volume['name']} is of {what}: no folder of the pod's own holds its data")
     below = "/mount" if plugin == _CSI else ""
     return f"{kubelet_root.rstrip('/')}/pods/{pod_uid}/volumes/{plugin}/{name}{below}"
+
+
+def pod_of_folder(folder: str) -> str:
+    """Return the UID of the pod that `folder`, one of `build_volume_folder`, is of."""
+    return folder.rpartition("/volumes/")[0].rpartition("/")[2]
 
 
 def _plugin_of(source: JsonDict) -> str:

@@ -163,7 +163,7 @@ _Request_contra = TypeVar("_Request_contra", contravariant=True)
 
 @dataclass(frozen=True)
 class WorkloadRef:
-    """The pod whose volume is moved; another one of the same name is not it."""
+    """The pod whose volume is moved; another one of the same name is not it, unless `uid` is empty."""
 
     namespace: str
     name: str
@@ -171,6 +171,14 @@ class WorkloadRef:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    def means(self, pod: JsonDict) -> bool:
+        """Whether `pod` (a v1 Pod as JSON dict) of that name is the one.
+
+        Who writes a custom resource by hand may leave the UID out, as the peer never reads it.
+        Source: Velero v1.18, pkg/exposer/pod_volume.go.
+        """
+        return self.uid in {"", pod["metadata"]["uid"]}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ on. Does not know where kubelets mount what (`exposer.kubelet_folders`), how a w
 reads (`exposer.workload`), or who owns the PodVolumeBackup or PodVolumeRestore.
 """
 
+from dataclasses import replace
+
 from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.client import KubeClient
@@ -13,9 +15,9 @@ from core.models.base import JsonDict
 from exposer.cache_claim import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
-from exposer.kubelet_folders import build_volume_folder, claim_of
-from exposer.model import Exposed, Guard, LocatedVolume, NotOwnerError, PodVolumeRequest, Waiting
-from exposer.ownership import ExposeRun, remove_owned
+from exposer.kubelet_folders import build_volume_folder, claim_of, pod_of_folder
+from exposer.model import Exposed, Guard, LocatedVolume, NotOwnerError, PodVolumeRequest, Waiting, WorkloadRef
+from exposer.ownership import ExposeRun, belongs, remove_owned
 from exposer.placement import LINUX, WINDOWS
 from exposer.pod import build_pod_volume_pod
 from exposer.source_volume import read_node_os
@@ -53,7 +55,10 @@ class PodVolumeExposer:
             raise ExposeError(
                 "volumes of pods cannot be reached: the node agent's DaemonSet does not mount the volume host-pods"
             )
-        pod = check_alive(ref, await self._read_workload(request))
+        found = await self._read_workload(request)
+        if found is None and not ref.uid and request.verb is MoverVerb.RESTORE:
+            return Waiting("WorkloadAbsent", f"workload pod {ref} does not exist yet")
+        pod = check_alive(ref, found)
         volume = find_volume(ref, pod, request.volume)
         if request.verb is MoverVerb.BACKUP:
             check_running(ref, pod)
@@ -65,7 +70,7 @@ class PodVolumeExposer:
         root = request.template.for_os(node_os).kubelet_root
         return LocatedVolume(
             node=node,
-            folder=build_volume_folder(root, ref.uid, volume, pv=pv),
+            folder=build_volume_folder(root, pod["metadata"]["uid"], volume, pv=pv),
             tolerations=tolerations_to_stay(pod),
             node_os=node_os,
         )
@@ -73,7 +78,7 @@ class PodVolumeExposer:
     async def read_node(self, request: PodVolumeRequest) -> str:
         """Return the node of the workload's pod; empty where it has none, or is gone."""
         pod = await self._read_workload(request)
-        if pod is None or pod["metadata"]["uid"] != request.workload.uid:
+        if pod is None or not request.workload.means(pod):
             return ""
         return str(pod["spec"].get("nodeName", ""))
 
@@ -86,10 +91,11 @@ class PodVolumeExposer:
         Raises:
             ExposeError: the pod is gone, or about to go.
         """
+        ref = request.workload if request.workload.uid else await self._read_ref(request)
         pod = await self._read_workload(request)
-        if request.verb is MoverVerb.RESTORE and took_its_data(request.workload, pod):
+        if request.verb is MoverVerb.RESTORE and took_its_data(ref, pod):
             return
-        check_alive(request.workload, pod)
+        check_alive(ref, pod)
 
     async def ensure(self, request: PodVolumeRequest, guard: Guard) -> Exposed | Waiting:
         """Make the mover pod and return it, or what has to be waited for.
@@ -139,6 +145,19 @@ class PodVolumeExposer:
         if request.template.windows is None:
             return LINUX
         return WINDOWS if await read_node_os(self._client, node) == WINDOWS else LINUX
+
+    async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
+        """Return which pod the mover's folder is of, for a request that names no UID.
+
+        Raises:
+            ExposeError: the mover pod is gone, and nothing else tells that.
+        """
+        owner, ref = request.owner, request.workload
+        mover = await self._client.read(PODS, owner.namespace, owner.object_name)
+        if mover is None or not belongs(mover, owner):
+            raise ExposeError(f"nothing tells any more whose volume it was: no UID of pod {ref} is named")
+        (folder,) = [v["hostPath"]["path"] for v in mover["spec"]["volumes"] if v["name"] == owner.uid]
+        return replace(ref, uid=pod_of_folder(folder))
 
     async def _read_workload(self, request: PodVolumeRequest) -> JsonDict | None:
         return await self._client.read(PODS, request.workload.namespace, request.workload.name)

@@ -44,8 +44,8 @@ def check_alive(ref: WorkloadRef, pod: JsonDict | None) -> JsonDict:
     if pod is None:
         raise ExposeError(f"{gone}: it does not exist")
     meta = pod["metadata"]
-    if meta["uid"] != ref.uid:
-        raise ExposeError(f"{gone}: the pod of that name has the UID {meta['uid']}, not {ref.uid or 'an empty one'}")
+    if not ref.means(pod):
+        raise ExposeError(f"{gone}: the pod of that name has the UID {meta['uid']}, not {ref.uid}")
     if meta.get("deletionTimestamp"):
         raise ExposeError(f"{gone}: it is being deleted")
     phase = (pod.get("status") or {}).get("phase", "")
@@ -82,7 +82,7 @@ def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Waiting | None:
 
 def took_its_data(ref: WorkloadRef, pod: JsonDict | None) -> bool:
     """Whether the pod saw that its volumes are filled: what became of it then takes nothing back."""
-    if pod is None or pod["metadata"]["uid"] != ref.uid:
+    if pod is None or not ref.means(pod):
         return False
     terminated: JsonDict = _restore_wait_state(pod).get("terminated") or {}
     return bool(terminated) and terminated.get("exitCode") == 0

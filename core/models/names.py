@@ -36,6 +36,7 @@ __all__ = [
     "REPO_CREDENTIALS_KEY",
     "REPO_CREDENTIALS_SECRET",
     "REPO_DEFAULT_PASSWORD",
+    "RESTORE_UID_LABEL",
     "SELECTED_NODE_ANNOTATION",
     "SERVICE_ACCOUNT",
     "STORAGE_LOCATION_LABEL",
@@ -53,6 +54,7 @@ POD_VOLUME_RESTORE_LABEL: Final = "velero.io/pod-volume-restore"
 EXPOSE_ON_GOING_LABEL: Final = "velero.io/expose-on-going"
 ASYNC_OPERATION_ID_LABEL: Final = "velero.io/async-operation-id"
 PVC_NAME_ANNOTATION: Final = "velero.io/pvc-name"
+RESTORE_UID_LABEL: Final = "velero.io/restore-uid"
 DATA_MOVER_FINALIZER: Final = "velero.io/data-upload-download-finalizer"
 POD_VOLUME_FINALIZER: Final = "velero.io/pod-volume-finalizer"
 

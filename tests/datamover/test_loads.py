@@ -44,3 +44,24 @@ def test_a_pod_volume_restore_leaves_the_file_the_workload_waits_for() -> None:
     plan = _plan("pod-volume-restore", "podvolumerestore")
     waiting = _recorded("workload-pod-restored")[-1]["object"]["spec"]["initContainers"][0]
     assert plan == RestorePlan("cd06b7e6e1bc80e0ede56dbc172bdb31", waiting["args"][0])
+
+
+@pytest.mark.parametrize(
+    ("owners", "labels", "uid"),
+    [
+        (["Backup", "Restore"], {}, "uid-of-Restore"),
+        (["ConfigMap"], {"velero.io/restore-uid": "labelled"}, "uid-of-ConfigMap"),
+        ([], {"velero.io/restore-uid": "labelled"}, "labelled"),
+        ([], {}, ""),
+    ],
+    ids=["a Restore goes first", "the first owner whatever it is", "the label", "nothing"],
+)
+def test_the_done_file_is_named_after_whoever_restores(owners: list[str], labels: dict[str, str], uid: str) -> None:
+    raw = _recorded("podvolumerestore")[-1]["object"]
+    raw["metadata"]["ownerReferences"] = [
+        {"apiVersion": "v1", "kind": kind, "name": "n", "uid": f"uid-of-{kind}"} for kind in owners
+    ]
+    raw["metadata"]["labels"] = labels
+    plan = plan_of(LOAD_KINDS["pod-volume-restore"].model.parse(raw))
+    assert isinstance(plan, RestorePlan)
+    assert plan.done_owner_uid == uid

@@ -72,15 +72,23 @@ def test_any_provider_with_an_s3_url_is_s3_and_a_profile_is_heeded() -> None:
     assert storage.keys == AwsKeys("OTHER", "OTHERSECRET", "TOKEN")
 
 
+def test_a_known_provider_counts_whatever_its_config_says() -> None:
+    config = {"s3Url": "http://127.0.0.1:1", "storageAccount": "acc"}
+    location = _location("azure", config)
+    assert isinstance(storage_of(location, "app", secrets=LocationSecrets(), environment={}), AzureStorage)
+
+
 @pytest.mark.parametrize(
     ("config", "flag"),
     [
         ({"s3Url": "http://h:1"}, "--disable-tls"),
+        ({"s3Url": "https://h:1/"}, "--endpoint=h:1"),
         ({"s3Url": "https://h:1", "insecureSkipTLSVerify": "true"}, "--disable-tls-verification"),
+        ({"s3Url": "https://h:1", "insecureSkipTLSVerify": "1"}, "--disable-tls-verification"),
         ({"region": "cn-north-1"}, "--endpoint=s3.cn-north-1.amazonaws.com.cn"),
         ({}, "--endpoint=s3.amazonaws.com"),
     ],
-    ids=["plain http", "unchecked certificate", "China", "AWS"],
+    ids=["plain http", "trailing slash", "unchecked certificate", "unchecked by number", "China", "AWS"],
 )
 def test_s3_config_becomes_a_flag(folder: WorkFolder, config: dict[str, str], flag: str) -> None:
     storage = storage_of(_location("velero.io/aws", config), "app", secrets=LocationSecrets(), environment={})
@@ -175,6 +183,11 @@ def test_a_file_that_is_none_is_refused_without_quoting_it(text: str) -> None:
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="is no S3 address"):
         parse_endpoint(url)
+
+
+def test_an_address_with_a_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has a path"):
+        parse_endpoint("https://s3.example.com/minio")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A volume of a running pod: found, refused with its reason, exposed, given up."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -276,3 +277,36 @@ async def test_what_was_made_goes_with_an_owner_that_ended(ended: bool) -> None:
 
     left = await scene.world.client.read(PODS, "velero", scene.request.owner.name)
     assert (left is None) is ended
+
+
+@pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
+async def test_a_pod_named_without_its_uid_is_the_one_whose_folder_the_mover_has(kind: str) -> None:
+    scene = Scene(kind)
+    named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
+
+    exposed = await scene.world.until_exposed(lambda: scene.exposer.ensure(named, no_guard))
+
+    uid = scene.request.workload.uid
+    (volume,) = (v for v in exposed.pod["spec"]["volumes"] if v["name"] == named.owner.uid)
+    assert f"/pods/{uid}/volumes/" in volume["hostPath"]["path"]
+    assert await scene.exposer.read_node(named) == "node-a"
+    await scene.exposer.confirm(named)
+    await scene.remove_pod()
+    scene.put_pod(RUNNING if kind == "podvolumebackup" else init_status(DONE_STATE), uid="another")
+    with pytest.raises(ExposeError, match=f"has the UID another, not {uid}"):
+        await scene.exposer.confirm(named)
+
+
+async def test_a_pod_named_without_its_uid_counts_for_nothing_once_its_mover_is_gone() -> None:
+    scene = Scene()
+    named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
+    with pytest.raises(ExposeError, match="nothing tells any more whose volume it was"):
+        await scene.exposer.confirm(named)
+
+
+async def test_a_restore_waits_for_a_pod_that_is_only_named() -> None:
+    scene = Scene("podvolumerestore")
+    await scene.remove_pod()
+    named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
+    assert await scene.exposer.locate(named) == Waiting("WorkloadAbsent", "workload pod app3/writer does not exist yet")
+    assert "it does not exist" in await scene.refusal()
