@@ -8,38 +8,28 @@ import base64
 import binascii
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import Final
 
 from core.clock import Clock, Deadline
 from core.errors import RepositoryError
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
-from core.kube.watch import ChangeKind, watch_objects
+from core.kube.watch_one import watch_one
 from core.models.base import JsonDict
-from core.models.names import (
-    REPO_CREDENTIALS_KEY,
-    REPO_CREDENTIALS_SECRET,
-    REPOSITORY_TYPE_LABEL,
-    STORAGE_LOCATION_LABEL,
-    VOLUME_NAMESPACE_LABEL,
-    label_value,
+from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
+from core.models.storage import (
+    REPOSITORY_TYPE,
+    BackupRepository,
+    BackupStorageLocation,
+    RepositoryPhase,
+    SecretKey,
+    repository_labels,
+    repository_name,
 )
-from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryPhase, SecretKey, repository_name
 from datamover.credentials import CredentialsText
 from datamover.location import LocationSecrets
 
 __all__ = ["ClusterReader", "build_repository"]
-
-_TYPE: Final = "kopia"
-
-
-def _labels(volume_namespace: str, location: str) -> dict[str, str]:
-    return {
-        VOLUME_NAMESPACE_LABEL: label_value(volume_namespace),
-        STORAGE_LOCATION_LABEL: label_value(location),
-        REPOSITORY_TYPE_LABEL: _TYPE,
-    }
 
 
 def build_repository(namespace: str, volume_namespace: str, location: str) -> JsonDict:
@@ -48,14 +38,14 @@ def build_repository(namespace: str, volume_namespace: str, location: str) -> Js
         "apiVersion": BACKUP_REPOSITORIES.api_version,
         "kind": BACKUP_REPOSITORIES.kind,
         "metadata": {
-            "name": repository_name(volume_namespace, location, _TYPE),
+            "name": repository_name(volume_namespace, location),
             "namespace": namespace,
-            "labels": _labels(volume_namespace, location),
+            "labels": repository_labels(volume_namespace, location),
         },
         "spec": {
             "backupStorageLocation": location,
             "maintenanceFrequency": "0s",
-            "repositoryType": _TYPE,
+            "repositoryType": REPOSITORY_TYPE,
             "volumeNamespace": volume_namespace,
         },
     }
@@ -149,26 +139,20 @@ class ClusterReader:
         Raises:
             KubeError: it cannot be watched.
         """
-        name = f"metadata.name={repository.name}"
-        selection = Selection(BACKUP_REPOSITORIES, self._namespace, field_selector=name)
+        name, known = repository.name, (repository.status.phase, repository.status.message)
+        states = watch_one(self._client, BACKUP_REPOSITORIES, self._namespace, name=name, clock=self._clock)
         with suppress(TimeoutError):
-            async with (
-                asyncio.timeout(deadline.remaining_seconds),
-                aclosing(watch_objects(self._client, selection, clock=self._clock)) as changes,
-            ):
-                there = False
-                async for change in changes:
-                    if change.kind is ChangeKind.DELETED or (change.kind is ChangeKind.LISTED and not there):
+            async with asyncio.timeout(deadline.remaining_seconds), aclosing(states):
+                async for raw in states:
+                    if raw is None:
                         return
-                    if change.obj:
-                        there = True
-                        status = BackupRepository.parse(change.obj).status
-                        if (status.phase, status.message) != (repository.status.phase, repository.status.message):
-                            return
+                    status = BackupRepository.parse(raw).status
+                    if (status.phase, status.message) != known:
+                        return
 
     async def _find_repository(self, volume_namespace: str, location: str) -> BackupRepository:
         """Return the one that the three labels find, creating it where there is none."""
-        selector = ",".join(f"{key}={value}" for key, value in _labels(volume_namespace, location).items())
+        selector = select_labels(repository_labels(volume_namespace, location))
         found = await self._client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=selector))
         if found:
             return min(map(BackupRepository.parse, found), key=lambda repository: repository.name)

@@ -15,14 +15,8 @@ from core.errors import ExposeError, ResultError
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.models.base import JsonDict
-from core.models.names import (
-    OWNER_UID_LABEL,
-    REPOSITORY_TYPE_LABEL,
-    STORAGE_LOCATION_LABEL,
-    VOLUME_NAMESPACE_LABEL,
-    label_value,
-)
-from core.models.storage import BackupRepository
+from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
+from core.models.storage import BackupRepository, repository_labels
 from exposer.diagnose import diagnose_pod, parse_pod_end
 from exposer.model import Owner, Waiting
 from exposer.pod import build_init_pod, init_pod_name
@@ -145,9 +139,5 @@ async def start_init_pod(client: KubeClient, repository: BackupRepository, plan:
     """
     manifest = build_init_pod(Owner.of(repository), plan.template, plan.settings, plan.options)
     spec = repository.spec
-    manifest["metadata"]["labels"] |= {
-        VOLUME_NAMESPACE_LABEL: label_value(spec.volume_namespace),
-        STORAGE_LOCATION_LABEL: label_value(spec.backup_storage_location),
-        REPOSITORY_TYPE_LABEL: "kopia",
-    }
+    manifest["metadata"]["labels"] |= repository_labels(spec.volume_namespace, spec.backup_storage_location)
     await create_pod(client, manifest)

@@ -5,15 +5,25 @@ whom (`nodeagent.admission_order`).
 """
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, CONFIG_ANNOTATION, label_value
+from core.models.names import CONFIG_ANNOTATION, label_value
 from nodeagent.informer import Informer
+from nodeagent.own_pod import AGENT_SELECTOR
 
 __all__ = ["LiveAgents"]
+
+
+class _Agent(NamedTuple):
+    """What is kept of an agent's pod: its node, whether it works, and the hash of its configuration."""
+
+    node: str
+    live: bool
+    config: str
 
 
 class LiveAgents:
@@ -25,10 +35,9 @@ class LiveAgents:
         self._on_change = on_change
         self._nodes: Mapping[str, str] | None = None
         self._gone_at_seconds: dict[str, float] = {}
-        selector = ",".join(f"{key}={value}" for key, value in AGENT_LABELS.items())
         self._informer = Informer(
             client,
-            Selection(PODS, namespace, label_selector=selector),
+            Selection(PODS, namespace, label_selector=AGENT_SELECTOR),
             clock=clock,
             trim=_trim,
             on_change=self._on_pod,
@@ -45,11 +54,11 @@ class LiveAgents:
     def nodes(self) -> Mapping[str, str]:
         """Return the nodes with a live agent: the node label's value, and the node's name."""
         if self._nodes is None:
-            names = {pod["node"] for pod in self._informer.items() if pod["live"]}
+            names = {agent.node for agent in self._informer.items() if agent.live}
             self._nodes = {label_value(name): name for name in names}
         return self._nodes
 
-    def _on_pod(self, _: JsonDict) -> None:
+    def _on_pod(self, _: _Agent) -> None:
         before, self._nodes = self._nodes, None
         # While the first list comes in nobody asks yet, and counting anew for each would be quadratic.
         if self._informer.synced.is_set() and self.nodes() != before:
@@ -57,7 +66,7 @@ class LiveAgents:
 
     def configs(self) -> Mapping[str, str]:
         """Return the hash of the configuration that each live agent says it has in force, by its node."""
-        return {pod["node"]: pod["config"] for pod in self._informer.items() if pod["live"] and pod["config"]}
+        return {agent.node: agent.config for agent in self._informer.items() if agent.live and agent.config}
 
     def seconds_gone(self, label: str) -> float:
         """Return for how long the agent with that node label has been seen gone; 0 while it lives."""
@@ -68,13 +77,11 @@ class LiveAgents:
         return now - self._gone_at_seconds.setdefault(label, now)
 
 
-def _trim(pod: JsonDict) -> JsonDict:
-    """Return where the pod is, whether its agent works, and by which configuration."""
+def _trim(pod: JsonDict) -> _Agent:
     meta = pod["metadata"]
-    kept = {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
     node = (pod.get("spec") or {}).get("nodeName", "")
     conditions = (pod.get("status") or {}).get("conditions") or []
     ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
     live = bool(node) and ready and not meta.get("deletionTimestamp")
     config = (meta.get("annotations") or {}).get(CONFIG_ANNOTATION, "")
-    return {"metadata": kept, "node": node, "live": live, "config": config}
+    return _Agent(node, live, config)

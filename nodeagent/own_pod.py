@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import PODS
@@ -18,7 +18,8 @@ from nodeagent.metrics import Metrics
 
 __all__ = ["AGENT_SELECTOR", "Board", "OwnPod", "SelfReport", "Voice"]
 
-AGENT_SELECTOR: Final = ",".join(f"{key}={value}" for key, value in AGENT_LABELS.items())
+AGENT_SELECTOR: Final = select_labels(AGENT_LABELS)
+"""The pods of all node agents."""
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from core.kube.resources import (
 )
 from core.logs import fields
 from core.models.base import JsonDict, format_time
-from core.models.storage import BackupRepository, RepositoryPhase
+from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryPhase
 from exposer.causes import CauseFinder
 from exposer.model import Waiting
 from nodeagent.faults import Faults
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 _SERVER_SELECTOR: Final = "component=velero"
 """A Deployment so labelled is a Velero server, whatever its replicas."""
 
-_TYPES: Final = frozenset({"", "kopia"})
+_TYPES: Final = frozenset({"", REPOSITORY_TYPE})
 _DEFAULT_FREQUENCY: Final = "1h0m0s"
 """What the peer's server writes for kopia where no frequency is set.
 

@@ -5,7 +5,7 @@ Knows how verbs become requests, preconditions and paging. Does not know watches
 """
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +16,7 @@ from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request, Response, Transport
 from core.models.base import JsonDict
 
-__all__ = ["KubeClient", "ListPage", "Selection"]
+__all__ = ["KubeClient", "ListPage", "Selection", "select_labels"]
 
 _PAGE_SIZE = 500
 """Objects a list request asks for at a time: the size client-go uses."""
@@ -40,6 +40,11 @@ class Selection:
         """The selectors as query parameters."""
         pairs = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
         return {key: value for key, value in pairs.items() if value}
+
+
+def select_labels(labels: Mapping[str, str]) -> str:
+    """Return the selector of the objects that have all of `labels`."""
+    return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
 @dataclass(frozen=True)

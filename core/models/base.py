@@ -7,7 +7,7 @@ peer wrote loses nothing on its way through us.
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 from pydantic.alias_generators import to_camel
 
 from core.errors import ContractError
@@ -17,6 +17,7 @@ __all__ = [
     "JsonDict",
     "ObjectMeta",
     "OwnerReference",
+    "StringMap",
     "Timestamp",
     "WireModel",
     "build_models",
@@ -33,6 +34,9 @@ def format_time(moment: datetime) -> str:
 
 
 Timestamp = Annotated[datetime, PlainSerializer(format_time, when_used="unless-none")]
+
+# Go writes an absent map as null.
+StringMap = Annotated[dict[str, str], BeforeValidator(lambda value: value or {})]
 
 
 class WireModel(BaseModel):

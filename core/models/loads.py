@@ -8,9 +8,9 @@ phase is New.
 from datetime import timedelta
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
-from core.models.base import CustomResource, Timestamp, WireModel
+from core.models.base import CustomResource, StringMap, Timestamp, WireModel
 from core.models.duration import parse_duration
 from core.models.phases import Phase
 
@@ -41,9 +41,6 @@ def _check_duration(text: str) -> str:
 
 
 _Duration = Annotated[str, AfterValidator(_check_duration)]
-
-# Go writes an absent map as null.
-_Settings = Annotated[dict[str, str], BeforeValidator(lambda value: value or {})]
 
 
 class Progress(WireModel):
@@ -118,7 +115,7 @@ class _MoverSpec(LoadSpec):
 
     datamover: str = ""
     source_namespace: str
-    data_mover_config: _Settings = Field(default_factory=dict)
+    data_mover_config: StringMap = Field(default_factory=dict)
     operation_timeout: _Duration = ""
 
     @property
@@ -213,14 +210,14 @@ class _PodVolumeSpec(LoadSpec):
     volume: str
     repo_identifier: str
     uploader_type: str = ""
-    uploader_settings: _Settings = Field(default_factory=dict)
+    uploader_settings: StringMap = Field(default_factory=dict)
 
 
 class PodVolumeBackupSpec(_PodVolumeSpec):
     """`spec` of a PodVolumeBackup."""
 
     node: str
-    tags: _Settings = Field(default_factory=dict)
+    tags: StringMap = Field(default_factory=dict)
 
 
 class PodVolumeBackup(Load):

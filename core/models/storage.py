@@ -4,13 +4,15 @@ Source: Velero v1.18, pkg/apis/velero/v1, as recorded in tests/recordings/velero
 """
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import ClassVar, Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from core.models.base import CustomResource, Timestamp, WireModel
+from core.models.base import CustomResource, StringMap, Timestamp, WireModel
+from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOLUME_NAMESPACE_LABEL, label_value
 
 __all__ = [
+    "REPOSITORY_TYPE",
     "BackupRepository",
     "BackupRepositorySpec",
     "BackupRepositoryStatus",
@@ -20,10 +22,12 @@ __all__ = [
     "ObjectStorage",
     "RepositoryPhase",
     "SecretKey",
+    "repository_labels",
     "repository_name",
 ]
 
-_Settings = Annotated[dict[str, str], BeforeValidator(lambda value: value or {})]
+REPOSITORY_TYPE: Final = "kopia"
+"""`spec.repositoryType` of the only repositories there are."""
 
 
 class SecretKey(WireModel):
@@ -46,7 +50,7 @@ class BackupStorageLocationSpec(WireModel):
     """`spec` of a BackupStorageLocation."""
 
     provider: str
-    config: _Settings = Field(default_factory=dict)
+    config: StringMap = Field(default_factory=dict)
     credential: SecretKey | None = None
     object_storage: ObjectStorage
     access_mode: str = ""
@@ -94,7 +98,7 @@ class BackupRepositorySpec(WireModel):
     repository_type: str = ""
     restic_identifier: str = ""
     maintenance_frequency: str
-    repository_config: _Settings = Field(default_factory=dict)
+    repository_config: StringMap = Field(default_factory=dict)
 
 
 class BackupRepositoryStatus(WireModel):
@@ -118,6 +122,15 @@ class BackupRepository(CustomResource):
         return self.status.phase or RepositoryPhase.NEW
 
 
-def repository_name(volume_namespace: str, location: str, repository_type: str = "kopia") -> str:
+def repository_labels(volume_namespace: str, location: str) -> dict[str, str]:
+    """Return the labels by which peers look a BackupRepository up."""
+    return {
+        VOLUME_NAMESPACE_LABEL: label_value(volume_namespace),
+        STORAGE_LOCATION_LABEL: label_value(location),
+        REPOSITORY_TYPE_LABEL: REPOSITORY_TYPE,
+    }
+
+
+def repository_name(volume_namespace: str, location: str) -> str:
     """Return the name under which peers create a BackupRepository."""
-    return f"{volume_namespace}-{location}-{repository_type}"
+    return f"{volume_namespace}-{location}-{REPOSITORY_TYPE}"

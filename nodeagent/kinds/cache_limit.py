@@ -7,11 +7,11 @@ own, nor how large that is for a limit (`exposer.settings`).
 from dataclasses import replace
 from typing import Final
 
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.models.loads import Load
-from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOLUME_NAMESPACE_LABEL, label_value
+from core.models.storage import repository_labels
 from exposer.settings import CacheVolume
 
 __all__ = ["DEFAULT_CACHE_LIMIT_MIB", "fit_cache"]
@@ -31,12 +31,7 @@ async def fit_cache(client: KubeClient, cr: Load, cache: CacheVolume) -> CacheVo
     A repository keeps the limit that it was made with; configuration is for those to come. A
     volume for a smaller limit would be full before kopia drops anything, and the restore fail.
     """
-    labels = {
-        VOLUME_NAMESPACE_LABEL: label_value(cr.repository_namespace),
-        STORAGE_LOCATION_LABEL: label_value(cr.spec.backup_storage_location),
-        REPOSITORY_TYPE_LABEL: "kopia",
-    }
-    selector = ",".join(f"{key}={value}" for key, value in labels.items())
+    selector = select_labels(repository_labels(cr.repository_namespace, cr.spec.backup_storage_location))
     found = await client.list(Selection(BACKUP_REPOSITORIES, cr.metadata.namespace, label_selector=selector))
     if not found:
         return cache
