@@ -118,11 +118,28 @@ class _MoverSpec(LoadSpec):
     data_mover_config: StringMap = Field(default_factory=dict)
     operation_timeout: _Duration = ""
 
+
+class _MoverLoad(Load):
+    """What DataUpload and DataDownload share."""
+
+    spec: _MoverSpec
+
     @property
-    def operation_timeout_span(self) -> timedelta | None:
-        """`operationTimeout` as a span; None where it is absent, or zero as Go writes an absent one."""
-        span = parse_duration(self.operation_timeout) if self.operation_timeout else timedelta()
+    def settings(self) -> dict[str, str]:
+        """`spec.dataMoverConfig`."""
+        return self.spec.data_mover_config
+
+    @property
+    def operation_timeout(self) -> timedelta | None:
+        """`spec.operationTimeout`; None where it is absent, or zero as Go writes an absent one."""
+        text = self.spec.operation_timeout
+        span = parse_duration(text) if text else timedelta()
         return span if span > timedelta() else None
+
+    @property
+    def repository_namespace(self) -> str:
+        """The namespace of the claim that the data is from."""
+        return self.spec.source_namespace
 
 
 class DataUploadSpec(_MoverSpec):
@@ -133,26 +150,11 @@ class DataUploadSpec(_MoverSpec):
     source_pvc: str = Field(alias="sourcePVC")
 
 
-class DataUpload(Load):
+class DataUpload(_MoverLoad):
     """A CSI snapshot on its way into the backup repository."""
 
     kind_name: ClassVar[str] = "DataUpload"
     spec: DataUploadSpec
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """`spec.dataMoverConfig`."""
-        return self.spec.data_mover_config
-
-    @property
-    def operation_timeout(self) -> timedelta | None:
-        """`spec.operationTimeout`."""
-        return self.spec.operation_timeout_span
-
-    @property
-    def repository_namespace(self) -> str:
-        """The namespace the source claim lives in."""
-        return self.spec.source_namespace
 
 
 class TargetVolume(WireModel):
@@ -172,26 +174,11 @@ class DataDownloadSpec(_MoverSpec):
     node_os: str = Field(default="", alias="nodeOS")
 
 
-class DataDownload(Load):
+class DataDownload(_MoverLoad):
     """A kopia snapshot on its way back into a claim."""
 
     kind_name: ClassVar[str] = "DataDownload"
     spec: DataDownloadSpec
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """`spec.dataMoverConfig`."""
-        return self.spec.data_mover_config
-
-    @property
-    def operation_timeout(self) -> timedelta | None:
-        """`spec.operationTimeout`."""
-        return self.spec.operation_timeout_span
-
-    @property
-    def repository_namespace(self) -> str:
-        """The namespace the data was backed up from."""
-        return self.spec.source_namespace
 
 
 class PodReference(WireModel):
@@ -213,6 +200,17 @@ class _PodVolumeSpec(LoadSpec):
     uploader_settings: StringMap = Field(default_factory=dict)
 
 
+class _PodVolumeLoad(Load):
+    """What PodVolumeBackup and PodVolumeRestore share."""
+
+    spec: _PodVolumeSpec
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """`spec.uploaderSettings`."""
+        return self.spec.uploader_settings
+
+
 class PodVolumeBackupSpec(_PodVolumeSpec):
     """`spec` of a PodVolumeBackup."""
 
@@ -220,16 +218,11 @@ class PodVolumeBackupSpec(_PodVolumeSpec):
     tags: StringMap = Field(default_factory=dict)
 
 
-class PodVolumeBackup(Load):
+class PodVolumeBackup(_PodVolumeLoad):
     """A running pod's volume on its way into the backup repository."""
 
     kind_name: ClassVar[str] = "PodVolumeBackup"
     spec: PodVolumeBackupSpec
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """`spec.uploaderSettings`."""
-        return self.spec.uploader_settings
 
     @property
     def repository_namespace(self) -> str:
@@ -245,16 +238,11 @@ class PodVolumeRestoreSpec(_PodVolumeSpec):
     snapshot_size: int = 0
 
 
-class PodVolumeRestore(Load):
+class PodVolumeRestore(_PodVolumeLoad):
     """A kopia snapshot on its way back into a waiting pod's volume."""
 
     kind_name: ClassVar[str] = "PodVolumeRestore"
     spec: PodVolumeRestoreSpec
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """`spec.uploaderSettings`."""
-        return self.spec.uploader_settings
 
     @property
     def repository_namespace(self) -> str:
