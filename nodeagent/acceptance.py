@@ -19,7 +19,6 @@ from nodeagent.admission_order import choose_node
 from nodeagent.attempts import attempt
 from nodeagent.dispatch_rules import DispatchTools
 from nodeagent.load_index import Entry
-from nodeagent.parallel import work_in_parallel
 from nodeagent.status import Change
 
 __all__ = ["Acceptance"]
@@ -51,6 +50,7 @@ class Acceptance:
         self._agents = agents
         self._on_accepted = on_accepted
         self._unanswered: dict[str, Look] = {}
+        self._stories = asyncio.Semaphore(_STORIES_AT_A_TIME)
 
     async def accept(self, looks: Sequence[Look], accepted: Counter[str]) -> None:
         """Accept one after the other, in order; what goes wrong keeps its place and is looked at again.
@@ -59,17 +59,18 @@ class Acceptance:
             looks: loads that have a place each, as read before it was reserved.
             accepted: how many loads are Accepted, by node label; counted on.
         """
-        done: list[tuple[Load, str]] = []
-        for look in looks:
-            agents = self._agents()
-            label = label_value(look.node) if look.node else choose_node(agents, accepted)
-            if label is None or label not in agents:
-                continue
-            stored = await attempt(look.entry, self._accept(look, agents[label]))
-            if stored is not None:
-                accepted[label] += 1
-                done.append((stored, agents[label]))
-        await self._tell(done)
+        async with asyncio.TaskGroup() as stories:
+            for look in looks:
+                agents = self._agents()
+                label = label_value(look.node) if look.node else choose_node(agents, accepted)
+                if label is None or label not in agents:
+                    continue
+                stored = await attempt(look.entry, self._accept(look, agents[label]))
+                if stored is not None:
+                    accepted[label] += 1
+                    self._on_accepted(stored)
+                    # The next one is accepted meanwhile.
+                    stories.create_task(self._tell(stored, agents[label]), name="accepted")
 
     def awaits(self, uid: str) -> bool:
         """Whether it is not known if the accept of that load was applied."""
@@ -81,15 +82,15 @@ class Acceptance:
             return
         seen = {entry.uid: entry for entry in entries if entry.uid in self._unanswered}
         applied = [uid for uid in self._unanswered if uid in seen and seen[uid].phase is not Phase.NEW]
-        done = []
-        for uid in applied:
-            look = self._unanswered.pop(uid)
-            # Where another dispatcher accepted it, that one tells the same to nobody's harm.
-            if not seen[uid].phase.final:
-                done.append((look.cr, seen[uid].node_label))
         for uid in [uid for uid in self._unanswered if uid not in seen]:
             del self._unanswered[uid]
-        await self._tell(done)
+        async with asyncio.TaskGroup() as stories:
+            for uid in applied:
+                look = self._unanswered.pop(uid)
+                # Where another dispatcher accepted it, that one tells the same to nobody's harm.
+                if not seen[uid].phase.final:
+                    self._on_accepted(look.cr)
+                    stories.create_task(self._tell(look.cr, seen[uid].node_label), name="accepted")
 
     async def _accept(self, look: Look, node: str) -> Load:
         """Accept one load by the version that was read before its place was reserved."""
@@ -112,11 +113,6 @@ class Acceptance:
         del self._unanswered[look.entry.uid]
         return stored
 
-    async def _tell(self, done: Sequence[tuple[Load, str]]) -> None:
-        for load, _ in done:
-            self._on_accepted(load)
-        await work_in_parallel(done, self._tell_one, at_a_time=_STORIES_AT_A_TIME, name="accepted")
-
-    async def _tell_one(self, accepted: tuple[Load, str]) -> None:
-        load, node = accepted
-        await self._tools.story.tell(load, "Accepted", f"the agent of node {node} is to do it")
+    async def _tell(self, load: Load, node: str) -> None:
+        async with self._stories:
+            await self._tools.story.tell(load, "Accepted", f"the agent of node {node} is to do it")

@@ -87,6 +87,7 @@ class Examiner:
         self._slots = NodeSlots(tools.client, tools.clock, rules.concurrency)
         self._pods = WaitingPods(tools.client, tools.clock, on_change=on_due)
         self._kinds = {kind.name: kind for kind in rules.kinds}
+        self._checks = {kind.name: kind for kind in rules.checks or rules.kinds}
         self._waits = Waits(tools.clock)
         self._not_before: dict[str, float] = {}
         self._waiting_since: dict[str, float] = {}
@@ -207,7 +208,7 @@ class Examiner:
 
     async def _check(self, kind: Kind, cr: Load) -> Admission:
         try:
-            admission = await kind.check_admission(cr)
+            admission = await self._checks[kind.name].check_admission(cr)
         except ForbiddenError as e:
             return Admission(Verdict.WAITS, "Forbidden", str(e), trouble=True)
         if admission.verdict is not Verdict.READY:

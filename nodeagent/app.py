@@ -53,6 +53,7 @@ from nodeagent.reconciler import Reconciler
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
 from nodeagent.repository_config import RepositoryConfig
 from nodeagent.settings import DEFAULT_NAMESPACE, Settings
+from nodeagent.shared_reads import SharedReads
 from nodeagent.status import StatusWriter
 from nodeagent.steps import Tools
 from nodeagent.story import Story
@@ -189,6 +190,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         namespace=namespace,
         mode=settings.repository_controller,
     )
+    checker = KubeClient(SharedReads(client.transport, clock), Retry(clock))
     dispatcher = Dispatcher(
         DispatchTools(client, clock, status, story, metrics, election.check),
         DispatchRules(
@@ -198,6 +200,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             prepare_timeout=settings.prepare_timeout,
             resource_timeout=settings.resource_timeout,
             node_gone_after=settings.node_gone_after,
+            checks=_build_kinds(checker, clock, movers, causes, settings.datamover_names),
         ),
         on_accepted=lambda cr: _want_repository(repositories, cr),
         agreement=ConfigAgreement(clock, pod),

@@ -36,8 +36,9 @@ __all__ = ["Dispatcher"]
 
 _log = logging.getLogger(__name__)
 
-_LOOKS_A_PASS: Final = 200
-"""So that a pass takes seconds at most, and whoever comes meanwhile is not far behind."""
+_LOOKS_A_PASS: Final = 500
+"""So that a pass takes seconds at most, and whoever comes meanwhile is not far behind; and so that
+few passes go over all that waits, and write the whole ledger, where thousands may start."""
 
 _TOLD_A_PASS: Final = 50
 """Loads that have to wait for a place are looked at a few at a time: those with a place come first."""
@@ -152,6 +153,8 @@ class _Term:
             while True:
                 self._changed.clear()
                 pause_seconds = await self._pass()
+                if pause_seconds <= 0:
+                    continue
                 await wait_for_event(self._changed, pause_seconds)
                 # A large ledger is a large write: then more changes share one.
                 await self._tools.clock.sleep(_PAUSE_SECONDS + len(self._ledger.places.uids) / 20_000)
@@ -194,7 +197,10 @@ class _Term:
         return settle(self._ledger.places.uids, seen)
 
     async def _pass(self) -> float:
-        """Admit whoever may be admitted; return after how many seconds to look again at the latest."""
+        """Admit whoever may be admitted; return after how many seconds to look again at the latest.
+
+        0.0: there is more to do, and nothing is gained by a pause.
+        """
         self._tools.check_leading()
         entries = self._index.entries()
         await self._acceptance.find_out(entries)
@@ -222,16 +228,16 @@ class _Term:
         if limit is not None and self._held_back.has_news(behind):
             left = most - await self._held_back.tell(self._in_order(behind), limit=limit, most=most)
         if left <= 0:
-            # There is more to look at: at once, so that nobody waits for the rest of a pass.
             return 0.0
-        return min(_BUSY_SECONDS if waiting else _IDLE_SECONDS, self._examiner.seconds_to_next())
+        latest_seconds = _BUSY_SECONDS if waiting else _IDLE_SECONDS
+        return max(_PAUSE_SECONDS, min(latest_seconds, self._examiner.seconds_to_next()))
 
     async def _examine_reserved(
         self, waiting: Iterable[Entry], places: frozenset[str]
     ) -> tuple[list[Look], frozenset[str]]:
         """Return who of those with a place may start now, and the places without who may not."""
-        due = [entry for entry in waiting if entry.uid in places and self._examiner.is_due(entry.uid)]
-        looks = await self._examine(due)
+        due = self._in_order(entry for entry in waiting if entry.uid in places)
+        looks = await self._examine(list(due))
         released = set()
         for look in looks:
             if not look.ready and await attempt(look.entry, self._fence(look)):
