@@ -9,6 +9,7 @@ import asyncio
 import os
 
 from core.errors import ConfigError
+from nodeagent.cli_flags import add_kubeconfig, add_namespace
 
 __all__ = ["set_up_check_config"]
 
@@ -50,19 +51,9 @@ def set_up_check_config(parser: argparse.ArgumentParser) -> None:
         default="",
         help="its name (default: the one that the DaemonSet node-agent was told)",
     )
-    what.add_argument(
-        "--namespace",
-        metavar="NAME",
-        default="",
-        help="its namespace (default: $VELERO_NAMESPACE, then the kubeconfig's, then velero)",
-    )
+    add_namespace(what, "its namespace")
     how = parser.add_argument_group("how")
-    how.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        default="",
-        help="how to reach the cluster (default: a pod's own account; elsewhere $KUBECONFIG, then ~/.kube/config)",
-    )
+    add_kubeconfig(how)
     how.add_argument("--offline", action="store_true", help="ask no cluster; names are not checked then")
     how.add_argument("--strict", action="store_true", help="warnings count like mistakes")
     how.add_argument("--json", action="store_true", help="print one JSON object instead of lines")

@@ -15,6 +15,7 @@ from typing import Final
 
 from core.logs import LEVELS, LOG_FORMATS, set_up_logging
 from core.models.duration import format_duration, parse_duration
+from nodeagent.cli_flags import add_kubeconfig, add_namespace
 from nodeagent.settings import Address, RepositoryController, Settings, node_name_from, parse_address
 
 __all__ = ["parse_settings", "set_up_serve"]
@@ -95,19 +96,8 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
 def _add_place(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where")
     group.add_argument("--node-name", metavar="NAME", default="", help="node to serve (default: $NODE_NAME)")
-    group.add_argument(
-        "--namespace",
-        metavar="NAME",
-        default="",
-        help="namespace of the agent and of the resources it carries out "
-        "(default: $VELERO_NAMESPACE, then the kubeconfig's, then velero)",
-    )
-    group.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        default="",
-        help="how to reach the cluster (default: a pod's own account; elsewhere $KUBECONFIG, then ~/.kube/config)",
-    )
+    add_namespace(group, "namespace of the agent and of the resources it carries out")
+    add_kubeconfig(group)
 
 
 def _add_configuration(parser: argparse.ArgumentParser) -> None:
