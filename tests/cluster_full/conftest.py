@@ -10,14 +10,14 @@ import pytest
 from tests.bed.demonstration.manifests import build_namespace
 from tests.cluster.conftest import agent, bed
 from tests.cluster.gate import open_gate
-from tests.cluster_full.quartet import Seed
+from tests.cluster_full.quartet import Quartet, Seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.cluster.conftest import Bed
 
-__all__ = ["agent", "bed", "seed"]
+__all__ = ["agent", "bed", "quartet", "seed"]
 
 _LAST = "test_node_gone.py"
 """It leaves one node only."""
@@ -39,3 +39,12 @@ def seed(agent: Bed) -> Iterator[Seed]:
         seed.prepare()
         yield seed
     agent.user.kubectl("delete", "namespace", space, "--wait=false")
+
+
+@pytest.fixture
+def quartet(seed: Seed, request: pytest.FixtureRequest) -> Iterator[Quartet]:
+    """Four loads that are not made yet."""
+    quartet = Quartet(seed, request.node.name.rpartition("_")[2])
+    yield quartet
+    seed.gate.open()
+    quartet.remove()

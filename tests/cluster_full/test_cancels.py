@@ -17,22 +17,11 @@ from tests.cluster_full.quartet import Quartet, leftovers
 from tests.cluster_full.respawn import is_kubelet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster_full.quartet import Seed
+    pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 _LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
-
-
-@pytest.fixture
-def quartet(seed: Seed, request: pytest.FixtureRequest) -> Iterator[Quartet]:
-    """Four loads that are not made yet."""
-    quartet = Quartet(seed, request.node.name.rpartition("_")[2])
-    yield quartet
-    seed.gate.open()
-    quartet.remove()
 
 
 def _expect_canceled(quartet: Quartet) -> None:

@@ -10,13 +10,11 @@ import pytest
 from tests.bed.demonstration.manifests import NAMESPACE
 from tests.bed.settings import PAUSE_IMAGE
 from tests.cluster.configuration import configured
-from tests.cluster_full.quartet import Quartet, leftovers
+from tests.cluster_full.quartet import leftovers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.bed.api import Json
-    from tests.cluster_full.quartet import Seed
+    from tests.cluster_full.quartet import Quartet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,15 +25,6 @@ _LABELS = (
     "velero.io/pod-volume-restore",
 )
 _ENOUGH_FOR_A_MOVER_ALONE = "72Mi"
-
-
-@pytest.fixture
-def quartet(seed: Seed, request: pytest.FixtureRequest) -> Iterator[Quartet]:
-    """Four loads that are not made yet."""
-    quartet = Quartet(seed, request.node.name.rpartition("_")[2])
-    yield quartet
-    seed.gate.open()
-    quartet.remove()
 
 
 def _expect_failed(quartet: Quartet, told: str) -> None:
