@@ -9,13 +9,11 @@ import asyncio
 import socket
 import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 import aiohttp
 
-from benchmarks.scale.watcher import READY
-from core.logs import set_up_logging
+from benchmarks.scale.process import build_parser, run_process, say_ready
 from nodeagent.app import serve
 from nodeagent.settings import Address, Settings
 
@@ -65,22 +63,15 @@ async def _run(arguments: argparse.Namespace) -> None:
             group.create_task(serve(settings), name=f"agent of {node}")
         for port in ports:
             await wait_until_ready(port)
-        sys.stdout.write(f"{READY}\n")
-        sys.stdout.flush()
+        say_ready()
 
 
 def main() -> int:
     """Serve until killed."""
-    parser = argparse.ArgumentParser(prog="agents")
-    parser.add_argument("--kubeconfig", type=Path, required=True)
-    parser.add_argument("--namespace", required=True)
+    parser = build_parser("agents")
     parser.add_argument("--config-map", required=True)
-    parser.add_argument("--node", action="append", required=True)
     parser.add_argument("--lease-seconds", type=float, default=15.0)
-    arguments = parser.parse_args()
-    set_up_logging("warning", "text")
-    asyncio.run(_run(arguments))
-    return 0
+    return run_process(parser, _run)
 
 
 if __name__ == "__main__":

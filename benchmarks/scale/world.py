@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.scale.kubelet import KubeletAddress, serve_logs
+from benchmarks.scale.process import build_parser, run_process, say_ready
 from benchmarks.scale.rules import Rules, Seen, Shape, volume_name
 from benchmarks.scale.stage import LOAD_RESOURCES, open_client
-from benchmarks.scale.watcher import READY
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import (
@@ -22,7 +22,6 @@ from core.kube.resources import (
     PODS,
     VOLUME_SNAPSHOTS,
 )
-from core.logs import set_up_logging
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from nodeagent.informer import Informer
@@ -108,27 +107,20 @@ async def _run(arguments: argparse.Namespace) -> None:
         async with serve_logs(kubelet), asyncio.TaskGroup() as group:
             group.create_task(World(client, arguments.namespace, shape).run(ready), name="world")
             await ready.wait()
-            sys.stdout.write(f"{READY}\n")
-            sys.stdout.flush()
+            say_ready()
     finally:
         await client.transport.close()
 
 
 def main() -> int:
     """Simulate until killed."""
-    parser = argparse.ArgumentParser(prog="world")
-    parser.add_argument("--kubeconfig", type=Path, required=True)
-    parser.add_argument("--namespace", required=True)
-    parser.add_argument("--node", action="append", required=True)
+    parser = build_parser("world")
     parser.add_argument("--kubelet-port", type=int, required=True)
     parser.add_argument("--certificate", type=Path, required=True)
     parser.add_argument("--key", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--tells", type=int, default=1)
-    arguments = parser.parse_args()
-    set_up_logging("warning", "text")
-    asyncio.run(_run(arguments))
-    return 0
+    return run_process(parser, _run)
 
 
 if __name__ == "__main__":
