@@ -73,6 +73,10 @@ class StatusWriter:
             message = f"{kind.name} {cr.name} cannot move to Failed without a message"
             raise IllegalMoveError(message)
         status = {"phase": str(to)} | self._timestamps(cr, to) | dict(change.status)
+        if to is Phase.ACCEPTED and kind.bound_to_node and "acceptedByNode" in status:
+            # Who accepts such a load is who carries it out; the peer writes that down at once too.
+            # Source: tests/recordings/velero-1.18.2/podvolumerestore.json.
+            status.setdefault("node", status["acceptedByNode"])
         if cr.status.message:
             status.setdefault("message", None)
         labels = _expose_label(cr, to) | dict(change.labels)

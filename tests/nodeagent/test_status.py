@@ -1,6 +1,8 @@
 """The one writer of phases."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +15,19 @@ from core.models.phases import TRANSITIONS, IllegalMoveError, Phase
 from nodeagent.kinds.base import Kind
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
+from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
+from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.status import Change, StatusWriter
 from tests.nodeagent.hand_clock import HandClock
-from tests.nodeagent.loads import data_download, data_upload
+from tests.nodeagent.loads import data_download, data_upload, pod_volume_backup, pod_volume_restore
 from tests.support.scripted import answer, scripted_client
 
 STAMP = "2026-11-21T12:30:00Z"
 UPLOADS = DataUploadKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
 DOWNLOADS = DataDownloadKind(client=None, clock=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+BACKUPS = PodVolumeBackupKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+RESTORES = PodVolumeRestoreKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
 
 
 class Recorder:
@@ -84,6 +91,22 @@ async def test_an_accepted_load_is_marked_and_stamped() -> None:
     assert patch["status"] == {"phase": "Accepted", "acceptedTimestamp": STAMP, "acceptedByNode": "node-a"}
     assert patch["metadata"]["labels"] == {EXPOSE_ON_GOING_LABEL: "true", NODE_LABEL: "node-a"}
     assert patch["metadata"]["finalizers"] == ["f"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "load"),
+    [(UPLOADS, data_upload), (DOWNLOADS, data_download), (BACKUPS, pod_volume_backup), (RESTORES, pod_volume_restore)],
+    ids=["dataupload", "datadownload", "podvolumebackup", "podvolumerestore"],
+)
+async def test_an_accepted_load_has_the_status_fields_of_the_peers(
+    kind: Kind, load: Callable[[], JsonDict], request: pytest.FixtureRequest
+) -> None:
+    patch = await moved(load(), Phase.ACCEPTED, Change(status={"acceptedByNode": "node-a"}), kind)
+
+    recorded = json.loads((RECORDINGS / f"{request.node.callspec.id}.json").read_text())
+    peers = next(s for s in (one["object"].get("status") or {} for one in recorded) if s.get("phase") == "Accepted")
+    assert patch["status"].keys() == peers.keys() - {"progress"}
+    assert patch["status"].get("node") == peers.get("node")
 
 
 async def test_a_started_load_loses_the_mark_and_a_stale_message() -> None:
