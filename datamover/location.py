@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from core.errors import RepositoryError
+from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
 from datamover.credentials import AwsKeys, CredentialsText, parse_aws_keys, parse_variables, read_inherited
-from datamover.storage import AzureStorage, FileStorage, GcsStorage, S3Storage, Storage
+from datamover.storage import AzureStorage, FileStorage, GcsStorage, S3Storage, Storage, parse_endpoint
 
 __all__ = ["LocationSecrets", "storage_of"]
 
@@ -102,7 +102,7 @@ def storage_of(
     try:
         if build is not None:
             return build(place)
-    except RepositoryError as e:
+    except (ConfigError, RepositoryError) as e:
         raise RepositoryError(f"BackupStorageLocation {location.name}: {e}") from e
     raise RepositoryError(
         f"BackupStorageLocation {location.name}: provider {provider!r} is none of velero.io/aws, "
@@ -112,13 +112,16 @@ def storage_of(
 
 def _s3(place: _Place) -> Storage:
     config = place.config
+    url = config.get("s3Url", "")
+    if url:
+        parse_endpoint(url)
     keys: AwsKeys | None = None
     if source := place.credential(_AWS_FILE):
         keys = parse_aws_keys(source, config.get("profile", ""))
     return S3Storage(
         bucket=place.bucket,
         prefix=place.prefix,
-        url=config.get("s3Url", ""),
+        url=url,
         region=config.get("region", ""),
         keys=keys,
         verify_tls=config.get("insecureSkipTLSVerify", "").lower() not in _TRUE,

@@ -30,6 +30,9 @@ _PLUGINS: Final = {
     "nfs": "kubernetes.io~nfs",
     "iscsi": "kubernetes.io~iscsi",
     "fc": "kubernetes.io~fc",
+    # Gone since v1.31: nodes of older clusters still mount them.
+    "cephfs": "kubernetes.io~cephfs",
+    "rbd": "kubernetes.io~rbd",
     "configMap": "kubernetes.io~configmap",
     "secret": "kubernetes.io~secret",
     "downwardAPI": "kubernetes.io~downward-api",

@@ -157,8 +157,9 @@ def test_google_credentials_go_into_a_file(folder: WorkFolder) -> None:
         ("velero.io/azure", {}, "config.storageAccount is not set"),
         ("velero.io/fs", {}, "config.fspath '' is no absolute path"),
         ("velero.io/aws", {"profile": "none"}, "Secret velero/cloud has no profile 'none'; its profiles are: default"),
+        ("velero.io/aws", {"s3Url": "https://s3.example.com/minio"}, "has a path"),
     ],
-    ids=["provider", "azure account", "fspath", "profile"],
+    ids=["provider", "azure account", "fspath", "profile", "address"],
 )
 def test_what_cannot_be_used_is_told_with_the_locations_name(
     provider: str, config: dict[str, str], message: str

@@ -29,6 +29,8 @@ def folder(source: JsonDict, *, pv: bool) -> str:
         ("nfs", "kubernetes.io~nfs/pvc-1"),
         ("iscsi", "kubernetes.io~iscsi/pvc-1"),
         ("fc", "kubernetes.io~fc/pvc-1"),
+        ("cephfs", "kubernetes.io~cephfs/pvc-1"),
+        ("rbd", "kubernetes.io~rbd/pvc-1"),
         ("awsElasticBlockStore", "kubernetes.io~csi/pvc-1/mount"),
         ("azureDisk", "kubernetes.io~csi/pvc-1/mount"),
         ("azureFile", "kubernetes.io~csi/pvc-1/mount"),
