@@ -1,20 +1,26 @@
 """`python -m benchmarks.bench_scale`: many agents and many loads before a real API server.
 
-Knows which scenarios there are and in which order. Does not know targets: who reads the last
-line does.
+Knows which scenarios there are, in which order, and how much time each has. Does not know
+targets: who reads the last line does. That line comes whatever befell the scenarios.
 """
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from benchmarks.figures import describe_machine
 from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError
+from benchmarks.scale.budget import Budget, usual_minutes
 from benchmarks.scale.doors import Doors, open_doors
 from benchmarks.scale.effort import Effort
 from benchmarks.scale.growth import measure_growth
@@ -26,67 +32,103 @@ from benchmarks.scale.waiting import measure_waiting
 
 __all__ = ["main"]
 
-_SCENARIOS: Final = ("few", "many", "waiting", "growth", "kills", "pauses")
+_USUAL_SECONDS: Final = {"few": 70, "many": 470, "waiting": 280, "growth": 200, "kills": 210, "pauses": 170}
+"""All scenarios in their order, and what each takes on four quiet cores, about."""
+
+_FEW_SHARE: Final = 5
+"""Few agents show what one load costs with a fifth of the loads."""
+
+_KILLS_SHARE: Final = 0.6
+"""Leaders are killed during so many of the loads, and paused during the others."""
+
+_STUCK_SECONDS: Final = 60
+"""So long after the time is up even a call that blocks everything is broken off."""
+
 _FIGURES: Final = "figures of scale"
 _FEW_AGENTS: Final = 5
 _LEADER_AGENTS: Final = 10
 
 
 class Benchmark:
-    """One pass over the chosen scenarios."""
+    """One pass over the chosen scenarios; `report` holds what came of it so far."""
 
-    def __init__(self, doors: Doors, arguments: argparse.Namespace) -> None:
-        self._doors = doors
+    def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self._report = Report()
+        self._budget = Budget(arguments.minutes)
+        self.report = Report()
 
-    async def run(self) -> Report:
-        """Measure all that was asked for and return what came of it."""
-        await warm_up(self._doors)
-        for scenario in self._arguments.scenario or _SCENARIOS:
-            _say(f"-- {scenario}")
-            await getattr(self, f"_{scenario}")()
-        return self._report
+    async def run(self, doors: Doors) -> bool:
+        """Measure all that was asked for; return whether nothing is missing."""
+        await warm_up(doors)
+        names = self._arguments.scenario or list(_USUAL_SECONDS)
+        good = [
+            await self._measure(doors, name, self._budget.share([_USUAL_SECONDS[other] for other in names[n + 1 :]]))
+            for n, name in enumerate(names)
+        ]
+        return all(good)
 
-    async def _few(self) -> None:
-        self._report.few = await measure_many(self._doors, "few", self._effort(_FEW_AGENTS), log=_say)
+    async def _measure(self, doors: Doors, name: str, seconds: float) -> bool:
+        """Measure one scenario in so many seconds; what goes wrong with it is told and harms no other."""
+        _say(f"-- {name}, {seconds:.0f} s at most")
+        try:
+            async with asyncio.timeout(seconds):
+                await getattr(self, f"_{name}")(doors)
+        except TimeoutError:
+            _say(f"{name}: not done in {seconds:.0f} s")
+        except Exception:  # noqa: BLE001 - whatever it is, the other figures count
+            _say(f"{name}: {traceback.format_exc()}")
+        else:
+            return True
+        return False
 
-    async def _many(self) -> None:
-        effort = self._effort(self._arguments.agents)
-        self._report.many = await measure_many(self._doors, "many", effort, log=_say, idle=self._arguments.idle)
+    async def _few(self, doors: Doors) -> None:
+        effort = self._effort(_FEW_AGENTS, self._arguments.loads // _FEW_SHARE)
+        self.report.few = await measure_many(doors, "few", effort, log=_say)
 
-    async def _waiting(self) -> None:
-        self._report.waiting = await measure_waiting(self._doors, "waiting", self._arguments.waiting, log=_say)
+    async def _many(self, doors: Doors) -> None:
+        effort = self._effort(self._arguments.agents, self._arguments.loads)
+        self.report.many = await measure_many(doors, "many", effort, log=_say, idle=self._arguments.idle)
 
-    async def _growth(self) -> None:
+    async def _waiting(self, doors: Doors) -> None:
+        self.report.waiting = await measure_waiting(doors, "waiting", self._arguments.waiting, log=_say)
+
+    async def _growth(self, doors: Doors) -> None:
         effort = Effort(1, self._arguments.loads // 2, mover_seconds=0.2)
-        self._report.growth = await measure_growth(self._doors, "growth", effort, log=_say)
+        self.report.growth = await measure_growth(doors, "growth", effort, log=_say)
 
-    async def _kills(self) -> None:
+    async def _kills(self, doors: Doors) -> None:
         disturbs = [kill_leader] * self._arguments.kills
-        effort = self._effort(_LEADER_AGENTS)
-        self._report.kills = await measure_leaders(self._doors, "kills", effort, disturbs=disturbs, log=_say)
+        effort = self._effort(_LEADER_AGENTS, int(self._arguments.loads * _KILLS_SHARE))
+        self.report.kills = await measure_leaders(doors, "kills", effort, disturbs=disturbs, log=_say)
 
-    async def _pauses(self) -> None:
+    async def _pauses(self, doors: Doors) -> None:
         disturbs = [pause_leader] * self._arguments.pauses
-        effort = self._effort(_LEADER_AGENTS)
-        self._report.pauses = await measure_leaders(self._doors, "pauses", effort, disturbs=disturbs, log=_say)
+        loads = self._arguments.loads
+        effort = self._effort(_LEADER_AGENTS, loads - int(loads * _KILLS_SHARE))
+        self.report.pauses = await measure_leaders(doors, "pauses", effort, disturbs=disturbs, log=_say)
 
-    def _effort(self, agents: int) -> Effort:
-        """Return the effort of all agents: with fewer slots movers are faster, so that loads wait as long."""
-        rate = self._arguments.rate
-        return Effort(agents, self._arguments.loads, mover_seconds=agents * 2 / rate)
+    def _effort(self, agents: int, loads: int) -> Effort:
+        """Return the effort of so many agents: with fewer slots movers are faster, so that loads wait as long."""
+        return Effort(agents, loads, mover_seconds=agents * 2 / self._arguments.rate)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench_scale", description="Many agents and many loads.")
-    parser.add_argument("--scenario", action="append", choices=_SCENARIOS, help="only this one; may be repeated")
+    parser.add_argument("--scenario", action="append", choices=_USUAL_SECONDS, help="only this one; may be repeated")
     parser.add_argument("--agents", type=int, default=50, help="of the scenario many (default: 50)")
-    parser.add_argument("--loads", type=int, default=2000, help="of each scenario but waiting (default: 2000)")
+    parser.add_argument(
+        "--loads", type=int, default=2000, help="of the scenario many (default: 2000); others have a share of it"
+    )
     parser.add_argument("--waiting", type=int, default=10_000, help="loads that wait (default: 10000)")
     parser.add_argument("--rate", type=float, default=10.0, help="loads a second that movers allow (default: 10)")
     parser.add_argument("--kills", type=int, default=20, help="times a leader is killed (default: 20)")
     parser.add_argument("--pauses", type=int, default=10, help="times a leader is paused (default: 10)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=usual_minutes(),
+        help="how long all of it may take; what is not done then is null (default here: %(default)g)",
+    )
     parser.add_argument("--no-idle", dest="idle", action="store_false", help="leave out the minutes without a load")
     parser.add_argument(
         "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
@@ -95,34 +137,58 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(arguments: argparse.Namespace, folder: Path) -> Report:
+@contextmanager
+def _breaking_off(minutes: float) -> Iterator[None]:
+    """Let nothing go on for much longer than `minutes`, be it a call that blocks the event loop."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise BenchmarkError(f"broken off: it went on for more than {minutes:g} minutes")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    # And again, where the next scenario blocks as well.
+    signal.setitimer(signal.ITIMER_REAL, minutes * 60 + _STUCK_SECONDS, _STUCK_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _measure(benchmark: Benchmark, minutes: float, folder: Path) -> bool:
+    """Measure in `folder`; return whether nothing is missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open_doors(folder) as doors:
-        return asyncio.run(Benchmark(doors, arguments).run())
+    try:
+        with _breaking_off(minutes), open_doors(folder) as doors:
+            return asyncio.run(benchmark.run(doors))
+    except Exception:  # noqa: BLE001 - servers that do not start or end: what was measured counts
+        _say(traceback.format_exc())
+        return False
 
 
 def main() -> int:
-    """Measure, and print the table and the summary; return the exit code."""
+    """Measure, and print the table and the summary; return 1 if anything of it is missing."""
     arguments = _parse()
     began = time.monotonic()
     try:
         if arguments.record:
             check_page(arguments.record, _FIGURES)
-        if arguments.folder:
-            report = _measure(arguments, arguments.folder)
-        else:
-            with tempfile.TemporaryDirectory(prefix="bench-scale-") as folder:
-                report = _measure(arguments, Path(folder))
     except BenchmarkError as e:
         _say(str(e))
         return 1
+    benchmark = Benchmark(arguments)
+    if arguments.folder:
+        good = _measure(benchmark, arguments.minutes, arguments.folder)
+    else:
+        with tempfile.TemporaryDirectory(prefix="bench-scale-", ignore_cleanup_errors=True) as folder:
+            good = _measure(benchmark, arguments.minutes, Path(folder))
+    report = benchmark.report
     table = [f"{describe_machine()}; {time.monotonic() - began:.0f} s in all", "", *report.lines()]
     for line in (*table, "", *report.details(), ""):
         _print(line)
-    if arguments.record:
+    if arguments.record and good:
         record(arguments.record, _FIGURES, [*table, "", "```json", report.last_line(), "```"])
     _print(report.last_line())
-    return 0
+    return 0 if good else 1
 
 
 def _say(text: str) -> None:

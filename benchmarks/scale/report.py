@@ -34,9 +34,11 @@ class Report:
         few, many, waiting, growth = self.few, self.many, self.waiting, self.growth
         idle = many.idle if many else None
         kills, pauses = self.kills, self.pauses
+        violations = [len(verdict.violations) for verdict in self._verdicts().values()]
+        conflicts = [one.conflict_share for one in (few, many) if one]
         return {
-            "limit_violations": sum(len(verdict.violations) for verdict in self._verdicts().values()),
-            "conflict_share": round(max((one.conflict_share for one in (few, many) if one), default=0.0), 5),
+            "limit_violations": sum(violations) if violations else None,
+            "conflict_share": round(max(conflicts), 5) if conflicts else None,
             "requests_per_cr_5_agents": round(few.requests_per_load, 2) if few else None,
             "requests_per_cr_50_agents": round(many.requests_per_load, 2) if many else None,
             "watch_bytes_per_cr_5_agents": round(few.watch_bytes_per_load) if few else None,

@@ -1,6 +1,7 @@
 """The judge of the benchmark of scale: what it must see, and what it must not complain about."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.scale.budget import Budget
 from benchmarks.scale.counts import Counts
 from benchmarks.scale.history import History, LimitChange, Sight, sight_of_limits, sight_of_load, to_line
 from benchmarks.scale.judge import count_disorder, judge
@@ -151,6 +153,31 @@ def test_the_servers_own_share_is_no_agents() -> None:
 
 def test_the_last_line_has_every_key() -> None:
     assert json.loads(Report().last_line()).keys() == _KEYS
+
+
+def test_what_was_not_measured_is_null() -> None:
+    assert set(Report().summary().values()) == {None}
+
+
+def test_a_scenario_may_take_what_later_ones_do_not_need() -> None:
+    now = [0.0]
+    budget = Budget(10, clock=lambda: now[0])
+    assert budget.share([200.0, 100.0]) == 570 - 150
+    now[0] = 300.0
+    assert budget.share([]) == 270
+    now[0] = 700.0
+    assert budget.share([100.0]) == 0
+
+
+def test_the_last_line_comes_when_nothing_can_be_started(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "benchmarks.bench_scale", "--minutes=1", f"--folder={tmp_path}"]
+    # Without any program, such as the ones that build or start the servers.
+    environment = os.environ | {"PATH": str(tmp_path)}
+    done = subprocess.run(argv, cwd=_ROOT, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last.keys() == _KEYS
+    assert set(last.values()) == {None}
 
 
 def test_every_option_is_explained() -> None:
