@@ -65,6 +65,23 @@ async def test_cancellation_kills_a_child_that_ignores_signals() -> None:
     assert _gone(pid)
 
 
+async def test_a_killed_child_that_hangs_in_the_kernel_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(
+        run_child(_shell("echo $$ >&2; exec sleep 1000"), lambda line: started.set_result(int(line)))
+    )
+    pid = await started
+    with monkeypatch.context() as hangs:
+        hangs.setattr("asyncio.subprocess.Process.kill", lambda _: None)
+        running.cancel()
+        async with asyncio.timeout(2):
+            await asyncio.wait({running})
+    assert running.cancelled()
+    assert not _gone(pid)
+    os.kill(pid, signal.SIGKILL)
+    _wait_gone(pid)
+
+
 async def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(DataPathError, match="no-such-program cannot be started: No such file"):
         await run_child(ChildCommand(["no-such-program"], {}), print)
