@@ -19,6 +19,7 @@ from nodeagent.current_config import CurrentConfig
 from nodeagent.metrics import Metrics
 from nodeagent.own_pod import SelfReport
 from tests.nodeagent.board import FakeBoard
+from tests.nodeagent.own_scene import OwnScene, running
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -27,13 +28,7 @@ _LIMIT_SECONDS = 5.0
 
 
 @dataclass
-class Scene:
-    kube: FakeKube
-    client: KubeClient
-    current: CurrentConfig
-    board: FakeBoard
-    metrics: Metrics
-
+class Scene(OwnScene):
     async def edit(self, *values: str) -> None:
         """Write the ConfigMap with so many keys, and give the agent the time it may take."""
         data = {f"key-{index}": value for index, value in enumerate(values)} or None
@@ -55,23 +50,15 @@ def _text(slots: object) -> str:
 
 @asynccontextmanager
 async def _open_scene(started_with: str = _text(1)) -> AsyncIterator[Scene]:
-    kube, clock = FakeKube(), LoopClock()
-    client = KubeClient(kube, Retry(clock))
+    scene = Scene.build(parse_config(started_with))
     metadata = {"namespace": NAMESPACE, "name": NAME}
-    await client.create(
+    await scene.client.create(
         CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"key-0": started_with}}
     )
-    scene = Scene(kube, client, CurrentConfig(parse_config(started_with)), FakeBoard(), Metrics("node-1"))
-    report = SelfReport(scene.board, scene.metrics)
-    watch = ConfigWatch(client, clock, place=(NAMESPACE, NAME), current=scene.current, report=report)
-    task = asyncio.create_task(watch.run())
-    try:
-        await asyncio.sleep(1)
+    place = (NAMESPACE, NAME)
+    watch = ConfigWatch(scene.client, LoopClock(), place=place, current=scene.current, report=scene.report)
+    async with running(watch.run(), lead_seconds=1):
         yield scene
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.looptime

@@ -9,29 +9,19 @@ from typing import Literal
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import PRIORITY_CLASSES
-from core.kube.retry import Retry
 from nodeagent.config import ParsedConfig, parse_config
-from nodeagent.current_config import CurrentConfig
-from nodeagent.metrics import Metrics
-from nodeagent.own_pod import SelfReport
 from nodeagent.priority import PriorityClass
-from tests.nodeagent.board import FakeBoard
+from tests.nodeagent.own_scene import OwnScene, running
 from tests.support.clock import LoopClock
-from tests.support.fakekube import FakeKube
 
 _LIMIT_SECONDS = 5.0
 
 
 @dataclass
-class Scene:
-    kube: FakeKube
-    client: KubeClient
-    current: CurrentConfig
-    board: FakeBoard
-    metrics: Metrics
-    priority: PriorityClass
+class Scene(OwnScene):
+    def __post_init__(self) -> None:
+        self.priority = PriorityClass(self.client, LoopClock(), current=self.current, report=self.report)
 
     async def make(self, name: str) -> None:
         manifest = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
@@ -53,26 +43,12 @@ def _named(name: str) -> ParsedConfig:
 @asynccontextmanager
 async def _running(scene: Scene) -> AsyncIterator[None]:
     await scene.priority.look()
-    task = asyncio.create_task(scene.priority.run())
-    try:
-        await asyncio.sleep(_LIMIT_SECONDS)
+    async with running(scene.priority.run(), lead_seconds=_LIMIT_SECONDS):
         yield
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _scene(name: str = "low") -> Scene:
-    kube, clock = FakeKube(), LoopClock()
-    client, current, board, metrics = (
-        KubeClient(kube, Retry(clock)),
-        CurrentConfig(_named(name)),
-        FakeBoard(),
-        Metrics("node-1"),
-    )
-    priority = PriorityClass(client, clock, current=current, report=SelfReport(board, metrics))
-    return Scene(kube, client, current, board, metrics, priority)
+    return Scene.build(_named(name))
 
 
 @pytest.mark.looptime
