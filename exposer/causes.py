@@ -18,7 +18,7 @@ from core.logs import fields
 from core.models.base import JsonDict
 from exposer.diagnose import SCHEDULING, STARTING, UNBOUND, diagnose_pod
 from exposer.event_words import Words, about_claim, about_pod
-from exposer.model import Waiting
+from exposer.model import Exposed, Waiting
 
 __all__ = ["CauseFinder"]
 
@@ -59,6 +59,16 @@ class CauseFinder:
         self._client = client
         self._clock = clock
         self._questions: dict[str, _Question] = {}
+
+    async def judge(self, pod: JsonDict | Waiting) -> Exposed | Waiting:
+        """Return whether `pod`, if there is one already, is where its volume can be reached, or what keeps it.
+
+        Raises:
+            ExposeError: it will never be.
+        """
+        if isinstance(pod, Waiting):
+            return pod
+        return await self.explain(pod) or Exposed(pod)
 
     async def explain(self, pod: JsonDict) -> Waiting | None:
         """Return what keeps `pod` (a v1 Pod as JSON dict, just read) from running; None where nothing does.

@@ -20,7 +20,7 @@ from core.models.base import JsonDict
 from exposer.causes import CauseFinder
 from exposer.claims import build_backup_claim
 from exposer.handover import SourceHandover
-from exposer.model import Exposed, Guard, NotOwnerError, SnapshotRequest, Waiting
+from exposer.model import Exposed, Guard, SnapshotRequest, Waiting
 from exposer.ownership import CLEANING_UP, ExposeRun, belongs, made_by_peer, patch_if_there, remove, remove_owned
 from exposer.pod import build_backup_pod
 from exposer.snapshots import (
@@ -66,12 +66,10 @@ class CSISnapshotExposer:
             NotOwnerError: the DataUpload is somebody else's by now.
             KubeError: the API server refused.
         """
-        run = ExposeRun(self._client, request.owner, guard)
-        try:
-            return await self._ensure(request, run)
-        except NotOwnerError as e:
-            await run.undo(e)
-            raise
+        async with ExposeRun(self._client, request.owner, guard) as run:
+            # The pod is made last: where it exists, all else was made before it.
+            pod = await run.read(PODS, request.owner.object_name) or await self._ensure_all(request, run)
+            return await self._causes.judge(pod)
 
     async def clean_up(self, request: SnapshotRequest) -> Waiting | None:
         """Delete what was made, and the source snapshot; None once nothing is left."""
@@ -81,15 +79,6 @@ class CSISnapshotExposer:
         waiting = waiting or await self._source.remove(request)
         waiting = waiting or await remove_owned(self._client, owner, VOLUME_SNAPSHOTS, owner.object_name)
         return waiting or await remove_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.object_name)
-
-    async def _ensure(self, request: SnapshotRequest, run: ExposeRun) -> Exposed | Waiting:
-        pod = await run.read(PODS, request.owner.object_name)
-        if pod is None:
-            # The pod is made last: where it exists, all else was made before it.
-            pod = await self._ensure_all(request, run)
-        if isinstance(pod, Waiting):
-            return pod
-        return await self._causes.explain(pod) or Exposed(pod)
 
     async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Waiting:
         content = await self._ensure_content(request, run)

@@ -18,7 +18,7 @@ from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.cache_claim import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
-from exposer.model import Exposed, Guard, KeptVolume, NotOwnerError, RestoreRequest, Waiting
+from exposer.model import Exposed, Guard, KeptVolume, RestoreRequest, Waiting
 from exposer.ownership import ExposeRun, belongs, remove_owned
 from exposer.placement import Placement
 from exposer.pod import build_restore_pod
@@ -60,12 +60,10 @@ class GenericRestoreExposer:
             NotOwnerError: the DataDownload is somebody else's by now.
             KubeError: the API server refused.
         """
-        run = ExposeRun(self._client, request.owner, guard)
-        try:
-            return await self._ensure(request, run)
-        except NotOwnerError as e:
-            await run.undo(e)
-            raise
+        async with ExposeRun(self._client, request.owner, guard) as run:
+            # The pod is made last: where it exists, all else was made before it.
+            pod = await run.read(PODS, request.owner.object_name) or await self._ensure_all(request, run)
+            return await self._causes.judge(pod)
 
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
         """Return the volume that was written, before anything is done to it.
@@ -101,15 +99,6 @@ class GenericRestoreExposer:
         waiting = await remove_owned(self._client, owner, PODS, owner.object_name)
         waiting = waiting or await remove_claim(self._client, owner, owner.object_name)
         return waiting or await remove_claim(self._client, owner, cache_claim_name(owner))
-
-    async def _ensure(self, request: RestoreRequest, run: ExposeRun) -> Exposed | Waiting:
-        pod = await run.read(PODS, request.owner.object_name)
-        if pod is None:
-            # The pod is made last: where it exists, all else was made before it.
-            pod = await self._ensure_all(request, run)
-        if isinstance(pod, Waiting):
-            return pod
-        return await self._causes.explain(pod) or Exposed(pod)
 
     async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> JsonDict | Waiting:
         target = await self._read_target(request)

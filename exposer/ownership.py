@@ -7,7 +7,8 @@ what the objects are for.
 import logging
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from core.errors import ExposeError
 from core.kube.client import KubeClient
@@ -127,6 +128,17 @@ class ExposeRun:
         self._guard = guard
         self._seen: list[tuple[Resource, JsonDict]] = []
 
+    async def __aenter__(self) -> Self:
+        """Begin; nothing is done yet."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take back what the run met of an owner that nobody goes on with."""
+        if isinstance(error, NotOwnerError):
+            await self._undo(error)
+
     async def read(self, resource: Resource, name: str) -> JsonDict | Waiting | None:
         """Return the owner's object of that name; Waiting while a leftover is in its place.
 
@@ -180,7 +192,7 @@ class ExposeRun:
         """Ask the guard once more, after the last object was made."""
         await self._guard()
 
-    async def undo(self, cause: NotOwnerError) -> None:
+    async def _undo(self, cause: NotOwnerError) -> None:
         """Delete by UID what this run met of the owner, if nobody goes on with it.
 
         What cannot be deleted is left to the sweeper, which finds it by the owner's label.

@@ -4,6 +4,7 @@ Knows what a backup's, a restore's, a pod volume's and a repository's pod differ
 they share is `exposer.pod_form`'s.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from core.contract import MoverArgs, MoverVerb, VolumeMode
@@ -40,15 +41,10 @@ def build_backup_pod(request: SnapshotRequest, claim: JsonDict, placement: Place
     plan = MoverPod(
         owner=owner,
         name=owner.object_name,
-        args=MoverArgs(
-            verb=MoverVerb.BACKUP,
-            kind_flag="data-upload",
-            resource_name=owner.name,
+        args=replace(
+            _build_args(owner, MoverVerb.BACKUP, "data-upload", request.mover),
             volume_path=volume_path(owner),
             volume_mode=mode,
-            resource_timeout=request.mover.resource_timeout,
-            log_level=request.mover.log_level,
-            log_format=request.mover.log_format,
         ),
         volume=MoverVolume({"persistentVolumeClaim": volume}, mode, read_only=read_only),
         label=DATA_UPLOAD_LABEL,
@@ -67,16 +63,11 @@ def build_restore_pod(
     plan = MoverPod(
         owner=owner,
         name=owner.object_name,
-        args=MoverArgs(
-            verb=MoverVerb.RESTORE,
-            kind_flag="data-download",
-            resource_name=owner.name,
+        args=replace(
+            _build_args(owner, MoverVerb.RESTORE, "data-download", request.mover),
             volume_path=volume_path(owner),
             volume_mode=mode,
             cache_volume_path=cache_path(owner) if cache_claim else "",
-            resource_timeout=request.mover.resource_timeout,
-            log_level=request.mover.log_level,
-            log_format=request.mover.log_format,
         ),
         volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.object_name}}, mode),
         cache_claim=cache_claim,
@@ -99,15 +90,10 @@ def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, c
     plan = MoverPod(
         owner=owner,
         name=owner.object_name,
-        args=MoverArgs(
-            verb=request.verb,
-            kind_flag="pod-volume-backup" if backup else "pod-volume-restore",
-            resource_name=owner.name,
+        args=replace(
+            _build_args(owner, request.verb, "pod-volume-backup" if backup else "pod-volume-restore", request.mover),
             volume_path=volume_path(owner),
             cache_volume_path=cache_path(owner) if cache_claim else "",
-            resource_timeout=request.mover.resource_timeout,
-            log_level=request.mover.log_level,
-            log_format=request.mover.log_format,
         ),
         # A folder that is missing fails the mount, instead of being made and found empty.
         volume=MoverVolume(
@@ -131,12 +117,17 @@ def init_pod_name(owner: Owner) -> str:
 
 def build_init_pod(owner: Owner, template: AgentTemplate, settings: PodSettings, options: MoverOptions) -> JsonDict:
     """Return the pod that creates or connects the repository of `owner`, a BackupRepository."""
-    args = MoverArgs(
-        verb=MoverVerb.INIT_REPOSITORY,
-        kind_flag="backup-repository",
+    args = _build_args(owner, MoverVerb.INIT_REPOSITORY, "backup-repository", options)
+    return build_mover_pod(MoverPod(owner, init_pod_name(owner), args), template, settings)
+
+
+def _build_args(owner: Owner, verb: MoverVerb, kind_flag: str, options: MoverOptions) -> MoverArgs:
+    """Return what the mover of `owner` is told, less where its volume is."""
+    return MoverArgs(
+        verb=verb,
+        kind_flag=kind_flag,
         resource_name=owner.name,
         resource_timeout=options.resource_timeout,
         log_level=options.log_level,
         log_format=options.log_format,
     )
-    return build_mover_pod(MoverPod(owner, init_pod_name(owner), args), template, settings)

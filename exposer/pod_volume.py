@@ -16,7 +16,7 @@ from exposer.cache_claim import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
 from exposer.kubelet_folders import build_volume_folder, claim_of, pod_of_folder
-from exposer.model import Exposed, Guard, LocatedVolume, NotOwnerError, PodVolumeRequest, Waiting, WorkloadRef
+from exposer.model import Exposed, Guard, LocatedVolume, PodVolumeRequest, Waiting, WorkloadRef
 from exposer.ownership import ExposeRun, belongs, remove_owned
 from exposer.placement import LINUX, WINDOWS
 from exposer.pod import build_pod_volume_pod
@@ -105,30 +105,19 @@ class PodVolumeExposer:
             NotOwnerError: the custom resource is somebody else's by now.
             KubeError: the API server refused.
         """
-        run = ExposeRun(self._client, request.owner, guard)
-        try:
-            return await self._ensure(request, run)
-        except NotOwnerError as e:
-            await run.undo(e)
-            raise
+        async with ExposeRun(self._client, request.owner, guard) as run:
+            # While the mover pod waits for its node, the workload may go: then waiting is in vain.
+            located = await self.locate(request)
+            if isinstance(located, Waiting):
+                return located
+            pod = await run.read(PODS, request.owner.object_name) or await self._ensure_all(request, run, located)
+            return await self._causes.judge(pod)
 
     async def clean_up(self, request: PodVolumeRequest) -> Waiting | None:
         """Delete mover pod and cache; None once they are gone."""
         owner = request.owner
         waiting = await remove_owned(self._client, owner, PODS, owner.object_name)
         return waiting or await remove_claim(self._client, owner, cache_claim_name(owner))
-
-    async def _ensure(self, request: PodVolumeRequest, run: ExposeRun) -> Exposed | Waiting:
-        # While the mover pod waits for its node, the workload may go: then waiting is in vain.
-        located = await self.locate(request)
-        if isinstance(located, Waiting):
-            return located
-        pod = await run.read(PODS, request.owner.object_name)
-        if pod is None:
-            pod = await self._ensure_all(request, run, located)
-        if isinstance(pod, Waiting):
-            return pod
-        return await self._causes.explain(pod) or Exposed(pod)
 
     async def _ensure_all(
         self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume
