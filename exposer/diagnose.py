@@ -8,6 +8,7 @@ pkg/apis/core/types.go (conditions PodScheduled and DisruptionTarget),
 pkg/scheduler/framework/plugins/{volumebinding,nodeaffinity} (words about claims and nodes).
 """
 
+import signal
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,17 @@ from core.models.base import JsonDict
 from exposer.model import Waiting
 from exposer.placement import describe_nodes
 
-__all__ = ["SCHEDULING", "STARTING", "UNBOUND", "PodEnd", "diagnose_pod", "parse_pod_end"]
+__all__ = [
+    "SCHEDULING",
+    "STARTING",
+    "UNBOUND",
+    "PodEnd",
+    "diagnose_pod",
+    "explain_exit",
+    "memory_limit",
+    "parse_pod_end",
+    "signal_of",
+]
 
 SCHEDULING: Final = "Scheduling"
 """The reason of a wait for the scheduler, which says nothing."""
@@ -37,6 +48,12 @@ _IMAGE: Final = frozenset(
     {"ErrImagePull", _PULLING, "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
 )
 _STARTING: Final = frozenset({"", STARTING, "PodInitializing"})
+_PLAIN: Final = frozenset({"", "Error"})
+"""What the kubelet says of a container that ended badly by itself."""
+
+_SIGNALS: Final = 128
+"""A container's exit code is this and the number of the signal that ended it."""
+
 _ABOUT_AFFINITY: Final = "didn't match Pod's node affinity"
 _ABOUT_CLAIMS: Final = ("unbound immediate PersistentVolumeClaims", "binding volumes", 'persistentvolumeclaim "')
 
@@ -47,11 +64,18 @@ class PodEnd:
 
     `exit_code` is None where no container ran to an end; `message` is the termination
     message, or the pod's own where there is none; `reason` is such as `OOMKilled`, `Evicted`.
+    `memory_limit` is the container's, a quantity; empty where it has none, or the pod was to go anyway.
     """
 
     exit_code: int | None
     message: str
     reason: str
+    memory_limit: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether nobody but the container itself says why it ended."""
+        return self.reason in _PLAIN
 
 
 def diagnose_pod(pod: JsonDict) -> Waiting | None:
@@ -93,11 +117,39 @@ def parse_pod_end(pod: JsonDict) -> PodEnd | None:
             if exit_code == 0:
                 return PodEnd(0, terminated.get("message", ""), terminated.get("reason", ""))
             said = "; ".join(part for part in (words, terminated.get("message", "")) if part)
-            return PodEnd(exit_code, said, above or terminated.get("reason", ""))
+            leaving = (pod.get("metadata") or {}).get("deletionTimestamp")
+            limit = "" if leaving else memory_limit(pod)
+            return PodEnd(exit_code, said, above or terminated.get("reason", ""), limit)
     if status.get("phase") in {"Failed", "Succeeded"}:
         # No container to speak for it: rejected by the kubelet, or evicted before it began.
         return PodEnd(None, words, above or str(status["phase"]))
     return None
+
+
+def memory_limit(pod: JsonDict) -> str:
+    """Return the memory limit of the pod's container, a quantity; empty where it has none."""
+    containers = (pod.get("spec") or {}).get("containers") or [{}]
+    return str(((containers[0].get("resources") or {}).get("limits") or {}).get("memory", ""))
+
+
+def signal_of(end: PodEnd) -> int:
+    """Return the signal that ended the container, 0 where none did."""
+    return max(0, (end.exit_code or 0) - _SIGNALS)
+
+
+def explain_exit(end: PodEnd) -> str:
+    """Return how the container ended: the kubelet's reason, or the signal that nobody gives a reason for.
+
+    A runtime may not say that the kernel killed a container for lack of memory: it can hear of the
+    end before it hears of that. Source: https://github.com/containerd/containerd/issues/12372
+    """
+    number = signal_of(end) if end.plain else 0
+    words = f"killed by signal {number}" if number else end.reason or "Error"
+    if end.exit_code is not None:
+        words += f" (exit code {end.exit_code})"
+    if number == signal.SIGKILL and end.memory_limit:
+        words += f", probably for lack of memory (its limit is {end.memory_limit})"
+    return words
 
 
 def _diagnose_placement(pod: JsonDict, status: JsonDict, place: str) -> Waiting:

@@ -10,10 +10,10 @@ from typing import Final
 from core.models.base import JsonDict
 from core.models.loads import Load
 from core.models.names import OWNER_UID_LABEL
-from exposer.diagnose import PodEnd, parse_pod_end
+from exposer.diagnose import PodEnd, explain_exit, memory_limit, parse_pod_end
 from nodeagent.lifecycle import PodState
 
-__all__ = ["belongs_to", "explain_loss", "has_ended", "is_ours", "pod_node", "pod_state", "trim_pod"]
+__all__ = ["belongs_to", "explain_loss", "has_ended", "is_ours", "pod_node", "pod_state", "trim_pod", "was_killed"]
 
 _LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
 """The kubelet, or the container runtime, came back and found the container gone.
@@ -77,8 +77,15 @@ def explain_loss(pod: JsonDict) -> str:
     words = status.get("message") or by.get("message") or ""
     end = parse_pod_end(pod)
     if not reason and not words and end is not None and end.exit_code is not None:
-        return f"{end.reason or 'Error'} (exit code {end.exit_code})"
+        return explain_exit(end)
     return ": ".join(part for part in (reason, words) if part)
+
+
+def was_killed(pod: JsonDict) -> bool:
+    """Whether `pod` got SIGKILL, and nobody says that he had it end: the next one may fare alike."""
+    end = parse_pod_end(pod)
+    leaving = bool(pod["metadata"].get("deletionTimestamp"))
+    return end is not None and end.exit_code == _KILLED and end.plain and not leaving
 
 
 def trim_pod(pod: JsonDict) -> JsonDict:
@@ -86,11 +93,13 @@ def trim_pod(pod: JsonDict) -> JsonDict:
     meta, status = pod["metadata"], pod.get("status") or {}
     kept = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp")
     told = ("phase", "reason", "message", "conditions", "containerStatuses")
+    limit = memory_limit(pod)
+    containers = {"containers": [{"resources": {"limits": {"memory": limit}}}]} if limit else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {key: meta[key] for key in (*kept, "resourceVersion") if key in meta},
-        "spec": {"nodeName": pod_node(pod)},
+        "spec": {"nodeName": pod_node(pod), **containers},
         "status": {key: status[key] for key in told if key in status},
     }
 

@@ -6,7 +6,6 @@ Knows what a mover pod's end means for its load, and the form of the annotation
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from pydantic import Field, ValidationError
 
@@ -17,17 +16,11 @@ from core.models.base import JsonDict, Timestamp, WireModel
 from core.models.loads import Load
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from exposer.diagnose import PodEnd
+from exposer.diagnose import PodEnd, explain_exit, signal_of
 
 __all__ = ["Outcome", "decide_outcome", "has_last_words", "read_outcome"]
 
 _log = logging.getLogger(__name__)
-
-_PLAIN: Final = frozenset({"", "Error"})
-"""What the kubelet says of a container that ended badly by itself."""
-
-_SIGNALS: Final = 128
-"""A container's exit code is this and the number of the signal that ended it."""
 
 
 class Outcome(WireModel):
@@ -101,19 +94,10 @@ def has_last_words(end: PodEnd) -> bool:
 
     One that was killed leaves no words of its own: what stands in their place is the end of its log.
     """
-    return bool(end.message.strip()) and end.reason in _PLAIN and not _signal_of(end)
-
-
-def _signal_of(end: PodEnd) -> int:
-    """Return the signal that ended the mover, 0 where none did."""
-    return max(0, (end.exit_code or 0) - _SIGNALS)
+    return bool(end.message.strip()) and end.plain and not signal_of(end)
 
 
 def _name_cause(end: PodEnd, said: str) -> str:
     """Return why a mover failed: what the kubelet says, then what the mover said."""
-    by_signal = _signal_of(end) if end.reason in _PLAIN else 0
-    reason = f"killed by signal {by_signal}" if by_signal else end.reason
-    cause = "" if has_last_words(end) else f"data mover pod ended: {reason or 'Error'}"
-    if cause and end.exit_code is not None:
-        cause += f" (exit code {end.exit_code})"
+    cause = "" if has_last_words(end) else f"data mover pod ended: {explain_exit(end)}"
     return ": ".join(part for part in (cause, said) if part)

@@ -17,8 +17,9 @@ from exposer.ownership import remove
 from nodeagent.endings import who_stops
 from nodeagent.guard import build_guard
 from nodeagent.lifecycle import PodState
-from nodeagent.mover_loss import count_loss, read_loss
-from nodeagent.mover_pods import explain_loss, pod_node, pod_state
+from nodeagent.mover_logs import add_log_end
+from nodeagent.mover_loss import LostPod, count_loss, read_loss
+from nodeagent.mover_pods import explain_loss, pod_node, pod_state, was_killed
 from nodeagent.queue import Requeue
 from nodeagent.refusals import judge_refusal
 from nodeagent.status import Change
@@ -139,14 +140,22 @@ class ExposeSteps(StepBase):
         return f"{waiting.message}; that took longer than {format_duration(span)}"
 
     async def _note_loss(self, case: Case) -> bool:
-        """Write once for each lost pod that it was lost, and why; return whether that was news."""
-        before, uid, why = read_loss(case.cr), "", ""
+        """Write once for each lost pod that it was lost, and why; return whether that was news.
+
+        Where there is to be no other pod, the load ends.
+        """
+        before, pod = read_loss(case.cr), LostPod()
         if case.pod is not None:
-            uid, why = case.pod["metadata"]["uid"], explain_loss(case.pod)
-        loss = count_loss(before, uid, why=why, now=self._tools.clock.now())
-        if loss == before or (before is not None and not uid):
+            pod = LostPod(case.pod["metadata"]["uid"], explain_loss(case.pod), was_killed(case.pod))
+        loss = count_loss(before, pod, self._tools.clock.now())
+        if loss == before:
             return False
+        why = pod.why
         place = f"{case.cr.metadata.namespace}/{case.cr.name}"
+        if loss.verdict:
+            tail = await self._tools.logs.take_over(case.cr, case.pod)
+            await self._end(case, Phase.FAILED, add_log_end(f"data mover pod {place} {loss.verdict}", tail))
+            return True
         message = f"data mover pod {place} was lost before it began{f' ({why})' if why else ''}; another one is made"
         change = Change(status={"message": message}, annotations={MOVER_LOST_ANNOTATION: loss.to_annotation()})
         stored = await self._tools.status.annotate(case.kind, case.cr, change)

@@ -7,13 +7,14 @@ pod comes to be (`nodeagent.steps_expose`), nor what is removed afterwards (`nod
 from core.errors import ExposeError
 from core.models.base import format_time
 from core.models.duration import format_duration
-from core.models.names import CANCEL_ASKED_ANNOTATION, OUTCOME_ANNOTATION
+from core.models.names import CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION, OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from exposer.diagnose import parse_pod_end
 from exposer.model import Waiting
 from nodeagent.endings import who_stops
 from nodeagent.lifecycle import Stop
 from nodeagent.mover_logs import add_log_end
+from nodeagent.mover_loss import read_loss
 from nodeagent.mover_pods import explain_loss
 from nodeagent.outcome import Outcome, decide_outcome, has_last_words
 from nodeagent.queue import Requeue
@@ -31,11 +32,19 @@ class MoveSteps(StepBase):
     """Carries out what is due from Prepared to the final status."""
 
     async def await_slot(self, case: Case) -> Requeue | None:
-        """Say that the node's slots are taken; end the load where its volume went away meanwhile."""
+        """Say that the node's slots are taken; end the load where its volume went away meanwhile.
+
+        A mover that was made anew is noted: the next loss has its own time.
+        """
         try:
             await case.kind.confirm_volume(case.cr)
         except ExposeError as e:
             return await self._end(case, Phase.FAILED, str(e))
+        loss = read_loss(case.cr)
+        if loss is not None and not loss.replaced:
+            change = Change(annotations={MOVER_LOST_ANNOTATION: loss.made_up_for().to_annotation()})
+            await self._tools.status.annotate(case.kind, case.cr, change)
+            return Requeue(0.0)
         return await self._await_slot(case)
 
     async def start(self, case: Case) -> Requeue | None:

@@ -163,5 +163,5 @@ class Viewer:
         if cr.phase is Phase.PREPARED:
             # Waiting for a slot may last; a lost mover has as long to come back as the first one had.
             loss = read_loss(cr)
-            since = loss.since if loss is not None else None
+            since = loss.since if loss is not None and not loss.replaced else None
         return since is not None and self._clock.now() - since >= self._limits.prepare

@@ -39,6 +39,11 @@ PREEMPTED = {
     ]
 }
 
+KILLED = {
+    "phase": "Failed",
+    "containerStatuses": [{"name": "mover", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}],
+}
+
 
 def pod_of(world: World, load: JsonDict) -> JsonDict:
     name = load["metadata"]["name"]
@@ -51,6 +56,13 @@ async def tell(world: World, load: JsonDict, status: JsonDict, *, node: str = NO
     patch = {"spec": {"nodeName": node}, "status": status}
     await world.cluster.client.patch(PODS, NAMESPACE, pod["metadata"]["name"], patch)
     return str(pod["metadata"]["uid"])
+
+
+async def limit_memory(world: World, load: JsonDict, limit: str) -> None:
+    """Give the container of the load's pod a memory limit."""
+    pod = pod_of(world, load)
+    containers = [each | {"resources": {"limits": {"memory": limit}}} for each in pod["spec"]["containers"]]
+    await world.cluster.client.patch(PODS, NAMESPACE, pod["metadata"]["name"], {"spec": {"containers": containers}})
 
 
 @pytest.mark.parametrize(
@@ -153,6 +165,68 @@ async def test_a_kubelet_that_takes_no_pod_is_asked_ever_less_often_until_the_pr
     assert "lost: " in status["message"]
     assert "the last one by OutOfcpu" in status["message"]
     assert 8 <= len(seen - {""}) <= 14
+
+
+@pytest.mark.parametrize("phase", ["Accepted", "Prepared"])
+@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.cause("mover-killed-before")
+async def test_a_mover_that_is_killed_each_time_is_not_made_anew_forever(kind: str, phase: str) -> None:
+    load = accepted(LOADS[kind]())
+    lost: list[str] = []
+    async with open_world(load, mover=Mover(starts=phase != "Accepted")) as world, world.agent(slots=0):
+        world.kube.logs[NAMESPACE, load["metadata"]["name"]] = "the last line of its log"
+        for _ in range(3):
+            await world.until(lambda: pod_of(world, load).get("metadata", {}).get("uid", "") not in {"", *lost})
+            await world.until(lambda: world.phase(kind) == phase)
+            await limit_memory(world, load, "64Mi")
+            lost.append(await tell(world, load, KILLED))
+        await world.until(lambda: world.done(kind), seconds=30)
+    status = world.load(kind)["status"]
+    assert status["phase"] == "Failed"
+    assert status["message"] == (
+        f"data mover pod velero/{load['metadata']['name']} was killed 3 times before it began: killed by signal 9 "
+        "(exit code 137), probably for lack of memory (its limit is 64Mi); its log ends: the last line of its log"
+    )
+    assert MOVER_LOST_ANNOTATION not in world.load(kind)["metadata"].get("annotations", {})
+
+
+async def test_no_load_gets_mover_after_mover_without_end() -> None:
+    """Each pod lasts for an hour, so that no timeout ends it."""
+    load = accepted(data_upload())
+    seen: set[str] = set()
+    async with open_world(load) as world, world.agent(slots=0):
+        world.cluster.tick_seconds = 20.0
+        while not world.done():
+            await world.until(
+                lambda: world.done() or pod_of(world, load).get("metadata", {}).get("uid", "") not in {"", *seen},
+                seconds=1000,
+                every=5.0,
+            )
+            if not world.done():
+                await asyncio.sleep(3600)
+                seen.add(await tell(world, load, EVICTED))
+                await asyncio.sleep(60)
+    assert len(seen) == 20
+    assert world.load()["status"]["message"].startswith(
+        "data mover pod velero/du-1 was lost 20 times before it began: Evicted: The node was low"
+    )
+
+
+async def test_one_that_was_made_anew_and_vanishes_has_its_own_time_to_come_back() -> None:
+    load = accepted(data_upload())
+    async with open_world(load) as world, world.agent(slots=0):
+        await world.until(lambda: world.phase() == "Prepared")
+        world.cluster.tick_seconds = 20.0
+        for _ in range(2):
+            await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
+            await asyncio.sleep(2000)
+        assert (world.phase(), world.reasons().count("MoverLost")) == ("Prepared", 2)
+        world.cluster.mover.starts = False
+        began = asyncio.get_running_loop().time()
+        await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
+        await world.until(world.done, seconds=2000, every=2.0)
+        assert 1800 <= asyncio.get_running_loop().time() - began < 1840
+    assert "not replaced within 30m0s" in world.load()["status"]["message"]
 
 
 async def test_a_prepared_load_whose_mover_does_not_come_back_fails_by_the_same_timeout() -> None:

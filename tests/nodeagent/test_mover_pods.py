@@ -4,7 +4,7 @@ import pytest
 
 from core.models.base import JsonDict
 from nodeagent.lifecycle import PodState
-from nodeagent.mover_pods import explain_loss, is_ours, pod_node, pod_state, trim_pod
+from nodeagent.mover_pods import explain_loss, is_ours, pod_node, pod_state, trim_pod, was_killed
 from tests.nodeagent.loads import NODE, data_upload, mover_pod
 
 DELETED = "2026-11-21T12:00:00Z"
@@ -80,7 +80,7 @@ def test_no_pod_is_absent() -> None:
         pytest.param({"conditions": [DISRUPTION]}, f"PreemptionByScheduler: {DISRUPTION['message']}", id="preempted"),
         pytest.param({"conditions": [DISRUPTION | {"status": "False"}]}, "", id="no disruption"),
         pytest.param({"phase": "Running"}, "", id="nobody says"),
-        pytest.param(ended(137, reason="Error"), "Error (exit code 137)", id="killed"),
+        pytest.param(ended(137, reason="Error"), "killed by signal 9 (exit code 137)", id="killed"),
     ],
 )
 def test_who_took_a_pod_away_is_told_in_their_words(status: JsonDict, words: str) -> None:
@@ -98,3 +98,29 @@ def test_a_trimmed_pod_reads_like_the_whole_one() -> None:
         True,
     )
     assert "containers" not in small["spec"]
+
+
+def test_a_pod_that_was_killed_tells_its_memory_limit_trimmed_or_not() -> None:
+    pod = mover_pod(data_upload(), **ended(137, reason="Error"))
+    pod["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Mi", "cpu": "1"}}
+    words = "killed by signal 9 (exit code 137), probably for lack of memory (its limit is 64Mi)"
+    assert [explain_loss(each) for each in (pod, trim_pod(pod))] == [words, words]
+
+
+@pytest.mark.parametrize(
+    ("status", "meta", "killed"),
+    [
+        pytest.param(ended(137, reason="Error"), {}, True, id="nobody says why"),
+        pytest.param(ended(137), {}, True, id="no word at all"),
+        pytest.param(ended(137, reason="Error"), {"deletionTimestamp": DELETED}, False, id="deleted"),
+        pytest.param(ended(137, reason="Error") | {"reason": "Evicted"}, {}, False, id="evicted"),
+        pytest.param(ended(137, reason="Error") | {"conditions": [DISRUPTION]}, {}, False, id="preempted"),
+        pytest.param(ended(137, reason="ContainerStatusUnknown"), {}, False, id="container lost"),
+        pytest.param(ended(143, reason="Error"), {}, False, id="another signal"),
+        pytest.param({"phase": "Running"}, {}, False, id="running"),
+    ],
+)
+def test_only_a_kill_that_nobody_explains_is_one(status: JsonDict, meta: JsonDict, *, killed: bool) -> None:
+    pod = mover_pod(data_upload(), **status)
+    pod["metadata"] |= meta
+    assert was_killed(pod) is killed

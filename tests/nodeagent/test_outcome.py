@@ -61,6 +61,16 @@ def test_a_stopped_mover_is_canceled_only_if_somebody_asked(asked: bool, phase: 
             id="killed",
         ),
         pytest.param(
+            PodEnd(137, "", "Error", "64Mi"),
+            "data mover pod ended: killed by signal 9 (exit code 137), probably for lack of memory (its limit is 64Mi)",
+            id="killed at its limit",
+        ),
+        pytest.param(
+            PodEnd(137, "", "OOMKilled", "64Mi"),
+            "data mover pod ended: OOMKilled (exit code 137)",
+            id="OOM at its limit",
+        ),
+        pytest.param(
             PodEnd(None, "low on memory", "Evicted"), "data mover pod ended: Evicted: low on memory", id="evicted"
         ),
         pytest.param(PodEnd(None, "", ""), "data mover pod ended: Error", id="nothing known"),
