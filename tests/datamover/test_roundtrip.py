@@ -80,6 +80,31 @@ async def test_the_mover_restores_and_goes_on_from_what_plain_kopia_backed_up(
     assert next_one.incremental_bytes == 0
 
 
+async def test_a_restore_goes_over_what_is_there_and_leaves_the_rest(
+    by_hand: ByHand, tree: Path, tmp_path: Path
+) -> None:
+    """As the peer's: files, links and folders of the same name become the snapshot's, longer ones are cut."""
+    backup = await by_hand.back_up(tree, "", None)
+    out = tmp_path / "out"
+    (out / "a" / "b" / "c").mkdir(parents=True, mode=0o700)
+    (out / "a" / "b" / "c" / "file 1").write_bytes(b"longer than what was backed up" * 1000)
+    (out / "secret").write_text("to be written over, and its mode too")
+    (out / "link").symlink_to("elsewhere")
+    (out / "a" / "other").write_text("nobody backed this up")
+    await by_hand.restore(backup.snapshot_id, out, None)
+    assert (out / "a" / "other").read_text() == "nobody backed this up"
+    (out / "a" / "other").unlink()
+    assert describe_tree(out) == describe_tree(tree)
+
+
+async def test_a_restore_over_something_of_another_kind_is_told(by_hand: ByHand, tree: Path, tmp_path: Path) -> None:
+    backup = await by_hand.back_up(tree, "", None)
+    (tmp_path / "out" / "secret").mkdir(parents=True)
+    with pytest.raises(KopiaError, match=f"restore snapshot {backup.snapshot_id} to ") as failed:
+        await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert "secret: is a directory" in str(failed.value)
+
+
 async def test_a_snapshot_that_is_not_there_is_named(by_hand: ByHand, tmp_path: Path) -> None:
     with pytest.raises(KopiaError, match="snapshot 0123456789abcdef: it is not in the repository"):
         await by_hand.restore("0123456789abcdef", tmp_path / "out", None)
