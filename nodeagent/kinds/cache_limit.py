@@ -5,14 +5,14 @@ own, nor how large that is for a limit (`exposer.settings`).
 """
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.models.loads import Load
 from core.models.storage import repository_labels
-from exposer.settings import CacheVolume
+from exposer.model import PodVolumeRequest, RestoreRequest
 
 __all__ = ["DEFAULT_CACHE_LIMIT_MIB", "fit_cache"]
 
@@ -24,18 +24,22 @@ Source: Velero v1.18, pkg/repository/udmrepo/kopialib/backend/common.go (MB ther
 
 _LIMIT: Final = "cacheLimitMB"
 
+_Request = TypeVar("_Request", RestoreRequest, PodVolumeRequest)
 
-async def fit_cache(client: KubeClient, cr: Load, cache: CacheVolume) -> CacheVolume:
-    """Return `cache` with room for what the mover will keep in it.
+
+async def fit_cache(client: KubeClient, cr: Load, request: _Request) -> _Request:
+    """Return `request` with room in its cache, if it has one, for what the mover will keep there.
 
     A repository keeps the limit that it was made with; configuration is for those to come. A
     volume for a smaller limit would be full before kopia drops anything, and the restore fail.
     """
+    if request.cache is None:
+        return request
     selector = select_labels(repository_labels(cr.repository_namespace, cr.spec.backup_storage_location))
     found = await client.list(Selection(BACKUP_REPOSITORIES, cr.metadata.namespace, label_selector=selector))
     if not found:
-        return cache
-    return replace(cache, limit_mib=max(map(_limit_of, found)))
+        return request
+    return replace(request, cache=replace(request.cache, limit_mib=max(map(_limit_of, found))))
 
 
 def _limit_of(repository: JsonDict) -> int:

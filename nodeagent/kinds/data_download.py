@@ -4,7 +4,7 @@ Knows what of the life cycle is particular to it. Does not know the life cycle, 
 volume is made and handed over (`exposer.generic_restore`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final, cast
 
@@ -21,8 +21,8 @@ from exposer.placement import LINUX, WINDOWS
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlanSource, Verdict
 from nodeagent.kinds.cache_limit import fit_cache
 from nodeagent.kinds.location import check_location
-from nodeagent.kinds.results import parse_restore, restore_status
-from nodeagent.metrics import Metrics
+from nodeagent.kinds.plain import PlainKind
+from nodeagent.kinds.results import RestoreResults
 from nodeagent.outcome import Outcome, read_outcome
 
 __all__ = ["DataDownloadKind"]
@@ -35,7 +35,7 @@ Source: Velero v1.18, the CSI restore action of PersistentVolumeClaims.
 
 
 @dataclass(frozen=True)
-class DataDownloadKind:
+class DataDownloadKind(RestoreResults, PlainKind):
     """The adapter of DataDownloads.
 
     `datamovers` are the names in `spec.datamover` that mean this agent.
@@ -86,19 +86,9 @@ class DataDownloadKind:
             return READY
         return Admission(Verdict.WAITS, waiting.reason, waiting.message, trouble=waiting.trouble)
 
-    async def read_node(self, cr: Load) -> str:  # noqa: ARG002 - as the protocol has it
-        """Return nothing: any node will do."""
-        return ""
-
     async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
         """Bring a new volume one step nearer to a mover pod."""
-        request = self._request(cr)
-        if request.cache is not None:
-            request = replace(request, cache=await fit_cache(self.client, cr, request.cache))
-        return await self.exposer.ensure(request, guard)
-
-    async def confirm_volume(self, cr: Load) -> None:
-        """Return at once: the mover's claim keeps the volume in its place."""
+        return await self.exposer.ensure(await fit_cache(self.client, cr, self._request(cr)), guard)
 
     async def keep(self, cr: Load, outcome: Outcome) -> Outcome:
         """Return `outcome` with the volume that was written."""
@@ -118,17 +108,6 @@ class DataDownloadKind:
             if waiting is not None:
                 return waiting
         return await self.exposer.clean_up(request)
-
-    def parse_result(self, message: str) -> JsonDict:
-        """Return the mover's result."""
-        return parse_restore(message)
-
-    def count(self, cr: Load, metrics: Metrics) -> None:
-        """Count nothing: the peer has no such metrics of this kind."""
-
-    def final_status(self, outcome: Outcome) -> JsonDict:
-        """Return how much data there is."""
-        return restore_status(outcome)
 
     def _target_overdue(self, cr: Load) -> bool:
         created = cr.metadata.creation_timestamp

@@ -17,9 +17,8 @@ from exposer.model import Exposed, Exposer, Guard, Owner, SnapshotRequest, Waiti
 from exposer.settings import BackupPVCSettings
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlanSource, Verdict
 from nodeagent.kinds.location import check_location
-from nodeagent.kinds.results import backup_status, parse_backup
-from nodeagent.metrics import Metrics
-from nodeagent.outcome import Outcome
+from nodeagent.kinds.plain import PlainKind
+from nodeagent.kinds.results import BackupResults
 
 __all__ = ["DataUploadKind"]
 
@@ -28,7 +27,7 @@ _CSI: Final = "CSI"
 
 
 @dataclass(frozen=True)
-class DataUploadKind:
+class DataUploadKind(BackupResults, PlainKind):
     """The adapter of DataUploads.
 
     `datamovers` are the names in `spec.datamover` that mean this agent.
@@ -85,24 +84,9 @@ class DataUploadKind:
         # Taking a snapshot may last for hours on some storages.
         return Admission(Verdict.WAITS, waiting.reason, waiting.message, patient=True, trouble=waiting.trouble)
 
-    async def read_node(self, cr: Load) -> str:  # noqa: ARG002 - as the protocol has it
-        """Return nothing: any node will do."""
-        return ""
-
     async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
         """Bring the snapshot's data one step nearer to a mover pod."""
         return await self.exposer.ensure(self._request(cr), guard)
-
-    async def confirm_volume(self, cr: Load) -> None:
-        """Return at once: the mover's claim keeps the volume in its place."""
-
-    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:  # noqa: ARG002 - as the protocol has it
-        """Return `outcome`: the repository holds all that counts."""
-        return outcome
-
-    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:  # noqa: ARG002 - as the protocol has it
-        """Return None: the data is where it belongs."""
-        return None
 
     async def clean_up(self, cr: Load) -> Waiting | None:
         """Remove pod, claim and snapshots."""
@@ -110,17 +94,6 @@ class DataUploadKind:
             # It was refused for that; nothing was made.
             return None
         return await self.exposer.clean_up(self._request(cr))
-
-    def parse_result(self, message: str) -> JsonDict:
-        """Return the mover's result."""
-        return parse_backup(message)
-
-    def count(self, cr: Load, metrics: Metrics) -> None:
-        """Count nothing: the peer has no such metrics of this kind."""
-
-    def final_status(self, outcome: Outcome) -> JsonDict:
-        """Return where the data is and how much of it there is."""
-        return backup_status(outcome)
 
     def _request(self, cr: Load) -> SnapshotRequest:
         spec = _upload(cr).spec

@@ -4,7 +4,7 @@ Knows what of the life cycle is particular to both. Does not know the life cycle
 volume is reached (`exposer.pod_volume`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from core.contract import MoverVerb
@@ -17,7 +17,7 @@ from exposer.pod_volume import PodVolumeExposer
 from nodeagent.kinds.base import Admission, PlanSource, Verdict
 from nodeagent.kinds.cache_limit import fit_cache
 from nodeagent.kinds.location import check_location
-from nodeagent.outcome import Outcome
+from nodeagent.kinds.plain import PlainKind
 
 __all__ = ["PodVolume", "PodVolumeKind"]
 
@@ -29,7 +29,7 @@ _BUILT_IN: Final = frozenset({"", "velero"})
 
 
 @dataclass(frozen=True)
-class PodVolumeKind:
+class PodVolumeKind(PlainKind):
     """The common part of both adapters.
 
     `datamovers` are the names that mean this agent where a custom resource names its mover.
@@ -55,22 +55,11 @@ class PodVolumeKind:
 
     async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
         """Bring the volume one step nearer to a mover pod."""
-        request = self._request(cr)
-        if request.cache is not None:
-            request = replace(request, cache=await fit_cache(self.client, cr, request.cache))
-        return await self.exposer.ensure(request, guard)
+        return await self.exposer.ensure(await fit_cache(self.client, cr, self._request(cr)), guard)
 
     async def confirm_volume(self, cr: Load) -> None:
         """Return if the workload's pod still has the volume."""
         await self.exposer.confirm(self._request(cr))
-
-    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:  # noqa: ARG002 - as the protocol has it
-        """Return `outcome`: there is nothing beside it to keep."""
-        return outcome
-
-    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:  # noqa: ARG002 - as the protocol has it
-        """Return None: the data is where it belongs."""
-        return None
 
     def queue_namespace(self, cr: Load) -> str:
         """The namespace of the workload's pod."""

@@ -15,15 +15,14 @@ from core.models.names import POD_VOLUME_BACKUP_LABEL
 from core.models.phases import Phase
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, Admission, Verdict
 from nodeagent.kinds.pod_volume import PodVolumeKind
-from nodeagent.kinds.results import backup_status, parse_backup
+from nodeagent.kinds.results import BackupResults
 from nodeagent.metrics import Metrics
-from nodeagent.outcome import Outcome
 
 __all__ = ["PodVolumeBackupKind"]
 
 
 @dataclass(frozen=True)
-class PodVolumeBackupKind(PodVolumeKind):
+class PodVolumeBackupKind(BackupResults, PodVolumeKind):
     """The adapter of PodVolumeBackups."""
 
     name: ClassVar[str] = PodVolumeBackup.kind_name
@@ -52,10 +51,6 @@ class PodVolumeBackupKind(PodVolumeKind):
             return Admission(Verdict.FAILS, "WrongNode", f"{message}, and not on {pvb.spec.node}")
         return Admission(Verdict.READY, node=found.node)
 
-    def parse_result(self, message: str) -> JsonDict:
-        """Return the mover's result."""
-        return parse_backup(message)
-
     def count(self, cr: Load, metrics: Metrics) -> None:
         """Count one that begins or completes, and tell how long it took.
 
@@ -73,10 +68,6 @@ class PodVolumeBackupKind(PodVolumeKind):
         operation = f"{pvb.name}-{spec.backup_storage_location}-{spec.pod.namespace}-{spec.uploader_type}-backup"
         backup = f"{meta.namespace}/{meta.owner_references[0].name if meta.owner_references else ''}"
         metrics.pod_volume_operation(operation, backup, name=pvb.name, seconds=(ended - began).total_seconds())
-
-    def final_status(self, outcome: Outcome) -> JsonDict:
-        """Return where the data is and how much of it there is."""
-        return backup_status(outcome)
 
 
 def _backup(cr: Load) -> PodVolumeBackup:

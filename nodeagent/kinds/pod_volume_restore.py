@@ -14,15 +14,13 @@ from core.models.loads import Load, PodVolumeRestore
 from core.models.names import POD_VOLUME_RESTORE_LABEL
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, Admission, Verdict
 from nodeagent.kinds.pod_volume import PodVolumeKind
-from nodeagent.kinds.results import parse_restore, restore_status
-from nodeagent.metrics import Metrics
-from nodeagent.outcome import Outcome
+from nodeagent.kinds.results import RestoreResults
 
 __all__ = ["PodVolumeRestoreKind"]
 
 
 @dataclass(frozen=True)
-class PodVolumeRestoreKind(PodVolumeKind):
+class PodVolumeRestoreKind(RestoreResults, PodVolumeKind):
     """The adapter of PodVolumeRestores."""
 
     name: ClassVar[str] = PodVolumeRestore.kind_name
@@ -44,14 +42,3 @@ class PodVolumeRestoreKind(PodVolumeKind):
         """Say whether location and volume can be used and the pod waits, and on which node."""
         found = await self._locate(cast("PodVolumeRestore", cr))
         return found if isinstance(found, Admission) else Admission(Verdict.READY, node=found.node)
-
-    def parse_result(self, message: str) -> JsonDict:
-        """Return the mover's result."""
-        return parse_restore(message)
-
-    def count(self, cr: Load, metrics: Metrics) -> None:
-        """Count nothing: the peer has no such metrics of this kind."""
-
-    def final_status(self, outcome: Outcome) -> JsonDict:
-        """Return how much data there is."""
-        return restore_status(outcome)
