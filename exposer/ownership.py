@@ -84,6 +84,13 @@ def _made_for(obj: JsonDict, owner: Owner) -> bool:
     return owner.uid in references or (labelled and not references)
 
 
+def _controller_of(obj: JsonDict) -> tuple[str, str] | None:
+    """Return kind and name of what owns `obj`, None where nobody does."""
+    references = obj["metadata"].get("ownerReferences") or []
+    found = next((each for each in references if each.get("controller")), references[0] if references else None)
+    return (str(found.get("kind", "")), str(found.get("name", ""))) if found is not None else None
+
+
 async def patch_if_there(client: KubeClient, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
     """Apply `patch` to `obj`, as it was just read, unless it went away or was replaced."""
     meta = obj["metadata"]
@@ -156,9 +163,7 @@ class ExposeRun:
             return obj
         if made_by_peer(obj, self._owner):
             raise ExposeError(f"{place} is of an expose that a peer's agent began and did not finish")
-        if (obj["metadata"].get("labels") or {}).get(OWNER_UID_LABEL, self._owner.uid) != self._owner.uid:
-            return Waiting("NameTaken", f"{place} is left from an earlier {self._owner.kind} and has to go first")
-        raise ExposeError(f"{place} exists already and does not belong to {self._owner.kind} {self._owner.name}")
+        return self._name_taken(obj, place)
 
     async def ensure(self, resource: Resource, manifest: JsonDict) -> JsonDict | Waiting:
         """Return the owner's object, made from `manifest` where it does not exist yet.
@@ -208,6 +213,24 @@ class ExposeRun:
                 _log.warning("object of an ended load could not be removed", extra=extra, exc_info=True)
             else:
                 _log.info("object of an ended load is being removed", extra=extra)
+
+    def _name_taken(self, obj: JsonDict, place: str) -> Waiting:
+        """Return what is waited for where another load's object has the name.
+
+        Raises:
+            ExposeError: it is no load's, or a peer made it: nobody here can tell when it goes.
+        """
+        owner, other = self._owner, _controller_of(obj)
+        if (obj["metadata"].get("labels") or {}).get(OWNER_UID_LABEL, owner.uid) == owner.uid:
+            whose = f"; it belongs to {other[0]} {other[1]}" if other else ""
+            raise ExposeError(
+                f"{place} exists already and does not belong to {owner.kind} {owner.name}{whose}. "
+                "Delete it if nobody needs it, or make this load anew under another name"
+            )
+        if other is None or other == (owner.kind, owner.name):
+            return Waiting("NameTaken", f"{place} is left from an earlier {owner.kind} and has to go first")
+        text = f"{place} belongs to {other[0]} {other[1]}, whose objects have the same name: waiting until it is done"
+        return Waiting("NameTaken", f"{text}. Give loads of different kinds different names", trouble=True)
 
     def _namespace(self, resource: Resource) -> str:
         return self._owner.namespace if resource.namespaced else ""

@@ -1,0 +1,91 @@
+"""An object of somebody else that has the name of ours: named, never taken, never removed."""
+
+import re
+from copy import deepcopy
+
+import pytest
+
+from core.errors import ExposeError
+from core.kube.client import KubeClient
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.names import OWNER_UID_LABEL
+from exposer.model import Owner, Waiting
+from exposer.ownership import ExposeRun, remove_owned
+from exposer.volumes import remove_claim
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+OWNER = Owner("velero.io/v2alpha1", "DataUpload", "velero", "load-1", "uid-of-upload")
+OTHER = Owner("velero.io/v1", "PodVolumeBackup", "velero", "load-1", "uid-of-backup")
+EARLIER = Owner("velero.io/v2alpha1", "DataUpload", "velero", "load-1", "uid-of-earlier-upload")
+RESOURCES = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
+by_resource = pytest.mark.parametrize("resource", RESOURCES, ids=[each.kind for each in RESOURCES])
+
+
+def build(resource: Resource, owner: Owner | None, *, labelled: bool = True, referenced: bool = True) -> JsonDict:
+    """Return an object called as those of `OWNER`."""
+    meta: JsonDict = {"name": OWNER.object_name} | ({"namespace": "velero"} if resource.namespaced else {})
+    if owner is not None and labelled:
+        meta["labels"] = {OWNER_UID_LABEL: owner.uid}
+    if owner is not None and referenced:
+        meta["ownerReferences"] = [owner.reference]
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, "spec": {}}
+
+
+async def meet(obj: JsonDict, resource: Resource) -> Waiting | JsonDict:
+    """Return what an expose of `OWNER` says to `obj`, which stays as it is whatever that tries."""
+    kube = FakeKube()
+    kube.put(deepcopy(obj))
+    before = kube.objects(resource)
+    client = KubeClient(kube, Retry(LoopClock()))
+
+    async def guard() -> None:
+        """It is ours to expose."""
+
+    try:
+        return await ExposeRun(client, OWNER, guard).ensure(resource, build(resource, OWNER))
+    finally:
+        await remove_owned(client, OWNER, resource, OWNER.object_name)
+        await remove_claim(client, OWNER, OWNER.object_name)
+        assert kube.objects(resource) == before
+
+
+@by_resource
+@pytest.mark.cause("name-shared")
+async def test_a_load_of_another_kind_is_named_and_waited_for(resource: Resource) -> None:
+    found = await meet(build(resource, OTHER), resource)
+    assert isinstance(found, Waiting)
+    assert (found.reason, found.trouble) == ("NameTaken", True)
+    assert "load-1 belongs to PodVolumeBackup load-1, whose objects have the same name" in found.message
+    assert found.message.startswith(resource.kind)
+    assert found.message.endswith("Give loads of different kinds different names")
+
+
+@by_resource
+@pytest.mark.parametrize("referenced", [True, False], ids=["with reference", "with label only"])
+async def test_what_is_left_of_an_earlier_load_has_to_go_first(resource: Resource, *, referenced: bool) -> None:
+    found = await meet(build(resource, EARLIER, referenced=referenced), resource)
+    assert isinstance(found, Waiting)
+    assert "is left from an earlier DataUpload and has to go first" in found.message
+    assert not found.trouble
+
+
+@by_resource
+@pytest.mark.cause("name-taken")
+async def test_somebodys_object_fails_the_load_with_its_owner(resource: Resource) -> None:
+    words = "load-1 exists already and does not belong to DataUpload load-1"
+    with pytest.raises(ExposeError, match=f"{words}. Delete it if nobody needs it"):
+        await meet(build(resource, None), resource)
+    deployed = Owner("apps/v1", "ReplicaSet", "velero", "web", "uid-of-web")
+    with pytest.raises(ExposeError, match=f"{re.escape(words)}; it belongs to ReplicaSet web. Delete it"):
+        await meet(build(resource, deployed, labelled=False), resource)
