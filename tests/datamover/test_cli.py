@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from core.errors import AgentError, ConfigError, DataPathError, ResultError
 from core.version import VERSION
 from tests.datamover.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.processes import children_of, running_kopia
@@ -74,6 +76,20 @@ def test_help_teaches_by_examples(command: list[str]) -> None:
     assert done.returncode == 0
     assert "datamover backup --source" in done.stdout
     assert "exit codes:" in done.stdout
+
+
+def test_the_exit_codes_of_the_help_are_those_of_the_manual_and_of_the_errors() -> None:
+    """`ResultError` is the node agent's: a mover that leaves no result cannot say so."""
+    help_text = _run("--help").stdout.partition("exit codes:")[2]
+    told = {int(code) for code in re.findall(r"(?:^|\s)(\d+) ", help_text)}
+    manual = {int(code) for code in re.findall(r"^\| (\d+) \|", (_ROOT / "docs/mover.md").read_text(), re.MULTILINE)}
+    errors: list[type[AgentError]] = [AgentError, ConfigError, *_family(DataPathError)]
+    raised = {error.exit_code for error in errors if error is not ResultError}
+    assert told == manual == {0, *raised}
+
+
+def _family(error: type[AgentError]) -> list[type[AgentError]]:
+    return [error, *(one for child in error.__subclasses__() for one in _family(child))]
 
 
 def test_the_version_is_told() -> None:
