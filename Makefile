@@ -67,7 +67,7 @@ cluster-test: ## tests on a real kubelet (root; skipped without, unless CI=true)
 	$(step)
 ifneq ($(is_root),)
 	@$(MAKE) --no-print-directory setup
-	@$(venv)/python -m tests.bed --nodes 2 run -- $(pytest) -m cluster
+	@$(venv)/python -m tests.bed --nodes 2 run -- $(venv)/python -m tests.cluster -q $(TESTS)
 else
 	@if [ "$${CI:-}" = true ]; then echo 'error: tests on a real kubelet need root, and CI=true lets no tier be skipped' >&2; exit 1; fi
 	@echo 'skipped: tests on a real kubelet need root'

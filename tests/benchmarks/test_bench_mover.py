@@ -25,6 +25,7 @@ _NUMBERS = (
 
 
 @pytest.mark.cluster
+@pytest.mark.apart
 @pytest.mark.timeout(600)
 def test_the_last_line_tells_every_figure(tmp_path: Path) -> None:
     """Needs root, for its namespaces and its control group."""
@@ -45,6 +46,7 @@ def test_the_last_line_tells_every_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.apart
 def test_a_group_limits_the_memory_of_what_runs_in_it() -> None:
     with memory_group(32) as group:
         assert group is not None

@@ -25,7 +25,7 @@ _NAME, _KEY = "node-agent-config", "node-agent-config.json"
 _IN_FORCE = "nodeagent.io/config"
 """The annotation on an agent's pod: the hash of what it has in force."""
 
-_SECONDS = 60
+_SECONDS = 120
 _LOOK_SECONDS = 0.1
 
 

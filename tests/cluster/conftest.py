@@ -21,7 +21,7 @@ from tests.cluster.configuration import put_in_force
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Bed", "agent", "bed", "module_space", "one_at_a_time", "space"]
+__all__ = ["Bed", "agent", "bed", "module_space", "new_namespace", "one_at_a_time", "space"]
 
 _OUTSIDE = "not in a cluster: python -m tests.bed run -- pytest -m cluster"
 
@@ -90,19 +90,20 @@ def _allow_loads(bed: Bed, number: int) -> None:
 @pytest.fixture
 def space(bed: Bed) -> Iterator[str]:
     """A namespace that this test has for itself; it is removed behind it, with its volumes."""
-    with _new_namespace(bed) as name:
+    with new_namespace(bed) as name:
         yield name
 
 
 @pytest.fixture(scope="module")
 def module_space(bed: Bed) -> Iterator[str]:
     """A namespace for all tests of a module."""
-    with _new_namespace(bed) as name:
+    with new_namespace(bed) as name:
         yield name
 
 
 @contextmanager
-def _new_namespace(bed: Bed) -> Iterator[str]:
+def new_namespace(bed: Bed) -> Iterator[str]:
+    """A namespace for as long as the context lasts; it is removed behind it, with its volumes."""
     name = f"test-{secrets.token_hex(4)}"
     bed.user.apply(build_namespace(name))
     yield name

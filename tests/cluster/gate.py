@@ -30,7 +30,7 @@ HELD_BYTES = 24 << 20
 """Random data of this size does not pass a shut gate: it is one blob of about 20 MiB, and more."""
 
 _LOOK_SECONDS = 0.05
-_WAIT_SECONDS = 60
+_WAIT_SECONDS = 120
 
 
 class Gate:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Process", "find_all", "is_agent", "is_kopia", "is_mover", "of_pod", "wait_for_one"]
 
-_WAIT_SECONDS = 60
+_WAIT_SECONDS = 120
 _LOOK_SECONDS = 0.05
 
 

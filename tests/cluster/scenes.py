@@ -1,4 +1,4 @@
-"""What tests of loads are made of: a volume with snapshots, storage locations, a list of all there is.
+"""What tests of loads are made of: a volume with snapshots, storage locations.
 
 Everything is done as a user does it, with kubectl.
 """
@@ -6,7 +6,6 @@ Everything is done as a user does it, with kubectl.
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,6 @@ __all__ = [
     "UPLOADS",
     "Place",
     "Volume",
-    "everything",
     "follow",
     "is_final",
     "wait_released",
@@ -106,14 +104,14 @@ class Volume:
             del container["volumeMounts"]
             container["volumeDevices"] = [{"name": "data", "devicePath": "/data"}]
         user.apply(claim)
-        user.run_pod(pod, seconds=60)
+        user.run_pod(pod, seconds=120)
 
     def take_snapshots(self, names: Iterable[str]) -> None:
         """Take snapshots; returns when all of them are ready."""
         names = list(names)
         self.bed.user.apply(*(build_snapshot(self.namespace, name, claim=self.claim) for name in names))
         for name in names:
-            self.bed.user.wait(f"volumesnapshot/{name}", _READY, namespace=self.namespace, seconds=60)
+            self.bed.user.wait(f"volumesnapshot/{name}", _READY, namespace=self.namespace, seconds=120)
 
     def upload(self, name: str, *, snapshot: str, location: str) -> Json:
         """A DataUpload of one of its snapshots."""
@@ -145,7 +143,7 @@ def follow(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int, 
     yield from _versions(bed.api.watch(resource, since, seconds=seconds), names, is_final)
 
 
-def wait_released(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int = 60) -> None:
+def wait_released(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int = 120) -> None:
     """Wait until nothing is left to clean up behind some loads.
 
     Raises:
@@ -179,18 +177,3 @@ def _versions(events: Iterable[Json], names: Iterable[str], done: Callable[[Json
             return
     left = {name: load.get("status") for name, load in latest.items() if not done(load)}
     raise BedError(f"still not done when the watch ended: {left}")
-
-
-def everything(bed: Bed, *namespaces: str) -> set[str]:
-    """Every object in some namespaces, and every one in none, as `kind/name`; Events and Leases are left out."""
-    found = {f" {name}" for name in bed.user.names(_kinds(bed, namespaced=False))}
-    for namespace in namespaces:
-        found |= {f"{namespace} {name}" for name in bed.user.names(_kinds(bed, namespaced=True), "-n", namespace)}
-    return {name.strip() for name in found}
-
-
-def _kinds(bed: Bed, *, namespaced: bool) -> list[str]:
-    passing = ("events", "leases.", "componentstatuses")
-    scope = f"--namespaced={json.dumps(namespaced)}"
-    kinds = bed.user.kubectl("api-resources", "--verbs=list", scope, "-o", "name").split()
-    return [kind for kind in kinds if not kind.startswith(passing)]

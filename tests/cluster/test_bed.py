@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.apart, pytest.mark.timeout(400)]
 
 _REACH = """
 import os, socket, ssl, urllib.error, urllib.request
@@ -37,7 +37,10 @@ _READ_DEVICE = "file = open('/data', 'rb'); file.seek(5_000_000); assert file.re
 
 
 def _pod(space: str, name: str, claim: str, code: str) -> Json:
-    return build_pod(space, name, claim=claim, script=["-c", code], folders={})
+    pod = build_pod(space, name, claim=claim, script=["-c", code], folders={})
+    # Tests that run beside these let nodes take nobody for a while.
+    pod["spec"]["tolerations"] = [{"operator": "Exists"}]
+    return pod
 
 
 def _device_pod(space: str, name: str, claim: str, code: str) -> Json:
@@ -61,7 +64,7 @@ def _claim(space: str, name: str, *, snapshot: str = "", block: bool = False, st
 def _take_snapshot(bed: Bed, space: str, name: str, claim: str) -> Json:
     """Take a snapshot; returns its content once it is ready."""
     bed.user.apply(build_snapshot(space, name, claim=claim))
-    bed.user.wait(f"volumesnapshot/{name}", "jsonpath={.status.readyToUse}=true", namespace=space, seconds=20)
+    bed.user.wait(f"volumesnapshot/{name}", "jsonpath={.status.readyToUse}=true", namespace=space, seconds=60)
     snapshot = bed.api.get(SNAPSHOTS, space, name) or {}
     content = bed.api.get(CONTENTS, "", snapshot["status"]["boundVolumeSnapshotContentName"])
     assert content is not None
@@ -70,19 +73,19 @@ def _take_snapshot(bed: Bed, space: str, name: str, claim: str) -> Json:
 
 def test_pod_reaches_api_server_and_s3(bed: Bed, space: str) -> None:
     bed.user.apply(_claim(space, "data"))
-    bed.user.run_pod(_pod(space, "reach", "data", _REACH), seconds=30)
+    bed.user.run_pod(_pod(space, "reach", "data", _REACH), seconds=90)
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["folder", "device"])
 def test_volume_comes_back_from_snapshot(bed: Bed, space: str, block: bool) -> None:
     pod, write, read = (_device_pod, _WRITE_DEVICE, _READ_DEVICE) if block else (_pod, _WRITE, _READ)
     bed.user.apply(_claim(space, "data", block=block, storage_class="bed-wait"))
-    bed.user.run_pod(pod(space, "write", "data", write), seconds=30)
+    bed.user.run_pod(pod(space, "write", "data", write), seconds=90)
 
     content = _take_snapshot(bed, space, "first", "data")
     bed.user.apply(_claim(space, "copy", snapshot="first", block=block))
 
-    bed.user.run_pod(pod(space, "read", "copy", read), seconds=30)
+    bed.user.run_pod(pod(space, "read", "copy", read), seconds=90)
     assert content["status"]["restoreSize"] == 16 << 20
     assert content["spec"]["sourceVolumeMode"] == ("Block" if block else "Filesystem")
 
@@ -90,17 +93,17 @@ def test_volume_comes_back_from_snapshot(bed: Bed, space: str, block: bool) -> N
 def test_snapshot_moves_to_another_namespace_by_its_handle(bed: Bed, space: str) -> None:
     """What a node agent does with the snapshot of a DataUpload."""
     bed.user.apply(_claim(space, "data"))
-    bed.user.run_pod(_pod(space, "write", "data", _WRITE), seconds=30)
+    bed.user.run_pod(_pod(space, "write", "data", _WRITE), seconds=90)
     content = _take_snapshot(bed, space, "source", "data")
     name, handle = content["metadata"]["name"], content["status"]["snapshotHandle"]
     bed.api.patch(CONTENTS, {"spec": {"deletionPolicy": "Retain"}}, name=name)
-    bed.user.kubectl("delete", "volumesnapshot", "source", "-n", space, "--timeout=20s")
-    bed.user.kubectl("delete", "volumesnapshotcontent", name, "--timeout=20s")
+    bed.user.kubectl("delete", "volumesnapshot", "source", "-n", space, "--timeout=60s")
+    bed.user.kubectl("delete", "volumesnapshotcontent", name, "--timeout=60s")
 
     bed.user.apply(*_static_snapshot(space, f"moved-{space}", handle), _claim(space, "copy", snapshot=f"moved-{space}"))
 
-    bed.user.run_pod(_pod(space, "read", "copy", _READ), seconds=30)
-    bed.user.kubectl("delete", "volumesnapshot", f"moved-{space}", "-n", space, "--timeout=20s")
+    bed.user.run_pod(_pod(space, "read", "copy", _READ), seconds=90)
+    bed.user.kubectl("delete", "volumesnapshot", f"moved-{space}", "-n", space, "--timeout=60s")
     assert bed.api.get(CONTENTS, "", f"moved-{space}") is None
     assert not (bed.folder / "snapshots" / handle).exists()
 
@@ -121,13 +124,13 @@ def _static_snapshot(space: str, name: str, handle: str) -> list[Json]:
 @pytest.mark.parametrize(("storage_class", "kept"), [("bed", False), ("bed-retain", True)], ids=["delete", "retain"])
 def test_volume_goes_with_its_claim_unless_retained(bed: Bed, space: str, storage_class: str, kept: bool) -> None:
     bed.user.apply(_claim(space, "data", storage_class=storage_class))
-    bed.user.wait("pvc/data", "jsonpath={.status.phase}=Bound", namespace=space, seconds=20)
+    bed.user.wait("pvc/data", "jsonpath={.status.phase}=Bound", namespace=space, seconds=60)
     name = (bed.api.get(CLAIMS, space, "data") or {})["spec"]["volumeName"]
 
     bed.user.kubectl("delete", "pvc", "data", "-n", space)
 
     condition = "jsonpath={.status.phase}=Released" if kept else "delete"
-    bed.user.wait(f"pv/{name}", condition, namespace=space, seconds=20)
+    bed.user.wait(f"pv/{name}", condition, namespace=space, seconds=60)
     assert (bed.folder / "volumes" / name).exists() is kept
     assert (bed.api.get(VOLUMES, "", name) is not None) is kept
 
@@ -135,7 +138,7 @@ def test_volume_goes_with_its_claim_unless_retained(bed: Bed, space: str, storag
 @pytest.mark.parametrize("fault", ["fail:the disk is full", "never"], ids=["failing", "never ready"])
 def test_snapshot_fails_as_asked(bed: Bed, space: str, fault: str) -> None:
     bed.user.apply(_claim(space, "data"))
-    bed.user.wait("pvc/data", "jsonpath={.status.phase}=Bound", namespace=space, seconds=20)
+    bed.user.wait("pvc/data", "jsonpath={.status.phase}=Bound", namespace=space, seconds=60)
     snapshot = build_snapshot(space, "broken", claim="data")
     snapshot["metadata"]["annotations"] = {ANNOTATION: fault}
 
@@ -145,7 +148,7 @@ def test_snapshot_fails_as_asked(bed: Bed, space: str, fault: str) -> None:
         with pytest.raises(BedError, match="timed out"):
             bed.user.wait("volumesnapshot/broken", "jsonpath={.status.readyToUse}=true", namespace=space, seconds=3)
     else:
-        bed.user.wait("volumesnapshot/broken", "jsonpath={.status.error.message}", namespace=space, seconds=20)
+        bed.user.wait("volumesnapshot/broken", "jsonpath={.status.error.message}", namespace=space, seconds=60)
         status = (bed.api.get(SNAPSHOTS, space, "broken") or {})["status"]
         assert status["error"]["message"] == "the disk is full"
         assert status["readyToUse"] is False
@@ -154,7 +157,7 @@ def test_snapshot_fails_as_asked(bed: Bed, space: str, fault: str) -> None:
 def test_claim_with_selector_is_left_alone(bed: Bed, space: str) -> None:
     """A restore's target must wait for the volume that the node agent gives it."""
     bed.user.apply(build_claim(space, "target", size="16Mi", restored_into="x"), _claim(space, "other"))
-    bed.user.wait("pvc/other", "jsonpath={.status.phase}=Bound", namespace=space, seconds=20)
+    bed.user.wait("pvc/other", "jsonpath={.status.phase}=Bound", namespace=space, seconds=60)
     with pytest.raises(BedError, match="timed out"):
         bed.user.wait("pvc/target", "jsonpath={.status.phase}=Bound", namespace=space, seconds=3)
 
@@ -163,7 +166,7 @@ def test_failed_provisioning_is_told_by_an_event(bed: Bed, space: str) -> None:
     claim = _claim(space, "data")
     claim["metadata"]["annotations"] = {ANNOTATION: "fail:no space left"}
     bed.user.apply(claim)
-    options = ["--field-selector=reason=ProvisioningFailed", "-n", space, "--for=create", "--timeout=20s"]
+    options = ["--field-selector=reason=ProvisioningFailed", "-n", space, "--for=create", "--timeout=60s"]
     bed.user.kubectl("wait", "events", *options)
     said = bed.user.kubectl("get", "events", "-n", space, "-o", "jsonpath={.items[*].message}")
     assert "no space left" in said

@@ -14,7 +14,8 @@ from tests.bed.demonstration.manifests import NAMESPACE
 from tests.bed.layout import ROOT
 from tests.bed.storage.objects import CLAIMS, EVENTS
 from tests.cluster.handkopia import open_kopia
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, everything, follow, wait_released
+from tests.cluster.listing import everything
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, follow, wait_released
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 _EXAMPLES = ROOT / "examples"
 _APP = "app"
@@ -40,15 +41,15 @@ def _apply(bed: Bed, *names: str) -> None:
 def uploaded(agent: Bed) -> Iterator[Json]:
     """The DataUpload of the examples, completed."""
     _apply(agent, "credentials.yaml", "location.yaml", "source.yaml")
-    agent.user.wait("pod/writer", "condition=Ready", namespace=_APP, seconds=60)
+    agent.user.wait("pod/writer", "condition=Ready", namespace=_APP, seconds=120)
     _apply(agent, "snapshot.yaml")
-    agent.user.wait("volumesnapshot/data", "jsonpath={.status.readyToUse}=true", namespace=_APP, seconds=60)
+    agent.user.wait("volumesnapshot/data", "jsonpath={.status.readyToUse}=true", namespace=_APP, seconds=120)
     _apply(agent, "dataupload.yaml")
     *_, last = follow(agent, UPLOADS, ["example"], seconds=120)
     wait_released(agent, UPLOADS, ["example"])
     yield last
     agent.user.kubectl("delete", "dataupload/example", "backuprepository/app-default-kopia", "-n", NAMESPACE)
-    agent.user.kubectl("delete", "namespace", _APP, "--timeout=60s")
+    agent.user.kubectl("delete", "namespace", _APP, "--timeout=120s")
 
 
 def test_it_completes(uploaded: Json) -> None:
@@ -88,7 +89,8 @@ def test_describe_tells_its_story_by_events(agent: Bed, uploaded: Json) -> None:
     events.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
     reasons = list(dict.fromkeys(event["reason"] for event in events))
     # Agent and mover tell at the same time; only a load that comes before its repository is ready waits for it.
-    by_mover = [reason for reason in reasons if reason.startswith(_BY_MOVER) and reason != f"{_BY_MOVER}Waiting"]
+    waiting = {f"{_BY_MOVER}Waiting", f"{_BY_MOVER}Ready"}
+    by_mover = [reason for reason in reasons if reason.startswith(_BY_MOVER) and reason not in waiting]
     by_agent = [reason for reason in reasons if not reason.startswith(_BY_MOVER)]
     assert by_agent == ["Accepted", "Prepared", "Started", "Completed"]
     assert by_mover == [f"{_BY_MOVER}{told}" for told in ("Started", "Progress", "Completed", "Stopped")]
@@ -124,7 +126,7 @@ def _recorded_policy() -> dict[str, Any]:
 
 
 def test_a_download_by_hand_brings_it_back(agent: Bed, uploaded: Json) -> None:
-    before = everything(agent, NAMESPACE)
+    before = everything(agent, NAMESPACE, _APP)
     _apply(agent, "target.yaml")
     download = (_EXAMPLES / "datadownload.yaml").read_text().replace("SNAPSHOT_ID", uploaded["status"]["snapshotID"])
     agent.user.kubectl("apply", "-f", "-", stdin=download)
@@ -134,8 +136,9 @@ def test_a_download_by_hand_brings_it_back(agent: Bed, uploaded: Json) -> None:
 
     assert last["status"]["phase"] == "Completed", last["status"]
     volume = (agent.api.get(CLAIMS, _APP, "restored") or {})["spec"]["volumeName"]
-    made = {f"persistentvolume/{volume}", f"{NAMESPACE} datadownload.velero.io/example"}
-    assert everything(agent, NAMESPACE) - before == made
+    claim = f"{_APP} persistentvolumeclaim/restored"
+    made = {f"persistentvolume/{volume}", claim, f"{NAMESPACE} datadownload.velero.io/example"}
+    assert everything(agent, NAMESPACE, _APP) - before == made
     _assert_same(_folder(agent, "data"), _folder(agent, "restored"))
     agent.user.kubectl("delete", "datadownload/example", "-n", NAMESPACE)
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.bed.demonstration.manifests import NAMESPACE
 from tests.cluster.handkopia import open_kopia
-from tests.cluster.scenes import UPLOADS, Volume, everything, follow, wait_released
+from tests.cluster.listing import everything
+from tests.cluster.scenes import UPLOADS, Volume, follow, wait_released
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 _NAMES = ("canceled", "deleted")
 
@@ -62,9 +63,9 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
     change = '{"spec":{"cancel":true}}'
     agent.user.kubectl("patch", "dataupload", "canceled", "-n", NAMESPACE, "--type=merge", "-p", change)
     since = moving["metadata"]["resourceVersion"]
-    versions = [moving, *follow(agent, UPLOADS, ["canceled"], seconds=60, since=since)]
+    versions = [moving, *follow(agent, UPLOADS, ["canceled"], seconds=120, since=since)]
     interrupted = agent.api.get(UPLOADS, NAMESPACE, "deleted") or {}
-    agent.user.kubectl("delete", "dataupload", "deleted", "-n", NAMESPACE, "--timeout=60s")
+    agent.user.kubectl("delete", "dataupload", "deleted", "-n", NAMESPACE, "--timeout=120s")
     wait_released(agent, UPLOADS, ["canceled"])
     with open_kopia(agent, module_space) as kopia:
         kopia.connect()
@@ -77,7 +78,7 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
 def _wait_moving(bed: Bed) -> dict[str, Json]:
     """Wait until data of both uploads moves; returns them as they are then, by name."""
     moving: dict[str, Json] = {}
-    for load in follow(bed, UPLOADS, _NAMES, seconds=60):
+    for load in follow(bed, UPLOADS, _NAMES, seconds=120):
         if load.get("status", {}).get("progress", {}).get("bytesDone"):
             moving[load["metadata"]["name"]] = load
         if len(moving) == len(_NAMES):

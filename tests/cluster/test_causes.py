@@ -27,7 +27,8 @@ from tests.cluster.breakage import (
     tainted,
 )
 from tests.cluster.cause_cases import AWAY, CASES, HELD, OPEN, Case
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, everything, follow, wait_released
+from tests.cluster.listing import everything
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
 from tests.cluster.workloads import BACKUPS, RESTORES
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 _PROMISED = timedelta(seconds=10)
 _PERMANENT = timedelta(seconds=30)
@@ -53,8 +54,8 @@ _RESOURCES = {
 }
 _PLACES = (OPEN, HELD, AWAY)
 _UNAVAILABLE = {"phase": "Unavailable", "message": "the bucket was taken away"}
-_TELL_SECONDS = 60
-_HEAL_SECONDS = 90
+_TELL_SECONDS = 120
+_HEAL_SECONDS = 150
 
 
 @dataclass

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 _EVENTS = Resource("/api/v1", "events")
 _NAME, _KEY = "node-agent-config", "node-agent-config.json"
 _CLASS = "bed-data-mover"
-_SECONDS = 20
+_SECONDS = 60
 
 
 @dataclass

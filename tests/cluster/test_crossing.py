@@ -17,8 +17,9 @@ from tests.bed.install import AGENT_LABEL
 from tests.bed.storage.faults import CONFIG_MAP
 from tests.bed.storage.objects import CLAIMS
 from tests.cluster.gate import HELD_BYTES, Gate, open_gate
+from tests.cluster.listing import everything
 from tests.cluster.processes import is_agent, wait_for_one
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, everything, follow, wait_released
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
 from tests.cluster.workloads import wait_until
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 _SIZE = "64Mi"
 _NODE, _OTHER = "bed-1", "bed-2"
@@ -82,7 +83,7 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         accepted = _accept_apart(agent, uploads)
         held = _lose_agent(agent, gate, uploads)
         gate.open()
-        ended = {load["metadata"]["name"]: load for load in follow(agent, UPLOADS, names, seconds=60)}
+        ended = {load["metadata"]["name"]: load for load in follow(agent, UPLOADS, names, seconds=120)}
         download = _download(agent, volume, ended[names[0]], place)
     wait_released(agent, UPLOADS, names)
     images = (_image(agent, module_space, "data"), _image(agent, module_space, download["metadata"]["name"]))
@@ -113,7 +114,7 @@ def _lose_agent(bed: Bed, gate: Gate, uploads: list[Json]) -> list[Json]:
     before.kill()
     after = wait_for_one("the agent that was started anew", is_agent(_NODE))
     assert after.pid != before.pid
-    bed.user.wait(f"pod/{_agent_pod(bed)}", "condition=Ready", namespace=NAMESPACE, seconds=60)
+    bed.user.wait(f"pod/{_agent_pod(bed)}", "condition=Ready", namespace=NAMESPACE, seconds=120)
     return [wait_until(bed, UPLOADS, upload, "InProgress") for upload in uploads]
 
 
@@ -133,7 +134,7 @@ def _download(bed: Bed, volume: Volume, upload: Json, place: Place) -> Json:
     claim["spec"]["volumeMode"] = "Block"
     snapshot_id = upload["status"].get("snapshotID", "")
     bed.user.apply(claim, volume.download(name, snapshot_id=snapshot_id, location=place.name))
-    *_, last = follow(bed, DOWNLOADS, [name], seconds=60)
+    *_, last = follow(bed, DOWNLOADS, [name], seconds=120)
     wait_released(bed, DOWNLOADS, [name])
     return last
 

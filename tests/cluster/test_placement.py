@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.bed.api import Json, Resource
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 _SOURCE, _OTHER = "bed-1", "bed-2"
 """Where volumes are made that nobody chooses a node for, and the node that the configuration names."""
@@ -81,12 +81,12 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     since = {resource: agent.api.snapshot(resource)[1] for resource in (PODS, CLAIMS)}
     with configured(agent, **_CONFIGURATION):
         agent.user.apply(volume.upload(out, snapshot=out, location=place.name))
-        *_, upload = follow(agent, UPLOADS, [out], seconds=60)
+        *_, upload = follow(agent, UPLOADS, [out], seconds=120)
         target = volume.target(back)
         target["spec"]["storageClassName"] = "bed-wait"
         snapshot_id = upload["status"].get("snapshotID", "")
         agent.user.apply(target, volume.download(back, snapshot_id=snapshot_id, location=place.name))
-        *_, download = follow(agent, DOWNLOADS, [back], seconds=60)
+        *_, download = follow(agent, DOWNLOADS, [back], seconds=120)
     wait_released(agent, UPLOADS, [out])
     wait_released(agent, DOWNLOADS, [back])
     yield Moved(
@@ -104,7 +104,7 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
 def _last_versions(bed: Bed, resource: Resource, names: set[str], *, since: str) -> dict[str, Json]:
     """Some objects of the agent's namespace as they were when they went away; returns once all have."""
     gone: dict[str, Json] = {}
-    for event in bed.api.watch(resource, since, seconds=60):
+    for event in bed.api.watch(resource, since, seconds=120):
         meta = event["object"]["metadata"]
         if event["type"] == "DELETED" and meta["namespace"] == NAMESPACE and meta["name"] in names:
             gone[meta["name"]] = event["object"]

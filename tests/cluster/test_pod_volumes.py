@@ -7,6 +7,8 @@ recordings (tests/exposer/test_kubelet_folders.py).
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from tests.bed.demonstration.compare import compare
 from tests.bed.demonstration.user import PODS
 from tests.bed.layout import ROOT
+from tests.cluster.conftest import new_namespace
 from tests.cluster.workloads import (
     BACKUPS,
     RESTORES,
@@ -25,10 +28,12 @@ from tests.cluster.workloads import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 _FILLED = {"data": 20_000_000, "scratch": 3_000_000}
 
@@ -53,7 +58,21 @@ def placed(agent: Bed, space: str, name: str) -> dict[str, str]:
     return {"POD_UID": pod["metadata"]["uid"], "NODE": pod["spec"].get("nodeName", "")}
 
 
-def test_volumes_come_back_into_a_pod_that_waits(agent: Bed, space: str) -> None:
+@pytest.fixture(scope="module")
+def flows(agent: Bed) -> Iterator[dict[str, Future[None]]]:
+    """What becomes of loads that do not disturb each other: all flows at the same time, each in its own namespace."""
+    wanted = (come_back, move_by_examples, refuse)
+    with ExitStack() as spaces, ThreadPoolExecutor(max_workers=len(wanted)) as pool:
+        running = {
+            flow.__name__: pool.submit(flow, agent, spaces.enter_context(new_namespace(agent))) for flow in wanted
+        }
+        # A test must not end while another flow has a kubectl running.
+        wait(running.values())
+        yield running
+
+
+def come_back(agent: Bed, space: str) -> None:
+    """Two volumes of a pod go out, and come back into another one that waits for them."""
     writer = Workload(agent, space, "writer", _FILLED)
     writer.start()
     writer.wait_ready()
@@ -77,9 +96,10 @@ def test_volumes_come_back_into_a_pod_that_waits(agent: Bed, space: str) -> None
     expect_nothing_left(agent, *backups.values(), *restores.values())
 
 
-def test_the_examples_move_a_volume_out_and_back(agent: Bed, space: str) -> None:
+def move_by_examples(agent: Bed, space: str) -> None:
+    """A volume goes out and comes back by what `examples/` has."""
     agent.user.kubectl("apply", "-f", "-", stdin=example(space, "source"))
-    agent.user.wait("pod/writer", "condition=Ready", namespace=space, seconds=60)
+    agent.user.wait("pod/writer", "condition=Ready", namespace=space, seconds=120)
     kept = apply_example(agent, space, "podvolumebackup", **placed(agent, space, "writer"))
     snapshot = wait_until(agent, BACKUPS, kept, "Completed")["status"]["snapshotID"]
 
@@ -89,6 +109,39 @@ def test_the_examples_move_a_volume_out_and_back(agent: Bed, space: str) -> None
 
     agent.user.wait("pod/reader", "condition=Ready", namespace=space, seconds=30)
     assert "file-4" in agent.user.kubectl("logs", "reader", "-n", space)
+
+
+def refuse(agent: Bed, space: str) -> None:
+    """Volumes that cannot be moved pod by pod, and a load for restic."""
+    device = Workload(agent, space, "device", block=True)
+    device.start()
+    device.wait_ready()
+    items = [device.backup(volume) for volume in ("data", "scripts", "nothing")]
+    restic = device.backup("scratch")
+    restic["spec"]["uploaderType"] = "restic"
+    agent.user.apply(*items, restic)
+
+    said = [wait_until(agent, BACKUPS, item, "Failed")["status"]["message"] for item in (*items, restic)]
+
+    assert said == [
+        f"volume data of workload pod {space}/device is a block volume: only file systems are moved pod by pod",
+        "volume scripts is of hostPath: no folder of the pod's own holds its data",
+        f"workload pod {space}/device has no volume nothing",
+        "restic is not supported",
+    ]
+
+
+def test_volumes_come_back_into_a_pod_that_waits(flows: dict[str, Future[None]]) -> None:
+    flows["come_back"].result()
+
+
+def test_the_examples_move_a_volume_out_and_back(flows: dict[str, Future[None]]) -> None:
+    flows["move_by_examples"].result()
+
+
+@pytest.mark.cause("volume-refused", "restic")
+def test_what_cannot_be_moved_is_refused_with_its_reason(flows: dict[str, Future[None]]) -> None:
+    flows["refuse"].result()
 
 
 def test_a_node_that_takes_nobody_new_still_serves_its_own(agent: Bed, space: str) -> None:
@@ -137,23 +190,3 @@ def test_a_workload_that_goes_ends_its_backup_and_the_one_that_is_prepared(agent
     assert not any("snapshotID" in status for status in ended)
     moving.delete()
     expect_nothing_left(agent, first, second, third)
-
-
-@pytest.mark.cause("volume-refused", "restic")
-def test_what_cannot_be_moved_is_refused_with_its_reason(agent: Bed, space: str) -> None:
-    device = Workload(agent, space, "device", block=True)
-    device.start()
-    device.wait_ready()
-    items = [device.backup(volume) for volume in ("data", "scripts", "nothing")]
-    restic = device.backup("scratch")
-    restic["spec"]["uploaderType"] = "restic"
-    agent.user.apply(*items, restic)
-
-    said = [wait_until(agent, BACKUPS, item, "Failed")["status"]["message"] for item in (*items, restic)]
-
-    assert said == [
-        f"volume data of workload pod {space}/device is a block volume: only file systems are moved pod by pod",
-        "volume scripts is of hostPath: no folder of the pod's own holds its data",
-        f"workload pod {space}/device has no volume nothing",
-        "restic is not supported",
-    ]

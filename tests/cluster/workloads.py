@@ -41,7 +41,7 @@ _SCRIPTS = Path(demonstration.__file__).parent
 _FILL = "python3 /scripts/fill.py /machine /volumes/{0} {1}"
 _SURVEY = "python3 /scripts/survey.py /volumes/{0} /out/{1}-{0}.json"
 _WAIT = "until [ -e /volumes/{0}/.velero/{1} ]; do sleep 0.2; done"
-_MOVE_SECONDS = 60
+_MOVE_SECONDS = 120
 _LOOK_SECONDS = 0.2
 _HASTE_SECONDS = 0.01
 
