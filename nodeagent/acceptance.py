@@ -26,7 +26,8 @@ __all__ = ["Acceptance"]
 _ACCEPT_SECONDS: Final = 10.0
 """For one accept: those behind it wait for it, since they are admitted in order."""
 
-_STORIES_AT_A_TIME: Final = 16
+_STORIES_AT_A_TIME: Final = 8
+"""Fewer than the client sends at a time (`core.kube.limits`): an accept never waits for all of them."""
 
 
 class Acceptance:

@@ -41,6 +41,7 @@ from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
 from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.lease import LeaderElection
+from nodeagent.memory import MemoryKeeper, find_trim
 from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
 from nodeagent.mover_plan import MoverPlans
@@ -91,6 +92,7 @@ class Agent:
     election: LeaderElection
     lead: Callable[[], Awaitable[None]]
     dispatcher: Dispatcher
+    memory: MemoryKeeper
 
     async def run(self) -> None:
         """Work until canceled; the Lease is given back on the way out.
@@ -104,6 +106,7 @@ class Agent:
             group.create_task(self.own_slots.run(), name="labels of the node")
             group.create_task(self._reconcile(), name="reconciler")
             group.create_task(self.election.run(self._lead), name="leader election")
+            group.create_task(self.memory.run(), name="memory")
 
     def not_ready(self) -> list[str]:
         """Return what the agent still waits for, in words."""
@@ -139,7 +142,13 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     current = CurrentConfig(plan.config)
     metrics = Metrics(settings.node_name)
     limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
-    client = client.limited(limit, on_answer=metrics.request)
+    memory = MemoryKeeper(clock, find_trim())
+
+    def note_answer(verb: str, status: int) -> None:
+        metrics.request(verb, status)
+        memory.note()
+
+    client = client.limited(limit, on_answer=note_answer)
     status = StatusWriter(client, clock)
     recorder = EventRecorder(client, clock, component="node-agent", host=settings.node_name)
     story = Story(recorder)
@@ -212,7 +221,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             group.create_task(dispatcher.run(), name="dispatcher")
             group.create_task(repositories.run(), name="repository controller")
 
-    return Agent(plan, metrics, own, reconciler, own_slots, election, lead, dispatcher)
+    return Agent(plan, metrics, own, reconciler, own_slots, election, lead, dispatcher, memory)
 
 
 async def prepare(client: KubeClient, settings: Settings, namespace: str) -> Plan:

@@ -153,3 +153,32 @@ async def test_what_got_no_answer_and_a_refused_watch_are_counted_as_such() -> N
         async with transport.stream(Request("GET", "/api/v1/configmaps")):
             pass
     assert answers == [("GET", 0), ("WATCH", 429)]
+
+
+class Slow(FakeKube):
+    """Answers after a second, and remembers how many waited for that together."""
+
+    waiting = 0
+    most = 0
+
+    async def request(self, request: Request) -> Response:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await asyncio.sleep(1)
+        self.waiting -= 1
+        return await super().request(request)
+
+
+async def test_only_so_many_requests_are_under_way_and_an_urgent_one_passes_them_by(looptime: float) -> None:
+    kube = Slow()
+    transport = LimitedTransport(kube, limit(per_second=1000, burst=1000), on_answer=lambda *_: None)
+    request = Request("GET", CONFIG_MAPS.path("velero", "none"))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(100):
+            group.create_task(transport.request(request), name="request")
+        await asyncio.sleep(0.5)
+        most = kube.most
+        await transport.request(Request("GET", CONFIG_MAPS.path("velero", "none"), urgent=True))
+        assert abs(float(looptime) - 1.5) < 0.1
+    assert most == 16
+    assert abs(float(looptime) - 7) < 0.1
