@@ -67,6 +67,17 @@ class AbsentOwners:
         else:
             await self._end(kind, cr, Phase.FAILED, f"{why}; {_what_was_there(cr)}")
 
+    async def end_nowhere(self, kind: Kind, cr: Load) -> None:
+        """End a load that no agent can have: it was made with its phase, or its pods are gone.
+
+        It would hold its place in the queue for good.
+        """
+        why = "nothing tells which node has it, and there is no data mover pod"
+        if cr.spec.cancel or cr.deleting:
+            await self._end(kind, cr, Phase.CANCELED, f"{who_stops(cr)}; {why}")
+        else:
+            await self._end(kind, cr, Phase.FAILED, f"it is {cr.phase}, but {why}")
+
     async def wait_for_agent(self, kind: Kind, cr: Load) -> None:
         """Say that only the agent that is away can go on; end the load where that takes too long."""
         node, clock = await node_of(kind, cr), self.tools.clock

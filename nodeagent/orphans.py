@@ -156,9 +156,7 @@ class OrphanKeeper:
             await self._reassign(kind, cr)
             return
         if not node:
-            _log.warning(
-                "nothing tells which node has the load", extra=fields(kind=kind.name, name=cr.name, uid=cr.uid)
-            )
+            await self._absent.end_nowhere(kind, cr)
             return
         stored = await self._tools.status.annotate(kind, cr, Change(labels={NODE_LABEL: label_value(node)}))
         await self._tools.story.tell(stored, "Adopted", f"the agent of node {node} goes on with it")

@@ -50,6 +50,17 @@ async def test_a_load_that_the_peers_agent_accepted_gets_its_label(
     assert scene.load("du")["status"]["phase"] == status["phase"]
 
 
+@pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
+async def test_a_load_that_was_made_with_its_phase_and_is_nowhere_gives_its_place_back(phase: str) -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("made", status={"phase": phase}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.add("next")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phases() == {"made": "Failed", "next": "Accepted"}, seconds=15)
+    told = f"it is {phase}, but nothing tells which node has it, and there is no data mover pod"
+    assert scene.load("made")["status"]["message"] == told
+
+
 async def test_a_final_load_without_owner_is_cleaned_up_and_unmarked() -> None:
     scene = open_scene("node-b")
     scene.add("synced", status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER, "other/one"])
