@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from core.models.base import JsonDict
+from core.models.storage import CACHE_LIMIT_KEY
 
 __all__ = ["IDENTITY_FLAGS", "CacheLimit", "build_config", "parse_cache_limit"]
 
@@ -64,11 +65,11 @@ class CacheLimit:
 
 def parse_cache_limit(config: dict[str, str]) -> CacheLimit:
     """Return the limit of a BackupRepository's `repositoryConfig`; a value that cannot be is warned of."""
-    text = config.get("cacheLimitMB", "")
+    text = config.get(CACHE_LIMIT_KEY, "")
     if text.isdecimal() and int(text) > 0:
         return CacheLimit(int(text))
     if text:
-        _logger.warning("cacheLimitMB is no number above 0; the default is taken")
+        _logger.warning("%s is no number above 0; the default is taken", CACHE_LIMIT_KEY)
     return CacheLimit()
 
 

@@ -19,7 +19,7 @@ from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.quantity import parse_quantity
 from nodeagent.config_advice import advise
-from nodeagent.config_keys import Finding, Location, SortedKeys, close_name, load_json, sort_keys
+from nodeagent.config_keys import Finding, Location, SortedKeys, ask, close_name, load_json, sort_keys
 from nodeagent.config_models import LARGEST_PREPARE_QUEUE, AgentConfig, LoadConcurrency
 
 __all__ = [
@@ -137,8 +137,7 @@ def _explain(error: ErrorDetails, path: str) -> Finding:
         return Finding(path, "this key is required")
     words = _EXPECTED.get(kind)
     what = words.format(**context) if words else error["msg"].removeprefix("expected ")
-    hint = _guess(kind, value, what)
-    return Finding(path, f"expected {what}, found {_told(value)}", f"did you mean {hint}?" if hint else "")
+    return Finding(path, f"expected {what}, found {_told(value)}", ask(_guess(kind, value, what)))
 
 
 def _guess(kind: str, value: object, what: str) -> str:

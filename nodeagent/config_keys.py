@@ -21,7 +21,9 @@ __all__ = [
     "Location",
     "Nested",
     "SortedKeys",
+    "ask",
     "close_name",
+    "guess",
     "known_paths",
     "load_json",
     "nested_section",
@@ -184,7 +186,17 @@ class _Sorter:
         if not close and not place:
             deeper = (path for path, _ in known_paths(self._root))
             close = next((path for path in deeper if path.rpartition(".")[2].lower() == key.lower()), "")
-        return f"did you mean {close}?" if close else ""
+        return ask(close)
+
+
+def ask(meant: str) -> str:
+    """Return the hint that `meant` may be meant; empty where nothing comes to mind."""
+    return f"did you mean {meant}?" if meant else ""
+
+
+def guess(name: str, candidates: Iterable[str]) -> str:
+    """Return the hint which of the candidates may be meant by `name`."""
+    return ask(close_name(name, candidates))
 
 
 def close_name(name: str, candidates: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import NODES, PRIORITY_CLASSES, STORAGE_CLASSES, Resource
 from core.models.base import JsonDict
-from nodeagent.config_keys import Finding, close_name, show_key
+from nodeagent.config_keys import Finding, guess, show_key
 from nodeagent.config_models import AgentConfig, LabelSelector
 
 __all__ = ["check_names"]
@@ -58,7 +58,7 @@ async def _check_storage_classes(client: KubeClient, named: Iterable[tuple[str, 
         return [listed]
     known = {obj["metadata"]["name"]: obj for obj in listed}
     found = [
-        Finding(path, f"the cluster has no storage class {name}", _hint(name, known))
+        Finding(path, f"the cluster has no storage class {name}", guess(name, known))
         for path, name in named
         if name not in known
     ]
@@ -77,7 +77,7 @@ async def _check_priority_class(client: KubeClient, name: str) -> list[Finding]:
     if name in known:
         return []
     problem = f"the cluster has no priority class {name}: data movers get the default priority"
-    return [Finding("priorityClassName", problem, _hint(name, known))]
+    return [Finding("priorityClassName", problem, guess(name, known))]
 
 
 async def _check_selectors(client: KubeClient, selectors: Iterable[tuple[str, LabelSelector]]) -> list[Finding]:
@@ -97,8 +97,3 @@ async def _list(client: KubeClient, resource: Resource, words: str) -> list[Json
         return await client.list(Selection(resource))
     except KubeError as e:
         return Finding("", f"{words} could not be checked: {e}")
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = close_name(name, known)
-    return f"did you mean {close}?" if close else ""

@@ -18,15 +18,14 @@ from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
 from core.models.base import JsonDict
-from nodeagent.config_keys import Finding, close_name, load_json, show_key
+from core.models.storage import CACHE_LIMIT_KEY, REPOSITORY_TYPE
+from nodeagent.config_keys import Finding, guess, load_json, show_key
 
-__all__ = ["CACHE_LIMIT_KEY", "ParsedSettings", "RepositoryConfig", "parse_settings_of"]
+__all__ = ["ParsedSettings", "RepositoryConfig", "parse_settings_of"]
 
 _log = logging.getLogger(__name__)
 
 _FLAG: Final = "--backup-repository-configmap"
-_TYPE: Final = "kopia"
-CACHE_LIMIT_KEY: Final = "cacheLimitMB"
 _INTERVAL_KEY: Final = "fullMaintenanceInterval"
 _INTERVALS: Final = ("normalGC", "fastGC", "eagerGC")
 """24, 12 and 6 hours. Source: Velero v1.18, pkg/repository/udmrepo/repo_options.go."""
@@ -46,24 +45,24 @@ class ParsedSettings:
         return [*(f"{mistake}; it counts as unset" for mistake in self.mistakes), *map(str, self.notes)]
 
 
-def parse_settings_of(config_map: JsonDict, repository_type: str = _TYPE) -> ParsedSettings:
-    """Return the settings for repositories of that type in `config_map`, a v1 ConfigMap as JSON dict.
+def parse_settings_of(config_map: JsonDict) -> ParsedSettings:
+    """Return the settings for repositories in `config_map`, a v1 ConfigMap as JSON dict.
 
     Keys that kopia repositories do not know are handed on: whoever reads them may.
 
     Raises:
-        ConfigError: what it has for that type is no JSON object.
+        ConfigError: what it has for their type is no JSON object.
     """
-    text = (config_map.get("data") or {}).get(repository_type)
+    text = (config_map.get("data") or {}).get(REPOSITORY_TYPE)
     if text is None:
         return ParsedSettings()
     try:
         document = load_json(text)
     except (ValueError, RecursionError) as e:
-        raise ConfigError(f"its key {repository_type} is not JSON: {e}") from e
+        raise ConfigError(f"its key {REPOSITORY_TYPE} is not JSON: {e}") from e
     if not isinstance(document, dict):
-        raise ConfigError(f"its key {repository_type} is not a JSON object")
-    found = _Found(repository_type)
+        raise ConfigError(f"its key {REPOSITORY_TYPE} is not a JSON object")
+    found = _Found()
     for key, value in document.items():
         found.take(key, value)
     return ParsedSettings(found.settings, tuple(found.mistakes), tuple(found.notes))
@@ -72,14 +71,13 @@ def parse_settings_of(config_map: JsonDict, repository_type: str = _TYPE) -> Par
 class _Found:
     """What one reading gathers."""
 
-    def __init__(self, repository_type: str) -> None:
-        self._type = repository_type
+    def __init__(self) -> None:
         self.settings: dict[str, str] = {}
         self.mistakes: list[Finding] = []
         self.notes: list[Finding] = []
 
     def take(self, key: str, value: object) -> None:
-        path = f"{self._type}{show_key(key)}"
+        path = f"{REPOSITORY_TYPE}{show_key(key)}"
         text = _as_text(value)
         if value is None:
             return
@@ -88,15 +86,13 @@ class _Found:
         elif key == CACHE_LIMIT_KEY and not (text.isdecimal() and int(text) > 0):
             self.mistakes.append(Finding(path, f"expected a whole number of MiB of at least 1, found {text}"))
         elif key == _INTERVAL_KEY and text not in _INTERVALS:
-            meant = close_name(text, _INTERVALS)
-            hint = f"did you mean {meant}?" if meant else ""
-            self.mistakes.append(Finding(path, f"expected one of {', '.join(_INTERVALS)}, found {text}", hint))
+            problem = f"expected one of {', '.join(_INTERVALS)}, found {text}"
+            self.mistakes.append(Finding(path, problem, guess(text, _INTERVALS)))
         else:
             self.settings[key] = text
             if key not in {CACHE_LIMIT_KEY, _INTERVAL_KEY}:
-                meant = close_name(key, (CACHE_LIMIT_KEY, _INTERVAL_KEY))
-                hint = f"did you mean {meant}?" if meant else ""
-                self.notes.append(Finding(path, "unknown key; it is handed on to the BackupRepository", hint))
+                problem = "unknown key; it is handed on to the BackupRepository"
+                self.notes.append(Finding(path, problem, guess(key, (CACHE_LIMIT_KEY, _INTERVAL_KEY))))
 
 
 def _as_text(value: object) -> str | None:

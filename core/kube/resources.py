@@ -10,13 +10,11 @@ __all__ = [
     "BACKUP_REPOSITORIES",
     "BACKUP_STORAGE_LOCATIONS",
     "CONFIG_MAPS",
-    "CUSTOM_RESOURCE_DEFINITIONS",
     "DAEMON_SETS",
     "DATA_DOWNLOADS",
     "DATA_UPLOADS",
     "DEPLOYMENTS",
     "EVENTS",
-    "JOBS",
     "LEASES",
     "NODES",
     "PERSISTENT_VOLUMES",
@@ -77,17 +75,10 @@ PERSISTENT_VOLUMES: Final = Resource("PersistentVolume", "persistentvolumes", na
 NODES: Final = Resource("Node", "nodes", namespaced=False)
 DAEMON_SETS: Final = Resource("DaemonSet", "daemonsets", "apps")
 DEPLOYMENTS: Final = Resource("Deployment", "deployments", "apps")
-JOBS: Final = Resource("Job", "jobs", "batch")
 LEASES: Final = Resource("Lease", "leases", "coordination.k8s.io")
 STORAGE_CLASSES: Final = Resource("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False)
 VOLUME_ATTACHMENTS: Final = Resource("VolumeAttachment", "volumeattachments", "storage.k8s.io", namespaced=False)
 PRIORITY_CLASSES: Final = Resource("PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False)
-CUSTOM_RESOURCE_DEFINITIONS: Final = Resource(
-    "CustomResourceDefinition",
-    "customresourcedefinitions",
-    "apiextensions.k8s.io",
-    namespaced=False,
-)
 VOLUME_SNAPSHOTS: Final = Resource("VolumeSnapshot", "volumesnapshots", _SNAPSHOTS)
 VOLUME_SNAPSHOT_CONTENTS: Final = Resource(
     "VolumeSnapshotContent", "volumesnapshotcontents", _SNAPSHOTS, namespaced=False

@@ -20,7 +20,6 @@ __all__ = [
     "DATA_MOVER_FINALIZER",
     "DATA_UPLOAD_LABEL",
     "DISPATCHER_LEASE",
-    "DYNAMIC_PV_RESTORE_LABEL",
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
     "MANAGED_BY_LABEL",
@@ -65,7 +64,6 @@ REPOSITORY_TYPE_LABEL: Final = "velero.io/repository-type"
 
 # On the objects of an expose.
 EXPOSER_POD_GROUP_LABEL: Final = "velero.io/exposer-pod-group"
-DYNAMIC_PV_RESTORE_LABEL: Final = "velero.io/dynamic-pv-restore"
 MANAGED_BY_LABEL: Final = "snapshot.storage.kubernetes.io/managed-by"
 SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
 

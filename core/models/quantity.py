@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 from typing import Final
 
-__all__ = ["parse_quantity", "quantity_bytes"]
+__all__ = ["parse_quantity"]
 
 _SUFFIX: Final = {
     "n": Decimal("1e-9"),
@@ -42,9 +42,3 @@ def parse_quantity(text: str | float) -> Decimal:
         raise ValueError(message)
     number = Decimal(form[1] + (form[2] or ""))
     return number * _SUFFIX[form[3] or ""]
-
-
-def quantity_bytes(text: str | float) -> int:
-    """Return the quantity in whole bytes, rounded up."""
-    number = parse_quantity(text)
-    return int(number.to_integral_value(rounding="ROUND_CEILING"))

@@ -12,6 +12,7 @@ from core.models.base import CustomResource, StringMap, Timestamp, WireModel
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOLUME_NAMESPACE_LABEL, label_value
 
 __all__ = [
+    "CACHE_LIMIT_KEY",
     "REPOSITORY_TYPE",
     "BackupRepository",
     "BackupRepositorySpec",
@@ -28,6 +29,9 @@ __all__ = [
 
 REPOSITORY_TYPE: Final = "kopia"
 """`spec.repositoryType` of the only repositories there are."""
+
+CACHE_LIMIT_KEY: Final = "cacheLimitMB"
+"""In `spec.repositoryConfig`: how large kopia's cache may become, in MiB."""
 
 
 class SecretKey(WireModel):

@@ -11,7 +11,7 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.models.loads import Load
-from core.models.storage import repository_labels
+from core.models.storage import CACHE_LIMIT_KEY, repository_labels
 from exposer.model import PodVolumeRequest, RestoreRequest
 
 __all__ = ["DEFAULT_CACHE_LIMIT_MIB", "fit_cache"]
@@ -21,8 +21,6 @@ DEFAULT_CACHE_LIMIT_MIB: Final = 5000
 
 Source: Velero v1.18, pkg/repository/udmrepo/kopialib/backend/common.go (MB there are MiB).
 """
-
-_LIMIT: Final = "cacheLimitMB"
 
 _Request = TypeVar("_Request", RestoreRequest, PodVolumeRequest)
 
@@ -44,5 +42,5 @@ async def fit_cache(client: KubeClient, cr: Load, request: _Request) -> _Request
 
 def _limit_of(repository: JsonDict) -> int:
     """Return the limit in a BackupRepository as JSON dict; whatever it holds, a cache is no reason to fail."""
-    text = str((repository.get("spec", {}).get("repositoryConfig") or {}).get(_LIMIT, ""))
+    text = str((repository.get("spec", {}).get("repositoryConfig") or {}).get(CACHE_LIMIT_KEY, ""))
     return int(text) if text.isdecimal() and int(text) > 0 else DEFAULT_CACHE_LIMIT_MIB

@@ -11,7 +11,7 @@ from core.backoff import Backoff
 from core.models.base import format_time
 from core.models.duration import format_duration, parse_duration
 from core.models.names import label_value
-from core.models.quantity import parse_quantity, quantity_bytes
+from core.models.quantity import parse_quantity
 
 __all__: list[str] = []
 
@@ -76,12 +76,6 @@ def test_quantity_is_read(text: str | float, number: Decimal) -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(text)
-
-
-def test_bytes_are_rounded_up() -> None:
-    assert quantity_bytes("100m") == 1
-    assert quantity_bytes("1.5") == 2
-    assert quantity_bytes("3Mi") == 3 * 2**20
 
 
 def test_time_is_written_in_utc_and_whole_seconds() -> None:
