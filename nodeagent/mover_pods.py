@@ -10,7 +10,7 @@ from typing import Final
 from core.models.base import JsonDict
 from core.models.loads import Load
 from core.models.names import OWNER_UID_LABEL
-from exposer.diagnose import PodEnd, explain_exit, memory_limit, parse_pod_end
+from exposer.diagnose import PodEnd, explain_exit, memory_limit, parse_pod_end, signal_of
 from nodeagent.lifecycle import PodState
 
 __all__ = ["belongs_to", "explain_loss", "has_ended", "is_ours", "pod_node", "pod_state", "trim_pod", "was_killed"]
@@ -28,7 +28,6 @@ _STARTER_LOST: Final = ("signal: killed", "context canceled", "context deadline 
 Source: containerd v2, internal/cri/server/container_start.go, and a kubelet that got SIGKILL.
 """
 
-_KILLED: Final = 128 + signal.SIGKILL
 _OUT_OF_MEMORY: Final = "OOMKilled"
 """Another pod would come to the same end; a kill for any other reason came from outside."""
 
@@ -85,7 +84,7 @@ def was_killed(pod: JsonDict) -> bool:
     """Whether `pod` got SIGKILL, and nobody says that he had it end: the next one may fare alike."""
     end = parse_pod_end(pod)
     leaving = bool(pod["metadata"].get("deletionTimestamp"))
-    return end is not None and end.exit_code == _KILLED and end.plain and not leaving
+    return end is not None and signal_of(end) == signal.SIGKILL and end.plain and not leaving
 
 
 def trim_pod(pod: JsonDict) -> JsonDict:
@@ -108,7 +107,7 @@ def _displaced(pod: JsonDict, end: PodEnd) -> bool:
     """Whether somebody else than the mover itself made it end."""
     status = pod.get("status") or {}
     rejected = end.exit_code is None and status.get("phase") == "Failed"
-    killed = end.exit_code == _KILLED and end.reason != _OUT_OF_MEMORY
+    killed = signal_of(end) == signal.SIGKILL and end.reason != _OUT_OF_MEMORY
     told = bool(status.get("reason")) or bool(_disruption(status))
     not_started = end.reason == _NOT_STARTED and any(words in end.message for words in _STARTER_LOST)
     return rejected or killed or told or not_started or end.reason in _LOST_CONTAINER
