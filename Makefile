@@ -98,7 +98,7 @@ bench-mover: root venv unit-tools ## what the data mover costs beside kopia alon
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
 
 .PHONY: bench-scale
-bench-scale: venv integration-tools ## what many agents and many loads cost; 25 minutes
+bench-scale: venv integration-tools ## what many agents and many loads cost; 25 minutes, 40 on few cores
 	$(step)
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
