@@ -3,9 +3,10 @@
 Knows the steps of a rebind, each of which finds out by itself whether it is still to do.
 Does not know how the volume was made or filled.
 
-The steps: reclaim policy to Retain, delete the pod, delete the claim it used, point the
+The steps: reclaim policy to Retain (with our owner label, so that a volume whose load vanishes
+before it is the target's is found by the sweeper), delete the pod, delete the claim it used, point the
 volume at the target claim (with the labels that claim selects by), point the target claim at
-the volume, wait until they are bound, put the reclaim policy back.
+the volume, wait until they are bound, put the reclaim policy back and take the label off.
 Source: Velero v1.18, pkg/exposer/generic_restore.go (the order, and the labels of the target's
 selector); Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (when a
 volume and a claim are bound).
@@ -20,7 +21,7 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PO
 from core.models.base import JsonDict
 from exposer.model import KeptVolume, Owner, RestoreRequest, Waiting
 from exposer.ownership import CLEANING_UP, remove_owned
-from exposer.volumes import DELETE, RETAIN, patch_volume, set_reclaim_policy
+from exposer.volumes import DELETE, hand_out, keep_for, patch_volume, set_reclaim_policy
 
 __all__ = ["Rebinder"]
 
@@ -59,7 +60,7 @@ class Rebinder:
             return None
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.target_namespace, request.target_claim)
         if target is not None and target["spec"].get("volumeName") == kept.pv_name:
-            await set_reclaim_policy(self._client, volume, kept.reclaim_policy)
+            await hand_out(self._client, volume, kept.reclaim_policy)
             return None
         if not _in_our_hands(request, volume):
             return None
@@ -81,7 +82,7 @@ class Rebinder:
         if not _claimed_by(volume, target):
             if not _in_our_hands(request, volume):
                 raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data belongs to another claim")
-            volume = await set_reclaim_policy(self._client, volume, RETAIN)
+            volume = await keep_for(self._client, volume, request.owner)
             waiting = await self._remove_pod_and_claim(request.owner)
             if waiting:
                 return waiting
@@ -93,7 +94,7 @@ class Rebinder:
         if not _bound(volume, target):
             place = f"{request.target_namespace}/{request.target_claim}"
             return Waiting("Binding", f"target claim {place} is being bound to PersistentVolume {kept.pv_name}")
-        await set_reclaim_policy(self._client, volume, kept.reclaim_policy)
+        await hand_out(self._client, volume, kept.reclaim_policy)
         return None
 
     async def _release(self, owner: Owner, volume: JsonDict) -> None:

@@ -5,12 +5,13 @@ Does not know which owners are gone (`nodeagent.sweeper`). Whatever lacks the la
 alone, whoever made it.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import NotFoundError
+from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -23,7 +24,7 @@ from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.ownership import patch_if_there, remove
 from exposer.snapshots import VOLUME_ANNOTATION, SnapshotSource, remembered_source
-from exposer.volumes import RETAIN, condemn_volume_of
+from exposer.volumes import DELETE, RETAIN, condemn_volume_of, set_reclaim_policy
 
 __all__ = ["Leftovers", "list_leftovers", "remove_leftovers"]
 
@@ -45,7 +46,9 @@ class Leftovers:
 async def list_leftovers(client: KubeClient, namespace: str) -> dict[str, Leftovers]:
     """Return all objects with an owner label, by the owner's UID.
 
-    A content lives in no namespace; one counts where it stands for a snapshot of `namespace`.
+    A content lives in no namespace; one counts where it stands for a snapshot of `namespace`. A
+    volume, which has the label only while it is handed over, counts where it still stands for a
+    claim of `namespace` that is gone: one that is somebody's by now is never an owner's.
 
     Raises:
         KubeError: the API server refused.
@@ -59,6 +62,10 @@ async def list_leftovers(client: KubeClient, namespace: str) -> dict[str, Leftov
                 uid = obj["metadata"]["labels"][OWNER_UID_LABEL]
                 leftovers = found.setdefault(uid, Leftovers(uid))
                 leftovers.objects.setdefault(selection.resource, []).append(obj)
+    for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=OWNER_UID_LABEL)):
+        if await _lost_its_claim(client, volume, namespace):
+            uid = volume["metadata"]["labels"][OWNER_UID_LABEL]
+            found.setdefault(uid, Leftovers(uid)).objects.setdefault(PERSISTENT_VOLUMES, []).append(volume)
     return found
 
 
@@ -83,6 +90,23 @@ async def _list(client: KubeClient, selection: Selection) -> list[JsonDict]:
     except NotFoundError:
         # A cluster without CSI snapshots does not have their kinds.
         return []
+    except ForbiddenError:
+        if selection.resource != PERSISTENT_VOLUMES:
+            raise
+        # The role of an earlier version: all else can be swept.
+        return []
+
+
+async def _lost_its_claim(client: KubeClient, volume: JsonDict, namespace: str) -> bool:
+    """Whether `volume` stands for a claim of `namespace` that does not exist any more.
+
+    One that stands for no claim was let go by somebody who wants it.
+    """
+    reference = volume["spec"].get("claimRef") or {}
+    if not reference.get("uid") or reference.get("namespace") != namespace:
+        return False
+    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, namespace, reference["name"])
+    return claim is None or claim["metadata"]["uid"] != reference["uid"]
 
 
 async def _remove_all(client: KubeClient, leftovers: Leftovers, resource: Resource) -> str:
@@ -108,6 +132,10 @@ async def _remove_claims(client: KubeClient, leftovers: Leftovers) -> str:
 
 async def _remove_volumes(client: KubeClient, leftovers: Leftovers) -> str:
     """Say which volumes are still there; their claims are gone, so their provisioner removes them."""
+    for volume in leftovers.of(PERSISTENT_VOLUMES):
+        await _condemn(client, volume)
+    if lost := leftovers.of(PERSISTENT_VOLUMES):
+        return "; ".join(f"PersistentVolume {volume['metadata']['name']} is being deleted" for volume in lost)
     contents = leftovers.of(VOLUME_SNAPSHOT_CONTENTS)
     if not contents:
         return ""
@@ -115,6 +143,12 @@ async def _remove_volumes(client: KubeClient, leftovers: Leftovers) -> str:
     names = (claimed | {_volume_of(content) for content in contents}) - {""}
     left = [name for name in sorted(names) if await client.read(PERSISTENT_VOLUMES, "", name) is not None]
     return "; ".join(f"PersistentVolume {name} of the snapshot is being deleted" for name in left)
+
+
+async def _condemn(client: KubeClient, volume: JsonDict) -> None:
+    """Have a volume whose claim is gone reclaimed."""
+    with suppress(NotFoundError):
+        await set_reclaim_policy(client, volume, DELETE)
 
 
 async def _remove_snapshots(client: KubeClient, leftovers: Leftovers) -> str:

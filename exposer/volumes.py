@@ -7,10 +7,20 @@ from core.kube.client import KubeClient
 from core.kube.errors import NotFoundError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from core.models.base import JsonDict
+from core.models.names import OWNER_UID_LABEL
 from exposer.model import Owner, Waiting
 from exposer.ownership import belongs, remove
 
-__all__ = ["DELETE", "RETAIN", "condemn_volume_of", "patch_volume", "remove_claim", "set_reclaim_policy"]
+__all__ = [
+    "DELETE",
+    "RETAIN",
+    "condemn_volume_of",
+    "hand_out",
+    "keep_for",
+    "patch_volume",
+    "remove_claim",
+    "set_reclaim_policy",
+]
 
 DELETE = "Delete"
 RETAIN = "Retain"
@@ -35,6 +45,24 @@ async def set_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) 
     if volume["spec"].get("persistentVolumeReclaimPolicy") == policy:
         return volume
     return await patch_volume(client, volume, {"spec": {"persistentVolumeReclaimPolicy": policy}})
+
+
+async def keep_for(client: KubeClient, volume: JsonDict, owner: Owner) -> JsonDict:
+    """Return `volume` kept whatever becomes of its claim, and marked as one that `owner` hands over."""
+    labels = volume["metadata"].get("labels") or {}
+    if volume["spec"].get("persistentVolumeReclaimPolicy") == RETAIN and labels.items() >= owner.labels.items():
+        return volume
+    patch: JsonDict = {"metadata": {"labels": owner.labels}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
+    return await patch_volume(client, volume, patch)
+
+
+async def hand_out(client: KubeClient, volume: JsonDict, policy: str) -> None:
+    """Give `volume` the reclaim policy that it came with; from then on it is no load's."""
+    labelled = OWNER_UID_LABEL in (volume["metadata"].get("labels") or {})
+    if labelled or volume["spec"].get("persistentVolumeReclaimPolicy") != policy:
+        labels: JsonDict = {"labels": {OWNER_UID_LABEL: None}} if labelled else {}
+        patch: JsonDict = {"metadata": labels, "spec": {"persistentVolumeReclaimPolicy": policy}}
+        await patch_volume(client, volume, patch)
 
 
 async def condemn_volume_of(client: KubeClient, claim: JsonDict) -> None:

@@ -170,6 +170,7 @@ class _Term:
             "placesTaken": len(self._ledger.places.uids),
             "agents": sorted(self._agents.nodes().values()),
             **self._view.report(),
+            "leftovers": self._sweeper.report(),
         }
 
     def _line(self, entries: Iterable[Entry]) -> Iterable[Entry]:

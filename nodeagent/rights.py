@@ -124,8 +124,8 @@ RIGHTS: Final = (
     Right(
         _ALL,
         kube.PERSISTENT_VOLUMES,
-        ("get", "patch", "delete"),
-        "bind a restored volume to its claim; remove the temporary ones",
+        ("get", "list", "patch", "delete"),
+        "bind a restored volume to its claim; remove the temporary ones, and those that a load left half handed over",
     ),
     Right(_ALL, kube.STORAGE_CLASSES, ("get",), "when the volumes of a class are bound"),
     Right(

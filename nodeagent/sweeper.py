@@ -57,6 +57,15 @@ class Sweeper:
         self._seen: dict[str, Entry] = {}
         self._gone_since_seconds: dict[str, float] = {}
         self._told: dict[str, str] = {}
+        self._last_error = ""
+
+    def report(self) -> JsonDict:
+        """Return for the status page of how many vanished loads something is left, and what keeps it."""
+        return {
+            "vanishedLoads": len(self._gone_since_seconds),
+            "waitsFor": sorted(set(self._told.values())),
+            "lastError": self._last_error,
+        }
 
     async def run(self) -> None:
         """Sweep until canceled: at first, now and then, and soon after a load vanished."""
@@ -69,6 +78,7 @@ class Sweeper:
                 try:
                     pause_seconds = _AGAIN_SECONDS if await self._sweep() else _SWEEP_SECONDS
                 except AgentError as e:
+                    self._last_error = str(e)
                     _log.warning("orphaned objects could not be looked for: %s", e)
                 due_at_seconds = self._clock.monotonic() + pause_seconds
             await self._clock.sleep(_LOOK_SECONDS)
@@ -101,7 +111,7 @@ class Sweeper:
             waiting = await remove_leftovers(self._client, left)
         except AgentError as e:
             # One that cannot be removed holds up no other.
-            waiting = str(e)
+            waiting = self._last_error = str(e)
         said = waiting or "all of it is gone"
         if self._told.get(left.uid) != said:
             self._told[left.uid] = said

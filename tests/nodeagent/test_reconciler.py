@@ -11,6 +11,7 @@ from core.models.names import (
     EXPOSE_ON_GOING_LABEL,
     NODE_LABEL,
     OUTCOME_ANNOTATION,
+    OWNER_UID_LABEL,
 )
 from nodeagent.metrics import Metrics
 from tests.nodeagent.harness import World, accepted, open_world
@@ -56,6 +57,23 @@ async def test_a_download_completes_into_its_target_claim() -> None:
     assert (claim["status"]["phase"], claim["spec"]["volumeName"]) == ("Bound", volume["metadata"]["name"])
     assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
     assert world.left() == {"persistentvolumeclaims": ["data"], "persistentvolumes": [volume["metadata"]["name"]]}
+
+
+async def test_a_volume_carries_the_owner_label_only_while_it_is_handed_over() -> None:
+    """If its load vanishes then, nothing else tells the sweeper whose it was."""
+    load = accepted(data_download())
+    async with open_world(load) as world, world.agent():
+        world.cluster.binds = False
+        await world.until(lambda: world.target()[1] != {})
+        await asyncio.sleep(5)
+        _, volume = world.target()
+        assert volume["metadata"]["labels"][OWNER_UID_LABEL] == load["metadata"]["uid"]
+        assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+        world.cluster.binds = True
+        await world.until(lambda: world.done("DataDownload"))
+        _, volume = world.target()
+    assert OWNER_UID_LABEL not in volume["metadata"].get("labels", {})
+    assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
 
 
 @pytest.mark.parametrize("kind", LOADS)

@@ -16,6 +16,7 @@ from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.phases import Phase
 from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
+from nodeagent.dispatcher import Dispatcher
 from nodeagent.sweeper import find_vanished
 from tests.nodeagent.dispatching import Scene, open_scene
 from tests.nodeagent.test_admission_order import entry
@@ -97,6 +98,78 @@ async def test_what_a_load_left_that_was_deleted_by_force_goes_in_order() -> Non
         await client.delete(PERSISTENT_VOLUMES, "", "pv-uid-of-du")
         await scene.until(lambda: names(scene, VOLUME_SNAPSHOT_CONTENTS) == ["uid-of-other"], seconds=30)
         assert [names(scene, kind) for kind in KINDS] == [["uid-of-other"]] * 4
+
+
+def leftovers(dispatcher: Dispatcher) -> JsonDict:
+    """Return what the status page says about leftovers; nothing while the dispatcher begins."""
+    shown: JsonDict = dispatcher.report().get("leftovers", {"vanishedLoads": 0, "waitsFor": [], "lastError": ""})
+    return shown
+
+
+def put_handed_over(scene: Scene, name: str, claim: JsonDict, *, owner: str = "vanished") -> None:
+    """Store a volume as it is between two claims."""
+    put(
+        scene,
+        PERSISTENT_VOLUMES,
+        name,
+        **({"owner": owner} if owner else {}),
+        spec={"persistentVolumeReclaimPolicy": "Retain", "claimRef": claim},
+        status={"phase": "Released"},
+    )
+
+
+@pytest.mark.looptime
+async def test_a_volume_that_was_to_be_handed_over_by_a_load_that_vanished_is_reclaimed_and_no_other() -> None:
+    scene = open_scene("node-a")
+    gone = {"namespace": "velero", "name": "dd", "uid": "uid-of-the-claim-that-is-gone"}
+    put_handed_over(scene, "lost", gone)
+    put_handed_over(scene, "somebodys", gone, owner="")
+    put_handed_over(scene, "of-the-target", {"namespace": "app", "name": "data", "uid": "uid-of-target"})
+    put_handed_over(scene, "of-another-agent", gone | {"namespace": "elsewhere"})
+    put_handed_over(scene, "let-go", {})
+    put(scene, PERSISTENT_VOLUME_CLAIMS, "taken", uid="uid-taken")
+    put_handed_over(scene, "taken", {"namespace": "velero", "name": "taken", "uid": "uid-taken"})
+    status = {"phase": "InProgress", "node": "node-a"}
+    scene.add("du", status=status, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
+    put_handed_over(scene, "under-way", gone, owner="uid-of-du")
+    client = scene.dispatcher()._tools.client
+
+    def condemned() -> list[str]:
+        volumes = scene.kube.objects(PERSISTENT_VOLUMES)
+        return [v["metadata"]["name"] for v in volumes if v["spec"]["persistentVolumeReclaimPolicy"] == "Delete"]
+
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: condemned() == ["lost"], seconds=60)
+        assert leftovers(dispatcher) == {
+            "vanishedLoads": 1,
+            "waitsFor": ["PersistentVolume lost is being deleted"],
+            "lastError": "",
+        }
+        await client.delete(PERSISTENT_VOLUMES, "", "lost")
+        await asyncio.sleep(700)
+        assert leftovers(dispatcher) == {"vanishedLoads": 0, "waitsFor": [], "lastError": ""}
+    assert condemned() == []
+    assert len(names(scene, PERSISTENT_VOLUMES)) == 6
+
+
+@pytest.mark.looptime
+async def test_a_role_that_may_not_list_volumes_keeps_nothing_else_from_being_swept() -> None:
+    scene = open_scene("node-a")
+    put(scene, PODS, "left", owner="vanished")
+    scene.kube.fail_next("GET", "/persistentvolumes", 403, times=1000)
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: "left" not in names(scene, PODS), seconds=60)
+        assert leftovers(dispatcher)["lastError"] == ""
+
+
+@pytest.mark.looptime
+async def test_what_keeps_leftovers_from_going_is_on_the_status_page() -> None:
+    scene = open_scene("node-a")
+    put(scene, PODS, "left", owner="vanished")
+    scene.kube.fail_next("DELETE", "/pods/left", 403, times=1000)
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: "left" in str(leftovers(dispatcher)["lastError"]), seconds=60)
+        assert leftovers(dispatcher)["vanishedLoads"] == 1
 
 
 @pytest.mark.looptime
