@@ -5,7 +5,7 @@ not know the repository's phases (`nodeagent.repositories`). Creating a reposito
 atomic: the pod's name is fixed, and it is never deleted by force.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import Final
@@ -16,6 +16,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
+from core.models.quantity import parse_quantity
 from core.models.storage import BackupRepository, repository_labels
 from exposer.diagnose import diagnose_pod, parse_pod_end
 from exposer.model import Owner, Waiting
@@ -28,6 +29,7 @@ __all__ = [
     "INIT_POD_SELECTOR",
     "InitState",
     "PodReport",
+    "init_resources",
     "judge_init_pod",
     "let_onto_any_node",
     "read_init_pod",
@@ -39,6 +41,8 @@ INIT_POD_SELECTOR: Final = f"{OWNER_UID_LABEL},{REPOSITORY_TYPE_LABEL}"
 _PENDING_LIMIT: Final = timedelta(seconds=90)
 """A pod that has not started by then tells its reason instead: loads wait for it."""
 
+_MOST_REQUESTED: Final = {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "128Mi"}
+"""What an init pod takes of its node at most: it connects, and writes one small file."""
 
 _CHOOSY_LIMIT: Final = timedelta(seconds=10)
 """How long only nodes count that take new pods. On a cordoned or tainted one movers of pod
@@ -108,6 +112,22 @@ def judge_init_pod(
     return PodReport(InitState.WORKING)
 
 
+def init_resources(resources: JsonDict) -> JsonDict:
+    """Return what an init pod asks for where movers ask for `resources` (of a container, as JSON dict).
+
+    It moves no data, and loads wait for it: no node needs room for a mover to take it. The limits
+    stay, and whatever is asked for stays asked for, as a ResourceQuota may insist on that; without a
+    request of its own, a limit would be one.
+    """
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    asked = {
+        name: min(requests.get(name, limits.get(name, most)), most, key=parse_quantity)
+        for name, most in _MOST_REQUESTED.items()
+        if name in requests or name in limits
+    }
+    return resources | {"requests": asked} if asked else resources
+
+
 async def read_init_pod(client: KubeClient, repository: BackupRepository) -> JsonDict | None:
     """Return the pod that has the name of the repository's init pod, None where there is none."""
     return await client.read(PODS, repository.metadata.namespace, init_pod_name(Owner.of(repository)))
@@ -137,7 +157,8 @@ async def start_init_pod(client: KubeClient, repository: BackupRepository, plan:
         KubeError: the API server refused; InvalidError and ForbiddenError tell that it does
             not want the pod.
     """
-    manifest = build_init_pod(Owner.of(repository), plan.template, plan.settings, plan.options)
+    settings = replace(plan.settings, resources=init_resources(plan.settings.resources))
+    manifest = build_init_pod(Owner.of(repository), plan.template, settings, plan.options)
     spec = repository.spec
     manifest["metadata"]["labels"] |= repository_labels(spec.volume_namespace, spec.backup_storage_location)
     await create_pod(client, manifest)
