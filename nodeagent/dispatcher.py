@@ -170,6 +170,7 @@ class _Term:
             "placesTaken": len(self._ledger.places.uids),
             "agents": sorted(self._agents.nodes().values()),
             **self._view.report(),
+            "ownerless": self._orphans.report(),
             "leftovers": self._sweeper.report(),
         }
 

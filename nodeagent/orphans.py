@@ -8,6 +8,7 @@ go on (`nodeagent.absent_owners`). Does not admit loads (`nodeagent.dispatcher`)
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,6 +16,7 @@ from core.errors import AgentError
 from core.kube.errors import ConflictError, NotFoundError
 from core.kube.resources import PODS
 from core.logs import fields
+from core.models.base import JsonDict
 from core.models.loads import Load
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL, label_value
 from core.models.phases import Phase
@@ -62,12 +64,23 @@ class OrphanKeeper:
         self._agents = agents
         self._nodes = NodeHealth(tools.client, tools.clock, gone_after=rules.node_gone_after)
         self._absent = AbsentOwners(tools, rules, self._choose)
-        waits = Waits(tools.clock)
-        self._cleaner = CleanUp(tools.clock, tools.status, tools.story, waits, rules.resource_timeout)
+        self._waits = Waits(tools.clock)
+        self._cleaner = CleanUp(tools.clock, tools.status, tools.story, self._waits, rules.resource_timeout)
+        self._last_error = ""
         self._not_before: dict[tuple[str, str, str], float] = {}
         self._explained: set[str] = set()
         self._faults = Faults(_log)
         self._queue: WorkQueue[tuple[str, str, str]] = WorkQueue(tools.clock, name="orphans", workers=_WORKERS)
+
+    def report(self) -> JsonDict:
+        """Return for the status page how many loads need what, what clean-ups wait for, and the last error."""
+        cared = [(entry, care) for entry in self._index.entries() if (care := self._care_of(entry)) is not Care.NOTHING]
+        waits = {self._waits.last_message(entry.uid) for entry, care in cared if care is Care.CLEAN_UP}
+        return {
+            "loads": dict(Counter(care.name for _, care in cared)),
+            "waitsFor": sorted(waits - {""}),
+            "lastError": self._last_error,
+        }
 
     async def run(self) -> None:
         """Look after them until canceled."""
@@ -120,6 +133,7 @@ class OrphanKeeper:
             # The next sweep sees what became of it.
             _log.debug("looked at again: %s", e, extra=told)
         except AgentError as e:
+            self._last_error = f"{kind.name} {key[1]}/{key[2]}: {e}"
             if e.retry:
                 raise
             self._faults.tell(key, "a load without an owner could not be looked after", e, extra=told)

@@ -62,13 +62,15 @@ _BUILDERS = {
 class ScriptedKind:
     """Loads of one kind whose admission a test decides, by name; READY unless it says otherwise.
 
-    `checked` and `cleaned` are the names asked for, in order. `nodes` are what loads are bound to.
+    `checked` and `cleaned` are the names asked for, in order. `nodes` are what loads are bound to,
+    `held` what their clean-up waits for.
     """
 
     model: type[Load] = DataUpload
     answers: dict[str, Admission] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
+    held: dict[str, Waiting] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
     bound_to_node: bool = False
     datamovers: frozenset[str] = frozenset({"", "velero"})
@@ -109,7 +111,7 @@ class ScriptedKind:
 
     async def clean_up(self, cr: Load) -> Waiting | None:
         self.cleaned.append(cr.name)
-        return None
+        return self.held.get(cr.name)
 
     async def read_node(self, cr: Load) -> str:
         return self.nodes.get(cr.name, "")

@@ -6,6 +6,7 @@ import pytest
 
 from core.kube.resources import EVENTS
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
+from exposer.model import Waiting
 from nodeagent.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import agent_pod, open_scene
 from tests.nodeagent.loads import mover_pod
@@ -79,6 +80,22 @@ async def test_a_final_load_without_owner_is_cleaned_up_and_unmarked() -> None:
     assert left["labels"] == {"other": "1"}
     assert left["annotations"] == {"other": "1"}
     assert scene.load("done") == done
+
+
+async def test_clean_ups_without_an_agent_and_what_they_wait_for_are_on_the_status_page() -> None:
+    scene = open_scene("node-b")
+    for name in ("held", "refused"):
+        scene.add(name, status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.kind.held["held"] = Waiting("CleaningUp", "Pod velero/held is being deleted")
+    scene.kube.fail_next("PATCH", "/datauploads/refused", 403, times=3)
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: "refused" in str(dispatcher.report().get("ownerless")), seconds=10)
+        await scene.until(lambda: "held is" in str(dispatcher.report()["ownerless"]["waitsFor"]), seconds=10)
+        shown = dispatcher.report()["ownerless"]
+        assert (shown["loads"], shown["waitsFor"]) == ({"CLEAN_UP": 2}, ["Pod velero/held is being deleted"])
+        scene.kind.held.clear()
+        await scene.until(lambda: dispatcher.report()["ownerless"]["loads"] == {}, seconds=200)
+        assert dispatcher.report()["ownerless"]["lastError"].startswith("DataUpload velero/refused: ")
 
 
 async def test_a_load_that_ended_before_anybody_accepted_it_is_cleaned_up_too() -> None:
