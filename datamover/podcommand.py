@@ -16,7 +16,7 @@ from datamover.init import run_init
 from datamover.limits import read_limits
 from datamover.pod import PodLoad
 from datamover.signals import StopSignal
-from datamover.surroundings import Surroundings
+from datamover.surroundings import FORBIDDEN_SECONDS, Surroundings
 from datamover.transport import pod_transport
 
 __all__ = ["run_in_pod"]
@@ -31,7 +31,7 @@ async def run_in_pod(arguments: argparse.Namespace, stop: StopSignal) -> int:
         raise ConfigError("VELERO_NAMESPACE is not set: it tells where the custom resources are")
     transport = pod_transport(os.environ, clock)
     around = Surroundings(
-        client=KubeClient(transport, Retry(clock)),
+        client=KubeClient(transport, Retry(clock, forbidden_seconds=FORBIDDEN_SECONDS)),
         clock=clock,
         namespace=namespace,
         node=node,

@@ -23,11 +23,14 @@ from datamover.scrub import Scrubber
 from datamover.signals import StopSignal
 from datamover.workfolder import WorkFolder
 
-__all__ = ["Surroundings", "open_location"]
+__all__ = ["FORBIDDEN_SECONDS", "Surroundings", "open_location"]
 
 _PATIENT_SECONDS: Final = 300.0
 _PATIENT_ATTEMPTS: Final = 100
 """An only API server is away for minutes while its machine is started anew."""
+
+FORBIDDEN_SECONDS: Final = 20.0
+"""Then it refuses for some seconds what a mover may do: nobody gives a mover another try for that."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,12 @@ class Surroundings:
     @property
     def reader(self) -> ClusterReader:
         """What reads the cluster before data moves, with patience: nobody tries again for this pod."""
-        retry = Retry(self.clock, attempts=_PATIENT_ATTEMPTS, total_seconds=_PATIENT_SECONDS)
+        retry = Retry(
+            self.clock,
+            attempts=_PATIENT_ATTEMPTS,
+            total_seconds=_PATIENT_SECONDS,
+            forbidden_seconds=FORBIDDEN_SECONDS,
+        )
         return ClusterReader(KubeClient(self.client.transport, retry), self.clock, self.namespace)
 
     def tuned(self, restore_workers: int = 0) -> Self:

@@ -12,7 +12,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_exponential_jitter
 
 from core.clock import Clock
-from core.kube.errors import KubeError, ServerError, ThrottledError
+from core.kube.errors import ForbiddenError, KubeError, ServerError, ThrottledError
 
 __all__ = ["Retry"]
 
@@ -24,13 +24,18 @@ _RETRY_AFTER_LIMIT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Retry:
-    """At most `attempts` tries within `total_seconds`, with jittered exponential waits."""
+    """At most `attempts` tries within `total_seconds`, with jittered exponential waits.
+
+    For `forbidden_seconds` a 403 is taken for one that may pass, however many tries that is: an
+    API server that has just begun refuses what it permits, until it has read its roles.
+    """
 
     clock: Clock
     attempts: int = 5
     total_seconds: float = 60.0
     first_wait_seconds: float = 0.2
     wait_limit_seconds: float = 5.0
+    forbidden_seconds: float = 0.0
 
     async def run(self, once: Callable[[], Awaitable[_T]], *, after_lost_answer: bool = True) -> _T:
         """Return what `once` returns, trying again after refusals that may pass.
@@ -47,6 +52,8 @@ class Retry:
         def may_pass(error: BaseException) -> bool:
             if isinstance(error, ThrottledError):
                 return True
+            if isinstance(error, ForbiddenError):
+                return self.clock.monotonic() - began < self.forbidden_seconds
             return after_lost_answer and isinstance(error, ServerError)
 
         try:
@@ -81,9 +88,10 @@ class Retry:
             return float(backoff(state))
 
         def stop(state: RetryCallState) -> bool:
-            if state.attempt_number >= self.attempts:
-                return True
-            return self.clock.monotonic() - began_seconds + wait(state) > self.total_seconds
+            until = self.clock.monotonic() - began_seconds + wait(state)
+            if state.outcome and isinstance(state.outcome.exception(), ForbiddenError):
+                return until > self.forbidden_seconds
+            return state.attempt_number >= self.attempts or until > self.total_seconds
 
         return AsyncRetrying(
             retry=retry_if_exception(may_pass),

@@ -39,6 +39,14 @@ class Process:
     def kill(self) -> None:
         """End it at once; returns when it is gone."""
         self.send(signal.SIGKILL)
+        self.wait_gone()
+
+    def wait_gone(self) -> None:
+        """Return when it has ended.
+
+        Raises:
+            BedError: It has not, in time.
+        """
         self._wait_state("ZX")
 
     def hold(self) -> None:

@@ -90,3 +90,16 @@ async def test_no_server_holds_a_request_back_for_long(looptime: float) -> None:
     script = Script(ThrottledError("x", retry_after_seconds=3600.0))
     await Retry(LoopClock()).run(script)
     assert 30.0 <= looptime < 31.0
+
+
+async def test_a_403_may_pass_for_as_long_as_it_is_said() -> None:
+    script = _many(ForbiddenError, 8)
+    assert await Retry(LoopClock(), forbidden_seconds=30).run(script) == "done"
+    assert len(script.called_at) == 9
+
+
+async def test_a_403_that_stays_is_final_when_its_time_is_over() -> None:
+    script = _many(ForbiddenError, 100)
+    with pytest.raises(ForbiddenError):
+        await Retry(LoopClock(), forbidden_seconds=20).run(script)
+    assert 10 < script.called_at[-1] - script.called_at[0] <= 20

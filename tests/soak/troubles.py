@@ -81,7 +81,11 @@ def _kill_kopia(ground: Ground, load: Json, _chance: random.Random) -> None:
 
 
 def _delete_pod(ground: Ground, load: Json, _chance: random.Random) -> None:
+    belongs = of_pod(ground.mover(load))
+    mover = wait_for_one("the mover", lambda process: is_mover(process) and belongs(process))
     ground.bed.api.delete(PODS, NAMESPACE, load["metadata"]["name"])
+    # Until then the gate stays shut: let go, it might come to its end before the kubelet ends it.
+    mover.wait_gone()
 
 
 def _stall(ground: Ground, _load: Json, _chance: random.Random) -> None:
