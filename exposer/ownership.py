@@ -102,10 +102,17 @@ async def patch_if_there(client: KubeClient, resource: Resource, obj: JsonDict, 
 
 
 async def remove(client: KubeClient, resource: Resource, obj: JsonDict) -> Waiting | None:
-    """Have `obj`, as it was just read, deleted by its UID; None once it is gone."""
+    """Have `obj`, as it was just read, deleted by its UID; None once it is gone.
+
+    Never by force: a pod may still run and write on a node that is only out of reach. It goes when
+    its kubelet says that it ended, when the Node is deleted, or is tainted as out of service.
+    Source: Kubernetes v1.34, pkg/controller/podgc/gc_controller.go.
+    """
     meta = obj["metadata"]
     namespace, name, uid = meta.get("namespace", ""), meta["name"], meta["uid"]
-    waiting = Waiting(CLEANING_UP, f"{place_of(resource, obj)} is being deleted")
+    node = (obj.get("spec") or {}).get("nodeName", "") if resource == PODS else ""
+    on_node = f" on node {node}" if node else ""
+    waiting = Waiting(CLEANING_UP, f"{place_of(resource, obj)} is being deleted{on_node}")
     if asked := meta.get("deletionTimestamp"):
         held = ", ".join(meta.get("finalizers") or [])
         words = f"{waiting.message}, held by {held}" if held else waiting.message

@@ -81,6 +81,22 @@ async def test_what_is_left_of_an_earlier_load_has_to_go_first(resource: Resourc
 
 
 @by_resource
+async def test_what_goes_slowly_names_its_node_and_is_not_removed_by_force(resource: Resource) -> None:
+    kube = FakeKube()
+    obj = build(resource, OWNER)
+    obj["metadata"]["finalizers"] = ["test/held"]
+    kube.put(obj | {"spec": {"nodeName": "node-a"}})
+    client = KubeClient(kube, Retry(LoopClock()))
+    said = [await remove_owned(client, OWNER, resource, OWNER.object_name) for _ in range(2)]
+    words = "load-1 is being deleted" + (" on node node-a" if resource == PODS else "")
+    assert [each.message.endswith(words) for each in said if each] == [True, False]
+    assert str(said[1]).count(f"{words}, held by test/held") == 1
+    deletions = [request for request in kube.requests if request.method == "DELETE"]
+    assert len(deletions) == 1
+    assert b"gracePeriodSeconds" not in (deletions[0].body or b"")
+
+
+@by_resource
 @pytest.mark.cause("name-taken")
 async def test_somebodys_object_fails_the_load_with_its_owner(resource: Resource) -> None:
     words = "load-1 exists already and does not belong to DataUpload load-1"
