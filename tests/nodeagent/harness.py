@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -268,7 +268,9 @@ async def open_world(*loads: JsonDict, mover: Mover | None = None) -> AsyncItera
         yield World(kube, cluster)
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        # A cluster that has died by itself would explain whatever else went wrong.
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def _volumes_of(load: JsonDict) -> list[JsonDict]:

@@ -8,9 +8,11 @@ them around the fake API server; `tests.crash` has them around a real one.
 import asyncio
 import json
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from core.kube.client import KubeClient
+from core.kube.errors import ConflictError, NotFoundError
 from core.kube.resources import (
     DATA_DOWNLOADS,
     DATA_UPLOADS,
@@ -83,7 +85,9 @@ class Controllers(ABC):
     async def run(self) -> None:
         while True:
             for rule in (self._snapshots, self._claims, self._volumes, self._pods):
-                await rule()
+                # Somebody may delete or change an object between the look at it and the act: then the next look tells.
+                with suppress(NotFoundError, ConflictError):
+                    await rule()
             await asyncio.sleep(self.tick_seconds)
 
     async def _snapshots(self) -> None:
