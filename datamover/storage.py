@@ -110,6 +110,11 @@ class S3Storage(Storage):
             return f"s3.{self.region}.amazonaws.com.cn"
         return "s3.amazonaws.com"
 
+    @property
+    def _address(self) -> tuple[str, bool]:
+        """Host and port, and whether they are reached through TLS."""
+        return parse_endpoint(self.url) if self.url else (self._endpoint, True)
+
     def nearby(self) -> Self:
         """Return a prefix below this one."""
         return replace(self, prefix=f"{self.prefix}{_NEARBY}")
@@ -120,7 +125,7 @@ class S3Storage(Storage):
         As arguments the keys are given empty: so kopia asks its environment on each call,
         then the instance's identity, and writes none into its configuration.
         """
-        endpoint, tls = parse_endpoint(self.url) if self.url else (self._endpoint, True)
+        endpoint, tls = self._address
         arguments = [
             "s3",
             f"--bucket={self.bucket}",
@@ -149,7 +154,7 @@ class S3Storage(Storage):
 
     def config(self) -> JsonDict:
         """Return the bucket and how it is reached, without keys, as `reach` has it."""
-        endpoint, tls = parse_endpoint(self.url) if self.url else (self._endpoint, True)
+        endpoint, tls = self._address
         config: JsonDict = {
             "bucket": self.bucket,
             "prefix": self.prefix,

@@ -62,7 +62,7 @@ class AbsentOwners:
         """End a load whose node is lost; `why` says how. A result that is there goes to another agent."""
         if await self._hand_on(kind, cr, why):
             return
-        if cr.spec.cancel or cr.deleting:
+        if cr.stopping:
             await self._end(kind, cr, Phase.CANCELED, f"{who_stops(cr)}; {why}")
         else:
             await self._end(kind, cr, Phase.FAILED, f"{why}; {_what_was_there(cr)}")
@@ -73,7 +73,7 @@ class AbsentOwners:
         It would hold its place in the queue for good.
         """
         why = "nothing tells which node has it, and there is no data mover pod"
-        if cr.spec.cancel or cr.deleting:
+        if cr.stopping:
             await self._end(kind, cr, Phase.CANCELED, f"{who_stops(cr)}; {why}")
         else:
             await self._end(kind, cr, Phase.FAILED, f"it is {cr.phase}, but {why}")
@@ -84,7 +84,7 @@ class AbsentOwners:
         away = f"{AGENT_AWAY} {node}"
         if await self._hand_on(kind, cr, away):
             return
-        stop = cr.spec.cancel or cr.deleting
+        stop = cr.stopping
         asked_at = cancel_asked_at(cr)
         if stop and asked_at is not None:
             span = _FORCED_BEFORE_START if cr.phase in HOLDING_PHASES else _FORCED_RUNNING

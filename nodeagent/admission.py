@@ -20,6 +20,7 @@ from core.models.phases import Phase
 from exposer.model import Waiting
 from nodeagent.crowds import NodeCrowds
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
+from nodeagent.endings import who_stops
 from nodeagent.kinds.base import READY, Admission, Kind, Verdict
 from nodeagent.load_index import Entry
 from nodeagent.node_slots import NodeSlots
@@ -149,9 +150,8 @@ class Examiner:
         cr = kind.parse(raw)
         if cr.uid != entry.uid or cr.phase is not Phase.NEW or not kind.managed(cr):
             return None
-        if cr.spec.cancel or cr.deleting:
-            why = "cancel was asked for by spec.cancel" if cr.spec.cancel else "the custom resource is being deleted"
-            await self._end(kind, cr, Phase.CANCELED, f"canceled while New: {why}")
+        if cr.stopping:
+            await self._end(kind, cr, Phase.CANCELED, f"canceled while New: {who_stops(cr)}")
             return None
         admission = await self._check(kind, cr)
         if self._crowds.counts(entry) and admission.verdict is Verdict.READY:

@@ -68,7 +68,7 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
     try:
         cr = kind.parse(raw)
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
-        stop = cr.spec.cancel or cr.deleting
+        stop = cr.stopping
         message = cr.status.message if phase is Phase.NEW or cr.status.message.startswith(AGENT_AWAY) else ""
     except ContractError as e:
         meta = raw["metadata"]

@@ -151,7 +151,7 @@ class Viewer:
         return PodState.PENDING if elsewhere and cr.phase in HOLDING_PHASES else pod_state(pod)
 
     def _stop(self, cr: Load, *, ours: bool) -> Stop:
-        if not (cr.spec.cancel or cr.deleting):
+        if not cr.stopping:
             return Stop.NONE
         if not ours:
             return Stop.ASKED

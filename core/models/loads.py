@@ -86,6 +86,11 @@ class Load(CustomResource):
         return self.status.phase or Phase.NEW
 
     @property
+    def stopping(self) -> bool:
+        """Whether somebody wants its end: by `spec.cancel`, or by deleting it."""
+        return self.spec.cancel or self.deleting
+
+    @property
     def settings(self) -> dict[str, str]:
         """The uploader's settings of this load, such as `ParallelFilesUpload`."""
         raise NotImplementedError

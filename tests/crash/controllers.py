@@ -7,18 +7,19 @@ them: finalizers that protect claims and volumes, pods that a kubelet lets go.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from core.kube.client import Selection
-from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError, raise_for_status
+from core.kube.errors import AlreadyExistsError, raise_for_status
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.transport import MERGE_PATCH, Request
 from tests.nodeagent.simulation import Controllers, Mover
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
     from core.kube.client import KubeClient
     from core.kube.resources import Resource
     from core.models.base import JsonDict
@@ -36,14 +37,10 @@ class RealCluster(Controllers):
         super().__init__(client, Mover(seconds=_MOVE_SECONDS), tick_seconds=_TICK_SECONDS)
         self._seen: dict[Resource, list[JsonDict]] = {}
 
-    async def run(self) -> None:
-        while True:
-            for rule in (self._snapshots, self._claims, self._volumes, self._pods, self._let_go):
-                self._seen.clear()
-                # Where an agent was quicker, the next look is at something newer.
-                with suppress(ConflictError, NotFoundError):
-                    await rule()
-            await asyncio.sleep(self.tick_seconds)
+    def _rules(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        for rule in (*super()._rules(), self._let_go):
+            self._seen.clear()
+            yield rule
 
     async def _let_go(self) -> None:
         """End what is being deleted and nobody uses any more."""

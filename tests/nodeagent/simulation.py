@@ -8,6 +8,7 @@ them around the fake API server; `tests.crash` has them around a real one.
 import asyncio
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -84,11 +85,15 @@ class Controllers(ABC):
 
     async def run(self) -> None:
         while True:
-            for rule in (self._snapshots, self._claims, self._volumes, self._pods):
+            for rule in self._rules():
                 # Somebody may delete or change an object between the look at it and the act: then the next look tells.
                 with suppress(NotFoundError, ConflictError):
                     await rule()
             await asyncio.sleep(self.tick_seconds)
+
+    def _rules(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Yield what is looked at in turn."""
+        yield from (self._snapshots, self._claims, self._volumes, self._pods)
 
     async def _snapshots(self) -> None:
         contents = {o["metadata"]["name"]: o for o in await self._all(VOLUME_SNAPSHOT_CONTENTS)}
