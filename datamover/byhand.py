@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from datamover.backup import BackupRequest, back_up
 from datamover.bar import Bar
 from datamover.canceller import Canceller, run_beside, run_unless_canceled
-from datamover.credentials import parse_aws_keys, read_inherited
+from datamover.credentials import inherited_role, parse_aws_profile, read_inherited
 from datamover.kopia import Kopia, kopia_environment
 from datamover.limits import Limits
 from datamover.options import RepositoryOptions
@@ -63,7 +63,7 @@ def storage_named(options: RepositoryOptions, environment: Mapping[str, str]) ->
         prefix=f"{prefix}/" if prefix else "",
         url=options.endpoint,
         region=options.region,
-        keys=parse_aws_keys(source, options.profile) if source else None,
+        keys=(parse_aws_profile(source, options.profile) if source else None) or inherited_role(environment),
         verify_tls=options.verify_tls,
         ca_pem=ca_pem,
     )

@@ -7,7 +7,17 @@ Source: kopia 0.23.1, repo/open.go, repo/content, repo/blob; S3 error codes; err
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["find_cause"]
+__all__ = ["NO_BUCKET", "NO_CONNECTION", "REFUSED", "find_cause"]
+
+REFUSED: Final = "the credentials may not use it"
+NO_BUCKET: Final = "the bucket does not exist"
+_NO_ANSWER: Final = "the endpoint cannot be reached"
+_UNKNOWN_NAME: Final = "the endpoint's name is not known"
+
+_NOT_TRUSTED: Final = "the endpoint's certificate is not trusted"
+
+NO_CONNECTION: Final = frozenset({_NO_ANSWER, _UNKNOWN_NAME, _NOT_TRUSTED})
+"""kopia tries again for seconds: whoever asks once more waits as long, and hears the same."""
 
 _CAUSES: Final = (
     ("invalid repository password", "the repository password does not match"),
@@ -15,16 +25,19 @@ _CAUSES: Final = (
     ("signaturedoesnotmatch", "the secret access key is not accepted"),
     ("access key id you provided does not exist", "the access key is not known there"),
     ("with the provided access key id", "the access key is not known there"),
-    ("access denied", "the credentials may not use it"),
-    ("accessdenied", "the credentials may not use it"),
+    ("access denied", REFUSED),
+    ("accessdenied", REFUSED),
     ("security token", "the session token is not accepted"),
-    ("specified bucket does not exist", "the bucket does not exist"),
-    ("no such host", "the endpoint's name is not known"),
-    ("connection refused", "the endpoint cannot be reached"),
-    ("i/o timeout", "the endpoint cannot be reached"),
-    ("no route to host", "the endpoint cannot be reached"),
-    ("network is unreachable", "the endpoint cannot be reached"),
-    ("x509:", "the endpoint's certificate is not trusted"),
+    ("bucket does not exist", NO_BUCKET),
+    ("nosuchbucket", NO_BUCKET),
+    ("bucket doesn't exist", NO_BUCKET),
+    ("containernotfound", "the container does not exist"),
+    ("no such host", _UNKNOWN_NAME),
+    ("connection refused", _NO_ANSWER),
+    ("i/o timeout", _NO_ANSWER),
+    ("no route to host", _NO_ANSWER),
+    ("network is unreachable", _NO_ANSWER),
+    ("x509:", _NOT_TRUSTED),
     ("gave http response to https client", "the endpoint does not speak TLS"),
     ("cannot access storage path", "the folder is not there or cannot be read"),
     ("found existing data in storage location", "there is no repository, and the place is not empty"),

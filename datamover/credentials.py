@@ -2,7 +2,8 @@
 
 Knows the forms of the files (AWS: INI with profiles; Azure: `NAME=value` lines; Google: JSON).
 Does not know kopia's flags, or how a Secret is read.
-Source: Velero v1.18, internal/credentials and pkg/repository/config.
+Source: Velero v1.18, internal/credentials and pkg/repository/config; for the variables that kopia
+heeds by itself: minio-go 7, pkg/credentials/env_aws.go and iam_aws.go.
 """
 
 import configparser
@@ -13,9 +14,23 @@ from typing import Final
 
 from core.errors import RepositoryError
 
-__all__ = ["AwsKeys", "CredentialsText", "parse_aws_keys", "parse_variables", "read_inherited"]
+__all__ = [
+    "AwsKeys",
+    "AwsRole",
+    "CredentialsText",
+    "inherited_role",
+    "parse_aws_profile",
+    "parse_variables",
+    "read_credentials",
+    "read_inherited",
+]
 
 _DEFAULT_PROFILE: Final = "default"
+_ROLE: Final = "AWS_ROLE_ARN"
+_ROLE_FILE: Final = "AWS_WEB_IDENTITY_TOKEN_FILE"
+
+_ELSEWHERE: Final = ("role_arn", "source_profile", "credential_source", "credential_process", "sso_session")
+"""Of a profile: its keys are to come from somewhere that kopia cannot ask, a token's file apart."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,43 @@ class AwsKeys:
     secret_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What makes kopia use them."""
+        # An empty token too: one that was inherited belongs to other keys.
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_SESSION_TOKEN": self.session_token,
+        }
+
+    @property
+    def origin(self) -> str:
+        """What to tell of them where they are refused; they are named by the location already."""
+        return ""
+
+
+@dataclass(frozen=True)
+class AwsRole:
+    """A role that kopia takes by the token in a file, again whenever its keys are about to expire."""
+
+    arn: str
+    token_file: str
+    session_name: str = ""
+    region: str = ""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What makes kopia take it; inherited keys would go before."""
+        wanted = {_ROLE: self.arn, _ROLE_FILE: self.token_file, "AWS_ROLE_SESSION_NAME": self.session_name}
+        region = {"AWS_REGION": self.region} if self.region else {}
+        return {**AwsKeys("", "").variables, **wanted, **region}
+
+    @property
+    def origin(self) -> str:
+        """What to tell of it: kopia goes on without any keys where it cannot take a role."""
+        return f"its keys are those of {self.arn}, if the token in {self.token_file} may take that role"
+
 
 def read_inherited(environment: Mapping[str, str], variable: str) -> CredentialsText | None:
     """Return the file that `variable` names; None where there is none.
@@ -44,22 +96,53 @@ def read_inherited(environment: Mapping[str, str], variable: str) -> Credentials
     Raises:
         RepositoryError: the file is there but cannot be read.
     """
-    path = Path(environment.get(variable, ""))
-    if not environment.get(variable) or not path.is_file():
-        return None
-    try:
-        return CredentialsText(path.read_text(), f"file {path}")
-    except (OSError, UnicodeDecodeError) as e:
-        raise RepositoryError(f"credentials file {path} ({variable}) cannot be read: {e}") from e
+    path = environment.get(variable, "")
+    return read_credentials(path, variable) if path and Path(path).is_file() else None
 
 
-def parse_aws_keys(source: CredentialsText, profile: str = "") -> AwsKeys:
-    """Return the keys under `profile` (by default the profile `default`).
+def read_credentials(path: str, named_by: str) -> CredentialsText:
+    """Return what the file says.
 
     Raises:
-        RepositoryError: the file has no such profile, or the profile no keys.
+        RepositoryError: it cannot be read.
+    """
+    try:
+        return CredentialsText(Path(path).read_text(), f"file {path}")
+    except (OSError, UnicodeDecodeError) as e:
+        raise RepositoryError(f"credentials file {path} ({named_by}) cannot be read: {e}") from e
+
+
+def inherited_role(environment: Mapping[str, str]) -> AwsRole | None:
+    """Return the role of this pod's service account, if it has one and no keys go before."""
+    arn, token_file = environment.get(_ROLE, ""), environment.get(_ROLE_FILE, "")
+    if not arn or not token_file or environment.get("AWS_ACCESS_KEY_ID"):
+        return None
+    return AwsRole(arn, token_file, environment.get("AWS_ROLE_SESSION_NAME", ""), environment.get("AWS_REGION", ""))
+
+
+def parse_aws_profile(source: CredentialsText, profile: str = "") -> AwsKeys | AwsRole | None:
+    """Return what is under `profile` (by default the profile `default`); None: neither keys nor a role.
+
+    Raises:
+        RepositoryError: the file has no such profile, or kopia cannot use what the profile has.
     """
     wanted = profile or _DEFAULT_PROFILE
+    values = _profile(source, wanted)
+    access, secret = values.get("aws_access_key_id", ""), values.get("aws_secret_access_key", "")
+    role, token_file = values.get("role_arn", ""), values.get("web_identity_token_file", "")
+    if role and token_file:
+        return AwsRole(role, token_file, values.get("role_session_name", ""), values.get("region", ""))
+    if elsewhere := [name for name in _ELSEWHERE if values.get(name)]:
+        raise RepositoryError(
+            f"{source.origin}: profile {wanted!r} has {' and '.join(elsewhere)}: kopia takes keys, "
+            "or role_arn with web_identity_token_file"
+        )
+    if bool(access) != bool(secret):
+        raise RepositoryError(f"{source.origin}: profile {wanted!r} lacks aws_access_key_id or aws_secret_access_key")
+    return AwsKeys(access, secret, values.get("aws_session_token", "")) if access else None
+
+
+def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
     parser = configparser.RawConfigParser(strict=False, default_section="")
     try:
         parser.read_string(source.text)
@@ -73,11 +156,7 @@ def parse_aws_keys(source: CredentialsText, profile: str = "") -> AwsKeys:
     if section is None:
         found = ", ".join(parser.sections()) or "none"
         raise RepositoryError(f"{source.origin} has no profile {wanted!r}; its profiles are: {found}")
-    keys = {name: value.strip().strip("\"'") for name, value in parser.items(section)}
-    access, secret = keys.get("aws_access_key_id", ""), keys.get("aws_secret_access_key", "")
-    if not access or not secret:
-        raise RepositoryError(f"{source.origin}: profile {wanted!r} lacks aws_access_key_id or aws_secret_access_key")
-    return AwsKeys(access, secret, keys.get("aws_session_token", ""))
+    return {name: value.strip().strip("\"'") for name, value in parser.items(section)}
 
 
 def parse_variables(source: CredentialsText) -> dict[str, str]:

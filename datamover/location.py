@@ -9,14 +9,23 @@ import base64
 import binascii
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.credentials import AwsKeys, CredentialsText, parse_aws_keys, parse_variables, read_inherited
-from datamover.storage import AzureStorage, FileStorage, GcsStorage, S3Storage, Storage, parse_endpoint
+from datamover.azure import build_azure
+from datamover.credentials import (
+    AwsKeys,
+    AwsRole,
+    CredentialsText,
+    inherited_role,
+    parse_aws_profile,
+    read_credentials,
+    read_inherited,
+)
+from datamover.storage import FileStorage, GcsStorage, S3Storage, Storage, parse_endpoint
 
 __all__ = ["LocationSecrets", "storage_of"]
 
@@ -26,17 +35,11 @@ _AWS_FILE: Final = "AWS_SHARED_CREDENTIALS_FILE"
 _AZURE_FILE: Final = "AZURE_CREDENTIALS_FILE"
 _GCP_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 
-_AZURE_DEFAULT_KEY: Final = "AZURE_STORAGE_ACCOUNT_ACCESS_KEY"
-"""Of a credentials file: the account's key, unless `storageAccountKeyEnvVar` names another."""
+_FILE_KEY: Final = "credentialsFile"
+"""Of a location's config: a file in this pod. A Secret goes before, as with the peer, which overwrites the key."""
 
 _TRUE: Final = frozenset({"1", "t", "true"})
 """Source: Velero v1.18, optionalHaveBool; Go, strconv.ParseBool. What is no boolean counts as false there too."""
-
-_AZURE_IDENTITY: Final = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
-_AZURE_DOMAINS: Final = {
-    "AzureChinaCloud": "blob.core.chinacloudapi.cn",
-    "AzureUSGovernmentCloud": "blob.core.usgovcloudapi.net",
-}
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class _Place:
 
     def credential(self, variable: str) -> CredentialsText | None:
         """Return the location's own credentials, else those of the inherited file."""
+        if self.secrets.credential is None and (path := self.config.get(_FILE_KEY, "")):
+            return read_credentials(path, f"config.{_FILE_KEY}")
         return self.secrets.credential or read_inherited(self.environment, variable)
 
 
@@ -115,39 +120,35 @@ def _s3(place: _Place) -> Storage:
     url = config.get("s3Url", "")
     if url:
         parse_endpoint(url)
-    keys: AwsKeys | None = None
-    if source := place.credential(_AWS_FILE):
-        keys = parse_aws_keys(source, config.get("profile", ""))
     return S3Storage(
         bucket=place.bucket,
         prefix=place.prefix,
         url=url,
         region=config.get("region", ""),
-        keys=keys,
+        keys=_identity(place, region="" if url else config.get("region", "")),
         verify_tls=config.get("insecureSkipTLSVerify", "").lower() not in _TRUE,
         ca_pem=place.ca_pem,
     )
 
 
+def _identity(place: _Place, region: str) -> AwsKeys | AwsRole | None:
+    """Return the keys or the role of the location; None: kopia is to look in its environment, then ask the instance.
+
+    Args:
+        region: where a role is taken unless somebody says otherwise; empty: at AWS's one place for all regions.
+    """
+    found: AwsKeys | AwsRole | None = None
+    if source := place.credential(_AWS_FILE):
+        found = parse_aws_profile(source, place.config.get("profile", "") or place.environment.get("AWS_PROFILE", ""))
+    found = found or inherited_role(place.environment)
+    if isinstance(found, AwsRole) and not found.region:
+        return replace(found, region=place.environment.get("AWS_REGION", "") or region)
+    return found
+
+
 def _azure(place: _Place) -> Storage:
-    config = place.config
-    account = config.get("storageAccount", "")
-    if not account:
-        raise RepositoryError("config.storageAccount is not set")
     source = place.credential(_AZURE_FILE)
-    given = parse_variables(source) if source else {}
-    variables = {name: given[name] for name in _AZURE_IDENTITY if given.get(name)}
-    key = given.get(config.get("storageAccountKeyEnvVar", "") or _AZURE_DEFAULT_KEY, "")
-    if key:
-        variables["AZURE_STORAGE_KEY"] = key
-    return AzureStorage(
-        container=place.bucket,
-        prefix=place.prefix,
-        account=account,
-        variables=variables,
-        ca_pem=place.ca_pem,
-        domain=_AZURE_DOMAINS.get(given.get("AZURE_CLOUD_NAME", ""), ""),
-    )
+    return build_azure(place.config, source, container=place.bucket, prefix=place.prefix, ca_pem=place.ca_pem)
 
 
 def _gcs(place: _Place) -> Storage:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
-from datamover.causes import find_cause
+from datamover.causes import NO_BUCKET, NO_CONNECTION, REFUSED, find_cause
 from datamover.connection import IDENTITY_FLAGS, CacheLimit, build_config
 from datamover.kopia import Kopia, KopiaAnswer, KopiaSilentError
 from datamover.opening import Opening
@@ -95,20 +95,24 @@ class Repository:
         """The repository, as messages name it."""
         return self._place.description
 
-    async def connect(self, *, read_only: bool = False, cache_name: str = "") -> None:
+    async def connect(self, *, read_only: bool = False, cache_name: str = "", spent_seconds: float = 0.0) -> None:
         """Connect to the repository.
 
         Args:
             read_only: nothing will be written through this connection.
             cache_name: a cache of its own: nothing is taken from what another connection read.
+            spent_seconds: of the time there is, what somebody has waited for the storage already.
 
         Raises:
             NotInitializedError: there is none.
             RepositoryError: it cannot be opened; the message tells the cause.
         """
         more = ["--readonly"] if read_only else []
-        answer = await self._call("connect", self._connect_seconds, [*more, *self._client_flags(cache_name)])
+        flags = [*more, *self._client_flags(cache_name)]
+        answer = await self._call("connect", self._connect_seconds, flags, spent_seconds=spent_seconds)
         if any(answer.said(words) for words in _NOT_INITIALIZED):
+            if missing := await self._look_for_bucket():
+                raise RepositoryError(f"{self.description}: {missing}")
             raise NotInitializedError(f"{self.description}: no repository is there")
         self._check(answer)
 
@@ -122,13 +126,18 @@ class Repository:
         """
 
         async def connect_for(read: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+            spent_seconds = 0.0
             if self._write_config(read_only=read_only):
                 try:
                     async with asyncio.timeout(_UNCONNECTED_SECONDS):
                         return await run_apart(read, name="opening")
-                except (KopiaError, TimeoutError) as e:
+                except TimeoutError:
+                    spent_seconds = _UNCONNECTED_SECONDS
+                except KopiaError as e:
+                    if (cause := find_cause(said := str(e).splitlines())) in NO_CONNECTION:
+                        raise RepositoryError(": ".join([self.description, cause, said[-1]])) from e
                     _logger.debug("%s: connecting is to tell why it cannot be read: %s", self.description, e)
-            await self.connect(read_only=read_only)
+            await self.connect(read_only=read_only, spent_seconds=spent_seconds)
             return await read()
 
         return connect_for
@@ -183,11 +192,30 @@ class Repository:
             return Reachability(answers=False, told=": ".join(told))
         except DataPathError as e:
             return Reachability(answers=True, told=f"{self.description} cannot be asked: {e}")
+        if answer.said(_NO_REPOSITORY) and (missing := await self._look_for_bucket()):
+            return Reachability(answers=False, told=f"{self.description} does not answer: {missing}")
         # A refusal is an answer too: the credentials may be for the repository's own prefix alone.
         if any(answer.said(words) for words in (_NO_REPOSITORY, *_REFUSALS)):
             return Reachability(answers=True, told=f"the storage of {self.description} answers")
         told = [f"{self.description} does not answer", find_cause(answer.lines), *answer.lines[-1:]]
         return Reachability(answers=False, told=": ".join(filter(None, told)))
+
+    async def _look_for_bucket(self) -> str:
+        """Return what there is to tell of a bucket that is not there; empty: it is, or nobody may know."""
+        place = self._place
+        if not place.storage.look:
+            return ""
+        config = {"KOPIA_CONFIG_PATH": str(self._folder.path / _NEARBY_CONFIG)}
+        flags = [*place.reach.arguments, *place.storage.look, *self._client_flags(_NEARBY)]
+        try:
+            answer = await self._kopia.call(
+                self.description, "repository", "connect", *flags, seconds=self._connect_seconds, more=config
+            )
+        except DataPathError as e:
+            _logger.debug("%s: whether the bucket is there is not known: %s", self.description, e)
+            return ""
+        cause = find_cause(answer.lines)
+        return ": ".join([cause, *answer.lines[-1:]]) if cause == NO_BUCKET else ""
 
     async def unique_id(self) -> str:
         """Return what identifies the repository that this is connected to."""
@@ -210,12 +238,13 @@ class Repository:
         cache = self._folder.cache / cache_name if cache_name else self._folder.cache
         return [*IDENTITY_FLAGS, "--no-check-for-updates", f"--cache-directory={cache}", *self._cache.arguments]
 
-    async def _call(self, verb: str, seconds: float, flags: list[str]) -> KopiaAnswer:
+    async def _call(self, verb: str, seconds: float, flags: list[str], *, spent_seconds: float = 0.0) -> KopiaAnswer:
         arguments = ["repository", verb, *self._place.reach.arguments, *flags]
         try:
-            return await self._kopia.call(self.description, *arguments, seconds=seconds)
+            return await self._kopia.call(self.description, *arguments, seconds=seconds - spent_seconds)
         except KopiaSilentError as e:
-            text = f"{self.description}: the storage did not answer within {seconds:.0f} s"
+            # Where nobody gave keys, it may be the node's identity that does not answer.
+            text = self._with_origin(f"{self.description}: the storage did not answer within {seconds:.0f} s")
             raise RepositoryError(": ".join([text, *e.lines[-1:]])) from e
 
     def _check(self, answer: KopiaAnswer) -> None:
@@ -224,5 +253,11 @@ class Repository:
         cause = find_cause(answer.lines)
         if not cause:
             raise RepositoryError(str(answer.error()))
+        if cause == REFUSED:
+            cause = self._with_origin(cause)
         # kopia says the same once more for each step that it was in; the last line has all of it.
         raise RepositoryError(": ".join([self.description, cause, *answer.lines[-1:]]))
+
+    def _with_origin(self, told: str) -> str:
+        origin = self._place.storage.credentials_origin
+        return f"{told} ({origin})" if origin else told

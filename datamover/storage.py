@@ -6,6 +6,7 @@ file of mode 0600, never into the arguments. Does not know BackupStorageLocation
 Source: kopia 0.23.1, cli/storage_*.go, repo/blob/*.
 """
 
+import re
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Mapping
@@ -16,18 +17,23 @@ from urllib.parse import urlsplit
 
 from core.errors import ConfigError
 from core.models.base import JsonDict
-from datamover.credentials import AwsKeys
+from datamover.credentials import AwsKeys, AwsRole
 from datamover.workfolder import WorkFolder
 
 __all__ = ["AzureStorage", "FileStorage", "GcsStorage", "Reach", "S3Storage", "Storage", "parse_endpoint"]
 
 _NEARBY: Final = "no-repository-here/"
 
+_NO_KEYS: Final = "the location names no keys: they are those of the environment, or of the pod or its node"
+
+_SERVICE_ACCOUNT: Final = re.compile(r'"type"\s*:\s*"service_account"')
+
 _HIDDEN_VARIABLES: Final = (
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
     "AZURE_STORAGE_KEY",
     "AZURE_CLIENT_SECRET",
+    "AZURE_CLIENT_CERTIFICATE",
     "AZURE_STORAGE_SAS_TOKEN",
 )
 
@@ -65,6 +71,16 @@ class Storage(ABC):
         """Return what `repository connect` would write of this storage; None where that is not known here."""
         return None
 
+    @property
+    def look(self) -> list[str]:
+        """What makes `repository connect` look whether the bucket itself is there; empty: it does so anyway."""
+        return []
+
+    @property
+    def credentials_origin(self) -> str:
+        """Where its credentials come from, for a message that they are refused; empty: from who named the place."""
+        return ""
+
     def prepare_creation(self) -> None:  # noqa: B027 - most storages need nothing
         """Make what must be there before a repository can be created."""
 
@@ -88,14 +104,14 @@ def parse_endpoint(url: str) -> tuple[str, bool]:
 class S3Storage(Storage):
     """A prefix in a bucket of S3, or of what speaks its protocol.
 
-    Without `keys` kopia takes them from its environment, else from the instance's identity.
+    Without `keys` kopia takes them from its environment, else from the identity of the pod or its node.
     """
 
     bucket: str
     prefix: str
     url: str = ""
     region: str = ""
-    keys: AwsKeys | None = None
+    keys: AwsKeys | AwsRole | None = None
     verify_tls: bool = True
     ca_pem: bytes = b""
 
@@ -114,6 +130,19 @@ class S3Storage(Storage):
     def _address(self) -> tuple[str, bool]:
         """Host and port, and whether they are reached through TLS."""
         return parse_endpoint(self.url) if self.url else (self._endpoint, True)
+
+    @property
+    def look(self) -> list[str]:
+        """What asks for the bucket's versions: kopia takes a bucket that is not there for one without a repository.
+
+        Source: kopia 0.23.1, repo/blob/s3/s3_pit.go and translateError in s3_storage.go.
+        """
+        return ["--point-in-time=2000-01-01T00:00:00Z"]
+
+    @property
+    def credentials_origin(self) -> str:
+        """Which role, or that nobody gave any keys."""
+        return self.keys.origin if self.keys else _NO_KEYS
 
     def nearby(self) -> Self:
         """Return a prefix below this one."""
@@ -144,13 +173,7 @@ class S3Storage(Storage):
             arguments.append(f"--root-ca-pem-path={folder.write('ca.pem', self.ca_pem)}")
         if self.keys is None:
             return Reach(arguments)
-        # An empty token too: one that was inherited belongs to other keys.
-        variables = {
-            "AWS_ACCESS_KEY_ID": self.keys.access_key,
-            "AWS_SECRET_ACCESS_KEY": self.keys.secret_key,
-            "AWS_SESSION_TOKEN": self.keys.session_token,
-        }
-        return Reach(arguments, variables)
+        return Reach(arguments, self.keys.variables)
 
     def config(self) -> JsonDict:
         """Return the bucket and how it is reached, without keys, as `reach` has it."""
@@ -196,6 +219,16 @@ class FileStorage(Storage):
     def reach(self, folder: WorkFolder) -> Reach:  # noqa: ARG002 - a folder needs no files
         """Return kopia's arguments; files and folders are this user's alone, as the peer makes them."""
         return Reach(["filesystem", f"--path={self.path}", "--file-mode=0600", "--dir-mode=0700"])
+
+    @property
+    def look(self) -> list[str]:
+        """What makes `repository connect` look whether the bucket itself is there; empty: it does so anyway."""
+        return []
+
+    @property
+    def credentials_origin(self) -> str:
+        """Where its credentials come from, for a message that they are refused; empty: from who named the place."""
+        return ""
 
     def prepare_creation(self) -> None:
         """Make the folder.
@@ -263,11 +296,19 @@ class GcsStorage(Storage):
         return replace(self, prefix=f"{self.prefix}{_NEARBY}")
 
     def reach(self, folder: WorkFolder) -> Reach:
-        """Return kopia's arguments; the credentials go into a file."""
+        """Return kopia's arguments; the credentials go into a file.
+
+        kopia's flag takes the key of a service account alone; Google's library takes all forms.
+        Source: kopia 0.23.1, repo/blob/gcs/gcs_storage.go.
+        """
         arguments = ["gcs", f"--bucket={self.bucket}", f"--prefix={self.prefix}"]
-        if self.credentials:
-            arguments.append(f"--credentials-file={folder.write('gcs.json', self.credentials.encode())}")
-        return Reach(arguments, _trust(folder, self.ca_pem))
+        trust = _trust(folder, self.ca_pem)
+        if not self.credentials:
+            return Reach(arguments, trust)
+        file = str(folder.write("gcs.json", self.credentials.encode()))
+        if _SERVICE_ACCOUNT.search(self.credentials):
+            return Reach([*arguments, f"--credentials-file={file}"], trust)
+        return Reach(arguments, {**trust, "GOOGLE_APPLICATION_CREDENTIALS": file})
 
 
 def _trust(folder: WorkFolder, ca_pem: bytes) -> dict[str, str]:

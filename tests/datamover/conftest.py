@@ -42,8 +42,8 @@ def kopia_program() -> Path:
 def _kopia_on_path(kopia_program: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", f"{kopia_program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("VELERO_SCRATCH_DIR", str(tmp_path))
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "KOPIA_PASSWORD"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "KOPIA_PASSWORD"))]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 __all__ = ["IDENTITY", "PASSWORD", "PlainKopia"]
 
@@ -23,10 +23,10 @@ class PlainKopia:
             "KOPIA_CHECK_FOR_UPDATES": "false",
         }
 
-    def run(self, *arguments: str, fails: bool = False) -> bytes:
+    def run(self, *arguments: str, fails: bool = False, stdin: BinaryIO | None = None) -> bytes:
         flags = ("--no-auto-maintenance", "--disable-file-logging", "--no-persist-credentials", "--no-progress")
         done = subprocess.run(
-            [self._program, *flags, *arguments], env=self._environment, capture_output=True, check=False
+            [self._program, *flags, *arguments], env=self._environment, stdin=stdin, capture_output=True, check=False
         )
         assert (done.returncode != 0) is fails, done.stderr.decode()
         return done.stdout

@@ -1,3 +1,4 @@
+import json
 import os
 import random
 from pathlib import Path
@@ -58,6 +59,21 @@ async def test_a_device_is_kept_in_the_peers_form(connected: Kopia, device: Path
         "maxTime": "",
         "numFailed": 0,
     }
+
+
+async def test_plain_kopia_restores_a_device_of_the_movers_and_the_reverse(
+    connected: Kopia, device: Path, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    backup = await _back_up(connected, device)
+    kopia.run("restore", backup.snapshot_id, str(tmp_path / "out"))
+    assert (tmp_path / "out" / device.name).read_bytes() == device.read_bytes()
+    form = ["--stdin-file=of-a-peer", "--override-source=default@default:some/device", "--json"]
+    with device.open("rb") as content:
+        made = kopia.run("snapshot", "create", "/", *form, stdin=content)
+    target = tmp_path / "target"
+    target.write_bytes(b"\xff" * _SIZE)
+    await _restore(connected, json.loads(made)["id"], target)
+    assert target.read_bytes() == device.read_bytes()
 
 
 async def test_a_smaller_device_is_refused_before_a_byte_is_written(

@@ -34,6 +34,21 @@ print(len(early), len(unwanted), peak)
 """
 
 
+_STOPPED_EARLY = """
+import os, runpy, signal, sys
+
+class SignalOnImport:
+    def find_spec(self, name, *_):
+        if name == "datamover.cli":
+            assert not {"asyncio", "argparse", "core"} & sys.modules.keys()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, SignalOnImport())
+sys.argv[0] = "datamover"
+runpy.run_module("datamover", run_name="__main__")
+"""
+
+
 def _run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [*_MOVER, *arguments],
@@ -154,6 +169,21 @@ def test_a_bar_is_drawn_on_a_terminal(repository: Path, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert f"[{'#' * 30}] 2.1 MB of 2.1 MB, 100 %" in drawn
     assert done.stdout.startswith(b"snapshot ")
+
+
+def test_sigterm_before_anything_is_loaded_is_a_cancel_too(repository: Path, tree: Path, kopia: PlainKopia) -> None:
+    """A pod may be deleted while its interpreter starts."""
+    done = subprocess.run(
+        [sys.executable, "-c", _STOPPED_EARLY, "backup", "--source", tree, "--repository", repository, "--json"],
+        cwd=_ROOT,
+        env={**os.environ, "KOPIA_PASSWORD": PASSWORD},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 14, done.stderr
+    assert done.stderr.rstrip().endswith("told to stop by SIGTERM: data path is canceled")
+    assert kopia.snapshots() == []
 
 
 def test_sigterm_ends_mover_and_kopia_within_two_seconds_and_shows_no_secret(

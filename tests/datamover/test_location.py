@@ -9,7 +9,7 @@ import pytest
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
 from datamover.byhand import storage_named
-from datamover.credentials import AwsKeys, CredentialsText, parse_aws_keys
+from datamover.credentials import AwsKeys, CredentialsText, parse_aws_profile
 from datamover.location import LocationSecrets, storage_of
 from datamover.options import RepositoryOptions
 from datamover.storage import AzureStorage, FileStorage, GcsStorage, Reach, S3Storage, parse_endpoint
@@ -95,6 +95,27 @@ def test_s3_config_becomes_a_flag(folder: WorkFolder, config: dict[str, str], fl
     assert flag in storage.reach(folder).arguments
 
 
+def test_what_is_for_the_peers_plugin_alone_changes_nothing(folder: WorkFolder) -> None:
+    """The peer's repository heeds none of them either: kopia has no such flags."""
+    config = {"s3Url": "http://h:1", "region": "r"}
+    plugins = {
+        "publicUrl": "https://public.example.com",
+        "s3ForcePathStyle": "false",
+        "kmsKeyId": "key",
+        "serverSideEncryption": "AES256",
+        "customerKeyEncryptionFile": "/file",
+        "checksumAlgorithm": "",
+        "signatureVersion": "1",
+        "tagging": "a=b",
+        "enableSharedConfig": "true",
+    }
+    reaches = [
+        storage_of(_location("velero.io/aws", given), "app", secrets=_CREDENTIAL, environment={}).reach(folder)
+        for given in (config, config | plugins)
+    ]
+    assert reaches[0] == reaches[1]
+
+
 def test_without_credentials_the_environment_and_the_instance_speak(folder: WorkFolder) -> None:
     storage = storage_of(
         _location("velero.io/aws"),
@@ -133,21 +154,20 @@ def test_a_folder_is_not_made_where_its_root_is_not_mounted(tmp_path: Path) -> N
         FileStorage(tmp_path / "mnt" / "kopia", tmp_path / "mnt").prepare_creation()
 
 
-def test_azure_credentials_become_kopias_variables(folder: WorkFolder) -> None:
-    text = "AZURE_CLOUD_NAME=AzureChinaCloud\nAZURE_TENANT_ID=t\n# note\nMYKEY=topsecret\n"
-    config = {"storageAccount": "acc", "storageAccountKeyEnvVar": "MYKEY"}
-    secrets = LocationSecrets(CredentialsText(text, "Secret velero/cloud"))
-    reach = storage_of(_location("velero.io/azure", config), "app", secrets=secrets, environment={}).reach(folder)
-    assert "--storage-domain=blob.core.chinacloudapi.cn" in reach.arguments
-    assert reach.environment == {"AZURE_TENANT_ID": "t", "AZURE_STORAGE_KEY": "topsecret"}
-    assert reach.secrets({}) == ["topsecret"]
-
-
 def test_google_credentials_go_into_a_file(folder: WorkFolder) -> None:
     secrets = LocationSecrets(CredentialsText('{"type": "service_account"}', "Secret velero/cloud"))
     reach = storage_of(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).reach(folder)
     assert reach.arguments[-1] == f"--credentials-file={folder.path / 'gcs.json'}"
     assert (folder.path / "gcs.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_google_credentials_that_are_no_service_accounts_key_are_left_to_googles_library(folder: WorkFolder) -> None:
+    """Such as those of a workload that another identity provider vouches for."""
+    secrets = LocationSecrets(CredentialsText('{"type": "external_account"}', "Secret velero/cloud"))
+    reach = storage_of(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).reach(folder)
+    assert reach.arguments == ["gcs", "--bucket=bkt", "--prefix=kopia/app/"]
+    assert reach.environment == {"GOOGLE_APPLICATION_CREDENTIALS": str(folder.path / "gcs.json")}
+    assert (folder.path / "gcs.json").read_text() == '{"type": "external_account"}'
 
 
 @pytest.mark.parametrize(
@@ -175,7 +195,7 @@ def test_what_cannot_be_used_is_told_with_the_locations_name(
 )
 def test_a_file_that_is_none_is_refused_without_quoting_it(text: str) -> None:
     with pytest.raises(RepositoryError, match="file /c") as refused:
-        parse_aws_keys(CredentialsText(text, "file /c"))
+        parse_aws_profile(CredentialsText(text, "file /c"))
     assert "TOPSECRET" not in str(refused.value)
     assert refused.value.__context__ is None or refused.value.__suppress_context__
 

@@ -75,8 +75,7 @@ def _damaged(pod: MoverPod, _server: S3Server) -> None:
         (_damaged, "damaged"),
         (_bucket, "no repository is there"),
         (partial(_bucket, secret="not-the-secret-key"), "the secret access key is not accepted"),
-        # kopia takes the bucket's absence for the file's.
-        (partial(_bucket, bucket="no-such-bucket"), "no repository is there"),
+        (partial(_bucket, bucket="no-such-bucket"), "the bucket does not exist"),
     ],
     ids=["password", "no folder", "damaged", "empty bucket", "secret key", "no bucket"],
 )

@@ -75,17 +75,25 @@ async def _broken_off(moving: Awaitable[object], begun: Callable[[], bool], end:
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    "gone",
+    [(_kill_server, "the endpoint cannot be reached"), (_remove_bucket, "the bucket does not exist")],
+    ids=["server", "bucket"],
+)
 async def test_a_backup_whose_storage_is_gone_for_good_is_told_of_and_given_up(
-    server: S3Server, hand: ByHand, volume: Path, caplog: pytest.LogCaptureFixture
+    server: S3Server,
+    hand: ByHand,
+    volume: Path,
+    caplog: pytest.LogCaptureFixture,
+    gone: tuple[Callable[[S3Server], None], str],
 ) -> None:
     """kopia alone would try for many minutes, and say nothing."""
+    end, cause = gone
     bucket = server.folder / "backups" / "prefix"
-    error = await _broken_off(
-        hand.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: _kill_server(server)
-    )
+    error = await _broken_off(hand.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: end(server))
     assert isinstance(error, RepositoryError)
     place = re.escape(f"repository s3://backups/prefix/ at {server.url}")
-    told = rf"no progress for \d+s: {place} does not answer: the endpoint cannot be reached: "
+    told = rf"no progress for \d+s: {place} does not answer: {cause}: "
     assert re.match(rf"back up {volume}: {told}", str(error))
     assert any(re.match(told, one.message) for one in caplog.records)
     assert server.secret_key not in str(error) + caplog.text

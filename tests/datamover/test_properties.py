@@ -104,14 +104,14 @@ def _make(path: Path, entry: Entry) -> None:
 
 @pytest.mark.timeout(PATIENCE_SECONDS)
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(entries=st.dictionaries(_NAMES, _ENTRIES, max_size=6), sparse=st.booleans())
+@given(kept=_kept(0o700), entries=st.dictionaries(_NAMES, _ENTRIES, max_size=6), sparse=st.booleans())
 async def test_any_tree_comes_back(
-    connected: Kopia, tmp_path: Path, entries: Mapping[str, Entry], sparse: bool
+    connected: Kopia, tmp_path: Path, kept: Kept, entries: Mapping[str, Entry], sparse: bool
 ) -> None:
     here = tmp_path / str(next(_numbers))
     volume, target = here / "volume", here / "target"
     target.mkdir(parents=True)
-    _make(volume, Folder(Kept(0o755, (os.getuid(), os.getgid()), 0), entries))
+    _make(volume, Folder(kept, entries))
 
     async def unheard(message: str) -> None:
         pytest.fail(message)

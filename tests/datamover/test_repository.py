@@ -163,6 +163,7 @@ async def test_whether_the_storage_answers_is_told(
     for storage in (
         FileStorage(repository),
         s3_storage(s3, bucket),
+        s3_storage(s3, "no-such-bucket"),
         s3_storage(s3, bucket, url=f"http://127.0.0.1:{free_port()}"),
         s3_storage(s3, bucket, url=silent_endpoint),
         FileStorage(tmp_path / "gone" / "repository"),
@@ -173,6 +174,7 @@ async def test_whether_the_storage_answers_is_told(
     assert found == [
         (True, ["the storage of repository under test answers"]),
         (True, ["the storage of repository under test answers"]),
+        (False, ["repository under test does not answer", "the bucket does not exist"]),
         (False, ["repository under test does not answer", "the endpoint cannot be reached"]),
         (False, ["repository under test does not answer", "nothing within 10 s"]),
         (False, ["repository under test does not answer", "the folder is not there or cannot be read"]),

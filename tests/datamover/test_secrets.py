@@ -1,31 +1,20 @@
 """No secret stands where somebody else could read it: arguments, logs, messages, Events, files that stay."""
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.datamover.commandlines import record_kopia
 from tests.datamover.plainkopia import PASSWORD
 from tests.datamover.pods import MoverPod
 from tests.datamover.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
-_RECORDING = """#!/bin/sh
-tr '\\0' ' ' </proc/$$/cmdline >>{record}
-exec {kopia} "$@"
-"""
-
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that gets the command line of each kopia."""
-    file, kopia = tmp_path / "command-lines", tmp_path / "bin" / "kopia"
-    kopia.parent.mkdir()
-    kopia.write_text(_RECORDING.format(record=file, kopia=shutil.which("kopia")))
-    kopia.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{kopia.parent}:{os.environ['PATH']}")
-    return file
+    return record_kopia(tmp_path, monkeypatch)
 
 
 async def _there_and_back(pod: MoverPod, tree: Path) -> str:

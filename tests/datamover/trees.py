@@ -13,6 +13,7 @@ _LINK_MTIME_NS = 1_600_000_000_123_456_000
 def make_tree(root: Path) -> Path:
     """Make what a volume may hold: odd names, modes and times, links, a hole, a cache."""
     root.mkdir()
+    root.chmod(0o2770)
     rng = random.Random(1)
     (root / "empty folder").mkdir()
     deep = root / "a" / "b" / "c"
@@ -54,10 +55,11 @@ def make_large_file(path: Path, size_mib: int) -> Path:
 def describe_tree(root: Path) -> dict[str, tuple[object, ...]]:
     """Return what must come back of each entry: kind and mode, owner, time, and content or target.
 
-    A folder's time is not among it: kopia keeps the latest time of what is in it instead.
+    The root is one of them: many a program refuses a folder of its own that others may read. A
+    folder's time is not among it: kopia keeps the latest time of what is in it instead.
     """
     found: dict[str, tuple[object, ...]] = {}
-    for path in sorted(root.rglob("*")):
+    for path in [root, *sorted(root.rglob("*"))]:
         status = path.lstat()
         name = str(path.relative_to(root))
         owner = (status.st_uid, status.st_gid)

@@ -1,0 +1,25 @@
+"""What kopia was called with, as whoever looks at the node's processes would see it."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+__all__ = ["record_kopia"]
+
+_RECORDING = """#!/bin/sh
+tr '\\0' ' ' </proc/$$/cmdline >>{record}
+echo >>{record}
+exec {kopia} "$@"
+"""
+
+
+def record_kopia(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let each kopia write its command line, on a line of its own, into the file that is returned."""
+    file, kopia = folder / "command-lines", folder / "bin" / "kopia"
+    kopia.parent.mkdir()
+    kopia.write_text(_RECORDING.format(record=file, kopia=shutil.which("kopia")))
+    kopia.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{kopia.parent}:{os.environ['PATH']}")
+    return file
