@@ -6,13 +6,12 @@ Source: Velero v1.18, pkg/datapath and pkg/cmd/cli/datamover, as recorded in
 tests/recordings/velero-1.18.2.
 """
 
-import json
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
-from pydantic import Field, ValidationError
+from msgspec import Meta, field
 
 from core.errors import ContractError, ResultError
 from core.models.base import WireModel
@@ -109,7 +108,7 @@ class MoverArgs:
         return [str(self.verb), *(f"--{flag}={value}" for flag, value in flags.items() if value)]
 
 
-class ProgressMessage(WireModel):
+class ProgressMessage(WireModel, omit_defaults=True):
     """The message of a `Data-Path-Progress` Event; zero fields are left out.
 
     The last three are ours; readers ignore keys they do not know.
@@ -121,10 +120,8 @@ class ProgressMessage(WireModel):
     sent_bytes: int = 0
     deduped_bytes: int = 0
 
-    def to_json(self) -> str:
-        """Return the message's text."""
-        fields = self.model_dump(by_alias=True)
-        return json.dumps({k: v for k, v in fields.items() if v}, separators=(",", ":"))
+
+_Id = Annotated[str, Meta(min_length=1)]
 
 
 class VolumePath(WireModel):
@@ -137,7 +134,7 @@ class VolumePath(WireModel):
 class BackupResult(WireModel):
     """The termination message of a backup that succeeded; sizes in bytes."""
 
-    snapshot_id: str = Field(alias="snapshotID", min_length=1)
+    snapshot_id: _Id = field(name="snapshotID")
     empty_snapshot: bool = False
     source: VolumePath
     total_bytes: int = 0
@@ -154,7 +151,7 @@ class RestoreResult(WireModel):
 class InitResult(WireModel):
     """The termination message of `init-repository` that succeeded."""
 
-    unique_id: str = Field(alias="uniqueID", min_length=1)
+    unique_id: _Id = field(name="uniqueID")
 
 
 _Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult)
@@ -167,8 +164,8 @@ def parse_result(model: type[_Result], message: str) -> _Result:
         ResultError: the message is not the JSON of `model`; never read as an empty success.
     """
     try:
-        return model.model_validate_json(message)
-    except ValidationError as e:
+        return model.from_json(message)
+    except ContractError as e:
         shown = message or "nothing"
         text = f"the data mover ended well but its result cannot be read; it said: {shown}"
         raise ResultError(text) from e
@@ -181,8 +178,8 @@ def parse_progress(message: str) -> ProgressMessage:
         ContractError: it is not a progress message.
     """
     try:
-        return ProgressMessage.model_validate_json(message)
-    except ValidationError as e:
+        return ProgressMessage.from_json(message)
+    except ContractError as e:
         text = f"progress message {message[:200]!r} cannot be read"
         raise ContractError(text) from e
 

@@ -43,7 +43,7 @@ async def run_by_hand(arguments: argparse.Namespace, stop: StopSignal) -> int:
 
 def _print_backup(result: BackupResult, *, as_json: bool) -> None:
     if as_json:
-        _print(result.model_dump_json(by_alias=True))
+        _print(result.to_json())
         return
     changed = (
         "" if result.incremental_bytes == result.total_bytes else f", {format_bytes(result.incremental_bytes)} changed"
@@ -53,7 +53,7 @@ def _print_backup(result: BackupResult, *, as_json: bool) -> None:
 
 def _print_restore(result: RestoreResult, *, as_json: bool) -> None:
     if as_json:
-        _print(result.model_dump_json(by_alias=True))
+        _print(result.to_json())
         return
     _print(f"restored {format_bytes(result.total_bytes)} to {result.target.by_path}")
 

@@ -48,7 +48,7 @@ async def _initialize(name: str, around: Surroundings, scrubber: Scrubber) -> En
             unique_id = await repository.unique_id()
         else:
             unique_id = await repository.ensure()
-    return build_ending(InitResult(unique_id=unique_id).model_dump_json(by_alias=True))
+    return build_ending(InitResult(unique_id=unique_id).to_json())
 
 
 async def _connect_read_only(repository: Repository) -> None:

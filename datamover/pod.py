@@ -83,7 +83,7 @@ class PodLoad:
         result = await run_beside(
             lambda: reporter.follow(meter), self._move(cr, plan, folder, meter=meter), name="reports"
         )
-        return build_ending(result.model_dump_json(by_alias=True))
+        return build_ending(result.to_json())
 
     async def _move(
         self, cr: Load, plan: BackupPlan | RestorePlan, folder: WorkFolder, *, meter: Meter

@@ -9,8 +9,6 @@ pkg/utils/util.go (annotations of a content).
 
 from typing import Final
 
-from pydantic import ValidationError
-
 from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
 from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
@@ -62,10 +60,6 @@ class SnapshotSource(WireModel):
     size: str
     volume_mode: VolumeMode
 
-    def to_annotation(self) -> str:
-        """Return the annotation's text."""
-        return self.model_dump_json(by_alias=True)
-
 
 def parse_snapshot_source(snapshot: JsonDict, content: JsonDict, claim: JsonDict) -> SnapshotSource:
     """Return what has to be remembered of a source: its snapshot, content and claim."""
@@ -86,8 +80,8 @@ def remembered_source(content: JsonDict) -> SnapshotSource:
     """
     meta = content["metadata"]
     try:
-        return SnapshotSource.model_validate_json((meta.get("annotations") or {}).get(SOURCE_ANNOTATION, ""))
-    except ValidationError as e:
+        return SnapshotSource.from_json((meta.get("annotations") or {}).get(SOURCE_ANNOTATION, ""))
+    except ContractError as e:
         message = (
             f"VolumeSnapshotContent {meta['name']}: annotation {SOURCE_ANNOTATION}, "
             "which remembers the source snapshot, cannot be read"
@@ -146,7 +140,7 @@ def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource
         "metadata": {
             "name": owner.object_name,
             "labels": kept | owner.labels,
-            "annotations": annotations | {SOURCE_ANNOTATION: source.to_annotation()},
+            "annotations": annotations | {SOURCE_ANNOTATION: source.to_json()},
         },
         "spec": backup_spec,
     }

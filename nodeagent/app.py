@@ -17,7 +17,7 @@ from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from core.kube.limits import RateLimit
 from core.kube.retry import Retry
-from core.models.base import JsonDict, build_models
+from core.models.base import JsonDict
 from core.models.loads import Load
 from core.version import VERSION
 from exposer.causes import CauseFinder
@@ -251,8 +251,6 @@ async def serve(settings: Settings) -> int:
     try:
         plan = await prepare(client, settings, settings.namespace or context_namespace or DEFAULT_NAMESPACE)
         agent = build_agent(client, clock, plan)
-        # So that the first load of each kind costs no memory that stays.
-        build_models()
         web = WebServer(settings.metrics_address, WebPages(agent.metrics, agent.not_ready, agent.report))
         await web.start()
         _log.info("node agent %s serves node %s in namespace %s", VERSION, settings.node_name, plan.namespace)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Self
 
-from pydantic import ValidationError
+from msgspec.structs import replace
 
-from core.models.base import Timestamp, WireModel
+from core.errors import ContractError
+from core.models.base import WireModel
 from core.models.loads import Load
 from core.models.names import MOVER_LOST_ANNOTATION
 
@@ -48,8 +49,8 @@ class MoverLoss(WireModel):
     more; `why` is what its status said about that.
     """
 
-    since: Timestamp
-    last: Timestamp
+    since: datetime
+    last: datetime
     times: int = 1
     killed: int = 0
     replaced: bool = False
@@ -73,18 +74,14 @@ class MoverLoss(WireModel):
 
     def made_up_for(self) -> Self:
         """Return the same losses with a pod in the place of the last one."""
-        return self.model_copy(update={"replaced": True})
-
-    def to_annotation(self) -> str:
-        """Return the annotation's text."""
-        return self.model_dump_json(by_alias=True)
+        return replace(self, replaced=True)
 
 
 def read_loss(cr: Load) -> MoverLoss | None:
     """Return the losses that are kept on `cr`, None where there are none or nobody can read them."""
     try:
-        return MoverLoss.model_validate_json(cr.metadata.annotations.get(MOVER_LOST_ANNOTATION, ""))
-    except ValidationError:
+        return MoverLoss.from_json(cr.metadata.annotations.get(MOVER_LOST_ANNOTATION, ""))
+    except ContractError:
         return None
 
 

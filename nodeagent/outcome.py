@@ -6,13 +6,14 @@ Knows what a mover pod's end means for its load, and the form of the annotation
 
 import logging
 from collections.abc import Callable
+from datetime import datetime
 
-from pydantic import Field, ValidationError
+from msgspec import field
 
 from core.contract import CANCELED_ENDING
-from core.errors import ResultError
+from core.errors import ContractError, ResultError
 from core.logs import fields
-from core.models.base import JsonDict, Timestamp, WireModel
+from core.models.base import JsonDict, WireModel
 from core.models.loads import Load
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
@@ -23,7 +24,7 @@ __all__ = ["Outcome", "decide_outcome", "has_last_words", "read_outcome"]
 _log = logging.getLogger(__name__)
 
 
-class Outcome(WireModel):
+class Outcome(WireModel, omit_defaults=True):
     """The end of a load: its final phase, and what is needed to get there.
 
     `kept_at` is when it was written down. `result` is the mover's termination message as
@@ -32,9 +33,9 @@ class Outcome(WireModel):
     """
 
     phase: Phase
-    kept_at: Timestamp | None = None
+    kept_at: datetime | None = None
     message: str = ""
-    result: JsonDict = Field(default_factory=dict)
+    result: JsonDict = field(default_factory=dict)
     pv_name: str = ""
     reclaim_policy: str = ""
 
@@ -42,10 +43,6 @@ class Outcome(WireModel):
     def total_bytes(self) -> int:
         """How much the mover says it moved."""
         return int(self.result.get("totalBytes", 0))
-
-    def to_annotation(self) -> str:
-        """Return the annotation's text."""
-        return self.model_dump_json(by_alias=True, exclude_defaults=True)
 
 
 def read_outcome(cr: Load) -> Outcome | None:
@@ -58,8 +55,8 @@ def read_outcome(cr: Load) -> Outcome | None:
     if not text:
         return None
     try:
-        return Outcome.model_validate_json(text)
-    except ValidationError:
+        return Outcome.from_json(text)
+    except ContractError:
         told = fields(kind=cr.kind_name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
         _log.warning("annotation %s cannot be read", OUTCOME_ANNOTATION, extra=told)
         return None

@@ -102,7 +102,7 @@ class Reconciler:
                     "phase": str(cr.phase),
                     "message": cr.status.message,
                     "waitsFor": self._steps.waits_for(cr.uid),
-                    "progress": cr.status.progress.model_dump(by_alias=True),
+                    "progress": cr.status.progress.to_wire(),
                 }
                 for cr in loads
             ],

@@ -126,7 +126,7 @@ class StatusWriter:
         if message is not None:
             status["message"] = message or None
         if progress is not None:
-            status["progress"] = progress.model_dump(mode="json", by_alias=True)
+            status["progress"] = progress.to_wire()
         return await self._write(kind, cr, Change(status), again=True)
 
     def _timestamps(self, cr: Load, to: Phase) -> JsonDict:

@@ -157,7 +157,7 @@ class ExposeSteps(StepBase):
             await self._end(case, Phase.FAILED, add_log_end(f"data mover pod {place} {loss.verdict}", tail))
             return True
         message = f"data mover pod {place} was lost before it began{f' ({why})' if why else ''}; another one is made"
-        change = Change(status={"message": message}, annotations={MOVER_LOST_ANNOTATION: loss.to_annotation()})
+        change = Change(status={"message": message}, annotations={MOVER_LOST_ANNOTATION: loss.to_json()})
         stored = await self._tools.status.annotate(case.kind, case.cr, change)
         await self._tools.story.tell(stored, "MoverLost", message, warning=True)
         self._waits.told(case.cr.uid, Waiting("MoverLost", message))

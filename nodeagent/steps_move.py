@@ -4,6 +4,8 @@ Knows slots, the start, cancels, and what becomes of a mover's end. Does not kno
 pod comes to be (`nodeagent.steps_expose`), nor what is removed afterwards (`nodeagent.clean_up`).
 """
 
+from msgspec.structs import replace
+
 from core.errors import ExposeError
 from core.models.base import format_time
 from core.models.duration import format_duration
@@ -42,7 +44,7 @@ class MoveSteps(StepBase):
             return await self._end(case, Phase.FAILED, str(e))
         loss = read_loss(case.cr)
         if loss is not None and not loss.replaced:
-            change = Change(annotations={MOVER_LOST_ANNOTATION: loss.made_up_for().to_annotation()})
+            change = Change(annotations={MOVER_LOST_ANNOTATION: loss.made_up_for().to_json()})
             await self._tools.status.annotate(case.kind, case.cr, change)
             return Requeue(0.0)
         return await self._await_slot(case)
@@ -102,9 +104,9 @@ class MoveSteps(StepBase):
             except ExposeError as e:
                 outcome = Outcome(phase=Phase.FAILED, message=str(e))
         elif outcome.phase is Phase.FAILED:
-            outcome = outcome.model_copy(update={"message": await self._with_log_end(case, outcome.message)})
-        outcome = outcome.model_copy(update={"kept_at": self._tools.clock.now()})
-        change = Change(annotations={OUTCOME_ANNOTATION: outcome.to_annotation()})
+            outcome = replace(outcome, message=await self._with_log_end(case, outcome.message))
+        outcome = replace(outcome, kept_at=self._tools.clock.now())
+        change = Change(annotations={OUTCOME_ANNOTATION: outcome.to_json()})
         await self._tools.status.annotate(kind, cr, change)
         return None
 

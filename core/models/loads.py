@@ -5,12 +5,12 @@ tests/recordings/velero-1.18.2/crds. Phases are read through `Load.phase`, where
 phase is New.
 """
 
-from datetime import timedelta
-from typing import Annotated, ClassVar
+from datetime import datetime, timedelta
+from typing import ClassVar
 
-from pydantic import AfterValidator, Field
+from msgspec import field
 
-from core.models.base import CustomResource, StringMap, Timestamp, WireModel
+from core.models.base import CustomResource, WireModel
 from core.models.duration import parse_duration
 from core.models.phases import Phase
 
@@ -33,14 +33,9 @@ __all__ = [
 ]
 
 
-def _check_duration(text: str) -> str:
-    """Return `text` if it is a Go duration or empty; a ValueError says that it is neither."""
-    if text:
-        parse_duration(text)
-    return text
-
-
-_Duration = Annotated[str, AfterValidator(_check_duration)]
+def _span_of(text: str) -> timedelta:
+    """Return a Go duration, zero where it is empty; a ValueError says that it is neither."""
+    return parse_duration(text) if text else timedelta()
 
 
 class Progress(WireModel):
@@ -55,15 +50,15 @@ class LoadStatus(WireModel):
 
     phase: Phase | None = None
     message: str = ""
-    progress: Progress = Field(default_factory=Progress)
-    accepted_timestamp: Timestamp | None = None
-    start_timestamp: Timestamp | None = None
-    completion_timestamp: Timestamp | None = None
+    progress: Progress = field(default_factory=Progress)
+    accepted_timestamp: datetime | None = None
+    start_timestamp: datetime | None = None
+    completion_timestamp: datetime | None = None
     accepted_by_node: str = ""
     node: str = ""
-    node_os: str = Field(default="", alias="nodeOS")
+    node_os: str = field(default="", name="nodeOS")
     path: str = ""
-    snapshot_id: str = Field(default="", alias="snapshotID")
+    snapshot_id: str = field(default="", name="snapshotID")
     incremental_bytes: int = 0
 
 
@@ -78,7 +73,7 @@ class Load(CustomResource):
     """One load: the data of one volume, on its way out or back."""
 
     spec: LoadSpec
-    status: LoadStatus = Field(default_factory=LoadStatus)
+    status: LoadStatus = field(default_factory=LoadStatus)
 
     @property
     def phase(self) -> Phase:
@@ -120,8 +115,16 @@ class _MoverSpec(LoadSpec):
 
     datamover: str = ""
     source_namespace: str
-    data_mover_config: StringMap = Field(default_factory=dict)
-    operation_timeout: _Duration = ""
+    data_mover_config: dict[str, str] = field(default_factory=dict)
+    operation_timeout: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a duration that Go could not read; msgspec makes the ValueError one of its own."""
+        try:
+            _span_of(self.operation_timeout)
+        except ValueError as e:
+            text = f"operationTimeout: {e}"
+            raise ValueError(text) from e
 
 
 class _MoverLoad(Load):
@@ -137,8 +140,7 @@ class _MoverLoad(Load):
     @property
     def operation_timeout(self) -> timedelta | None:
         """`spec.operationTimeout`; None where it is absent, or zero as Go writes an absent one."""
-        text = self.spec.operation_timeout
-        span = parse_duration(text) if text else timedelta()
+        span = _span_of(self.spec.operation_timeout)
         return span if span > timedelta() else None
 
     @property
@@ -152,7 +154,7 @@ class DataUploadSpec(_MoverSpec):
 
     snapshot_type: str
     csi_snapshot: CSISnapshotSpec | None = None
-    source_pvc: str = Field(alias="sourcePVC")
+    source_pvc: str = field(name="sourcePVC")
 
 
 class DataUpload(_MoverLoad):
@@ -174,9 +176,9 @@ class DataDownloadSpec(_MoverSpec):
     """`spec` of a DataDownload."""
 
     target_volume: TargetVolume
-    snapshot_id: str = Field(alias="snapshotID")
+    snapshot_id: str = field(name="snapshotID")
     snapshot_size: int = 0
-    node_os: str = Field(default="", alias="nodeOS")
+    node_os: str = field(default="", name="nodeOS")
 
 
 class DataDownload(_MoverLoad):
@@ -202,7 +204,7 @@ class _PodVolumeSpec(LoadSpec):
     volume: str
     repo_identifier: str
     uploader_type: str = ""
-    uploader_settings: StringMap = Field(default_factory=dict)
+    uploader_settings: dict[str, str] = field(default_factory=dict)
 
 
 class _PodVolumeLoad(Load):
@@ -220,7 +222,7 @@ class PodVolumeBackupSpec(_PodVolumeSpec):
     """`spec` of a PodVolumeBackup."""
 
     node: str
-    tags: StringMap = Field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
 
 
 class PodVolumeBackup(_PodVolumeLoad):
@@ -238,7 +240,7 @@ class PodVolumeBackup(_PodVolumeLoad):
 class PodVolumeRestoreSpec(_PodVolumeSpec):
     """`spec` of a PodVolumeRestore."""
 
-    snapshot_id: str = Field(alias="snapshotID")
+    snapshot_id: str = field(name="snapshotID")
     source_namespace: str
     snapshot_size: int = 0
 

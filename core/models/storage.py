@@ -3,12 +3,13 @@
 Source: Velero v1.18, pkg/apis/velero/v1, as recorded in tests/recordings/velero-1.18.2/crds.
 """
 
+from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar, Final
 
-from pydantic import Field
+from msgspec import field
 
-from core.models.base import CustomResource, StringMap, Timestamp, WireModel
+from core.models.base import CustomResource, WireModel
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOLUME_NAMESPACE_LABEL, label_value
 
 __all__ = [
@@ -46,7 +47,7 @@ class ObjectStorage(WireModel):
 
     bucket: str
     prefix: str = ""
-    ca_cert: str = Field(default="", alias="caCert")
+    ca_cert: str = ""
     ca_cert_ref: SecretKey | None = None
 
 
@@ -54,7 +55,7 @@ class BackupStorageLocationSpec(WireModel):
     """`spec` of a BackupStorageLocation."""
 
     provider: str
-    config: StringMap = Field(default_factory=dict)
+    config: dict[str, str] = field(default_factory=dict)
     credential: SecretKey | None = None
     object_storage: ObjectStorage
     access_mode: str = ""
@@ -73,7 +74,7 @@ class BackupStorageLocation(CustomResource):
 
     kind_name: ClassVar[str] = "BackupStorageLocation"
     spec: BackupStorageLocationSpec
-    status: BackupStorageLocationStatus = Field(default_factory=BackupStorageLocationStatus)
+    status: BackupStorageLocationStatus = field(default_factory=BackupStorageLocationStatus)
 
     @property
     def available(self) -> bool:
@@ -102,7 +103,7 @@ class BackupRepositorySpec(WireModel):
     repository_type: str = ""
     restic_identifier: str = ""
     maintenance_frequency: str
-    repository_config: StringMap = Field(default_factory=dict)
+    repository_config: dict[str, str] = field(default_factory=dict)
 
 
 class BackupRepositoryStatus(WireModel):
@@ -110,7 +111,7 @@ class BackupRepositoryStatus(WireModel):
 
     phase: RepositoryPhase | None = None
     message: str = ""
-    last_maintenance_time: Timestamp | None = None
+    last_maintenance_time: datetime | None = None
 
 
 class BackupRepository(CustomResource):
@@ -118,7 +119,7 @@ class BackupRepository(CustomResource):
 
     kind_name: ClassVar[str] = "BackupRepository"
     spec: BackupRepositorySpec
-    status: BackupRepositoryStatus = Field(default_factory=BackupRepositoryStatus)
+    status: BackupRepositoryStatus = field(default_factory=BackupRepositoryStatus)
 
     @property
     def phase(self) -> RepositoryPhase:

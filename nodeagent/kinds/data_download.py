@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final, cast
 
+from msgspec.structs import replace
+
 from core.clock import Clock
 from core.errors import ExposeError
 from core.kube.client import KubeClient
@@ -93,7 +95,7 @@ class DataDownloadKind(RestoreResults, PlainKind):
     async def keep(self, cr: Load, outcome: Outcome) -> Outcome:
         """Return `outcome` with the volume that was written."""
         kept = await self.exposer.read_volume(self._request(cr))
-        return outcome.model_copy(update={"pv_name": kept.pv_name, "reclaim_policy": kept.reclaim_policy})
+        return replace(outcome, pv_name=kept.pv_name, reclaim_policy=kept.reclaim_policy)
 
     async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:
         """Hand the volume over to the target claim."""

@@ -23,7 +23,7 @@ class BackupResults:
 
     def final_status(self, outcome: Outcome) -> JsonDict:
         """Return where the data is and how much of it there is, as status fields."""
-        result = BackupResult.model_validate(outcome.result)
+        result = BackupResult.from_wire(outcome.result)
         return {
             "path": result.source.by_path,
             "snapshotID": result.snapshot_id,
@@ -45,7 +45,7 @@ class RestoreResults:
 
     def final_status(self, outcome: Outcome) -> JsonDict:
         """Return how much data there is, as status fields."""
-        return {"progress": _all_of(RestoreResult.model_validate(outcome.result).total_bytes)}
+        return {"progress": _all_of(RestoreResult.from_wire(outcome.result).total_bytes)}
 
 
 def _all_of(total_bytes: int) -> JsonDict:

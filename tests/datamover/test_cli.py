@@ -28,7 +28,7 @@ from pathlib import Path
 import datamover.__main__
 early = {"core", "asyncio"} & sys.modules.keys()
 import datamover.cli, datamover.podcommand
-unwanted = {"kubernetes_asyncio", "prometheus_client", "datamover.byhand"} & sys.modules.keys()
+unwanted = {"kubernetes_asyncio", "prometheus_client", "pydantic", "datamover.byhand"} & sys.modules.keys()
 (peak,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmHWM:"]
 print(len(early), len(unwanted), peak)
 """

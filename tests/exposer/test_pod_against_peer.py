@@ -211,7 +211,7 @@ def test_snapshot_and_content_are_the_peers_with_our_notes() -> None:
     assert differences(recorded("volumesnapshot-of-dataupload"), our_snapshot) == owner_label(owner)
     assert differences(recorded("volumesnapshotcontents", called=owner.name), our_content) == owner_label(owner) | {
         # The source goes away; what it was has to outlive it.
-        f"metadata.annotations.{SOURCE_ANNOTATION}": (None, source.to_annotation()),
+        f"metadata.annotations.{SOURCE_ANNOTATION}": (None, source.to_json()),
         # The content is made before the snapshot, so that a restart finds its way: its
         # controller fills in which snapshot it is bound to.
         "spec.volumeSnapshotRef.apiVersion": (None, "snapshot.storage.k8s.io/v1"),

@@ -228,7 +228,7 @@ def test_a_result_of_the_other_kind_is_refused() -> None:
 )
 async def test_the_kept_volume_is_dropped_unless_it_was_handed_over(phase: Phase, dropped: list[KeptVolume]) -> None:
     kept = Outcome(phase=Phase.COMPLETED, pv_name="pv-1", reclaim_policy="Retain")
-    load = data_download(status={"phase": str(phase)}, annotations={OUTCOME_ANNOTATION: kept.to_annotation()})
+    load = data_download(status={"phase": str(phase)}, annotations={OUTCOME_ANNOTATION: kept.to_json()})
     exposer = FakeExposer()
     kind = downloads({}, exposer)
     assert await kind.clean_up(kind.parse(load)) is None

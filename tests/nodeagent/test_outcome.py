@@ -22,7 +22,7 @@ def parse(message: str) -> JsonDict:
 
 def test_a_good_end_is_completed_with_its_result() -> None:
     outcome = decide_outcome(PodEnd(0, RESULT + "\n", "Completed"), parse, cancel_asked=False)
-    assert (outcome.phase, outcome.result) == (Phase.COMPLETED, json.loads(RESULT))
+    assert (outcome.phase, outcome.result) == (Phase.COMPLETED, json.loads(RESULT) | {"emptySnapshot": False})
     assert outcome.total_bytes == 5
 
 
@@ -82,7 +82,7 @@ def test_a_bad_end_is_failed_and_named(end: PodEnd, message: str) -> None:
 
 def test_an_outcome_is_read_as_it_was_kept() -> None:
     outcome = Outcome(phase=Phase.COMPLETED, result={"totalBytes": 5}, pv_name="pv-1", reclaim_policy="Delete")
-    cr = DataUpload.parse(data_upload(annotations={OUTCOME_ANNOTATION: outcome.to_annotation()}))
+    cr = DataUpload.parse(data_upload(annotations={OUTCOME_ANNOTATION: outcome.to_json()}))
     assert read_outcome(cr) == outcome
 
 

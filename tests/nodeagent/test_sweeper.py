@@ -23,7 +23,7 @@ from tests.nodeagent.test_admission_order import entry
 
 __all__: list[str] = []
 
-SOURCE = SnapshotSource.model_validate(
+SOURCE = SnapshotSource.from_wire(
     {
         "snapshotUid": "uid-source",
         "content": "source-content",
@@ -63,7 +63,7 @@ def leave_backup(scene: Scene, owner: str) -> None:
         VOLUME_SNAPSHOT_CONTENTS,
         owner,
         owner=owner,
-        annotations={SOURCE_ANNOTATION: SOURCE.to_annotation()},
+        annotations={SOURCE_ANNOTATION: SOURCE.to_json()},
         spec={"deletionPolicy": "Delete", "volumeSnapshotRef": reference},
     )
 

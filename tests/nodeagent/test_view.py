@@ -114,7 +114,7 @@ LOSS = MoverLoss(since=NOON, last=NOON)
 @pytest.mark.parametrize(("phase", "late"), [("Accepted", True), ("Prepared", True), ("InProgress", False)])
 def test_a_lost_mover_has_the_prepare_timeout_to_come_back(phase: str, late: bool) -> None:
     status = {"phase": phase, "acceptedTimestamp": "2026-11-21T12:00:00Z"}
-    load = data_upload(node=NODE, status=status, annotations={MOVER_LOST_ANNOTATION: LOSS.to_annotation()})
+    load = data_upload(node=NODE, status=status, annotations={MOVER_LOST_ANNOTATION: LOSS.to_json()})
     assert [look(load, seconds=seconds).late for seconds in (1799.0, 1800.0)] == [False, late]
 
 
