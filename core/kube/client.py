@@ -5,6 +5,7 @@ Knows how verbs become requests, preconditions and paging. Does not know watches
 """
 
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,6 +25,12 @@ _PAGE_SIZE = 500
 
 _SHORT_LINE_BYTES: Final = 50
 """A log has hardly shorter lines than this on average."""
+
+_SEGMENT: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]+")
+"""What an object or namespace may be called, and a little more: nothing that means something in a path.
+
+Source: Kubernetes v1.34, apimachinery, pkg/api/validation/path and pkg/util/validation.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,21 @@ class ListPage:
 def _attempted(verb: str, resource: Resource, namespace: str, name: str = "") -> str:
     place = f"{namespace}/{name}" if namespace and name else name or namespace or "all namespaces"
     return f"{verb} {resource.kind} {place}"
+
+
+def _path(resource: Resource, namespace: str, name: str, *, attempted: str) -> str:
+    """Return the URL path of one object.
+
+    What a custom resource names may be anything: without a name the path would be that of the
+    whole collection, and with a slash in it somebody else's.
+
+    Raises:
+        NotFoundError: nothing can be called so.
+    """
+    parts = (namespace, name) if resource.namespaced else (name,)
+    if not all(_SEGMENT.fullmatch(part) for part in parts):
+        raise NotFoundError(f"{attempted}: 404 NotFound: no object can be called so", status=404, reason="NotFound")
+    return resource.path(namespace, name)
 
 
 class KubeClient:
@@ -105,12 +127,9 @@ class KubeClient:
             NotFoundError: it does not exist.
             KubeError: any other refusal.
         """
-        response = await self._send(
-            Request("GET", resource.path(namespace, name)),
-            _attempted("get", resource, namespace, name),
-            again=True,
-        )
-        return _loads(response)
+        attempted = _attempted("get", resource, namespace, name)
+        request = Request("GET", _path(resource, namespace, name, attempted=attempted))
+        return _loads(await self._send(request, attempted, again=True))
 
     async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
         """Return the object, or None where it does not exist."""
@@ -181,17 +200,10 @@ class KubeClient:
             ConflictError: a precondition did not hold.
             NotFoundError: the object does not exist.
         """
-        response = await self._send(
-            Request(
-                "PATCH",
-                resource.path(namespace, name),
-                body=json.dumps(patch).encode(),
-                content_type=MERGE_PATCH,
-            ),
-            _attempted("patch", resource, namespace, name),
-            again=again,
-        )
-        return _loads(response)
+        attempted = _attempted("patch", resource, namespace, name)
+        path = _path(resource, namespace, name, attempted=attempted)
+        request = Request("PATCH", path, body=json.dumps(patch).encode(), content_type=MERGE_PATCH)
+        return _loads(await self._send(request, attempted, again=again))
 
     async def delete(
         self,
@@ -212,10 +224,10 @@ class KubeClient:
             options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        request = Request("DELETE", resource.path(namespace, name), body=json.dumps(options).encode())
         attempted = _attempted("delete", resource, namespace, name)
         try:
-            await self._send(request, attempted, again=True)
+            path = _path(resource, namespace, name, attempted=attempted)
+            await self._send(Request("DELETE", path, body=json.dumps(options).encode()), attempted, again=True)
         except NotFoundError:
             return False
         except ConflictError:

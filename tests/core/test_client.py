@@ -3,7 +3,7 @@
 import pytest
 
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import AlreadyExistsError, ConflictError, GoneError, ServerError, UnreachableError
+from core.kube.errors import AlreadyExistsError, ConflictError, GoneError, NotFoundError, ServerError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
@@ -41,6 +41,22 @@ def config_map(name: str, **metadata: object) -> JsonDict:
 )
 def test_paths_are_those_of_the_api(path: str, expected: str) -> None:
     assert path == expected
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../secrets/s", "a?watch=true", "a%2Fb", "a b", "a\n"])
+async def test_what_nothing_can_be_called_does_not_exist_and_is_not_asked_for(
+    kube: FakeKube, client: KubeClient, name: str
+) -> None:
+    """Names come from custom resources: without one the path would be that of the whole collection."""
+    kube.put(config_map("m"))
+    for namespace, called in (("a", name), (name, "m")):
+        assert await client.read(CONFIG_MAPS, namespace, called) is None
+        assert not await client.delete(CONFIG_MAPS, namespace, called)
+        with pytest.raises(NotFoundError, match="no object can be called so"):
+            await client.patch(CONFIG_MAPS, namespace, called, {"data": {}})
+    assert await client.read(NODES, "", name) is None
+    assert kube.requests == []
+    assert await client.read(CONFIG_MAPS, "a", "m") is not None
 
 
 async def test_all_pages_make_one_list(kube: FakeKube, client: KubeClient) -> None:
