@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from core.errors import DeadlineError
-
 __all__ = ["Clock", "Deadline", "SystemClock"]
 
 
@@ -68,9 +66,3 @@ class Deadline:
     def expired(self) -> bool:
         """Whether the moment has passed."""
         return self.remaining_seconds <= 0.0
-
-    def check(self, what: str) -> None:
-        """Raise DeadlineError naming `what` if the moment has passed."""
-        if self.expired:
-            message = f"{what}: the time it had is over"
-            raise DeadlineError(message)

@@ -12,7 +12,6 @@ __all__ = [
     "ConfigError",
     "ContractError",
     "DataPathError",
-    "DeadlineError",
     "ExposeError",
     "KopiaError",
     "RepositoryError",
@@ -40,12 +39,6 @@ class ConfigError(AgentError):
 
 class ContractError(AgentError):
     """An object or message of a peer does not have the form both sides agreed on."""
-
-
-class DeadlineError(AgentError):
-    """Something did not happen within the time it had."""
-
-    retry = True
 
 
 class ExposeError(AgentError):

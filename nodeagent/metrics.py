@@ -84,20 +84,6 @@ class Metrics:
         self._latency = Histogram(name, words, labels, buckets=_LONG_BUCKETS, registry=self._registry)
         self._last_latency = Gauge(f"{name}_gauge", words, labels, registry=self._registry)
         self._operations: dict[tuple[str, str, str, str], None] = {}
-        self._maintenance = {
-            ok: Counter(f"velero_repo_maintenance_{word}", words, ["repository_name"], registry=self._registry)
-            for ok, word, words in (
-                (True, "success", "Maintenance runs that ended well"),
-                (False, "failure", "Maintenance runs that ended badly"),
-            )
-        }
-        self._maintenance_seconds = Histogram(
-            "velero_repo_maintenance_duration_seconds",
-            "Time a maintenance run took",
-            ["repository_name"],
-            buckets=_LONG_BUCKETS,
-            registry=self._registry,
-        )
         self._config_hash = ""
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
@@ -206,11 +192,6 @@ class Metrics:
             del self._operations[oldest]
             self._latency.remove(*oldest)
             self._last_latency.remove(*oldest)
-
-    def maintenance_finished(self, repository: str, ok: bool, *, seconds: float) -> None:  # noqa: FBT001 - as above
-        """Count a maintenance run of a repository."""
-        self._maintenance[ok].labels(repository).inc()
-        self._maintenance_seconds.labels(repository).observe(seconds)
 
     def render(self) -> bytes:
         """Return everything in the text exposition format."""

@@ -104,14 +104,11 @@ def test_states_are_shown(metrics: Metrics) -> None:
     assert {name: normal.get(name) for name in expected} == expected
 
 
-def test_pod_volume_operations_and_maintenance_have_the_peers_labels(metrics: Metrics) -> None:
+def test_pod_volume_operations_have_the_peers_labels(metrics: Metrics) -> None:
     metrics.pod_volume_operation("backup", "b1", name="b1-cmssg", seconds=3)
-    metrics.maintenance_finished("app-default-kopia", ok=False, seconds=4)
     text = metrics.render().decode()
     labels = r'\{backupName="b1",node="node-a",operation="backup",pod_volume_backup="b1-cmssg"\} 3.0'
     assert re.search(r"podVolume_pod_volume_operation_latency_seconds_gauge" + labels, text)
-    assert 'velero_repo_maintenance_failure_total{repository_name="app-default-kopia"} 1.0' in text
-    assert 'velero_repo_maintenance_duration_seconds_sum{repository_name="app-default-kopia"} 4.0' in text
 
 
 def test_the_process_is_shown(metrics: Metrics) -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from core.errors import DeadlineError
+from core.kube.errors import ServerError
 from nodeagent.queue import Requeue, WorkQueue
 from tests.support.clock import LoopClock
 
@@ -155,7 +155,7 @@ async def test_failing_key_comes_back_in_growing_intervals_up_to_a_limit(caplog:
     queue, worker = new_queue(), Worker(seconds=0)
 
     async def fail(key: str) -> None:
-        raise DeadlineError("not yet")
+        raise ServerError("not yet")
 
     worker.then = fail
     queue.add("a")
@@ -193,7 +193,7 @@ async def test_success_clears_the_backoff() -> None:
 
     async def fail_mostly(key: str) -> None:
         if len(worker.began) != 5:
-            raise DeadlineError("not yet")
+            raise ServerError("not yet")
 
     worker.then = fail_mostly
     queue.add("a")
