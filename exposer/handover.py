@@ -10,7 +10,7 @@ exists that has the snapshot on the storage deleted with it.
 
 from dataclasses import replace
 
-from core.errors import ExposeError
+from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
@@ -79,8 +79,8 @@ class SourceHandover:
         """Have the source's snapshot and content deleted, whether taken over or not."""
         owner = request.owner
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.object_name)
-        if content is not None and belongs(content, owner):
-            source = remembered_source(content)
+        source = _remembered(content) if content is not None and belongs(content, owner) else None
+        if source is not None:
             waiting = await self.take_over(request, source)
             if waiting:
                 return replace(waiting, reason=CLEANING_UP)
@@ -114,3 +114,11 @@ class SourceHandover:
             return
         patch: JsonDict = {"spec": {"deletionPolicy": policy}}
         await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
+
+
+def _remembered(content: JsonDict) -> SnapshotSource | None:
+    """Return what our `content` remembers of its source; None where somebody took that off it."""
+    try:
+        return remembered_source(content)
+    except ContractError:
+        return None

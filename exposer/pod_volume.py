@@ -55,6 +55,8 @@ class PodVolumeExposer:
             raise ExposeError(
                 "volumes of pods cannot be reached: the node agent's DaemonSet does not mount the volume host-pods"
             )
+        if not (ref.namespace and ref.name):
+            raise ExposeError("spec.pod names no pod: its namespace and its name are needed")
         found = await self._read_workload(request)
         if found is None and not ref.uid and request.verb is MoverVerb.RESTORE:
             return Waiting("WorkloadAbsent", f"workload pod {ref} does not exist yet")

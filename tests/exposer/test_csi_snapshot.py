@@ -17,6 +17,7 @@ from core.models.names import OWNER_UID_LABEL
 from exposer.model import Exposed, NotOwnerError, Waiting
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import BackupPVCSettings
+from exposer.snapshots import SOURCE_ANNOTATION
 from tests.exposer.inputs import snapshot_request
 from tests.exposer.scenes import HANDLE, SOURCE_CONTENT, BackupScene
 from tests.exposer.world import Cut, cut_short, no_guard
@@ -99,6 +100,18 @@ async def test_a_block_volume_is_exposed_as_a_device() -> None:
 async def test_nothing_is_left_after_clean_up(reclaim: str) -> None:
     scene = BackupScene(reclaim=reclaim)
     await expose(scene)
+
+    await clean_up(scene)
+
+    assert_clean(scene)
+
+
+@pytest.mark.parametrize("written", [None, "garbage"], ids=["gone", "unreadable"])
+async def test_clean_up_does_without_what_a_content_remembers(written: str | None) -> None:
+    scene = BackupScene()
+    await expose(scene)
+    note = {"metadata": {"annotations": {SOURCE_ANNOTATION: written}}}
+    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", "b1-q9txn", note)
 
     await clean_up(scene)
 

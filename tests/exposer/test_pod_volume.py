@@ -141,6 +141,15 @@ async def test_a_pod_that_does_not_run_is_not_backed_up(status: JsonDict, words:
     )
 
 
+@pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
+@pytest.mark.parametrize("lacks", ["namespace", "name"])
+async def test_a_request_that_names_no_pod_is_refused(kind: str, lacks: str) -> None:
+    """No definition asks for either, and a restore would wait for that pod without end."""
+    scene = Scene(kind)
+    scene.request = replace(scene.request, workload=replace(scene.request.workload, **{lacks: "", "uid": ""}))
+    assert await scene.refusal() == "spec.pod names no pod: its namespace and its name are needed"
+
+
 async def test_a_pod_that_is_gone_going_or_another_is_told_apart() -> None:
     scene = Scene()
     scene.put_pod(RUNNING, deletionTimestamp="2026-11-21T11:00:00Z", finalizers=["x/y"])
