@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from core.kube.resources import PODS
 from core.models.base import format_time
 from core.models.duration import format_duration
 from core.models.loads import Load
@@ -20,7 +19,7 @@ from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.endings import tell_end, who_stops
 from nodeagent.kinds.base import Kind
 from nodeagent.load_index import AGENT_AWAY
-from nodeagent.mover_pods import belongs_to
+from nodeagent.mover_pods import explain_loss, read_mover
 from nodeagent.outcome import read_outcome
 from nodeagent.status import Change
 from nodeagent.view import cancel_asked_at
@@ -62,10 +61,7 @@ class AbsentOwners:
         """End a load whose node is lost; `why` says how. A result that is there goes to another agent."""
         if await self._hand_on(kind, cr, why):
             return
-        if cr.stopping:
-            await self._end(kind, cr, Phase.CANCELED, f"{who_stops(cr)}; {why}")
-        else:
-            await self._end(kind, cr, Phase.FAILED, f"{why}; {_what_was_there(cr)}")
+        await self._end_unfinished(kind, cr, why, f"{why}; {_what_was_there(cr)}")
 
     async def end_nowhere(self, kind: Kind, cr: Load) -> None:
         """End a load that no agent can have: it was made with its phase, or its pods are gone.
@@ -73,16 +69,19 @@ class AbsentOwners:
         It would hold its place in the queue for good.
         """
         why = "nothing tells which node has it, and there is no data mover pod"
-        if cr.stopping:
-            await self._end(kind, cr, Phase.CANCELED, f"{who_stops(cr)}; {why}")
-        else:
-            await self._end(kind, cr, Phase.FAILED, f"it is {cr.phase}, but {why}")
+        await self._end_unfinished(kind, cr, why, f"it is {cr.phase}, but {why}")
 
-    async def wait_for_agent(self, kind: Kind, cr: Load) -> None:
-        """Say that only the agent that is away can go on; end the load where that takes too long."""
+    async def wait_for_agent(self, kind: Kind, cr: Load, *, away_for: timedelta) -> None:
+        """Say that only the agent that is away can go on; end the load where that takes too long.
+
+        `away_for` is how long it was seen away.
+        """
         node, clock = await node_of(kind, cr), self.tools.clock
         away = f"{AGENT_AWAY} {node}"
         if await self._hand_on(kind, cr, away):
+            return
+        if cr.phase in RUNNING_PHASES and (lost := await self._explain_lost_mover(cr)):
+            await self._end_unfinished(kind, cr, f"{lost}; {away}")
             return
         stop = cr.stopping
         asked_at = cancel_asked_at(cr)
@@ -92,11 +91,8 @@ class AbsentOwners:
                 message = f"{who_stops(cr)}; nobody answered within {format_duration(span)}: {away}"
                 await self._end(kind, cr, Phase.CANCELED, message)
                 return
-        accepted = cr.status.accepted_timestamp
-        late = accepted is not None and clock.now() - accepted >= self.rules.prepare_timeout
-        if cr.phase is Phase.ACCEPTED and late and not stop:
-            span_text = format_duration(self.rules.prepare_timeout)
-            await self._end(kind, cr, Phase.FAILED, f"not prepared within {span_text}: {away}")
+        if not stop and (late := self._late(cr, away_for)):
+            await self._end(kind, cr, Phase.FAILED, f"{late}: {away}")
             return
         await self._say(kind, cr, f"{away}: {_what_goes_on(cr)}", note_cancel=stop and asked_at is None)
 
@@ -133,9 +129,39 @@ class AbsentOwners:
     async def _has_result(self, cr: Load) -> bool:
         if read_outcome(cr) is not None:
             return True
-        pod = await self.tools.client.read(PODS, cr.metadata.namespace, cr.name)
-        end = parse_pod_end(pod) if pod is not None and belongs_to(pod, cr) else None
+        pod = await read_mover(self.tools.client, cr)
+        end = parse_pod_end(pod) if pod is not None else None
         return end is not None and end.exit_code is not None
+
+    async def _explain_lost_mover(self, cr: Load) -> str:
+        """Return what became of the mover of a load that runs; empty while it goes on, or where an agent reads it."""
+        pod = await read_mover(self.tools.client, cr)
+        gone = f"data mover pod {cr.metadata.namespace}/{cr.name} is gone; it left no result"
+        if pod is None:
+            return gone
+        end = parse_pod_end(pod)
+        if end is None or end.exit_code is not None:
+            return ""
+        why = explain_loss(pod)
+        return f"{gone}: {why}" if why else gone
+
+    def _late(self, cr: Load, away_for: timedelta) -> str:
+        """Return what has not come about within the prepare timeout; empty where that is not over.
+
+        A mover that is ready may have waited for its slot for long: its time is that without an agent.
+        """
+        span, accepted_at = self.rules.prepare_timeout, cr.status.accepted_timestamp
+        if cr.phase is Phase.PREPARED and away_for >= span:
+            return f"not started within {format_duration(span)}"
+        accepted = accepted_at is not None and self.tools.clock.now() - accepted_at >= span
+        return f"not prepared within {format_duration(span)}" if cr.phase is Phase.ACCEPTED and accepted else ""
+
+    async def _end_unfinished(self, kind: Kind, cr: Load, why: str, failed: str = "") -> None:
+        """End a load that nobody can carry on: Canceled where that was wanted, else Failed with `failed` or `why`."""
+        if cr.stopping:
+            await self._end(kind, cr, Phase.CANCELED, f"{who_stops(cr)}; {why}")
+        else:
+            await self._end(kind, cr, Phase.FAILED, failed or why)
 
     async def _end(self, kind: Kind, cr: Load, phase: Phase, message: str) -> None:
         self.tools.check_leading()

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from core.kube.errors import ForbiddenError
@@ -121,6 +122,10 @@ class Examiner:
         """Look at that load again only after so many seconds."""
         self._not_before[uid] = self._tools.clock.monotonic() + seconds
 
+    def wake(self, uid: str) -> None:
+        """Look at that load as soon as may be."""
+        self._not_before.pop(uid, None)
+
     def retain(self, uids: AbstractSet[str]) -> None:
         """Forget all loads but those."""
         for uid in self._not_before.keys() | self._waiting_since.keys() | self._excused:
@@ -161,8 +166,9 @@ class Examiner:
             await self._end(kind, cr, Phase.FAILED, admission.message)
             return None
         if admission.verdict is Verdict.WAITS:
-            if self._is_overdue(cr, admission):
-                span = format_duration(self._rules.prepare_timeout)
+            limit = min(admission.limit or self._rules.prepare_timeout, self._rules.prepare_timeout)
+            if self._is_overdue(cr, admission, limit):
+                span = format_duration(limit)
                 await self._end(kind, cr, Phase.FAILED, f"could not start within {span}: {admission.message}")
                 return None
             cr = await self._tell(kind, cr, Waiting(admission.reason, admission.message, trouble=admission.trouble))
@@ -182,8 +188,7 @@ class Examiner:
             AgentError: that could not be written.
         """
         message = f"{HELD_BACK} ({limit}, all taken): number {position} in line"
-        self._tools.check_leading()
-        await self._tools.status.report(look.kind, look.cr, message=message)
+        await self._say(look.kind, look.cr, message)
 
     async def fence(self, look: Look) -> None:
         """Write to a New load, so that every accept that is still under way conflicts.
@@ -222,11 +227,12 @@ class Examiner:
             return Admission(Verdict.WAITS, "NoNodeAgent", message, trouble=True)
         return admission if admission.node else READY
 
-    def _is_overdue(self, cr: Load, admission: Admission) -> bool:
-        """Whether the load has waited too long for what it waits for now.
+    def _is_overdue(self, cr: Load, admission: Admission, limit: timedelta) -> bool:
+        """Whether the load has waited for longer than `limit` for what it waits for now.
 
         Time counts from its creation, but not the time in which only the queue, or a
-        patient wait, held it back.
+        patient wait, held it back. A short limit counts what was seen alone: the creation is
+        by another machine's clock.
         """
         if admission.patient or cr.status.message.startswith(HELD_BACK):
             self._excused.add(cr.uid)
@@ -234,12 +240,16 @@ class Examiner:
             self._waiting_since.pop(cr.uid, None)
             return False
         now = self._tools.clock.monotonic()
-        limit_seconds = self._rules.prepare_timeout.total_seconds()
         seconds = now - self._waiting_since.setdefault(cr.uid, now)
         created = cr.metadata.creation_timestamp
-        if created is not None and cr.uid not in self._excused and seconds >= _WITNESSED_SECONDS:
+        if (
+            admission.limit is None
+            and created is not None
+            and cr.uid not in self._excused
+            and seconds >= _WITNESSED_SECONDS
+        ):
             seconds = max(seconds, (self._tools.clock.now() - created).total_seconds())
-        return seconds >= limit_seconds
+        return seconds >= limit.total_seconds()
 
     async def _tell(self, kind: Kind, cr: Load, waiting: Waiting) -> Load:
         """Write why a load waits where that is news; return it as stored."""
@@ -248,12 +258,22 @@ class Examiner:
             return cr
         # After a change of the leader the status may say it already.
         if cr.status.message != waiting.message:
-            self._tools.check_leading()
-            cr = await self._tools.status.report(kind, cr, message=waiting.message)
+            cr = await self._say(kind, cr, waiting.message)
             if telling.event:
                 await self._tools.story.tell(cr, waiting.reason, waiting.message, warning=waiting.trouble)
         self._waits.told(cr.uid, waiting)
         return cr
+
+    async def _say(self, kind: Kind, cr: Load, message: str) -> Load:
+        """Write why a load waits, and that it must not go without us; return it as stored.
+
+        Whoever deletes a load that waits would leave its source snapshot behind. It costs no
+        write of its own, and what does not wait is marked as it is accepted.
+        """
+        self._tools.check_leading()
+        return await self._tools.status.annotate(
+            kind, cr, Change({"message": message}, finalizers=_finalizers(kind, cr))
+        )
 
     async def _end(self, kind: Kind, cr: Load, phase: Phase, message: str) -> None:
         """End a load that nobody accepted; its finalizer has the keeper of orphans clean up behind it.
@@ -265,6 +285,9 @@ class Examiner:
         stored = await self._tools.status.move(kind, cr, phase, change)
         self._tools.metrics.load_finished(kind.name, phase)
         await self._tools.story.tell(stored, str(phase), message, warning=phase is Phase.FAILED)
+        if kind.finalizer not in stored.metadata.finalizers:
+            # It was deleted before it could be marked, and somebody else's finalizer holds it: nobody comes back to it.
+            await kind.clean_up(stored)
 
 
 def _finalizers(kind: Kind, cr: Load) -> list[str] | None:

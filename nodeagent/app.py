@@ -157,7 +157,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     own = OwnConfig.build(client, clock, places=places, current=current, report=SelfReport(pod, metrics))
     movers = _build_mover_plans(plan, own)
     causes = CauseFinder(client, clock)
-    kinds = _build_kinds(client, clock, movers, causes, settings.datamover_names)
+    kinds = _build_kinds(client, movers, causes, settings.datamover_names)
     slots = Slots(current.config.load_concurrency.global_config)
     reconciler = Reconciler(
         Tools(
@@ -209,7 +209,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             prepare_timeout=settings.prepare_timeout,
             resource_timeout=settings.resource_timeout,
             node_gone_after=settings.node_gone_after,
-            checks=_build_kinds(checker, clock, movers, causes, settings.datamover_names),
+            checks=_build_kinds(checker, movers, causes, settings.datamover_names),
         ),
         on_accepted=lambda cr: _want_repository(repositories, cr),
         agreement=ConfigAgreement(clock, pod),
@@ -296,12 +296,10 @@ def _build_mover_plans(plan: Plan, own: OwnConfig) -> MoverPlans:
     )
 
 
-def _build_kinds(
-    client: KubeClient, clock: Clock, movers: MoverPlans, causes: CauseFinder, names: frozenset[str]
-) -> list[Kind]:
+def _build_kinds(client: KubeClient, movers: MoverPlans, causes: CauseFinder, names: frozenset[str]) -> list[Kind]:
     return [
         DataUploadKind(client, CSISnapshotExposer(client, causes), movers, names),
-        DataDownloadKind(client, clock, GenericRestoreExposer(client, causes), movers, names),
+        DataDownloadKind(client, GenericRestoreExposer(client, causes), movers, names),
         PodVolumeBackupKind(client, PodVolumeExposer(client, causes), movers, names),
         PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), movers, names),
     ]

@@ -29,4 +29,7 @@ async def attempt(entry: Entry, step: Awaitable[_R]) -> _R | None:
         _log.debug("looked at again: %s", e, extra=told)
     except (AgentError, TimeoutError) as e:
         _log.warning("looked at again: %s", str(e) or "no answer in time", extra=told)
+    except Exception as e:  # noqa: BLE001 - logged with its traceback; the load is looked at again
+        # A fault of ours that one load brings out must not end the dispatching of all others.
+        _log.error("looked at again: %s", e, exc_info=e, extra=told)
     return None

@@ -185,6 +185,9 @@ class _Term:
         """Ask for a pass if the change can matter to one."""
         self._view.note()
         if entry.phase is Phase.NEW:
+            if entry.stop:
+                # However long it was put off for.
+                self._examiner.wake(entry.uid)
             known = entry.uid in self._held_back or not self._examiner.is_due(entry.uid)
             matters = entry.stop or not known
         else:

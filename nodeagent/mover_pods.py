@@ -1,19 +1,30 @@
 """What the life cycle reads of a mover pod: whose it is, how it is, and who took it away.
 
-Knows a v1 Pod as JSON dict. Does not know the rules (`nodeagent.lifecycle`), and reads nothing
-itself.
+Knows a v1 Pod as JSON dict, and where to read it. Does not know the rules (`nodeagent.lifecycle`).
 """
 
 import signal
 from typing import Final
 
+from core.kube.client import KubeClient
+from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.loads import Load
 from core.models.names import OWNER_UID_LABEL
 from exposer.diagnose import PodEnd, explain_exit, memory_limit, parse_pod_end, signal_of
 from nodeagent.lifecycle import PodState
 
-__all__ = ["belongs_to", "explain_loss", "has_ended", "is_ours", "pod_node", "pod_state", "trim_pod", "was_killed"]
+__all__ = [
+    "belongs_to",
+    "explain_loss",
+    "has_ended",
+    "is_ours",
+    "pod_node",
+    "pod_state",
+    "read_mover",
+    "trim_pod",
+    "was_killed",
+]
 
 _LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
 """The kubelet, or the container runtime, came back and found the container gone.
@@ -56,6 +67,12 @@ def belongs_to(pod: JsonDict, cr: Load) -> bool:
     meta = pod["metadata"]
     owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
     return cr.uid in owners or (meta.get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid
+
+
+async def read_mover(client: KubeClient, cr: Load) -> JsonDict | None:
+    """Return the mover pod of `cr`; None where there is none, or the pod of that name is another's."""
+    pod = await client.read(PODS, cr.metadata.namespace, cr.name)
+    return pod if pod is not None and belongs_to(pod, cr) else None
 
 
 def is_ours(pod: JsonDict) -> bool:

@@ -53,6 +53,7 @@ class NodeHealth:
 
     def __init__(self, client: KubeClient, clock: Clock, *, gone_after: timedelta) -> None:
         """Count a node as lost that is not Ready for `gone_after`."""
+        self._client = client
         self._clock = clock
         self._gone_after = gone_after
         self._by_label: Mapping[str, JsonDict] | None = None
@@ -76,6 +77,16 @@ class NodeHealth:
         return explain_node_loss(
             name, self._conditions().get(label), now=self._clock.now(), gone_after=self._gone_after
         )
+
+    async def confirm_loss(self, name: str) -> str:
+        """Return why the node of that name counts as lost by a read of now; empty where it does not.
+
+        Raises:
+            KubeError: the API server refused.
+        """
+        node = await self._client.read(NODES, "", name)
+        ready = None if node is None else _trim(node).ready
+        return explain_node_loss(name, ready, now=self._clock.now(), gone_after=self._gone_after)
 
     def _conditions(self) -> Mapping[str, JsonDict]:
         if self._by_label is None:

@@ -10,15 +10,15 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Final
 
 from core.errors import AgentError
 from core.kube.errors import ConflictError, NotFoundError
-from core.kube.resources import PODS
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.loads import Load
-from core.models.names import NODE_LABEL, OWNER_UID_LABEL, label_value
+from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
 from nodeagent.absent_owners import AbsentOwners, node_of
 from nodeagent.admission_order import choose_node, count_accepted
@@ -29,6 +29,8 @@ from nodeagent.faults import Faults
 from nodeagent.kinds.base import Kind
 from nodeagent.live_agents import LiveAgents
 from nodeagent.load_index import Entry, LoadIndex, build_entry
+from nodeagent.mover_logs import MoverLogs
+from nodeagent.mover_pods import pod_node, read_mover
 from nodeagent.node_health import NodeHealth
 from nodeagent.queue import Requeue, WorkQueue
 from nodeagent.status import Change
@@ -66,6 +68,7 @@ class OrphanKeeper:
         self._absent = AbsentOwners(tools, rules, self._choose)
         self._waits = Waits(tools.clock)
         self._cleaner = CleanUp(tools.clock, tools.status, tools.story, self._waits, rules.resource_timeout)
+        self._logs = MoverLogs(tools.client)
         self._last_error = ""
         self._not_before: dict[tuple[str, str, str], float] = {}
         self._explained: set[str] = set()
@@ -150,17 +153,32 @@ class OrphanKeeper:
             case Care.REASSIGN:
                 await self._reassign(kind, cr)
             case Care.END:
-                label = cr.metadata.labels.get(NODE_LABEL, "")
-                await self._absent.end(kind, cr, self._nodes.explain_loss(label, await node_of(kind, cr)))
+                # The cache may lag behind, and an end is for good.
+                if why := await self._nodes.confirm_loss(await node_of(kind, cr)):
+                    await self._absent.end(kind, cr, why)
             case Care.AWAIT:
                 key = (kind.name, cr.metadata.namespace, cr.name)
                 self._not_before[key] = self._tools.clock.monotonic() + _AWAY_LOOK_SECONDS
-                await self._absent.wait_for_agent(kind, cr)
+                gone_seconds = self._agents.seconds_gone(cr.metadata.labels.get(NODE_LABEL, ""))
+                await self._absent.wait_for_agent(kind, cr, away_for=timedelta(seconds=gone_seconds))
             case Care.WELCOME:
                 await self._absent.welcome(kind, cr)
             case Care.CLEAN_UP:
-                return await self._cleaner.step(kind, cr)
+                return await self._clean_up(kind, cr)
         return None
+
+    async def _clean_up(self, kind: Kind, cr: Load) -> Requeue | None:
+        """Take the next step of the clean-up, its mover's log first: the agent that would take it over is away."""
+        if NODE_LABEL in cr.metadata.labels:
+            pod = await read_mover(self._tools.client, cr)
+            node = "" if pod is None else pod_node(pod)
+            # The kubelet of a lost node would only be waited for.
+            if not self._nodes.explain_loss(label_value(node), node):
+                await self._logs.take_over(cr, pod)
+        requeue = await self._cleaner.step(kind, cr)
+        if requeue is None:
+            self._logs.forget(cr.uid)
+        return requeue
 
     async def _adopt(self, kind: Kind, cr: Load) -> None:
         """Label a load with the node that has it; an Accepted one of nobody goes to a live agent."""
@@ -189,12 +207,8 @@ class OrphanKeeper:
 
     async def _pod_node(self, cr: Load) -> str:
         """Return the node of the load's mover pod, empty where there is none."""
-        pod = await self._tools.client.read(PODS, cr.metadata.namespace, cr.name)
-        if pod is None:
-            return ""
-        owned = any(owner["uid"] == cr.uid for owner in pod["metadata"].get("ownerReferences") or [])
-        labelled = (pod["metadata"].get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid
-        return str((pod.get("spec") or {}).get("nodeName", "")) if owned or labelled else ""
+        pod = await read_mover(self._tools.client, cr)
+        return "" if pod is None else pod_node(pod)
 
     def _choose(self) -> tuple[str, str] | None:
         """Return the node label and node of the live agent that has the least to do.

@@ -21,7 +21,7 @@ from nodeagent.faults import Faults
 from nodeagent.kinds.base import Kind
 from nodeagent.lifecycle import Action, PodState, Stop, decide
 from nodeagent.load_caches import LoadCaches
-from nodeagent.mover_pods import is_ours, pod_state
+from nodeagent.mover_pods import belongs_to, is_ours, pod_state
 from nodeagent.queue import Requeue, WorkQueue
 from nodeagent.steps import Steps, Tools
 from nodeagent.view import Case, Limits, LoadKey, Site, Viewer
@@ -139,6 +139,7 @@ class Reconciler:
                 raise
             if self._faults.tell(key, "a step of the load failed", e, extra=_told(key)):
                 await self._tell(key, "StepFailed", str(e))
+                await self._show(key, str(e))
             return Requeue(_REFUSED_PAUSE_SECONDS)
         else:
             self._faults.forget(key)
@@ -172,7 +173,8 @@ class Reconciler:
         if raw is None:
             return None
         cr = _parse(kind, raw)
-        unseen = pod is None and cr.phase in _NEEDS_POD
+        # One that an earlier load of the name left in the cache hides nothing.
+        unseen = (pod is None or not belongs_to(pod, cr)) and cr.phase in _NEEDS_POD
         if unseen:
             # A cache may lag behind; a pod is missing only if the API says so.
             pod = await self._tools.client.read(PODS, key[1], key[2])
@@ -224,6 +226,17 @@ class Reconciler:
         raw = self._caches.raw(key)
         if raw is not None:
             await self._tools.story.tell_trouble(raw, reason, why)
+
+    async def _show(self, key: LoadKey, why: str) -> None:
+        """Write into the status of a load what keeps it from going on; its next step takes that back."""
+        kind = self._kinds[key[0]]
+        try:
+            cr = kind.parse(await self._tools.client.get(kind.resource, key[1], key[2]))
+            if not cr.phase.final and cr.status.message != why:
+                await self._tools.status.report(kind, cr, message=why)
+        except AgentError as e:
+            # It may be this very right that is missing; the Event tells it.
+            _log.debug("not written on the load: %s", e, extra=_told(key))
 
     def _forget(self, key: LoadKey, uid: str) -> None:
         self._viewer.forget(uid)

@@ -5,10 +5,13 @@ the steps (`nodeagent.steps` names the modules that do), nor when one is due.
 """
 
 import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from core.clock import Clock
 from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError, InvalidError, ServerError, UnreachableError
 from core.logs import BoundLogger, bind
 from core.models.phases import Phase
 from exposer.model import Waiting
@@ -18,6 +21,7 @@ from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
 from nodeagent.progress import ProgressFollower
 from nodeagent.queue import Requeue
+from nodeagent.refusals import judge_refusal
 from nodeagent.status import Change, StatusWriter
 from nodeagent.story import Story
 from nodeagent.view import Case, Limits, Site
@@ -26,6 +30,8 @@ from nodeagent.waits import Waits
 __all__ = ["StepBase", "Tools"]
 
 _log = logging.getLogger(__name__)
+
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,20 @@ class StepBase:
         self._waits.forget(stored.uid)
         await tell_end(kind, stored, metrics=tools.metrics, story=tools.story)
         return None
+
+    async def _judged(self, step: Awaitable[_R]) -> _R | Waiting:
+        """Return what `step` returns, or what is waited for because the API server did not want something.
+
+        Raises:
+            ExposeError: it never will.
+            UnreachableError: nobody answered, nor could anybody be told.
+        """
+        try:
+            return await step
+        except UnreachableError:
+            raise
+        except (ForbiddenError, InvalidError, ServerError) as e:
+            return judge_refusal(e)
 
     async def _tell_wait(self, case: Case, waiting: Waiting) -> None:
         """Write why the load waits where that is news."""

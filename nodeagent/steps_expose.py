@@ -7,7 +7,6 @@ not know when a step is due, nor what happens once the mover may begin (`nodeage
 from dataclasses import replace
 
 from core.errors import ContractError, ExposeError
-from core.kube.errors import ForbiddenError, InvalidError, ServerError, UnreachableError
 from core.kube.resources import PODS
 from core.models.duration import format_duration
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
@@ -21,7 +20,6 @@ from nodeagent.mover_logs import add_log_end
 from nodeagent.mover_loss import LostPod, count_loss, read_loss
 from nodeagent.mover_pods import explain_loss, pod_node, pod_state, was_killed
 from nodeagent.queue import Requeue
-from nodeagent.refusals import judge_refusal
 from nodeagent.status import Change
 from nodeagent.step_base import StepBase
 from nodeagent.view import Case
@@ -107,18 +105,11 @@ class ExposeSteps(StepBase):
     async def _ensure(self, case: Case) -> Exposed | Waiting | Requeue | None:
         """Return what the exposer says; anything else where there is nothing more to do about it."""
         try:
-            return await case.kind.ensure_exposed(case.cr, build_guard(self._tools.client, case, self._site))
+            guard = build_guard(self._tools.client, case, self._site)
+            return await self._judged(case.kind.ensure_exposed(case.cr, guard))
         except NotOwnerError as e:
             self._logger(case).debug("the expose stops: %s", e)
             return None
-        except UnreachableError:
-            # Nor could anybody be told.
-            raise
-        except (ForbiddenError, InvalidError, ServerError) as e:
-            try:
-                return judge_refusal(e)
-            except ExposeError as refused:
-                return await self._end(case, Phase.FAILED, str(refused))
         except (ExposeError, ContractError) as e:
             return await self._end(case, Phase.FAILED, str(e))
 

@@ -120,7 +120,7 @@ class MoveSteps(StepBase):
         if outcome.phase is not Phase.COMPLETED:
             return await self._end(case, outcome.phase, outcome.message)
         try:
-            waiting = await kind.complete(cr, outcome)
+            waiting = await self._judged(kind.complete(cr, outcome))
         except ExposeError as e:
             return await self._end(case, Phase.FAILED, str(e))
         if waiting is not None:

@@ -159,7 +159,9 @@ class Viewer:
         return Stop.OVERDUE if self.seconds_until_overdue(cr) <= 0 else Stop.ASKED
 
     def _late(self, cr: Load) -> bool:
-        since = cr.status.accepted_timestamp if cr.phase is Phase.ACCEPTED else None
+        # Whoever made it with its phase left the time out.
+        accepted_at = cr.status.accepted_timestamp or cr.metadata.creation_timestamp
+        since = accepted_at if cr.phase is Phase.ACCEPTED else None
         if cr.phase is Phase.PREPARED:
             # Waiting for a slot may last; a lost mover has as long to come back as the first one had.
             loss = read_loss(cr)

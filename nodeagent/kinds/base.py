@@ -6,6 +6,7 @@ stand beside this file, and nothing outside this folder compares kinds.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import Enum
 from typing import Final, Protocol
 
@@ -51,8 +52,9 @@ class Admission:
 
     `reason` is one CamelCase word, `message` a sentence for the custom resource's reader.
     `node` names the only node that can do it, empty where any can. `patient` says that the
-    wait may last until somebody cancels: it never runs into the prepare timeout. `trouble` says
-    that no good run waits for this. `pod` is the namespace and name of the pod that is waited
+    wait may last until somebody cancels: it never runs into the prepare timeout. `limit` is how
+    long it may last where that is less than the prepare timeout. `trouble` says that no good run
+    waits for this. `pod` is the namespace and name of the pod that is waited
     for, if that is all.
     """
 
@@ -62,6 +64,7 @@ class Admission:
     node: str = ""
     patient: bool = False
     trouble: bool = False
+    limit: timedelta | None = None
     pod: tuple[str, str] | None = None
 
 

@@ -10,7 +10,6 @@ from typing import ClassVar, Final, cast
 
 from msgspec.structs import replace
 
-from core.clock import Clock
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, Resource
@@ -44,7 +43,6 @@ class DataDownloadKind(RestoreResults, PlainKind):
     """
 
     client: KubeClient
-    clock: Clock
     exposer: RestoreExposer
     plan: PlanSource
     datamovers: frozenset[str]
@@ -78,8 +76,7 @@ class DataDownloadKind(RestoreResults, PlainKind):
         claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.pvc)
         if claim is None:
             message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
-            verdict = Verdict.FAILS if self._target_overdue(cr) else Verdict.WAITS
-            return Admission(verdict, "TargetClaimMissing", message)
+            return Admission(Verdict.WAITS, "TargetClaimMissing", message, limit=_TARGET_PATIENCE)
         try:
             waiting = await self.exposer.check(self._request(cr))
         except ExposeError as e:
@@ -110,10 +107,6 @@ class DataDownloadKind(RestoreResults, PlainKind):
             if waiting is not None:
                 return waiting
         return await self.exposer.clean_up(request)
-
-    def _target_overdue(self, cr: Load) -> bool:
-        created = cr.metadata.creation_timestamp
-        return created is not None and self.clock.now() - created >= _TARGET_PATIENCE
 
     def _request(self, cr: Load) -> RestoreRequest:
         plan, spec = self.plan(), _download(cr).spec

@@ -81,8 +81,9 @@ class DataUploadKind(BackupResults, PlainKind):
             return Admission(Verdict.FAILS, "SourceMissing", str(e))
         if waiting is None:
             return READY
-        # Taking a snapshot may last for hours on some storages.
-        return Admission(Verdict.WAITS, waiting.reason, waiting.message, patient=True, trouble=waiting.trouble)
+        # Taking a snapshot may last for hours on some storages; one that goes wrong for so long never comes.
+        patient = not waiting.trouble
+        return Admission(Verdict.WAITS, waiting.reason, waiting.message, patient=patient, trouble=waiting.trouble)
 
     async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
         """Bring the snapshot's data one step nearer to a mover pod."""

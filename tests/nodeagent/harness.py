@@ -147,7 +147,7 @@ def build_agent(
     causes = CauseFinder(client, clock)
     kinds: list[Kind] = [
         DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: plan, datamovers),
-        DataDownloadKind(client, clock, GenericRestoreExposer(client, causes), lambda: plan, datamovers),
+        DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: plan, datamovers),
         PodVolumeBackupKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
         PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
     ]

@@ -1,17 +1,20 @@
 """Loads whose agent or node stays away."""
 
 import asyncio
+import json
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.resources import DATA_UPLOADS, NODES
+from core.kube.resources import DATA_UPLOADS, NODES, PODS
 from core.kube.retry import Retry
+from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.duration import format_duration
 from core.models.names import CANCEL_ASKED_ANNOTATION, DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION, label_value
-from tests.nodeagent.dispatching import Scene, agent_pod, cluster_node, open_scene
+from tests.nodeagent.dispatching import Gate, Scene, agent_pod, cluster_node, open_scene
 from tests.nodeagent.loads import NAMESPACE, mover_pod
 from tests.support.clock import LoopClock
 
@@ -31,14 +34,18 @@ def bound_scene(*live: str) -> Scene:
 
 
 def add(scene: Scene, phase: str, annotations: dict[str, str] | None = None) -> JsonDict:
+    """Add a load of node-a; one that runs has its mover there."""
     status: JsonDict = {"phase": phase, "acceptedTimestamp": LoopClock().now().isoformat(timespec="seconds")}
-    return scene.add(
+    load = scene.add(
         "du",
         status=status,
         labels={NODE_LABEL: "node-a"},
         finalizers=[DATA_MOVER_FINALIZER],
         annotations=annotations or {},
     )
+    if phase in RUNNING:
+        scene.kube.put(mover_pod(load, phase="Running"))
+    return load
 
 
 async def remove_node(scene: Scene, name: str) -> None:
@@ -112,6 +119,78 @@ async def test_the_prepare_timeout_runs_on_while_the_agent_is_away() -> None:
         assert scene.phase("du") == "Accepted"
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=100)
     assert scene.message("du") == "not prepared within 30m0s: no node agent is ready on node node-a"
+
+
+async def test_a_prepared_load_does_not_keep_its_place_for_an_agent_that_never_comes_back() -> None:
+    scene = bound_scene("node-b")
+    load = add(scene, "Prepared")
+    # It has waited for its slot for long; that alone is no reason.
+    scene.kube.put(load | {"status": load["status"] | {"acceptedTimestamp": "2026-11-21T09:00:00Z"}})
+    async with scene.dispatching():
+        await asyncio.sleep(1750)
+        assert scene.phase("du") == "Prepared"
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=100)
+    assert scene.message("du") == "not started within 30m0s: no node agent is ready on node node-a"
+
+
+@pytest.mark.parametrize("canceled", [False, True], ids=["not asked for", "canceled"])
+@pytest.mark.parametrize("evicted", [False, True], ids=["gone", "evicted"])
+async def test_a_load_whose_mover_is_lost_while_its_agent_is_away_ends(evicted: bool, canceled: bool) -> None:
+    scene = bound_scene("node-b")
+    load = add(scene, "InProgress")
+    scene.kube.put(load | {"spec": load["spec"] | {"cancel": canceled}})
+    pod = mover_pod(load, phase="Running")
+    scene.kube.put(pod)
+    async with scene.dispatching():
+        await asyncio.sleep(60)
+        assert scene.phase("du") == "InProgress"
+        if evicted:
+            scene.kube.put(pod | {"status": {"phase": "Failed", "reason": "Evicted", "message": "disk pressure"}})
+        else:
+            await KubeClient(scene.kube, Retry(LoopClock())).delete(PODS, NAMESPACE, "du")
+        await scene.until(lambda: scene.phase("du") in {"Failed", "Canceled"}, seconds=45)
+    why = ": Evicted: disk pressure" if evicted else ""
+    told = f"data mover pod velero/du is gone; it left no result{why}; no node agent is ready on node node-a"
+    asked = "cancel was asked for by spec.cancel; " if canceled else ""
+    assert (scene.phase("du"), scene.message("du")) == ("Canceled" if canceled else "Failed", asked + told)
+
+
+@dataclass
+class OldList(Gate):
+    """Lists nodes as they were before node-a came."""
+
+    async def request(self, request: Request) -> Response:
+        response = await super().request(request)
+        if request.path != NODES.path():
+            return response
+        body = json.loads(response.body)
+        body["items"] = [node for node in body["items"] if node["metadata"]["name"] != "node-a"]
+        return replace(response, body=json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
+async def test_a_node_that_only_our_cache_does_not_show_is_not_lost(phase: str) -> None:
+    scene = bound_scene("node-a", "node-b")
+    add(scene, phase)
+    async with scene.dispatching(scene.dispatcher(OldList(scene.kube, lambda _: False))):
+        await asyncio.sleep(60)
+        assert scene.phase("du") == phase
+        await remove_node(scene, "node-a")
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=30)
+
+
+async def test_the_log_of_a_mover_is_kept_before_it_is_removed_for_an_agent_that_is_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    scene = bound_scene("node-b")
+    load = add(scene, "Failed")
+    scene.kube.put(mover_pod(load, phase="Running"))
+    scene.kube.logs[NAMESPACE, "du"] = "first words\nlast words\n"
+    async with scene.dispatching():
+        await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=60)
+    told = [record for record in caplog.records if record.getMessage().startswith("mover: ")]
+    assert [record.getMessage() for record in told] == ["mover: first words", "mover: last words"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from core.clock import SystemClock
 from core.models.base import JsonDict
 from core.models.loads import Load
 from exposer.model import Exposed, PodVolumeRequest, RestoreRequest, SnapshotRequest, Waiting
@@ -74,7 +73,7 @@ async def ask(kind: str, raw: JsonDict, document: JsonDict, *, repositories: lis
     )
     kinds: dict[str, Kind] = {
         "dataupload": DataUploadKind(client, noting, plans, names),
-        "datadownload": DataDownloadKind(client, SystemClock(), noting, plans, names),
+        "datadownload": DataDownloadKind(client, noting, plans, names),
         "podvolumebackup": PodVolumeBackupKind(client, noting, plans, names),
         "podvolumerestore": PodVolumeRestoreKind(client, noting, plans, names),
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import pytest
 
@@ -17,7 +18,6 @@ from nodeagent.kinds.base import Admission, MoverPlan, Verdict
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.outcome import Outcome
-from tests.nodeagent.hand_clock import HandClock
 from tests.nodeagent.loads import data_download, data_upload
 from tests.support.scripted import answer, refusal, scripted_client
 
@@ -78,11 +78,8 @@ def uploads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None) -
     return DataUploadKind(client(world), exposer or FakeExposer(), lambda: PLAN, frozenset({"velero", ""}))
 
 
-def downloads(
-    world: Mapping[str, JsonDict], exposer: FakeExposer | None = None, *, seconds: float = 0.0
-) -> DataDownloadKind:
-    names = frozenset({"velero", ""})
-    return DataDownloadKind(client(world), HandClock(seconds), exposer or FakeExposer(), lambda: PLAN, names)
+def downloads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None) -> DataDownloadKind:
+    return DataDownloadKind(client(world), exposer or FakeExposer(), lambda: PLAN, frozenset({"velero", ""}))
 
 
 async def admission(kind: DataUploadKind | DataDownloadKind, load: JsonDict) -> Admission:
@@ -143,6 +140,12 @@ async def test_a_snapshot_that_is_still_taken_is_waited_for_without_end() -> Non
     assert found == Admission(Verdict.WAITS, "SnapshotNotReady", "still being made", patient=True)
 
 
+async def test_a_snapshot_that_goes_wrong_is_waited_for_like_any_other_trouble() -> None:
+    exposer = FakeExposer(Waiting("SnapshotError", "no space left", trouble=True))
+    found = await admission(uploads(READY_WORLD, exposer), data_upload())
+    assert found == Admission(Verdict.WAITS, "SnapshotError", "no space left", trouble=True)
+
+
 async def test_a_missing_snapshot_fails() -> None:
     found = await admission(uploads(READY_WORLD, FakeExposer(ExposeError("VolumeSnapshot a/b is gone"))), data_upload())
     assert (found.verdict, found.message) == (Verdict.FAILS, "VolumeSnapshot a/b is gone")
@@ -161,15 +164,10 @@ async def test_another_snapshot_type_is_refused_and_leaves_nothing_to_clean(chan
         assert exposer.cleaned == 0
 
 
-@pytest.mark.parametrize(
-    ("seconds_since_noon", "verdict"), [(-3481, Verdict.WAITS), (-3480, Verdict.FAILS)], ids=["soon", "after 2 minutes"]
-)
-async def test_a_missing_target_claim_is_permanent_after_two_minutes(
-    seconds_since_noon: float, verdict: Verdict
-) -> None:
+async def test_a_missing_target_claim_is_permanent_after_two_minutes() -> None:
     world = {path: obj for path, obj in READY_WORLD.items() if path != CLAIM_PATH}
-    found = await admission(downloads(world, seconds=seconds_since_noon), data_download())
-    assert found.verdict is verdict
+    found = await admission(downloads(world), data_download())
+    assert (found.verdict, found.patient, found.limit) == (Verdict.WAITS, False, timedelta(minutes=2))
     assert "PersistentVolumeClaim app3/data" in found.message
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from core.clock import SystemClock
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
@@ -119,7 +118,7 @@ def kind_of(recording: str, sent: Sent, document: JsonDict) -> Kind:
     names, pods = frozenset({""}), PodVolumeExposer(client, causes)
     kinds: dict[str, Kind] = {
         "dataupload": DataUploadKind(client, CSISnapshotExposer(client, causes), plans, names),
-        "datadownload": DataDownloadKind(client, SystemClock(), GenericRestoreExposer(client, causes), plans, names),
+        "datadownload": DataDownloadKind(client, GenericRestoreExposer(client, causes), plans, names),
         "podvolumebackup": PodVolumeBackupKind(client, pods, plans, names),
         "podvolumerestore": PodVolumeRestoreKind(client, pods, plans, names),
     }

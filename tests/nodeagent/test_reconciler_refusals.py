@@ -92,6 +92,53 @@ async def test_a_handover_that_takes_too_long_fails_the_load() -> None:
         assert message.startswith("data was moved, but not handed over within 10m0s: target claim app3/data")
 
 
+async def test_a_handover_that_is_refused_is_told_and_goes_on_once_it_is_allowed() -> None:
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.kube.fail_next("PATCH", "/persistentvolumes", 403, times=4)
+        await world.until(
+            lambda: "patch PersistentVolume" in world.load("DataDownload")["status"].get("message", ""), seconds=20
+        )
+        await world.until(lambda: world.done("DataDownload"))
+        assert world.phase("DataDownload") == "Completed"
+        assert "message" not in world.load("DataDownload")["status"]
+        assert world.reasons().count("Forbidden") == 1
+
+
+async def test_a_handover_that_is_refused_for_long_fails_its_load() -> None:
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.kube.fail_next("PATCH", "/persistentvolumes", 403, times=100_000)
+        world.cluster.tick_seconds = 5
+        await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=700, every=5)
+        message = world.load("DataDownload")["status"]["message"]
+        assert message.startswith("data was moved, but not handed over within 10m0s: patch PersistentVolume pvc-")
+
+
+async def test_a_volume_that_may_not_be_changed_at_all_is_given_up_at_once() -> None:
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.kube.fail_next("PATCH", "/persistentvolumes", 422)
+        await world.until(lambda: world.done("DataDownload"), seconds=30)
+        assert world.phase("DataDownload") == "Failed"
+        assert "422" in world.load("DataDownload")["status"]["message"]
+        assert world.left() == {"persistentvolumeclaims": ["data"]}
+
+
+async def test_a_step_that_is_refused_is_told_in_the_status_until_it_is_done() -> None:
+    """What a DataDownload's volume is must be read before anything is done to it."""
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.kube.fail_next("GET", "/persistentvolumes/", 403, times=2)
+        await world.until(
+            lambda: "get PersistentVolume" in world.load("DataDownload")["status"].get("message", ""), seconds=20
+        )
+        await world.until(lambda: world.done("DataDownload"))
+        assert world.phase("DataDownload") == "Completed"
+        assert "message" not in world.load("DataDownload")["status"]
+        assert world.reasons().count("StepFailed") == 1
+
+
 async def test_an_outcome_that_somebody_made_unreadable_is_written_anew() -> None:
     async with open_world(accepted(data_upload())) as world:
         async with world.agent():

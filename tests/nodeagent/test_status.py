@@ -24,7 +24,7 @@ from tests.support.scripted import answer, scripted_client
 
 STAMP = "2026-11-21T12:30:00Z"
 UPLOADS = DataUploadKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
-DOWNLOADS = DataDownloadKind(client=None, clock=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+DOWNLOADS = DataDownloadKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
 BACKUPS = PodVolumeBackupKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
 RESTORES = PodVolumeRestoreKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"

@@ -63,6 +63,12 @@ def test_the_prepare_timeout_runs_from_the_accept(seconds: float, late: bool) ->
     assert not look(data_upload(node=NODE, status=status | {"phase": "Prepared"}), seconds=seconds).late
 
 
+def test_a_load_that_was_made_accepted_is_late_by_its_age() -> None:
+    made_at = {"creationTimestamp": "2026-11-21T12:00:00Z"}
+    accepted = data_upload(node=NODE, status={"phase": "Accepted"}, **made_at)
+    assert [look(accepted, seconds=seconds).late for seconds in (1799, 1800)] == [False, True]
+
+
 def test_an_outcome_is_seen() -> None:
     assert look(data_upload(annotations={OUTCOME_ANNOTATION: '{"phase":"Failed","message":"m"}'})).outcome_kept
     assert not look(data_upload(annotations={OUTCOME_ANNOTATION: "unreadable"})).outcome_kept
