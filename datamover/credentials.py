@@ -7,6 +7,7 @@ heeds by itself: minio-go 7, pkg/credentials/env_aws.go and iam_aws.go.
 """
 
 import configparser
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,14 @@ _ROLE_FILE: Final = "AWS_WEB_IDENTITY_TOKEN_FILE"
 
 _ELSEWHERE: Final = ("role_arn", "source_profile", "credential_source", "credential_process", "sso_session")
 """Of a profile: its keys are to come from somewhere that kopia cannot ask, a token's file apart."""
+
+
+_VARIABLE: Final = re.compile(
+    r"""^[ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][\w.]*)[ \t]*[=:][ \t]*"""
+    r"""(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<plain>[^\r\n]*))""",
+    re.MULTILINE,
+)
+_COMMENT: Final = re.compile(r"(?:^|\s)#")
 
 
 @dataclass(frozen=True)
@@ -143,9 +152,9 @@ def parse_aws_profile(source: CredentialsText, profile: str = "") -> AwsKeys | A
 
 
 def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
-    parser = configparser.RawConfigParser(strict=False, default_section="")
+    parser = configparser.RawConfigParser(strict=False, default_section="", inline_comment_prefixes=("#", ";"))
     try:
-        parser.read_string(source.text)
+        parser.read_string(source.text.removeprefix("\ufeff"))
     except configparser.Error:
         # The parser's own message quotes the line, which may hold a secret.
         raise RepositoryError(
@@ -160,10 +169,13 @@ def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
 
 
 def parse_variables(source: CredentialsText) -> dict[str, str]:
-    """Return the `NAME=value` lines of a file; comments and blank lines are skipped."""
-    pairs = {}
-    for line in source.text.splitlines():
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if equals and not name.startswith("#"):
-            pairs[name.strip()] = value.strip().strip("\"'")
-    return pairs
+    """Return the `NAME=value` lines of a file, as the peer reads them: with comments, and quotes around lines."""
+    return {found["name"]: _value(found) for found in _VARIABLE.finditer(source.text)}
+
+
+def _value(found: re.Match[str]) -> str:
+    if found["double"] is not None:
+        return found["double"].replace("\\n", "\n")
+    if found["single"] is not None:
+        return found["single"]
+    return _COMMENT.split(found["plain"], maxsplit=1)[0].strip()

@@ -8,6 +8,7 @@ Source: Velero v1.18, pkg/repository/config, pkg/repository/udmrepo/kopialib/bac
 import base64
 import binascii
 import logging
+import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,8 +99,9 @@ def storage_of(
     Raises:
         RepositoryError: the location's config or credentials cannot be used; names the location.
     """
+    # The peer's library writes paths in their shortest form: another one would be another repository.
     outer = location.spec.object_storage.prefix.strip("/")
-    prefix = f"{outer}/kopia/{namespace}/" if outer else f"kopia/{namespace}/"
+    prefix = f"{posixpath.normpath(posixpath.join(outer, 'kopia', namespace))}/"
     place = _Place(location, secrets, environment, prefix)
     provider = location.spec.provider
     # A known provider counts whatever the config says; any other one is S3 where it has an address.
@@ -124,7 +126,7 @@ def _s3(place: _Place) -> Storage:
         bucket=place.bucket,
         prefix=place.prefix,
         url=url,
-        region=config.get("region", ""),
+        region=config.get("region", "").strip("/"),
         keys=_identity(place, region="" if url else config.get("region", "")),
         verify_tls=config.get("insecureSkipTLSVerify", "").lower() not in _TRUE,
         ca_pem=place.ca_pem,

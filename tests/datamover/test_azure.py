@@ -6,7 +6,7 @@ import pytest
 
 from core.errors import RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.credentials import CredentialsText
+from datamover.credentials import CredentialsText, parse_variables
 from datamover.location import LocationSecrets, storage_of
 from datamover.storage import Reach
 from datamover.workfolder import WorkFolder
@@ -56,6 +56,25 @@ def test_credentials_become_kopias_variables(
     assert reach.environment == variables
     assert reach.arguments == ["azure", "--container=bkt", "--prefix=kopia/app/", "--storage-account=acc"]
     assert reach.secrets({}) == ["topsecret"] * bool(variables)
+
+
+def test_a_file_that_was_written_by_hand_is_read() -> None:
+    text = """\
+# the account
+export AZURE_TENANT_ID = t   # ours
+AZURE_CLIENT_ID: 'c # d'
+AZURE_CLIENT_CERTIFICATE="-----BEGIN\\nkey=
+-----END"\r
+AZURE_STORAGE_KEY=a2V5#==
+EMPTY=
+"""
+    assert parse_variables(CredentialsText(text, "file")) == {
+        "AZURE_TENANT_ID": "t",
+        "AZURE_CLIENT_ID": "c # d",
+        "AZURE_CLIENT_CERTIFICATE": "-----BEGIN\nkey=\n-----END",
+        "AZURE_STORAGE_KEY": "a2V5#==",
+        "EMPTY": "",
+    }
 
 
 def test_a_certificate_in_a_file_is_read(folder: WorkFolder) -> None:

@@ -65,6 +65,18 @@ def test_s3_location_becomes_arguments_without_any_key(folder: WorkFolder) -> No
     assert "TOPSECRET" not in repr(storage) + repr(reach)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "below"),
+    [("", "kopia/app/"), ("/a/b/", "a/b/kopia/app/"), ("a//b", "a/b/kopia/app/"), ("./a/../b", "b/kopia/app/")],
+    ids=["none", "slashes around it", "an empty part", "dots"],
+)
+def test_a_prefix_is_written_as_the_peer_writes_it(folder: WorkFolder, prefix: str, below: str) -> None:
+    """Source: Velero v1.18, getStorageVariables in pkg/repository/provider/unified_repo.go; Go, path.Join."""
+    location = _location("velero.io/aws", {"s3Url": "http://h:1"}, prefix=prefix)
+    storage = storage_of(location, "app", secrets=_CREDENTIAL, environment={})
+    assert f"--prefix={below}" in storage.reach(folder).arguments
+
+
 def test_any_provider_with_an_s3_url_is_s3_and_a_profile_is_heeded() -> None:
     location = _location("example.com/other", {"s3Url": "http://127.0.0.1:1", "profile": "other"})
     storage = storage_of(location, "app", secrets=_CREDENTIAL, environment={})
@@ -186,6 +198,20 @@ def test_what_cannot_be_used_is_told_with_the_locations_name(
 ) -> None:
     with pytest.raises(RepositoryError, match="BackupStorageLocation default: .*" + message):
         storage_of(_location(provider, config), "app", secrets=_CREDENTIAL, environment={})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff[default]\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
+        "  [default]\n  aws_access_key_id = KEYID # ours\n  aws_secret_access_key = 'TOP#SECRET' ; theirs\n",
+        "; note\r\n[profile default]\r\naws_access_key_id=KEYID\r\naws_secret_access_key=TOP#SECRET\r\n",
+        "[default]\ns3 =\n  addressing_style = path\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
+    ],
+    ids=["byte order mark", "indented, with comments", "lines of Windows", "settings of S3"],
+)
+def test_a_file_that_was_written_by_hand_is_read(text: str) -> None:
+    assert parse_aws_profile(CredentialsText(text, "file /c")) == AwsKeys("KEYID", "TOP#SECRET")
 
 
 @pytest.mark.parametrize(
