@@ -1,21 +1,22 @@
-"""From the config of an Azure location and its credentials to the storage that kopia reaches.
+"""Azure's blobs: from the config of a location and its credentials to how kopia reaches them.
 
-Knows the peer's config keys, the clouds, and the variables that kopia and Azure's own library
-heed. Does not know where the credentials were found.
+Knows the peer's config keys, the clouds, and the flags and variables that kopia and Azure's own
+library heed. Does not know where the credentials were found.
 Source: Velero v1.18, pkg/util/azure; kopia 0.23.1, cli/storage_azure.go; azidentity 1.13.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 from urllib.parse import urlsplit
 
 from core.errors import RepositoryError
 from datamover.credentials import CredentialsText, parse_variables
-from datamover.storage import AzureStorage
+from datamover.storage import NEARBY, Reach, Storage, trust_variables
+from datamover.workfolder import WorkFolder
 
-__all__ = ["build_azure"]
+__all__ = ["AzureStorage", "build_azure"]
 
 _KEYS: Final = ("AZURE_STORAGE_ACCOUNT_ACCESS_KEY", "AZURE_STORAGE_KEY")
 """Of a credentials file: the account's key, unless `storageAccountKeyEnvVar` names another."""
@@ -42,6 +43,39 @@ _CLOUDS: Final[Mapping[str, _Cloud]] = {
     "azureusgovernmentcloud": _GOVERNMENT,
 }
 """By `AZURE_CLOUD_NAME` in lower case."""
+
+
+@dataclass(frozen=True)
+class AzureStorage(Storage):
+    """A prefix in an Azure blob container; `variables` are kopia's own: AZURE_STORAGE_KEY and the like."""
+
+    container: str
+    prefix: str
+    account: str
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca_pem: bytes = b""
+    domain: str = ""
+
+    @property
+    def description(self) -> str:
+        """`azure://account/container/prefix`."""
+        return f"azure://{self.account}/{self.container}/{self.prefix}"
+
+    def nearby(self) -> Self:
+        """Return a prefix below this one."""
+        return replace(self, prefix=f"{self.prefix}{NEARBY}")
+
+    def reach(self, folder: WorkFolder) -> Reach:
+        """Return kopia's arguments, and the credentials."""
+        arguments = [
+            "azure",
+            f"--container={self.container}",
+            f"--prefix={self.prefix}",
+            f"--storage-account={self.account}",
+        ]
+        if self.domain:
+            arguments.append(f"--storage-domain={self.domain}")
+        return Reach(arguments, {**self.variables, **trust_variables(folder, self.ca_pem)})
 
 
 def build_azure(

@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from datamover.backup import BackupRequest, back_up
 from datamover.bar import Bar
 from datamover.canceller import Canceller, run_beside, run_unless_canceled
-from datamover.credentials import inherited_role, parse_aws_profile, read_inherited
+from datamover.credentials import find_aws_identity, read_inherited
 from datamover.kopia import Kopia, kopia_environment
 from datamover.limits import Limits
 from datamover.options import RepositoryOptions
@@ -55,7 +55,7 @@ def storage_named(options: RepositoryOptions, environment: Mapping[str, str]) ->
     try:
         ca_pem = Path(options.ca_file).read_bytes() if options.ca_file else b""
     except OSError as e:
-        raise ConfigError(f"--ca-file {options.ca_file} cannot be read: {e.strerror}") from e
+        raise ConfigError(f"--s3-ca-file {options.ca_file} cannot be read: {e.strerror}") from e
     source = read_inherited(environment, "AWS_SHARED_CREDENTIALS_FILE")
     prefix = parts.path.strip("/")
     return S3Storage(
@@ -63,7 +63,7 @@ def storage_named(options: RepositoryOptions, environment: Mapping[str, str]) ->
         prefix=f"{prefix}/" if prefix else "",
         url=options.endpoint,
         region=options.region,
-        keys=(parse_aws_profile(source, options.profile) if source else None) or inherited_role(environment),
+        keys=find_aws_identity(source, environment, profile=options.profile),
         verify_tls=options.verify_tls,
         ca_pem=ca_pem,
     )

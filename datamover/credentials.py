@@ -9,7 +9,7 @@ heeds by itself: minio-go 7, pkg/credentials/env_aws.go and iam_aws.go.
 import configparser
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ __all__ = [
     "AwsKeys",
     "AwsRole",
     "CredentialsText",
-    "inherited_role",
+    "find_aws_identity",
     "parse_aws_profile",
     "parse_variables",
     "read_credentials",
@@ -121,12 +121,35 @@ def read_credentials(path: str, named_by: str) -> CredentialsText:
         raise RepositoryError(f"credentials file {path} ({named_by}) cannot be read: {e}") from e
 
 
-def inherited_role(environment: Mapping[str, str]) -> AwsRole | None:
+def find_aws_identity(
+    source: CredentialsText | None, environment: Mapping[str, str], *, profile: str = "", region: str = ""
+) -> AwsKeys | AwsRole | None:
+    """Return the keys or the role to use; None: kopia is to look in its environment, then ask pod and node.
+
+    Args:
+        source: the credentials file, if there is one.
+        environment: of this process; a pod whose service account has a role finds it there.
+        profile: of the file; by default the one that the environment names.
+        region: where a role is taken unless somebody says otherwise; empty: at AWS's one place for all regions.
+
+    Raises:
+        RepositoryError: the file has no such profile, or kopia cannot use what the profile has.
+    """
+    found: AwsKeys | AwsRole | None = None
+    if source is not None:
+        found = parse_aws_profile(source, profile or environment.get("AWS_PROFILE", ""))
+    found = found or _inherited_role(environment)
+    if isinstance(found, AwsRole) and not found.region:
+        return replace(found, region=environment.get("AWS_REGION", "") or region)
+    return found
+
+
+def _inherited_role(environment: Mapping[str, str]) -> AwsRole | None:
     """Return the role of this pod's service account, if it has one and no keys go before."""
     arn, token_file = environment.get(_ROLE, ""), environment.get(_ROLE_FILE, "")
     if not arn or not token_file or environment.get("AWS_ACCESS_KEY_ID"):
         return None
-    return AwsRole(arn, token_file, environment.get("AWS_ROLE_SESSION_NAME", ""), environment.get("AWS_REGION", ""))
+    return AwsRole(arn, token_file, environment.get("AWS_ROLE_SESSION_NAME", ""))
 
 
 def parse_aws_profile(source: CredentialsText, profile: str = "") -> AwsKeys | AwsRole | None:

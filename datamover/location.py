@@ -10,22 +10,14 @@ import binascii
 import logging
 import posixpath
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
 from datamover.azure import build_azure
-from datamover.credentials import (
-    AwsKeys,
-    AwsRole,
-    CredentialsText,
-    inherited_role,
-    parse_aws_profile,
-    read_credentials,
-    read_inherited,
-)
+from datamover.credentials import CredentialsText, find_aws_identity, read_credentials, read_inherited
 from datamover.storage import FileStorage, GcsStorage, S3Storage, Storage, parse_endpoint
 
 __all__ = ["LocationSecrets", "storage_of"]
@@ -119,33 +111,23 @@ def storage_of(
 
 def _s3(place: _Place) -> Storage:
     config = place.config
-    url = config.get("s3Url", "")
+    url, region = config.get("s3Url", ""), config.get("region", "").strip("/")
     if url:
         parse_endpoint(url)
     return S3Storage(
         bucket=place.bucket,
         prefix=place.prefix,
         url=url,
-        region=config.get("region", "").strip("/"),
-        keys=_identity(place, region="" if url else config.get("region", "")),
+        region=region,
+        keys=find_aws_identity(
+            place.credential(_AWS_FILE),
+            place.environment,
+            profile=config.get("profile", ""),
+            region="" if url else region,
+        ),
         verify_tls=config.get("insecureSkipTLSVerify", "").lower() not in _TRUE,
         ca_pem=place.ca_pem,
     )
-
-
-def _identity(place: _Place, region: str) -> AwsKeys | AwsRole | None:
-    """Return the keys or the role of the location; None: kopia is to look in its environment, then ask the instance.
-
-    Args:
-        region: where a role is taken unless somebody says otherwise; empty: at AWS's one place for all regions.
-    """
-    found: AwsKeys | AwsRole | None = None
-    if source := place.credential(_AWS_FILE):
-        found = parse_aws_profile(source, place.config.get("profile", "") or place.environment.get("AWS_PROFILE", ""))
-    found = found or inherited_role(place.environment)
-    if isinstance(found, AwsRole) and not found.region:
-        return replace(found, region=place.environment.get("AWS_REGION", "") or region)
-    return found
 
 
 def _azure(place: _Place) -> Storage:

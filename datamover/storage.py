@@ -1,8 +1,8 @@
 """Storages that kopia keeps repositories in, each as arguments and environment.
 
-Knows kopia's flags for S3, a folder, Azure and Google. Secrets go into the environment or a
-file of mode 0600, never into the arguments. Does not know BackupStorageLocations
-(`datamover.location`) or what is done with a repository.
+Knows kopia's flags for S3, a folder and Google (`datamover.azure` has Azure's). Secrets go into
+the environment or a file of mode 0600, never into the arguments. Does not know
+BackupStorageLocations (`datamover.location`) or what is done with a repository.
 Source: kopia 0.23.1, cli/storage_*.go, repo/blob/*.
 """
 
@@ -20,9 +20,10 @@ from core.models.base import JsonDict
 from datamover.credentials import AwsKeys, AwsRole
 from datamover.workfolder import WorkFolder
 
-__all__ = ["AzureStorage", "FileStorage", "GcsStorage", "Reach", "S3Storage", "Storage", "parse_endpoint"]
+__all__ = ["NEARBY", "FileStorage", "GcsStorage", "Reach", "S3Storage", "Storage", "parse_endpoint", "trust_variables"]
 
-_NEARBY: Final = "no-repository-here/"
+NEARBY: Final = "no-repository-here/"
+"""Below the prefix of a repository, where there is none."""
 
 _NO_KEYS: Final = "the location names no keys: they are those of the environment, or of the pod or its node"
 
@@ -146,7 +147,7 @@ class S3Storage(Storage):
 
     def nearby(self) -> Self:
         """Return a prefix below this one."""
-        return replace(self, prefix=f"{self.prefix}{_NEARBY}")
+        return replace(self, prefix=f"{self.prefix}{NEARBY}")
 
     def reach(self, folder: WorkFolder) -> Reach:
         """Return kopia's arguments, and the keys where this storage has its own.
@@ -245,39 +246,6 @@ class FileStorage(Storage):
 
 
 @dataclass(frozen=True)
-class AzureStorage(Storage):
-    """A prefix in an Azure blob container; `variables` are kopia's own: AZURE_STORAGE_KEY and the like."""
-
-    container: str
-    prefix: str
-    account: str
-    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
-    ca_pem: bytes = b""
-    domain: str = ""
-
-    @property
-    def description(self) -> str:
-        """`azure://account/container/prefix`."""
-        return f"azure://{self.account}/{self.container}/{self.prefix}"
-
-    def nearby(self) -> Self:
-        """Return a prefix below this one."""
-        return replace(self, prefix=f"{self.prefix}{_NEARBY}")
-
-    def reach(self, folder: WorkFolder) -> Reach:
-        """Return kopia's arguments, and the credentials."""
-        arguments = [
-            "azure",
-            f"--container={self.container}",
-            f"--prefix={self.prefix}",
-            f"--storage-account={self.account}",
-        ]
-        if self.domain:
-            arguments.append(f"--storage-domain={self.domain}")
-        return Reach(arguments, {**self.variables, **_trust(folder, self.ca_pem)})
-
-
-@dataclass(frozen=True)
 class GcsStorage(Storage):
     """A prefix in a Google bucket; without `credentials` kopia takes the instance's identity."""
 
@@ -293,7 +261,7 @@ class GcsStorage(Storage):
 
     def nearby(self) -> Self:
         """Return a prefix below this one."""
-        return replace(self, prefix=f"{self.prefix}{_NEARBY}")
+        return replace(self, prefix=f"{self.prefix}{NEARBY}")
 
     def reach(self, folder: WorkFolder) -> Reach:
         """Return kopia's arguments; the credentials go into a file.
@@ -302,7 +270,7 @@ class GcsStorage(Storage):
         Source: kopia 0.23.1, repo/blob/gcs/gcs_storage.go.
         """
         arguments = ["gcs", f"--bucket={self.bucket}", f"--prefix={self.prefix}"]
-        trust = _trust(folder, self.ca_pem)
+        trust = trust_variables(folder, self.ca_pem)
         if not self.credentials:
             return Reach(arguments, trust)
         file = str(folder.write("gcs.json", self.credentials.encode()))
@@ -311,6 +279,6 @@ class GcsStorage(Storage):
         return Reach(arguments, {**trust, "GOOGLE_APPLICATION_CREDENTIALS": file})
 
 
-def _trust(folder: WorkFolder, ca_pem: bytes) -> dict[str, str]:
+def trust_variables(folder: WorkFolder, ca_pem: bytes) -> dict[str, str]:
     """Return the variable that makes Go trust `ca_pem` beside the system's own authorities."""
     return {"SSL_CERT_FILE": str(folder.write("ca.pem", ca_pem))} if ca_pem else {}

@@ -8,11 +8,12 @@ import pytest
 
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
+from datamover.azure import AzureStorage
 from datamover.byhand import storage_named
 from datamover.credentials import AwsKeys, CredentialsText, parse_aws_profile
 from datamover.location import LocationSecrets, storage_of
 from datamover.options import RepositoryOptions
-from datamover.storage import AzureStorage, FileStorage, GcsStorage, Reach, S3Storage, parse_endpoint
+from datamover.storage import FileStorage, GcsStorage, Reach, S3Storage, parse_endpoint
 from datamover.workfolder import WorkFolder, open_work_folder
 
 _AWS_FILE = """\
