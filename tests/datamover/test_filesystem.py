@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from datamover.byhand import ByHand
+from tests.datamover.mounts import need_root
 from tests.datamover.processes import running_kopia
 from tests.datamover.trees import describe_tree, make_large_file
 
@@ -122,6 +124,34 @@ async def test_access_times_are_not_kept(by_hand: ByHand, tmp_path: Path) -> Non
     restored = (tmp_path / "out" / "file").stat()
     assert restored.st_mtime_ns == 2_000_000_000
     assert restored.st_atime_ns != 1_000_000_000
+
+
+async def test_a_folders_own_time_becomes_the_latest_of_what_is_in_it(by_hand: ByHand, tmp_path: Path) -> None:
+    file = make_large_file(tmp_path / "volume" / "folder" / "file", 1)
+    os.utime(file, ns=(2_000_000_000, 2_000_000_000))
+    os.utime(file.parent, ns=(1_000_000_000, 1_000_000_000))
+    backup = await by_hand.back_up(tmp_path / "volume", "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert (tmp_path / "out" / "folder").stat().st_mtime_ns == 2_000_000_000
+
+
+async def test_an_owner_that_the_target_refuses_is_passed_over(
+    by_hand: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with NFS, where root is nobody; the peer's restore goes on likewise."""
+    need_root("owners")
+    file = make_large_file(tmp_path / "volume" / "file", 1)
+    os.chown(file, 12345, 12345)
+    backup = await by_hand.back_up(file.parent, "", None)
+    program = tmp_path / "bin" / "kopia"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec setpriv --bounding-set=-chown {shutil.which("kopia")} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    restored = tmp_path / "out" / "file"
+    assert restored.read_bytes() == file.read_bytes()
+    assert (restored.stat().st_uid, file.stat().st_uid) == (0, 12345)
 
 
 async def test_which_names_are_one_file_is_not_kept_but_its_content_is(by_hand: ByHand, tmp_path: Path) -> None:
