@@ -69,8 +69,11 @@ async def read_snapshot(kopia: Kopia, snapshot_id: str) -> Snapshot:
     """Return the snapshot of that ID, complete or not.
 
     Raises:
-        KopiaError: there is none in the repository.
+        KopiaError: there is none in the repository, or it is no ID.
     """
+    # kopia would take one that begins with a dash for a flag.
+    if not snapshot_id.isalnum():
+        raise KopiaError(f"snapshot {snapshot_id!r}: that is no ID of a snapshot")
     answer = await kopia.call(f"snapshot {snapshot_id}", "manifest", "show", snapshot_id)
     if not answer.succeeded and answer.said("not found"):
         raise KopiaError(f"snapshot {snapshot_id}: it is not in the repository")

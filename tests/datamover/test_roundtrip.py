@@ -110,6 +110,14 @@ async def test_a_snapshot_that_is_not_there_is_named(by_hand: ByHand, tmp_path: 
         await by_hand.restore("0123456789abcdef", tmp_path / "out", None)
 
 
+@pytest.mark.parametrize("snapshot_id", ["", "--help", "../a"])
+async def test_what_is_no_id_of_a_snapshot_never_reaches_kopia(
+    by_hand: ByHand, tmp_path: Path, snapshot_id: str
+) -> None:
+    with pytest.raises(KopiaError, match=f"snapshot '{snapshot_id}': that is no ID of a snapshot"):
+        await by_hand.restore(snapshot_id, tmp_path / "out", None)
+
+
 async def test_a_volume_that_is_not_there_is_named(by_hand: ByHand, tmp_path: Path) -> None:
     with pytest.raises(DataPathError, match=r"volume .*/nothing is not there"):
         await by_hand.back_up(tmp_path / "nothing", "", None)
