@@ -102,13 +102,17 @@ async def test_a_session_token_goes_along_with_the_keys(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("datamover-*"))
 
 
-async def test_without_keys_the_identity_of_the_instance_is_taken(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("token", ["", "token-of-the-pod"], ids=["container", "EKS Pod Identity"])
+async def test_without_keys_the_identity_that_an_agent_hands_out_is_taken(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
-    """As a container's agent hands it out; the repository is then used as with keys."""
+    """The repository is then used as with keys."""
     identity = {"AccessKeyId": s3.access_key, "SecretAccessKey": s3.secret_key, "Expiration": "2099-01-01T00:00:00Z"}
     agent = _Answering("200 OK", json.dumps(identity))
     storage = replace(s3_storage(s3, s3.make_bucket("identity")), keys=None)
+    if token:
+        (tmp_path / "token").write_text(token)
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
     async with _serving(agent) as url:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/identity")
         with opened(storage) as repository:
@@ -116,5 +120,6 @@ async def test_without_keys_the_identity_of_the_instance_is_taken(
         with opened(storage) as repository:
             assert await repository.opening(read_only=True)(partial(list_snapshots, repository.kopia)) == []
             assert "accessKeyID" in repository._folder.config_file.read_text()
-    assert all(head.startswith("GET /identity ") for head in agent.asked)
     assert agent.asked
+    assert all(head.startswith("GET /identity ") for head in agent.asked)
+    assert all((f"Authorization: {token}" in head) is bool(token) for head in agent.asked)
