@@ -93,6 +93,9 @@ def parse_endpoint(url: str) -> tuple[str, bool]:
         ConfigError: it is none.
     """
     parts = urlsplit(url if "://" in url else f"https://{url}")
+    if "@" in parts.netloc:
+        # Not quoted: it may hold a password.
+        raise ConfigError("an S3 address holds no user and no password: keys come from the credentials")
     if parts.scheme not in {"http", "https"} or not parts.netloc:
         raise ConfigError(f"{url!r} is no S3 address such as https://s3.example.com:9000")
     if parts.path.strip("/"):

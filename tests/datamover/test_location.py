@@ -233,6 +233,17 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
         parse_endpoint(url)
 
 
+def test_an_address_with_a_password_is_refused_without_quoting_it() -> None:
+    with pytest.raises(RepositoryError, match="holds no user and no password") as refused:
+        storage_of(
+            _location("velero.io/aws", {"s3Url": "https://user:TOPSECRET@s3.example.com"}),
+            "app",
+            secrets=_CREDENTIAL,
+            environment={},
+        )
+    assert "TOPSECRET" not in str(refused.value)
+
+
 def test_an_address_with_a_path_is_refused() -> None:
     with pytest.raises(ConfigError, match="has a path"):
         parse_endpoint("https://s3.example.com/minio")
