@@ -165,6 +165,8 @@ class Reconciler:
             action = decide(case.view)
             if action is Action.NOTHING:
                 return self._revisit(case)
+            if self._steps.rests(action, case):
+                return self._steps.rest(case)
             if action is Action.KEEP_OUTCOME:
                 await self._tools.progress.end_writing(case.cr.uid)
         elif pod is None or not _may_take_over(pod):

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from core.logs import fields
 from nodeagent.clean_up import CleanUp
 from nodeagent.lifecycle import Action
+from nodeagent.mover_loss import read_loss
 from nodeagent.queue import Requeue
 from nodeagent.step_base import Tools
 from nodeagent.steps_expose import ExposeSteps
@@ -32,7 +33,7 @@ class Steps:
         self._waits = Waits(tools.clock)
         self._cleaner = CleanUp(tools.clock, tools.status, tools.story, self._waits, limits.resource)
         expose = ExposeSteps(tools, site, limits, waits=self._waits)
-        move = MoveSteps(tools, site, limits, waits=self._waits)
+        self._move = move = MoveSteps(tools, site, limits, waits=self._waits)
         self._by_action: Mapping[Action, Callable[[Case], Awaitable[Requeue | None]]] = {
             Action.EXPOSE: expose.expose,
             Action.REMAKE: expose.remake,
@@ -61,6 +62,17 @@ class Steps:
         told = fields(kind=case.kind.name, namespace=meta.namespace, name=meta.name, uid=meta.uid)
         _log.debug("next step: %s", action.name, extra=told)
         return await self._by_action[action](case)
+
+    def rests(self, action: Action, case: Case) -> bool:
+        """Whether nothing is gained by reading the load anew and carrying `action` out: it was lately."""
+        if action is not Action.AWAIT_SLOT or self._waits.seconds_to_rest(case.cr.uid) <= 0:
+            return False
+        loss = read_loss(case.cr)
+        return loss is None or loss.replaced
+
+    def rest(self, case: Case) -> Requeue | None:
+        """Return when a load that rests is to be looked at again without a change."""
+        return self._move.rest(case)
 
     def waits_for(self, uid: str) -> str:
         """Return what the load of that uid, or the clean-up behind it, waits for; empty where nothing is known."""

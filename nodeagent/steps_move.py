@@ -4,6 +4,8 @@ Knows slots, the start, cancels, and what becomes of a mover's end. Does not kno
 pod comes to be (`nodeagent.steps_expose`), nor what is removed afterwards (`nodeagent.clean_up`).
 """
 
+import math
+
 from msgspec.structs import replace
 
 from core.errors import ExposeError
@@ -48,6 +50,11 @@ class MoveSteps(StepBase):
             await self._tools.status.annotate(case.kind, case.cr, change)
             return Requeue(0.0)
         return await self._await_slot(case)
+
+    def rest(self, case: Case) -> Requeue | None:
+        """Return when to look again at a load that waits for a slot, None for not before it is its turn."""
+        seconds = self._waits.seconds_to_rest(case.cr.uid)
+        return None if math.isinf(seconds) else Requeue(seconds)
 
     async def start(self, case: Case) -> Requeue | None:
         """Let the mover begin."""
@@ -137,10 +144,13 @@ class MoveSteps(StepBase):
         message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
         waiting = Waiting("WaitingForSlot", message)
         await self._tell_wait(case, waiting)
-        if not self._waits.is_told(case.cr.uid, waiting.reason):
-            return Requeue(self._waits.seconds_to_next_look(case.cr.uid))
-        # Freeing a slot wakes the next in line.
-        return Requeue(_VOLUME_LOOK_SECONDS) if case.kind.bound_to_node else None
+        uid = case.cr.uid
+        # Freeing a slot wakes the next in line; whatever else changes is no reason to read the load again.
+        rest_seconds = _VOLUME_LOOK_SECONDS if case.kind.bound_to_node else math.inf
+        if not self._waits.is_told(uid, waiting.reason):
+            rest_seconds = self._waits.seconds_to_telling(uid)
+        self._waits.rest(uid, rest_seconds)
+        return self.rest(case)
 
     async def _wait_to_complete(self, case: Case, outcome: Outcome, waiting: Waiting) -> Requeue | None:
         """Go on waiting for a completion, or end the load as Failed once that took too long."""

@@ -45,6 +45,10 @@ class _Wait:
     quick_since_seconds: float = 0.0
     told: Waiting = _NOTHING
     told_at_seconds: float = 0.0
+    rests_until_seconds: float = 0.0
+
+
+_NO_WAIT: Final = _Wait()
 
 
 @dataclass(frozen=True)
@@ -78,21 +82,35 @@ class Waits:
         """Note that the load waits for `waiting`, which nobody is told; another one than before is looked at soon."""
         wait = self._waits.setdefault(uid, _Wait())
         if waiting != wait.current:
-            wait.current, wait.looks = waiting, 0
+            wait.current, wait.looks, wait.rests_until_seconds = waiting, 0, 0.0
 
     def decide_telling(self, uid: str, waiting: Waiting) -> Telling:
         """Note that the load waits for `waiting`; return what is to be said about it now."""
         wait, now = self._waits.setdefault(uid, _Wait()), self._clock.monotonic()
         if waiting.reason != wait.current.reason:
-            wait.since_seconds, wait.looks = now, 0
+            wait.since_seconds, wait.looks, wait.rests_until_seconds = now, 0, 0.0
         wait.current = waiting
         if waiting.reason != wait.told.reason:
-            lasts = waiting.trouble or now - wait.since_seconds >= _GRACE_SECONDS
+            lasts = waiting.trouble or now >= wait.since_seconds + _GRACE_SECONDS
             return Telling(message=lasts, event=lasts)
         other_cause = waiting.trouble and _gist(waiting.message) != _gist(wait.told.message)
         pause_seconds = _OTHER_CAUSE_PAUSE_SECONDS if other_cause else _SAME_REASON_PAUSE_SECONDS
         pause_over = now - wait.told_at_seconds >= pause_seconds
         return Telling(message=waiting.message != wait.told.message and pause_over, event=other_cause and pause_over)
+
+    def rest(self, uid: str, seconds: float) -> None:
+        """Note that for so long nothing is gained by another look, as long as the load waits for the same."""
+        self._waits.setdefault(uid, _Wait()).rests_until_seconds = self._clock.monotonic() + seconds
+
+    def seconds_to_rest(self, uid: str) -> float:
+        """Return for how long nothing is gained by another look at a load that still waits for the same."""
+        wait = self._waits.get(uid, _NO_WAIT)
+        return max(0.0, wait.rests_until_seconds - self._clock.monotonic())
+
+    def seconds_to_telling(self, uid: str) -> float:
+        """Return after how long a wait that was not told is worth telling, if it is no trouble."""
+        wait = self._waits.get(uid, _NO_WAIT)
+        return max(0.0, wait.since_seconds + _GRACE_SECONDS - self._clock.monotonic())
 
     def told(self, uid: str, waiting: Waiting) -> None:
         """Note that the reader was told `waiting`."""

@@ -21,7 +21,7 @@ __all__ = ["Waiting", "measure_waiting"]
 
 @dataclass(frozen=True)
 class Waiting:
-    """A long queue before one dispatcher."""
+    """A long queue before one dispatcher; `disorder` is that of the loads that waited before the first was admitted."""
 
     loads: int
     kib_per_load: float
@@ -67,8 +67,8 @@ async def measure_waiting(doors: Doors, name: str, loads: int, *, log: Log) -> W
         span = later[-1].seen_at - later[0].seen_at
         taken = {sight.uid for sight in earlier}
         left = [sight for sight in scene.history.newest() if sight.uid not in taken]
-        disorder = count_disorder(scene.history.newest(), earlier)
-        disorder += count_disorder(left, later, after=earlier[-1].queue)
+        # The first ones were admitted while others were still being created: there is no order to hold them to.
+        disorder = count_disorder(left, later, after=earlier[-1].queue)
         log(f"{name}: {len(later) / span:.0f} admissions a second, {disorder} out of order")
         cpu_ms = leader.child.cpu_seconds / len(later) * 1000
         return Waiting(loads, kib, cpu_percent, cpu_ms, len(later) / span, disorder, verdict)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from core.kube.resources import PODS
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from tests.nodeagent.dispatching import Gate
 from tests.nodeagent.harness import Fuse, accepted, open_world
-from tests.nodeagent.loads import data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.nodeagent.loads import NAMESPACE, data_download, data_upload, pod_volume_backup, pod_volume_restore
 from tests.nodeagent.simulation import LOAD_RESOURCES, Mover
 
 __all__: list[str] = []
@@ -131,3 +132,39 @@ async def test_the_last_progress_and_the_outcome_do_not_get_into_each_others_way
             await world.until(world.done)
         assert world.phase() == "Completed"
     assert 409 not in tally.statuses
+
+
+@pytest.mark.parametrize(("kind", "looks"), [("DataUpload", 0), ("PodVolumeBackup", 5)])
+async def test_a_load_that_waits_for_a_slot_is_not_read_at_each_change_of_its_pod(kind: str, looks: int) -> None:
+    load = accepted(LOADS[kind]())
+    name, plural = load["metadata"]["name"], LOAD_RESOURCES[kind].plural
+    async with open_world(load) as world:
+        tally = Tally(world.kube)
+        async with world.agent(tally, slots=0) as agent:
+            await world.until(lambda: "free slot" in world.load(kind)["status"].get("message", ""))
+            tally.requests.clear()
+            for number in range(20):
+                change = {"metadata": {"annotations": {"changed": str(number)}}}
+                await world.cluster.client.patch(PODS, NAMESPACE, name, change)
+                await asyncio.sleep(2)
+            # The volume that a pod's load is about may go away: that alone is looked after.
+            reads = [request.path for request in tally.requests if request.path.endswith(f"/{plural}/{name}")]
+            assert len(reads) == looks
+            agent._tools.slots.set_limit(1)
+            agent.slots_changed()
+            await world.until(lambda: world.done(kind))
+        assert world.phase(kind) == "Completed"
+
+
+@pytest.mark.parametrize("kind", LOADS)
+async def test_what_waiting_for_a_slot_costs_does_not_grow_with_the_time(kind: str) -> None:
+    async def wait(seconds: float) -> dict[str, int]:
+        async with open_world(accepted(LOADS[kind]())) as world:
+            tally = Tally(world.kube)
+            async with world.agent(tally, slots=0):
+                await world.until(lambda: world.phase(kind) == "Prepared")
+                tally.requests.clear()
+                await asyncio.sleep(seconds)
+        return {name: number for name, number in tally.count().items() if name != "reads"}
+
+    assert await wait(10) == await wait(300) == {f"PATCH {LOAD_RESOURCES[kind].plural}": 1, "POST events": 1}
