@@ -93,7 +93,7 @@ test-mover-full: venv unit-tools ## the mover: more random trees, more kills, an
 
 # -- to measure it ----------------------------------------------------------------------------------------------------
 .PHONY: bench-mover
-bench-mover: root venv unit-tools ## what the data mover costs beside kopia alone; ten minutes (root)
+bench-mover: root venv unit-tools ## what the data mover costs beside kopia alone; 15 minutes at most (root)
 	$(step)
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
 

@@ -5,9 +5,8 @@ Knows how the fake API server is reached over HTTPS. Does not know movers or kop
 
 import shutil
 import ssl
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +19,7 @@ from tests.datamover.pods import MoverPod
 from tests.datamover.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
-__all__ = ["BUCKET", "PREFIX", "REGION", "RUN", "Cluster", "leave_service_account", "memory_at", "run_cluster"]
+__all__ = ["BUCKET", "PREFIX", "REGION", "RUN", "Cluster", "leave_service_account", "run_cluster"]
 
 BUCKET: Final = "movers"
 PREFIX: Final = "kopia/app/"
@@ -60,17 +59,6 @@ class Cluster:
             bucket=BUCKET,
             credential={"name": _LOCATION_SECRET, "key": "cloud"},
         )
-
-
-@contextmanager
-def memory_at(folder: Path) -> Iterator[Path]:
-    """Let a folder be an empty one in memory, in this mount namespace."""
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)  # noqa: S603, S607 - fixed words
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)  # noqa: S603, S607 - fixed words
 
 
 def leave_service_account(authority: Authority) -> None:

@@ -18,7 +18,7 @@ __all__ = ["Figures", "describe_machine"]
 
 @dataclass
 class Figures:
-    """All runs; None stands for what could not be measured here."""
+    """All runs, and whether targets and caches had file systems of their own; None: it could not be measured here."""
 
     mover_uploads: list[Measured] = field(default_factory=list)
     bare_uploads: list[Measured] = field(default_factory=list)
@@ -27,8 +27,14 @@ class Figures:
     mover_restores: list[Measured] = field(default_factory=list)
     bare_restores: list[Measured] = field(default_factory=list)
     limited: dict[str, Measured] = field(default_factory=dict)
+    own_disks: bool = True
     limited_ok: bool | None = None
     limited_many_files_ok: bool | None = None
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs were run."""
+        return len(self.bare_restores)
 
     def summary(self) -> dict[str, float | bool | None]:
         """Return the last line's object."""
@@ -56,14 +62,14 @@ class Figures:
             "restore, bare kopia": self.bare_restores,
             **{name: [run] for name, run in self.limited.items()},
         }
-        yield "| run | seconds: median | least | most | peak memory in MiB: median | most |"
-        yield "| --- | --- | --- | --- | --- | --- |"
+        yield "| run | seconds: median | least | most | peak memory in MiB: median | most | peaks added: median |"
+        yield "| --- | --- | --- | --- | --- | --- | --- |"
         for name, runs in rows.items():
             seconds = [run.seconds for run in runs]
             memory = [run.together_mib for run in runs]
             yield (
                 f"| {name} | {median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} "
-                f"| {median(memory):.0f} | {max(memory):.0f} |"
+                f"| {median(memory):.0f} | {max(memory):.0f} | {median(run.added_mib for run in runs):.0f} |"
             )
 
     def last_line(self) -> str:

@@ -1,7 +1,9 @@
 """Programs, run one after another and measured: time, and memory of each process.
 
-Knows how a process's peak is read. Does not know what is run.
-Source: proc(5): VmHWM is the largest resident set a process ever had; `execve` starts it anew.
+Knows how a process's peak is read, and what several processes had at one time. Does not know
+what is run.
+Source: proc(5): VmHWM is the largest resident set a process ever had; `execve` starts it anew,
+and so does a 5 written to `clear_refs`.
 """
 
 import asyncio
@@ -19,7 +21,7 @@ _SAMPLE_SECONDS: Final = 0.02
 _PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 _KIB_A_MIB: Final = 1024
 _SHOWN_BYTES: Final = 4000
-_LIMIT_SECONDS: Final = 300.0
+_LIMIT_SECONDS: Final = 600.0
 """Far more than any command takes; kopia alone goes on for a quarter of an hour when its storage is gone."""
 
 
@@ -50,13 +52,15 @@ class Measured:
     """Some commands, run: when they began and ended (Unix time, ns), and peaks in MiB.
 
     `own_mib` is the largest peak among the commands themselves, `children_mib` the largest
-    among their children. Their sum is never less than what both had at one time.
+    among their children, whenever each was. `together_mib` is the most that a command and all
+    its children had within one 50th of a second: each one's peak in that time, added.
     """
 
     began_ns: int
     ended_ns: int
     own_mib: float
     children_mib: float
+    together_mib: float
 
     @property
     def seconds(self) -> float:
@@ -64,8 +68,8 @@ class Measured:
         return (self.ended_ns - self.began_ns) / 1e9
 
     @property
-    def together_mib(self) -> float:
-        """The commands' and their children's peaks."""
+    def added_mib(self) -> float:
+        """The commands' and their children's largest peaks, although they need not have been at one time."""
         return self.own_mib + self.children_mib
 
 
@@ -75,15 +79,14 @@ async def measure(*commands: Command) -> Measured:
     Raises:
         BenchmarkError: one of them failed, or came to no end.
     """
-    own: dict[int, int] = {}
-    children: dict[int, int] = {}
+    peaks = _Peaks()
     began_ns = time.time_ns()
     for command in commands:
         with command.log.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *command.whole, env=dict(command.environment), stdout=log, stderr=log
             )
-            sampling = asyncio.create_task(_sample(process.pid, own, children), name="sampling")
+            sampling = asyncio.create_task(_sample(process.pid, peaks), name="sampling")
             try:
                 async with asyncio.timeout(_LIMIT_SECONDS):
                     code = await process.wait()
@@ -97,29 +100,50 @@ async def measure(*commands: Command) -> Measured:
                 await asyncio.wait({sampling})
         if code:
             raise BenchmarkError(f"{' '.join(map(str, command.argv))} ended with {code}: {_last_words(command)}")
-    return Measured(began_ns, ended_ns, _mib(own), _mib(children))
+    return Measured(began_ns, ended_ns, *(kib / _KIB_A_MIB for kib in (peaks.own, peaks.children, peaks.together)))
 
 
 def _last_words(command: Command) -> str:
     return command.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
 
 
-async def _sample(pid: int, own: dict[int, int], children: dict[int, int]) -> None:
-    """Keep the peaks of a process and its children up to date; what grows in the last 20 ms is missed."""
-    while True:
-        _look(pid, own)
+@dataclass
+class _Peaks:
+    """The largest so far, in KiB."""
+
+    own: int = 0
+    children: int = 0
+    together: int = 0
+
+    def look(self, pid: int) -> None:
+        """Take in what a process and its children had since the last look."""
+        own = _take_peak(pid)
+        children: list[int] = []
         # A process that went away meanwhile has told its last.
         with suppress(OSError):
-            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-                _look(int(child), children)
+            pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            children += [_take_peak(int(child)) for child in pids]
+        self.own = max(self.own, own)
+        self.children = max(self.children, *children, 0)
+        self.together = max(self.together, own + sum(children))
+
+
+async def _sample(pid: int, peaks: _Peaks) -> None:
+    """Keep the peaks of a process and its children up to date; what grows in the last 20 ms is missed."""
+    while True:
+        peaks.look(pid)
         await asyncio.sleep(_SAMPLE_SECONDS)
 
 
-def _look(pid: int, peaks: dict[int, int]) -> None:
+def _take_peak(pid: int) -> int:
+    """Return a process's peak since this was last asked, in KiB: nothing between two looks is missed.
+
+    Where the kernel has no `clear_refs` it is the peak since the beginning, which is never less.
+    """
     with suppress(OSError):
-        if found := _PEAK.search(Path(f"/proc/{pid}/status").read_text()):
-            peaks[pid] = int(found[1])
-
-
-def _mib(peaks: Mapping[int, int]) -> float:
-    return max(peaks.values(), default=0) / _KIB_A_MIB
+        status = Path(f"/proc/{pid}/status").read_text()
+        with suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+        if found := _PEAK.search(status):
+            return int(found[1])
+    return 0

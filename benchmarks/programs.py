@@ -5,7 +5,6 @@ not know which runs there are.
 """
 
 import os
-import shutil
 import sys
 from dataclasses import dataclass, replace
 from itertools import count
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.cluster import BUCKET, PREFIX, REGION, Cluster
+from benchmarks.disks import Disks
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from core.contract import BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
 from datamover.limits import Limits
@@ -34,9 +34,10 @@ _LOAD: Final = "load"
 class Mover:
     """`python -OO -m datamover`, with everything compiled as in the image."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, disks: Disks) -> None:
         self._cluster = cluster
         self._folder = folder
+        self._disks = disks
         self._numbers = count(1)
 
     async def init(self) -> Measured:
@@ -51,9 +52,8 @@ class Mover:
         return measured, parse_result(BackupResult, message)
 
     async def restore(self, snapshot_id: str, volume: Path, group: Path | None = None) -> Measured:
-        """Restore into a new folder, and return what that took until the termination message was written."""
+        """Restore into an empty folder, and return what that took until the termination message was written."""
         self._cluster.objects.put_load("DataDownload", snapshotID=snapshot_id)
-        volume.mkdir()
         measured, message = await self._run(MoverVerb.RESTORE, "data-download", _LOAD, volume=volume, group=group)
         parse_result(RestoreResult, message)
         return measured
@@ -62,19 +62,13 @@ class Mover:
         self, verb: MoverVerb, flag: str, name: str, *, volume: Path | None = None, group: Path | None = None
     ) -> tuple[Measured, str]:
         here = self._folder / f"mover-{next(self._numbers)}"
-        scratch = here / "scratch"
-        scratch.mkdir(parents=True)
+        here.mkdir()
         message = here / "termination-log"
         message.touch()
         arguments = MoverArgs(verb, flag, name, str(volume or "")).argv
-        measured = await measure(
-            Command(
-                [sys.executable, "-OO", "-m", "datamover", *arguments, f"--termination-message-path={message}"],
-                self._environment(scratch),
-                here / "log",
-                group,
-            )
-        )
+        line = [sys.executable, "-OO", "-m", "datamover", *arguments, f"--termination-message-path={message}"]
+        with self._disks.cache() as scratch:
+            measured = await measure(Command(line, self._environment(scratch), here / "log", group))
         written = message.stat()
         if not written.st_size:
             raise BenchmarkError("the mover left no termination message")
@@ -97,25 +91,22 @@ class BareKopia:
     """`kopia repository connect` and one command more, with kopia's defaults."""
 
     s3: S3Server
-    folder: Path
+    log: Path
+    disks: Disks
 
     async def back_up(self, volume: Path, settings: dict[str, str] | None = None) -> Measured:
         """Back a volume up into the repository of the bare bucket."""
         return await self._run(BARE_BUCKET, "snapshot", "create", str(volume), settings=settings)
 
     async def restore(self, snapshot_id: str, volume: Path) -> Measured:
-        """Restore a snapshot of the mover's into a new folder, and write it to the disk."""
-        volume.mkdir()
+        """Restore a snapshot of the mover's into an empty folder, and write it to the disk."""
         return await self._run(BUCKET, "restore", snapshot_id, str(volume), synced=volume)
 
     async def _run(
         self, bucket: str, *arguments: str, synced: Path | None = None, settings: dict[str, str] | None = None
     ) -> Measured:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
         environment = {
             "PATH": os.environ["PATH"],
-            "HOME": str(self.folder),
             "KOPIA_PASSWORD": PASSWORD,
             "KOPIA_CHECK_FOR_UPDATES": "false",
             "AWS_ACCESS_KEY_ID": self.s3.access_key,
@@ -131,5 +122,5 @@ class BareKopia:
         ]
         if synced:
             lines.append(["sync", "--file-system", synced])
-        log = self.folder / "log"
-        return await measure(*(Command(line, environment, log) for line in lines))
+        with self.disks.cache() as home:
+            return await measure(*(Command(line, {**environment, "HOME": str(home)}, self.log) for line in lines))

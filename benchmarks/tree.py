@@ -1,11 +1,15 @@
 """The trees that are moved, and whether what came back is the same.
 
-Knows how many files of which sizes. Does not know who moves them.
+Knows how many files of which sizes, and how all CPUs work at a tree of 200,000. Does not know
+who moves them.
 """
 
+import multiprocessing
+import os
 import random
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
@@ -41,27 +45,67 @@ class TreeShape:
 
 def make_tree(root: Path, shape: TreeShape) -> Path:
     """Make a tree at `root`, the same one each time, and return `root`."""
-    rng = random.Random(_SEED)  # noqa: S311 - content, no secret
     root.mkdir(parents=True)
-    for number in range(shape.large_files):
-        with (root / f"large-{number}").open("wb") as file:
-            for start in range(0, shape.large_bytes, _PIECE_BYTES):
-                file.write(rng.randbytes(min(_PIECE_BYTES, shape.large_bytes - start)))
-    for number in range(shape.small_files):
-        folder = root / f"folder-{number // _FILES_A_FOLDER:04}"
-        if number % _FILES_A_FOLDER == 0:
-            folder.mkdir()
-        (folder / f"small-{number % _FILES_A_FOLDER:02}").write_bytes(rng.randbytes(shape.small_bytes))
+    larges = [root / f"large-{number}" for number in range(shape.large_files)]
+    starts = range(0, shape.small_files, _FILES_A_FOLDER)
+    folders = [root / f"folder-{start // _FILES_A_FOLDER:04}" for start in starts]
+    counts = [min(_FILES_A_FOLDER, shape.small_files - start) for start in starts]
+    with _processes() as pool:
+        made = [
+            pool.map(_make_file, larges, repeat(shape.large_bytes)),
+            pool.map(_make_folder, folders, counts, repeat(shape.small_bytes)),
+        ]
+        for each in made:
+            # Whatever went wrong in a process is raised here.
+            list(each)
     return root
 
 
 def survey_tree(root: Path) -> Survey:
     """Return what must come back of each entry below `root`: kind, mode, owner, time, and the content's hash."""
-    paths = list(root.rglob("*"))
-    with ThreadPoolExecutor() as pool:
-        return dict(zip((str(path.relative_to(root)) for path in paths), pool.map(describe, paths), strict=True))
+    with _processes() as pool:
+        survey: Survey = {}
+        for part in pool.map(_survey, repeat(root), sorted(root.iterdir())):
+            survey.update(part)
+    return survey
 
 
 def find_differences(before: Survey, root: Path) -> tuple[str, ...]:
     """Return a line for each property below `root` that is not as it was `before`."""
     return compare(before, survey_tree(root)).differences
+
+
+def _processes() -> ProcessPoolExecutor:
+    """Return as many processes as there are CPUs; forked, they have all they need and begin at once."""
+    return ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork"))
+
+
+def _make_file(path: Path, size_bytes: int) -> None:
+    rng = _random_for(path)
+    with path.open("wb") as file:
+        for start in range(0, size_bytes, _PIECE_BYTES):
+            file.write(rng.randbytes(min(_PIECE_BYTES, size_bytes - start)))
+
+
+def _make_folder(folder: Path, files: int, size_bytes: int) -> None:
+    rng = _random_for(folder)
+    folder.mkdir()
+    for number in range(files):
+        (folder / f"small-{number:02}").write_bytes(rng.randbytes(size_bytes))
+
+
+def _random_for(path: Path) -> random.Random:
+    return random.Random(f"{_SEED} {path.name}")  # noqa: S311 - content, no secret
+
+
+def _survey(root: Path, top: Path) -> Survey:
+    """Describe an entry of `root`, and all below it."""
+    paths = [top]
+    if not top.is_symlink() and top.is_dir():
+        for parent, folders, files in os.walk(top, onerror=_raise):
+            paths += [Path(parent) / each for each in (*folders, *files)]
+    return {str(path.relative_to(root)): describe(path) for path in paths}
+
+
+def _raise(error: OSError) -> None:
+    raise error

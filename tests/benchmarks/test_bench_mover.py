@@ -8,12 +8,30 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.disks import Disks
+from benchmarks.figures import Figures
 from benchmarks.groups import memory_group
 from benchmarks.pages import check_page, record
-from benchmarks.processes import BenchmarkError
+from benchmarks.processes import BenchmarkError, Measured
+from benchmarks.runs import LEAST_PAIRS, pairs_fit
+from benchmarks.stages import Stages
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
+from core.clock import SystemClock
 
 _ROOT = Path(__file__).parents[2]
+
+
+class HandClock(SystemClock):
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self._seconds
+
+    def pass_seconds(self, seconds: float) -> None:
+        self._seconds += seconds
+
+
 _NUMBERS = (
     "upload_ratio",
     "restore_ratio",
@@ -42,6 +60,8 @@ def test_the_last_line_tells_every_figure(tmp_path: Path) -> None:
     assert all(isinstance(figures[name], float) for name in _NUMBERS)
     assert figures["limited_256mib_ok"] is True
     assert figures["limited_256mib_200k_files_ok"] is True
+    assert ", file systems made and thrown away " in done.stdout
+    assert "Targets and caches: ext4 in a file of its own" in done.stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -55,6 +75,52 @@ def test_a_group_limits_the_memory_of_what_runs_in_it() -> None:
         done = subprocess.run(["sh", "-c", enter, group, *taking], check=False, capture_output=True)
         assert done.returncode == -9
     assert not group.exists()
+
+
+def test_files_lie_in_a_folder_where_nobody_may_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    disks = Disks(tmp_path, Stages(HandClock()))
+    assert not disks.own
+    with disks.volume() as first, disks.cache() as second:
+        for folder in (first, second):
+            assert not list(folder.iterdir())
+            (folder / "file").write_text("")
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_moment_counts_for_one_stage() -> None:
+    clock = HandClock()
+    stages = Stages(clock)
+    clock.pass_seconds(1)
+    with stages.stage("outer"):
+        clock.pass_seconds(20)
+        with stages.stage("inner"):
+            clock.pass_seconds(400)
+        clock.pass_seconds(3)
+    with stages.stage("inner"):
+        clock.pass_seconds(5)
+    assert stages.line() == "inner 405 s, outer 23 s, anything else 1 s"
+    assert stages.seconds == 429
+
+
+@pytest.mark.parametrize(
+    ("done", "took", "left", "fits"),
+    [
+        pytest.param(0, 0.0, 0.0, True, id="the first one, late"),
+        pytest.param(LEAST_PAIRS - 1, 90.0, 0.0, True, id="too few without it"),
+        pytest.param(LEAST_PAIRS, 90.0, 100.0, False, id="no time to leave"),
+        pytest.param(LEAST_PAIRS, 90.0, 110.0, True, id="time enough"),
+    ],
+)
+def test_pairs_are_run_while_there_is_time(*, done: int, took: float, left: float, fits: bool) -> None:
+    assert pairs_fit(done, took, left) is fits
+
+
+def test_memory_is_compared_as_it_was_at_one_time_and_the_added_peaks_are_shown() -> None:
+    mover, bare = Measured(0, 10**9, 40, 200, 230), Measured(0, 2 * 10**9, 300, 0, 300)
+    figures = Figures([mover], [bare], [bare], [mover], [mover], [bare])
+    assert (figures.pairs, figures.summary()["peak_memory_ratio"]) == (1, 0.767)
+    assert "| upload, mover | 1.00 | 1.00 | 1.00 | 230 | 230 | 240 |" in list(figures.lines())
 
 
 def test_a_page_keeps_the_figures_and_its_text(tmp_path: Path) -> None:

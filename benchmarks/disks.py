@@ -1,0 +1,127 @@
+"""File systems that hold the files of one run and go as a whole: in memory, or on the disk.
+
+Knows how they are made in this mount namespace, and that nobody waits for the removal of each
+file. Does not know what is put there.
+Source: mount(8), "Loop-device support": the loop device goes with the mount; mke2fs(8); ext4(5).
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from benchmarks.stages import Stages
+
+__all__ = ["Disks", "memory_at"]
+
+_IMAGE_BYTES: Final = 16 << 30
+"""More than any run writes. The image is sparse: it takes what is written."""
+
+_BYTES_AN_INODE: Final = 8192
+"""One for each of hundreds of thousands of small files."""
+
+_MAKE: Final = ("mkfs.ext4", "-q", "-m", "0", "-i", str(_BYTES_AN_INODE), "-E")
+_LAZILY: Final = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
+"""The image is new, all of it reads as zero already."""
+
+_VOLUME: Final = "loop,noinit_itable"
+"""Nothing is written in the background but what somebody wrote."""
+
+_CACHE: Final = f"{_VOLUME},barrier=0"
+"""kopia flushes each file of its cache. Through a file on another file system a flush costs two of the disk's, so
+this one flushes nothing: it is as fast as a disk with a memory of its own."""
+
+_STAGE: Final = "file systems made and thrown away"
+
+
+@contextmanager
+def memory_at(folder: Path) -> Iterator[Path]:
+    """Let a folder be an empty one in memory, in this mount namespace."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _run("mount", "-t", "tmpfs", "tmpfs", folder)
+    try:
+        yield folder
+    finally:
+        _run("umount", folder)
+
+
+class Disks:
+    """Makes empty file systems on the disk that holds a folder: ext4 in a file.
+
+    Where this process may not mount one, they are folders on that disk. All are of one kind.
+    """
+
+    def __init__(self, folder: Path, stages: Stages) -> None:
+        self._folder = folder
+        self._stages = stages
+        self._numbers = count(1)
+        self.own = self._may_mount()
+
+    @contextmanager
+    def volume(self) -> Iterator[Path]:
+        """Return an empty folder to restore to, on a file system of its own where `own` says so, until it is left.
+
+        What was flushed there is on the disk.
+        """
+        with self._fresh(_VOLUME) as files:
+            yield files
+
+    @contextmanager
+    def cache(self) -> Iterator[Path]:
+        """Return an empty folder for what nobody needs later, on a file system of its own as well, until it is left."""
+        with self._fresh(_CACHE) as files:
+            try:
+                yield files
+            finally:
+                # What is not yet written never is: removing it takes less time.
+                with self._stages.stage(_STAGE):
+                    shutil.rmtree(files)
+
+    @contextmanager
+    def _fresh(self, options: str) -> Iterator[Path]:
+        folder = self._folder / f"disk-{next(self._numbers)}"
+        image = folder.with_suffix(".image")
+        # Not the top: `lost+found` lies there.
+        files = folder / "files"
+        with self._stages.stage(_STAGE):
+            folder.mkdir()
+            if self.own:
+                _mount(image, folder, options)
+            files.mkdir()
+        try:
+            yield files
+        finally:
+            with self._stages.stage(_STAGE):
+                if self.own:
+                    _run("umount", folder)
+                    image.unlink()
+                shutil.rmtree(folder)
+
+    def _may_mount(self) -> bool:
+        folder = self._folder / "first-disk"
+        image = folder.with_suffix(".image")
+        folder.mkdir()
+        try:
+            _mount(image, folder, _VOLUME)
+            _run("umount", folder)
+        except (OSError, subprocess.CalledProcessError):
+            return False
+        else:
+            return True
+        finally:
+            image.unlink(missing_ok=True)
+            folder.rmdir()
+
+
+def _mount(image: Path, folder: Path, options: str) -> None:
+    with image.open("wb") as file:
+        file.truncate(_IMAGE_BYTES)
+    _run(*_MAKE, _LAZILY, image)
+    _run("mount", "-o", options, image, folder)
+
+
+def _run(*argv: str | Path) -> None:
+    subprocess.run(argv, check=True, capture_output=True)  # noqa: S603 - fixed words and paths of our own
