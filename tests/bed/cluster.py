@@ -64,15 +64,16 @@ class Cluster:
         self._start_s3(supervisor)
         with ThreadPoolExecutor(max_workers=1) as pool:
             images = pool.submit(self._import_images, node)
+            # They have images to import before they need an API server.
+            for index in range(2, self.nodes + 1):
+                other = Node(index, self.layout.node(index), cgroups.group_name(self.bed, index), plane)
+                othernode.start(other, [pause_archive(), self.image], supervisor)
             plane.start()
             self._say("API server ready")
             self._start_controllers(plane, supervisor)
             supervisor.start("kubelet-1", node.kubelet)
             self._prepare_api(plane)
             supervisor.start("provisioner", self._provisioner())
-            for index in range(2, self.nodes + 1):
-                other = Node(index, self.layout.node(index), cgroups.group_name(self.bed, index), plane)
-                othernode.start(other, [pause_archive(), self.image], supervisor)
             self._wait_for_nodes(supervisor, images)
         supervisor.check()
         self._say("cluster ready")

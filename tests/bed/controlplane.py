@@ -29,10 +29,11 @@ __all__ = ["ControlPlane", "Endpoint"]
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
-    "omitStages": ["RequestReceived", "ResponseStarted"],
+    "omitStages": ["RequestReceived"],
     "rules": [{"level": "Metadata"}],
 }
-"""Who did what with which object: enough to compare with the rights in `deploy/`."""
+"""Who did what with which object: enough to compare with the rights in `deploy/`. A watch is told of when it
+begins, not only when it ends, which may be after the tests."""
 
 _START_SECONDS = 60
 

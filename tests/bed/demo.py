@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tests.bed.api import Api, ApiError, Resource
 from tests.bed.demonstration import manifests
-from tests.bed.demonstration.compare import Comparison, compare
+from tests.bed.demonstration.compare import Comparison, Survey, compare
 from tests.bed.demonstration.timeline import Timeline, follow, format_size
 from tests.bed.demonstration.user import User
 from tests.bed.install import AGENT_LABEL, METRICS_PORT, install_agent
@@ -60,6 +60,7 @@ class Demo:
     user: User
     data_bytes: int = _DATA_BYTES
     least_readings: int = _LEAST_READINGS
+    _uids: list[str] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
     _throughput: dict[str, None] = field(default_factory=dict)
 
@@ -72,7 +73,14 @@ class Demo:
         self._title("Install the node agent")
         install_agent(self.user, self.env)
         self._say("DaemonSet node-agent is ready")
-        before = self._fill()
+        return self.move(self.fill())
+
+    def move(self, before: Survey) -> list[str]:
+        """Move the volume out and back; returns what is wrong by what was there before, nothing if all is well.
+
+        Raises:
+            BedError: A step could not be done.
+        """
         upload = self._upload()
         faults = self._check_end(upload, "DataUpload")
         if faults:
@@ -87,7 +95,8 @@ class Demo:
         self._show_metrics()
         return [*result.differences[:_DIFFERENCES_SHOWN], *self._check_leftovers()]
 
-    def _fill(self) -> dict[str, dict[str, object]]:
+    def fill(self) -> Survey:
+        """Fill the volume; returns what is in it."""
         self._title("Fill a volume with real files")
         self.user.apply(manifests.build_namespace(_SPACE))
         self.user.apply(manifests.build_claim(_SPACE, "data", size=_SIZE))
@@ -102,7 +111,7 @@ class Demo:
         )
         return survey
 
-    def _survey(self, claim: str) -> dict[str, dict[str, object]]:
+    def _survey(self, claim: str) -> Survey:
         """Describe every entry of a claim's volume, from within a pod that mounts it."""
         output = Path(self.env["BED_DIR"]) / "surveys"
         output.mkdir(exist_ok=True)
@@ -110,7 +119,7 @@ class Demo:
         script = ["/scripts/survey.py", "/data", f"/out/{claim}.json"]
         pod = manifests.build_pod(_SPACE, f"survey-{claim}", claim=claim, script=script, folders=folders)
         self.user.run_pod(pod, seconds=_POD_SECONDS)
-        survey: dict[str, dict[str, object]] = json.loads((output / f"{claim}.json").read_text())
+        survey: Survey = json.loads((output / f"{claim}.json").read_text())
         return survey
 
     def _upload(self) -> Timeline:
@@ -144,6 +153,7 @@ class Demo:
     def _follow(self, resource: Resource, body: Json) -> Timeline:
         self.user.apply(body)
         timeline = follow(self.user.api, resource, body, limit_seconds=_MOVE_SECONDS, say=self._say_and_measure)
+        self._uids.append(timeline.last["metadata"]["uid"])
         for line in self.user.kubectl("get", resource.plural, "-n", manifests.NAMESPACE).splitlines():
             print(f"    {line}")
         return timeline
@@ -181,7 +191,10 @@ class Demo:
 
     def _leftovers(self) -> list[str]:
         kinds = ["pods", "persistentvolumeclaims", "volumesnapshots"]
-        names = self.user.names([*kinds, "volumesnapshotcontents"], "-A", "-l", _OWNER_LABEL)
+        told = ["-n", manifests.NAMESPACE, "-l", f"velero.io/volume-namespace={_SPACE}"]
+        repository = self.user.kubectl("get", "backuprepositories", *told, "-o", "jsonpath={.items[*].metadata.uid}")
+        ours = f"{_OWNER_LABEL} in ({','.join([*self._uids, *repository.split()])})"
+        names = self.user.names([*kinds, "volumesnapshotcontents"], "-A", "-l", ours)
         names += self.user.names(kinds, "-n", _SPACE)
         return [name for name in names if name != "persistentvolumeclaim/restored"]
 

@@ -26,6 +26,7 @@ _PROVISIONER_ANNOTATION = "volume.kubernetes.io/storage-provisioner"
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
 _PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
 _FINALIZER = "external-provisioner.volume.kubernetes.io/finalizer"
+_HOSTNAME = "kubernetes.io/hostname"
 _SNAPSHOT_GROUP = "snapshot.storage.k8s.io"
 
 
@@ -37,7 +38,7 @@ class Claims:
     """Makes and removes PersistentVolumes."""
 
     def __init__(self, api: Api, cache: Cache, disk: Disk, jobs: Jobs, events: Recorder, node: str) -> None:  # noqa: PLR0913, PLR0917
-        """Give volumes of Immediate classes to `node`."""
+        """Give volumes that may be anywhere to `node`."""
         self._api = api
         self._cache = cache
         self._disk = disk
@@ -151,8 +152,8 @@ class Claims:
     def _volume(self, claim: Json, storage_class: Json, path: str) -> Json:
         metadata, spec = claim["metadata"], claim["spec"]
         policy = storage_class.get("reclaimPolicy", "Delete")
-        node = metadata.get("annotations", {}).get(_SELECTED_NODE) or self._node
-        term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+        node = metadata.get("annotations", {}).get(_SELECTED_NODE) or _allowed_node(storage_class) or self._node
+        term = {"key": _HOSTNAME, "operator": "In", "values": [node]}
         reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
         reference |= {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion")}
         return {
@@ -194,6 +195,16 @@ class Claims:
         metadata = volume["metadata"]
         body = {"metadata": {"finalizers": finalizers, "resourceVersion": metadata["resourceVersion"]}}
         self._api.patch(VOLUMES, body, name=metadata["name"])
+
+
+def _allowed_node(storage_class: Json) -> str:
+    """The first node that the class allows its volumes on; empty: it allows all.
+
+    Source: https://kubernetes.io/docs/concepts/storage/storage-classes/#allowed-topologies
+    """
+    terms = storage_class.get("allowedTopologies") or [{"matchLabelExpressions": []}]
+    hosts = (each["values"] for each in terms[0]["matchLabelExpressions"] if each["key"] == _HOSTNAME)
+    return str(next(hosts, [""])[0])
 
 
 def _volume_name(claim: Json) -> str:

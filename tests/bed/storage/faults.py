@@ -4,8 +4,8 @@ A fault is one word: `slow:SECONDS`, `fail:MESSAGE` or `never`. It is given by
 
 * the annotation `bed.node-agent.test/fault` on the object (a claim or a VolumeSnapshot),
 * the same annotation on its class,
-* a line of the key `faults` of the ConfigMap `default/bed-faults`, for objects whose maker
-  does not ask the test: `WHAT NAMESPACE/NAME FAULT`, where WHAT is `provision`, `snapshot`
+* a line of any key of the ConfigMap `default/bed-faults`, for objects whose maker does not
+  ask the test: `WHAT NAMESPACE/NAME FAULT`, where WHAT is `provision`, `snapshot`
   or `delete`, and NAMESPACE/NAME is a pattern, as in `provision velero/* slow:20`. A volume
   and a VolumeSnapshotContent have the namespace and name of the claim or snapshot they are for.
 """
@@ -83,7 +83,8 @@ def find_fault(cache: Cache, what: str, item: Json, *classes: Json | None) -> Fa
 
 def _from_config_map(cache: Cache, what: str, name: str) -> str | None:
     found = cache.get(CONFIG_MAPS, *CONFIG_MAP) or {}
-    for line in found.get("data", {}).get("faults", "").splitlines():
+    # Each of those who want faults at the same time has a key.
+    for line in "\n".join((found.get("data") or {}).values()).splitlines():
         parts = line.split(None, _PARTS_OF_A_LINE - 1)
         if len(parts) == _PARTS_OF_A_LINE and parts[0] == what and fnmatchcase(name, parts[1]):
             return str(parts[2])
