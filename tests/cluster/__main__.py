@@ -1,41 +1,68 @@
 """`python -m tests.cluster ARGUMENT…`: the tests of this tier, in the cluster that it is started in.
 
-Those of the agent run one after another, as they share it; those that have nothing to do with it
-run beside them, in a process of their own. The arguments are pytest's.
+Most of what they do is to wait, so they run in several processes at the same time, called lanes
+(`pytest.mark.lane`): within one they come one after another. What tests of different lanes could
+take away from each other stands in `tests.cluster.sharing`. The arguments are pytest's.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
-__all__ = ["main"]
+from tests.bed.layout import ROOT
 
-_OF_THE_AGENT = "cluster and not apart"
-_APART = "cluster and apart"
+__all__ = ["FOLDERS", "LANES", "LAST", "main"]
+
+LANES = {
+    "changing": "what the agents' nodes, pods and configuration go through",
+    "waiting": "loads that wait, and one by hand",
+    "failing": "loads that fail or are ended",
+    "moving": "loads that move data",
+    "apart": "what has nothing to do with the agents of the cluster",
+}
+"""Those that run at the same time."""
+
+LAST = "last"
+"""The lane that runs when all others have ended."""
+
+FOLDERS = ("cluster", "image", "benchmarks")
+"""Where tests of this tier are: to look into all other folders takes longer than some of the tests."""
+
 _PASSED, _NONE = 0, 5
 """How pytest ends. Source: https://docs.pytest.org/en/stable/reference/exit-codes.html"""
 
 
 def main(arguments: list[str]) -> int:
-    """Run all tests; returns how the first part that did not pass ended, or how pytest ends without any test."""
-    with tempfile.TemporaryFile("w+") as said:
-        apart = subprocess.Popen(_command(_APART, arguments), stdout=said, stderr=subprocess.STDOUT)
-        try:
-            of_the_agent = subprocess.run(_command(_OF_THE_AGENT, arguments), check=False).returncode
-        finally:
-            beside = apart.wait()
-        said.seek(0)
-        sys.stdout.write(f"\nbeside them: {said.read()}")
-    codes = {of_the_agent, beside}
+    """Run all tests; returns how a lane that did not pass ended, or how pytest ends without any test."""
+    codes = set()
+    with ThreadPoolExecutor(max_workers=len(LANES)) as pool:
+        running = {pool.submit(_run, lane, arguments): lane for lane in LANES}
+        for done in as_completed(running):
+            lane, ended = running[done], done.result()
+            _tell(f"{lane}: {LANES[lane]}\n{ended.stdout}")
+            codes.add(ended.returncode)
+    last = _run(LAST, arguments)
+    _tell(f"{LAST}: what all of them did\n{last.stdout}")
+    codes.add(last.returncode)
     if codes == {_NONE}:
         return _NONE
     return next(iter(codes - {_PASSED, _NONE}), _PASSED)
 
 
-def _command(chosen: str, arguments: list[str]) -> list[str]:
-    return [sys.executable, "-m", "pytest", *arguments, "-m", chosen]
+def _run(lane: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run the tests of a lane to their end."""
+    named = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
+    folders = [] if named else [str(ROOT / "tests" / folder) for folder in FOLDERS]
+    argv = [sys.executable, "-m", "pytest", *arguments, *folders, "-m", f"cluster and lane(name='{lane}')"]
+    return subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

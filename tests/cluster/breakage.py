@@ -6,6 +6,7 @@ made it: so the real scheduler and the real kubelet say what is wrong, and no ot
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tests.cluster.scenes import Volume
 
 __all__ = [
+    "HELD_TOLERATION",
     "MISSING",
     "break_storage",
     "build_mover",
@@ -33,7 +35,11 @@ __all__ = [
 
 MISSING = "nobody-made-it"
 
-_TAINT = "causes.node-agent.test/held:NoSchedule"
+_TAINT_KEY, _TAINT_EFFECT = "causes.node-agent.test/held", "NoSchedule"
+_TAINT = f"{_TAINT_KEY}:{_TAINT_EFFECT}"
+
+HELD_TOLERATION = {"key": _TAINT_KEY, "operator": "Exists", "effect": _TAINT_EFFECT}
+"""For pods of others on a node that is `tainted` beside them."""
 
 
 def build_mover(load: Json, *, spec: Mapping[str, object], container: Mapping[str, object]) -> Json:
@@ -99,26 +105,36 @@ def build_pod_volume_load(kind: str, name: str, *, pod: Mapping[str, str], locat
 
 
 @contextmanager
-def break_storage(bed: Bed, faults: Iterable[tuple[str, str, str]]) -> Iterator[None]:
-    """Let the storage go wrong: what (`provision`, `snapshot`), for which NAMESPACE/NAME, and in which way."""
-    namespace, name = CONFIG_MAP
-    lines = {"faults": "\n".join(" ".join(fault) for fault in faults)}
-    metadata = {"namespace": namespace, "name": name}
-    bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": lines})
+def break_storage(bed: Bed, space: str, faults: Iterable[tuple[str, str, str]]) -> Iterator[None]:
+    """Let the storage go wrong: what (`provision`, `snapshot`), for which NAMESPACE/NAME, and in which way.
+
+    `space` tells them apart from those of others, who may break it at the same time.
+    """
+    _own_faults(bed, space, {"data": {space: "\n".join(" ".join(fault) for fault in faults)}})
     try:
         yield
     finally:
-        bed.user.kubectl("delete", "configmap", name, "-n", namespace)
+        _own_faults(bed, space, {})
+
+
+def _own_faults(bed: Bed, owner: str, content: Mapping[str, object]) -> None:
+    """Have this be all that an owner has of the ConfigMap with the storage's faults."""
+    namespace, name = CONFIG_MAP
+    metadata = {"namespace": namespace, "name": name}
+    faults = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content}
+    # The API server knows whose key is whose, and removes what its owner names no more.
+    options = ["--server-side", f"--field-manager={owner}", "-f", "-"]
+    bed.user.kubectl("apply", *options, stdin=json.dumps(faults))
 
 
 @contextmanager
-def tainted(bed: Bed) -> Iterator[None]:
-    """Let no node take a new pod that does not tolerate it."""
-    bed.user.kubectl("taint", "nodes", "--all", _TAINT)
+def tainted(bed: Bed, *nodes: str) -> Iterator[None]:
+    """Let some nodes take no new pod that does not tolerate it."""
+    bed.user.kubectl("taint", "nodes", *nodes, _TAINT)
     try:
         yield
     finally:
-        bed.user.kubectl("taint", "nodes", "--all", f"{_TAINT}-")
+        bed.user.kubectl("taint", "nodes", *nodes, f"{_TAINT}-")
 
 
 def build_target(volume: Volume, name: str, *, storage_class: str) -> Json:

@@ -13,16 +13,19 @@ from tests.cluster.breakage import MISSING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AWAY", "CASES", "HELD", "OPEN", "Case"]
+__all__ = ["AWAY", "CASES", "ELSEWHERE", "HELD", "OPEN", "Case", "called"]
 
-OPEN = "causes-open"
+OPEN = "open"
 """A storage location that can be used."""
 
-HELD = "causes-held"
+HELD = "held"
 """One that can be used once the broken mover pods are in their places."""
 
-AWAY = "causes-away"
+AWAY = "away"
 """One that never can."""
+
+ELSEWHERE = "elsewhere"
+"""A storage class whose volumes are on a node that takes no new pods for a while."""
 
 _HUGE = {"resources": {"requests": {"cpu": "1000"}}}
 _NO_IMAGE = "localhost:1/nobody-built-it:dev"
@@ -31,7 +34,7 @@ _SECRET_VOLUME = {"volumes": [{"name": "keys", "secret": {"secretName": MISSING}
 
 @dataclass(frozen=True)
 class Case:
-    """One cause.
+    """One cause. Things of the test's own are called by words here: `called` tells how in the cluster.
 
     Attributes:
         told: What the load's message must say, as a pattern; `{name}` is the load, `{space}` its volume's namespace.
@@ -79,6 +82,11 @@ class Case:
         return self.reason == "Failed"
 
 
+def called(space: str, word: str) -> str:
+    """What a load, its snapshot or target, a location or a class is called: tests beside have such as well."""
+    return f"{space}-{word}"
+
+
 def _broken(
     told: str, reason: str, visible: str, *, spec: Mapping[str, object] | None = None, **container: object
 ) -> Case:
@@ -91,7 +99,13 @@ _NO_VOLUME = r"claim velero/{name} of pod velero/{name} has no volume yet: "
 _TARGET = r"target claim {space}/{name} "
 
 CASES = {
-    "taint": Case(_NO_NODE + "untolerated taint", "Unschedulable", "FailedScheduling", heals=True),
+    "taint": Case(
+        _NO_NODE + "untolerated taint",
+        "Unschedulable",
+        "FailedScheduling",
+        storage_class=ELSEWHERE,
+        heals=True,
+    ),
     "affinity": _broken(
         _NO_NODE + "didn't match Pod's node affinity/selector",
         "Unschedulable",
@@ -179,7 +193,7 @@ CASES = {
         "PersistentVolumeClaim {space}/nobody-made-it does not exist", "Failed", source=MISSING
     ),
     "location-unavailable": Case(
-        f"BackupStorageLocation velero/{AWAY} is Unavailable: the bucket was taken away",
+        f"BackupStorageLocation velero/{{space}}-{AWAY} is Unavailable: the bucket was taken away",
         "LocationUnavailable",
         location=AWAY,
     ),

@@ -19,14 +19,25 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Bed
 
-__all__ = ["configured", "put_in_force"]
+__all__ = ["ONE_SLOT", "build_concurrency", "configured", "put_in_force"]
 
+ONE_SLOT = "bed-2"
+"""The node for tests that let a node carry out one load at a time: loads of others are elsewhere."""
+
+_LOADS_AT_A_TIME = 16
 _NAME, _KEY = "node-agent-config", "node-agent-config.json"
 _IN_FORCE = "nodeagent.io/config"
 """The annotation on an agent's pod: the hash of what it has in force."""
 
 _SECONDS = 120
 _LOOK_SECONDS = 0.1
+
+
+def build_concurrency(*, one_slot: str = "") -> dict[str, Any]:
+    """`loadConcurrency` by which each node carries out many loads at a time, but for one, if that is named."""
+    selector = {"matchLabels": {"kubernetes.io/hostname": one_slot}}
+    rules = [{"nodeSelector": selector, "number": 1}] if one_slot else []
+    return {"globalConfig": _LOADS_AT_A_TIME, "perNodeConfig": rules}
 
 
 @contextmanager

@@ -16,17 +16,21 @@ from tests.bed.api import Api
 from tests.bed.demonstration.manifests import build_namespace
 from tests.bed.demonstration.user import User
 from tests.bed.install import install_agent
-from tests.cluster.configuration import put_in_force
+from tests.cluster.configuration import ONE_SLOT, build_concurrency, put_in_force
+from tests.cluster.sharing import Shared, has_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Bed", "agent", "bed", "module_space", "new_namespace", "one_at_a_time", "space"]
+__all__ = ["RAN", "Bed", "agent", "bed", "module_space", "new_namespace", "one_slot", "ran", "space"]
 
 _OUTSIDE = "not in a cluster: python -m tests.bed run -- pytest -m cluster"
 
+RAN = "tests-that-ran"
+"""A folder of the bed: one file for each module of which tests have run, whichever process ran them."""
 
-_LOADS_AT_A_TIME = 16
+_FIRST = ("test_crossing.py", "test_causes.py")
+"""Tests of other lanes wait for them."""
 
 _LAST = "test_rights.py"
 """It judges what all others did."""
@@ -34,8 +38,8 @@ _LAST = "test_rights.py"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that come last behind all others."""
-    items.sort(key=lambda item: item.path.name == _LAST)
+    """Put the tests that come first before all others, and those that come last behind them."""
+    items.sort(key=lambda item: (item.path.name == _LAST) - (item.path.name in _FIRST))
 
 
 @dataclass(frozen=True)
@@ -68,23 +72,36 @@ def bed() -> Bed:
 
 @pytest.fixture(scope="session")
 def agent(bed: Bed) -> Bed:
-    """The cluster with the node agent installed and ready; it is shared by all tests."""
-    install_agent(bed.user, bed.env)
-    _allow_loads(bed, _LOADS_AT_A_TIME)
+    """The cluster with the node agent installed and ready; it is shared by all tests, in whatever process."""
+    installed = bed.folder / "agent-installed"
+    with has_alone(bed, Shared.INSTALLATION):
+        if not installed.exists():
+            install_agent(bed.user, bed.env)
+            _allow_loads(bed)
+            installed.touch()
     return bed
 
 
 @pytest.fixture
-def one_at_a_time(agent: Bed) -> Iterator[None]:
-    """While the test runs a node carries out one load at a time, so that a second one stays Prepared."""
-    _allow_loads(agent, 1)
+def one_slot(agent: Bed) -> Iterator[str]:
+    """A node that carries out one load at a time while the test runs, so that a second one stays Prepared."""
+    _allow_loads(agent, one_slot=ONE_SLOT)
+    yield ONE_SLOT
+    _allow_loads(agent)
+
+
+def _allow_loads(bed: Bed, *, one_slot: str = "") -> None:
+    """Let each node carry out many loads at a time, but for one; returns when their agents do."""
+    put_in_force(bed, json.dumps({"loadConcurrency": build_concurrency(one_slot=one_slot)}))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ran(bed: Bed, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Notes that the tests of a module have run."""
+    folder = bed.folder / RAN
+    folder.mkdir(exist_ok=True)
     yield
-    _allow_loads(agent, _LOADS_AT_A_TIME)
-
-
-def _allow_loads(bed: Bed, number: int) -> None:
-    """Let each node carry out so many loads at a time; returns when its agent does."""
-    put_in_force(bed, json.dumps({"loadConcurrency": {"globalConfig": number}}))
+    (folder / request.path.name).touch()
 
 
 @pytest.fixture

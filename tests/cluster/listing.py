@@ -1,14 +1,16 @@
 """A list of all there is, to tell what a load has left behind.
 
-Knows that other tests run beside: what belongs to their namespaces is left out. Does not know
+Knows that other tests run beside: what carries a word of theirs is left out. Does not know
 what a load may leave.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from tests.bed.api import Resource
+from tests.bed.demonstration.manifests import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,30 +22,40 @@ __all__ = ["everything"]
 
 _PASSING = {"events", "leases", "componentstatuses"}
 
+_WORDS = re.compile(r"\btest-[0-9a-f]{8}\b|\b(?:app|demo|example)\b")
+"""What tests call their things by: namespaces of their own, the names of `examples/`, and the demonstration's."""
 
-def everything(bed: Bed, *namespaces: str) -> set[str]:
-    """Every object in some namespaces, and every one in none, as `kind/name`.
 
-    Left out are Events and Leases, and of those in none other namespaces and what is bound to one.
+def everything(bed: Bed, *own: str) -> set[str]:
+    """Every object of the agents' namespace, of some others, and of none, as `kind/name`.
+
+    Left out are Events and Leases, and what other tests have: things of theirs carry a word of
+    theirs, be it in their name, in a label, or in the name of the claim or snapshot they are for.
+
+    Args:
+        bed: Where to look.
+        own: The caller's words, of which its namespace is one.
     """
     found = set()
     for kind, resource in _kinds(bed.api):
         for item in bed.api.objects(resource):
             meta = item["metadata"]
-            if resource.namespaced and meta["namespace"] in namespaces:
-                found.add(f"{meta['namespace']} {kind}/{meta['name']}")
-            elif not resource.namespaced and _belongs(resource, item) in {"", *namespaces}:
+            if not _words(item) <= set(own):
+                continue
+            if not resource.namespaced:
                 found.add(f"{kind}/{meta['name']}")
+            elif meta["namespace"] in {NAMESPACE, *own}:
+                found.add(f"{meta['namespace']} {kind}/{meta['name']}")
     return found
 
 
-def _belongs(resource: Resource, item: Json) -> str:
-    """The namespace that an object in none belongs to; empty: to none."""
-    if resource.plural == "namespaces":
-        return str(item["metadata"]["name"])
-    spec = item.get("spec", {})
-    claimed = spec.get("claimRef") or spec.get("volumeSnapshotRef") or {}
-    return str(claimed.get("namespace", ""))
+def _words(item: Json) -> set[str]:
+    """The words of tests that an object carries."""
+    meta, spec = item["metadata"], item.get("spec") or {}
+    stands_for = spec.get("claimRef") or spec.get("volumeSnapshotRef") or {}
+    labels = (meta.get("labels") or {}).values()
+    said = [meta["name"], stands_for.get("namespace", ""), stands_for.get("name", ""), *labels]
+    return {word for text in said for word in _WORDS.findall(text)}
 
 
 def _kinds(api: Api) -> Iterator[tuple[str, Resource]]:

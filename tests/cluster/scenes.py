@@ -1,4 +1,4 @@
-"""What tests of loads are made of: a volume with snapshots, storage locations.
+"""What tests of loads are made of: a volume with snapshots, storage locations, storage classes.
 
 Everything is done as a user does it, with kubectl.
 """
@@ -6,6 +6,7 @@ Everything is done as a user does it, with kubectl.
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,20 +22,25 @@ from tests.bed.demonstration.manifests import (
 )
 from tests.bed.demonstration.timeline import FINAL
 from tests.bed.processes import BedError
+from tests.bed.storage.objects import DRIVER
+from tests.cluster.gate import open_gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
+    from tests.cluster.gate import Gate
 
 __all__ = [
     "DOWNLOADS",
     "UPLOADS",
     "Place",
     "Volume",
+    "build_class",
     "follow",
     "is_final",
+    "open_gated_place",
     "wait_released",
 ]
 
@@ -85,6 +91,20 @@ class Place:
         return {"apiVersion": "velero.io/v1", "kind": "BackupRepository", "metadata": metadata, "spec": spec}
 
 
+@contextmanager
+def open_gated_place(bed: Bed, space: str) -> Iterator[tuple[Gate, Place]]:
+    """A gate, which is open, and a storage location behind it for the volumes of a namespace, whose name it has."""
+    place = Place(bed, space)
+    with open_gate() as gate:
+        bed.user.apply(*place.build(url=gate.url))
+        try:
+            yield gate, place
+        finally:
+            left = [f"backuprepository/{space}-{place.name}-kopia"]
+            left += [f"backupstoragelocation/{place.name}", f"secret/{place.name}-keys"]
+            bed.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+
+
 @dataclass(frozen=True)
 class Volume:
     """A claim with data in it, and its snapshots."""
@@ -130,6 +150,19 @@ class Volume:
         )
         body["spec"]["backupStorageLocation"] = location
         return body
+
+
+def build_class(name: str, *, waits: bool, node: str = "") -> Json:
+    """A storage class of the bed's: whether its volumes wait for a pod, and the one node they may be on."""
+    topology = {"matchLabelExpressions": [{"key": "kubernetes.io/hostname", "values": [node]}]}
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": DRIVER,
+        "volumeBindingMode": "WaitForFirstConsumer" if waits else "Immediate",
+        **({"allowedTopologies": [topology]} if node else {}),
+    }
 
 
 def follow(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int, since: str = "") -> Iterator[Json]:

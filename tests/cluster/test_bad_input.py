@@ -19,6 +19,7 @@ from tests.bed.storage.objects import CONTENTS, SNAPSHOTS
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
+from tests.cluster.sharing import Shared, relies_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(400)]
 
 _LIMIT_SECONDS = 120
 _PERMANENT_SECONDS = 30
@@ -123,7 +124,7 @@ _CASES = {
 
 @dataclass
 class Ended:
-    """What became of all loads: each as it ended, and all objects there were before and after."""
+    """What became of all loads: each as it ended, by its case's name, and all objects before and after."""
 
     space: str
     loads: dict[str, Json] = field(default_factory=dict)
@@ -137,41 +138,51 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
     """Everything that is wrong, at the same time, to its end."""
     volume = Volume(agent, module_space)
     result = Ended(module_space)
-    with _black_hole():
-        _prepare(volume, result)
+    _prepare(volume, result)
+    with _black_hole(), relies_on(agent, Shared.AGENTS):
         agent.user.apply(*_build(volume, ready=False))
         _make_ready(agent, module_space)
         agent.user.apply(*_build(volume, ready=True))
         for resource, download in ((DOWNLOADS, True), (UPLOADS, False)):
-            names = [name for name, case in _CASES.items() if case.download is download]
+            names = {_called(module_space, name): name for name, case in _CASES.items() if case.download is download}
             for load in follow(agent, resource, names, seconds=_LIMIT_SECONDS + 30):
-                result.loads[load["metadata"]["name"]] = load
+                result.loads[names[load["metadata"]["name"]]] = load
             wait_released(agent, resource, names)
-    result.after = everything(agent, NAMESPACE, module_space)
+    result.after = everything(agent, module_space)
     yield result
     _remove(agent, result)
+
+
+def _called(space: str, name: str) -> str:
+    """What the things of a case are called: the load, its snapshot or its target, its location."""
+    return f"{space}-{name}"
 
 
 def _prepare(volume: Volume, result: Ended) -> None:
     """Make everything that the loads need, as far as they shall have it."""
     bed, space = volume.bed, volume.namespace
     volume.fill("open('/data/file', 'wb').write(bytes(range(256)) * 4096)")
-    volume.take_snapshots(name for name, case in _CASES.items() if not case.download and not case.snapshot)
+    taken = (name for name, case in _CASES.items() if not case.download and not case.snapshot)
+    volume.take_snapshots(_called(space, name) for name in taken)
+    made = []
     for name, case in _CASES.items():
+        called = _called(space, name)
         if case.location is not None:
-            bed.user.apply(*Place(bed, name).build(**case.location))
-        if case.prepare is not None:
-            case.prepare(Place(bed, name), space)
+            made += Place(bed, called).build(**case.location)
         if case.download:
-            bed.user.apply(volume.target(name))
+            made.append(volume.target(called))
+    bed.user.apply(*made)
+    for name, case in _CASES.items():
+        if case.prepare is not None:
+            case.prepare(Place(bed, _called(space, name)), space)
     contents = [one for one in bed.api.objects(CONTENTS) if _is_of(one, space)]
     result.handles = {one["status"]["snapshotHandle"] for one in contents}
-    result.before = everything(bed, NAMESPACE, space)
+    result.before = everything(bed, space)
 
 
 def _make_ready(bed: Bed, space: str) -> None:
     """Have the repositories made Ready that shall be, then spoil them."""
-    cases = [(Place(bed, name), case) for name, case in _CASES.items() if case.ready]
+    cases = [(Place(bed, _called(space, name)), case) for name, case in _CASES.items() if case.ready]
     bed.user.apply(*(place.repository(space) for place, _ in cases))
     for place, case in cases:
         name = place.repository(space)["metadata"]["name"]
@@ -187,10 +198,11 @@ def _is_of(content: Json, space: str) -> bool:
 def _build(volume: Volume, *, ready: bool) -> Iterator[Json]:
     for name, case in _CASES.items():
         if case.ready is ready:
+            called = _called(volume.namespace, name)
             if case.download:
-                yield volume.download(name, snapshot_id=_NO_SNAPSHOT, location=name)
+                yield volume.download(called, snapshot_id=_NO_SNAPSHOT, location=called)
             else:
-                yield volume.upload(name, snapshot=case.snapshot or name, location=name)
+                yield volume.upload(called, snapshot=case.snapshot or called, location=called)
 
 
 @contextmanager
@@ -203,10 +215,11 @@ def _black_hole() -> Iterator[None]:
 
 
 def _remove(bed: Bed, ended: Ended) -> None:
-    names = [f"secret/{name}-keys" for name in _CASES]
-    names += [f"backupstoragelocation.velero.io/{name}" for name in _CASES]
-    names += [f"{'datadownload' if case.download else 'dataupload'}.velero.io/{name}" for name, case in _CASES.items()]
-    names += [f"backuprepository.velero.io/{ended.space}-{name}-kopia" for name in _CASES]
+    called = {_called(ended.space, name): case for name, case in _CASES.items()}
+    names = [f"secret/{name}-keys" for name in called]
+    names += [f"backupstoragelocation.velero.io/{name}" for name in called]
+    names += [f"{'datadownload' if case.download else 'dataupload'}.velero.io/{name}" for name, case in called.items()]
+    names += [f"backuprepository.velero.io/{ended.space}-{name}-kopia" for name in called]
     bed.user.kubectl("delete", "-n", NAMESPACE, "--ignore-not-found", "--wait=false", *names)
 
 
@@ -215,7 +228,7 @@ def test_it_fails_soon_and_tells_on_what_object_and_why(ended: Ended, name: str)
     load = ended.loads[name]
     status = load["status"]
     assert status["phase"] == "Failed"
-    told = _CASES[name].told.format(place=name, space=ended.space)
+    told = _CASES[name].told.format(place=_called(ended.space, name), space=ended.space)
     assert re.match(told, status["message"]), status["message"]
     assert "\n" not in status["message"]
     assert _WRONG_KEY not in status["message"]
@@ -232,8 +245,8 @@ def test_a_permanent_cause_ends_the_load_within_half_a_minute(ended: Ended, name
 
 
 def test_describe_tells_the_same(agent: Bed, ended: Ended) -> None:
-    for name, load in ended.loads.items():
-        described = agent.user.kubectl("describe", f"{load['kind']}/{name}", "-n", NAMESPACE)
+    for load in ended.loads.values():
+        described = agent.user.kubectl("describe", f"{load['kind']}/{load['metadata']['name']}", "-n", NAMESPACE)
         events = described.partition("Events:")[2]
         assert load["status"]["message"] in events
 

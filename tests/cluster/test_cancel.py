@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.bed.demonstration.manifests import NAMESPACE
+from tests.cluster.gate import HELD_BYTES
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
-from tests.cluster.scenes import UPLOADS, Volume, follow, wait_released
+from tests.cluster.scenes import UPLOADS, Volume, follow, open_gated_place, wait_released
+from tests.cluster.sharing import Shared, relies_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,19 +20,15 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(400)]
 
-_NAMES = ("canceled", "deleted")
-
-_SPARSE_BYTES = 200 << 30
-"""More than is read within a minute, and nothing on disk."""
+_BYTES = 3 * HELD_BYTES
+"""In one file, of which a gate that is shut lets a third through at most."""
 
 _FILL = f"""
 import os
 with open("/data/random", "wb") as file:
-    file.write(os.urandom(50_000_000))
-with open("/data/sparse", "wb") as file:
-    file.truncate({_SPARSE_BYTES})
+    file.write(os.urandom({_BYTES}))
 """
 
 
@@ -55,33 +53,35 @@ class Ended:
 def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
     """Two uploads at the same time."""
     volume = Volume(agent, module_space)
-    volume.fill(_FILL, size="300Gi")
-    volume.take_snapshots(_NAMES)
-    before = everything(agent, NAMESPACE, module_space)
-    agent.user.apply(*(volume.upload(name, snapshot=name, location="default") for name in _NAMES))
-    moving = _wait_moving(agent)["canceled"]
-    change = '{"spec":{"cancel":true}}'
-    agent.user.kubectl("patch", "dataupload", "canceled", "-n", NAMESPACE, "--type=merge", "-p", change)
-    since = moving["metadata"]["resourceVersion"]
-    versions = [moving, *follow(agent, UPLOADS, ["canceled"], seconds=120, since=since)]
-    interrupted = agent.api.get(UPLOADS, NAMESPACE, "deleted") or {}
-    agent.user.kubectl("delete", "dataupload", "deleted", "-n", NAMESPACE, "--timeout=120s")
-    wait_released(agent, UPLOADS, ["canceled"])
-    with open_kopia(agent, module_space) as kopia:
-        kopia.connect()
-        manifests = kopia.snapshot_manifests()
-    yield Ended(versions, interrupted, everything(agent, NAMESPACE, module_space) - before, manifests)
-    left = ["dataupload/canceled", f"backuprepository/{module_space}-default-kopia"]
-    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--wait=false")
+    canceled, deleted = names = [f"{module_space}-canceled", f"{module_space}-deleted"]
+    volume.fill(_FILL, size="128Mi")
+    volume.take_snapshots(names)
+    with open_gated_place(agent, module_space) as (gate, place), relies_on(agent, Shared.AGENTS):
+        before = everything(agent, module_space)
+        gate.shut()
+        agent.user.apply(*(volume.upload(name, snapshot=name, location=place.name) for name in names))
+        moving = _wait_moving(agent, names)[canceled]
+        change = '{"spec":{"cancel":true}}'
+        agent.user.kubectl("patch", "dataupload", canceled, "-n", NAMESPACE, "--type=merge", "-p", change)
+        since = moving["metadata"]["resourceVersion"]
+        versions = [moving, *follow(agent, UPLOADS, [canceled], seconds=120, since=since)]
+        interrupted = agent.api.get(UPLOADS, NAMESPACE, deleted) or {}
+        agent.user.kubectl("delete", "dataupload", deleted, "-n", NAMESPACE, "--timeout=120s")
+        wait_released(agent, UPLOADS, [canceled])
+        with open_kopia(agent, module_space, prefix=place.name) as kopia:
+            kopia.connect()
+            manifests = kopia.snapshot_manifests()
+        yield Ended(versions, interrupted, everything(agent, module_space) - before, manifests)
+    agent.user.kubectl("delete", "dataupload", canceled, "-n", NAMESPACE, "--wait=false")
 
 
-def _wait_moving(bed: Bed) -> dict[str, Json]:
-    """Wait until data of both uploads moves; returns them as they are then, by name."""
+def _wait_moving(bed: Bed, names: list[str]) -> dict[str, Json]:
+    """Wait until data of the uploads moves; returns them as they are then, by name."""
     moving: dict[str, Json] = {}
-    for load in follow(bed, UPLOADS, _NAMES, seconds=120):
+    for load in follow(bed, UPLOADS, names, seconds=120):
         if load.get("status", {}).get("progress", {}).get("bytesDone"):
             moving[load["metadata"]["name"]] = load
-        if len(moving) == len(_NAMES):
+        if len(moving) == len(names):
             return moving
     pytest.fail("they ended before their data moved")
 
@@ -93,19 +93,20 @@ def test_a_cancel_in_mid_transfer_ends_canceled(ended: Ended) -> None:
     assert "canceled" in status["message"]
     assert status["completionTimestamp"]
     assert "snapshotID" not in status
-    assert 0 < status["progress"]["bytesDone"] < _SPARSE_BYTES
+    assert 0 < status["progress"]["bytesDone"] < _BYTES
 
 
 def test_a_deletion_in_mid_transfer_lets_it_go(agent: Bed, ended: Ended) -> None:
     assert ended.interrupted["status"]["phase"] == "InProgress"
-    assert agent.api.get(UPLOADS, NAMESPACE, "deleted") is None
+    assert agent.api.get(UPLOADS, NAMESPACE, ended.interrupted["metadata"]["name"]) is None
 
 
 def test_neither_leaves_an_object(ended: Ended) -> None:
-    space = ended.versions[-1]["spec"]["sourceNamespace"]
+    canceled = ended.versions[-1]
+    space, name = canceled["spec"]["sourceNamespace"], canceled["metadata"]["name"]
     assert ended.left == {
-        f"{NAMESPACE} dataupload.velero.io/canceled",
-        f"{NAMESPACE} backuprepository.velero.io/{space}-default-kopia",
+        f"{NAMESPACE} dataupload.velero.io/{name}",
+        f"{NAMESPACE} backuprepository.velero.io/{space}-{space}-kopia",
     }
 
 

@@ -26,9 +26,10 @@ from tests.cluster.breakage import (
     build_waiting_pod,
     tainted,
 )
-from tests.cluster.cause_cases import AWAY, CASES, HELD, OPEN, Case
+from tests.cluster.cause_cases import AWAY, CASES, ELSEWHERE, HELD, OPEN, Case, called
 from tests.cluster.listing import everything
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
+from tests.cluster.sharing import Shared, has_alone, relies_on
 from tests.cluster.workloads import BACKUPS, RESTORES
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(400)]
 
 _PROMISED = timedelta(seconds=10)
 _PERMANENT = timedelta(seconds=30)
@@ -53,6 +54,8 @@ _RESOURCES = {
     "PodVolumeRestore": RESTORES,
 }
 _PLACES = (OPEN, HELD, AWAY)
+_NODE, _TAINTED = "bed-1", "bed-2"
+"""Where the bed makes volumes, and the node that takes no new pods while causes are brought about."""
 _UNAVAILABLE = {"phase": "Unavailable", "message": "the bucket was taken away"}
 _TELL_SECONDS = 120
 _HEAL_SECONDS = 150
@@ -60,7 +63,7 @@ _HEAL_SECONDS = 150
 
 @dataclass
 class Told:
-    """What became of all loads.
+    """What became of all loads, by their cases' names.
 
     Attributes:
         space: The namespace of their volume.
@@ -80,39 +83,50 @@ class Told:
 @pytest.fixture(scope="module")
 def told(agent: Bed, module_space: str) -> Iterator[Told]:
     """Every cause at the same time, until each was told; then healed, or its load canceled."""
+    if _TAINTED not in agent.env["BED_NODES"].split():
+        pytest.fail("this needs two nodes: python -m tests.bed --nodes 2 run -- …", pytrace=False)
     volume = Volume(agent, module_space)
     result = Told(module_space)
     with ExitStack() as broken:
-        broken.enter_context(break_storage(agent, _faults(module_space)))
+        broken.enter_context(break_storage(agent, module_space, _faults(module_space)))
         before = _prepare(volume)
-        broken.enter_context(tainted(agent))
-        since = {kind: agent.api.snapshot(resource)[1] for kind, resource in _RESOURCES.items()}
-        agent.user.apply(*(_build_load(volume, name, case) for name, case in CASES.items()))
-        _place_movers(agent)
-        agent.user.apply(*_locations(agent, OPEN, HELD))
-        for kind in _RESOURCES:
-            result.versions |= _wait_told(agent, kind, module_space, since=since[kind])
-        result.events = agent.api.objects(EVENTS, NAMESPACE)
-    _end(agent, result)
-    result.left = everything(agent, NAMESPACE, module_space) - before
+        # Others would be in the way of seconds that are promised.
+        with has_alone(agent, Shared.AGENTS), relies_on(agent, Shared.GROUND):
+            broken.enter_context(tainted(agent, _TAINTED))
+            _bring_about(volume, result)
+            broken.close()
+            _end(agent, result)
+            result.left = everything(agent, module_space) - before
     yield result
     _remove(agent, module_space)
+
+
+def _bring_about(volume: Volume, result: Told) -> None:
+    """Make all loads and what stands in their way; returns when each has told its cause."""
+    bed = volume.bed
+    since = {kind: bed.api.snapshot(resource)[1] for kind, resource in _RESOURCES.items()}
+    bed.user.apply(*(_build_load(volume, name, case) for name, case in CASES.items()))
+    _place_movers(bed, volume.namespace)
+    bed.user.apply(*_locations(bed, volume.namespace, OPEN, HELD))
+    for kind in _RESOURCES:
+        result.versions |= _wait_told(bed, kind, volume.namespace, since=since[kind])
+    result.events = bed.api.objects(EVENTS, NAMESPACE)
 
 
 def _faults(space: str) -> Iterator[tuple[str, str, str]]:
     """What goes wrong with the storage."""
     for name, case in CASES.items():
         if case.fault:
-            yield "provision", f"{NAMESPACE}/{name}", case.fault
+            yield "provision", f"{NAMESPACE}/{called(space, name)}", case.fault
         if case.snapshot:
-            yield "snapshot", f"{space}/{name}", case.snapshot
+            yield "snapshot", f"{space}/{called(space, name)}", case.snapshot
 
 
-def _locations(bed: Bed, *available: str) -> Iterator[Json]:
+def _locations(bed: Bed, space: str, *available: str) -> Iterator[Json]:
     """The storage locations, of which some are available and the others not."""
-    for name in _PLACES:
-        secret, location = Place(bed, name).build()
-        usable = name in available
+    for word in _PLACES:
+        secret, location = Place(bed, called(space, word)).build()
+        usable = word in available
         location["status"] = {"phase": "Available", "message": ""} if usable else _UNAVAILABLE
         yield from (secret, location)
 
@@ -121,48 +135,57 @@ def _prepare(volume: Volume) -> set[str]:
     """Make what the loads need, as far as they shall have it; returns all objects that there are then."""
     bed, space = volume.bed, volume.namespace
     volume.fill("open('/data/file', 'wb').write(bytes(range(256)) * 256)")
-    uploads = {name: case for name, case in CASES.items() if case.kind == "DataUpload"}
+    uploads = {called(space, name): case for name, case in CASES.items() if case.kind == "DataUpload"}
     faulty = [name for name, case in uploads.items() if case.snapshot]
     bed.user.apply(*(build_snapshot(space, name, claim=volume.claim) for name in faulty))
-    repositories = [Place(bed, name).repository(space) for name in (OPEN, HELD)]
-    bed.user.apply(*_locations(bed, OPEN, HELD), *repositories)
+    repositories = [Place(bed, called(space, word)).repository(space) for word in (OPEN, HELD)]
+    bed.user.apply(*_locations(bed, space, OPEN, HELD), *repositories)
     volume.take_snapshots(uploads.keys() - set(faulty))
     for each in repositories:
         name = f"backuprepository/{each['metadata']['name']}"
         bed.user.wait(name, "jsonpath={.status.phase}=Ready", namespace=NAMESPACE)
-    targets = {name: case for name, case in CASES.items() if case.kind == "DataDownload" and not case.source}
-    bed.user.apply(*(build_target(volume, name, storage_class=case.storage_class) for name, case in targets.items()))
-    bed.user.apply(build_waiting_pod(space, "pending"), *_locations(bed, OPEN))
-    return everything(bed, NAMESPACE, space)
+    targets = {n: case for n, case in CASES.items() if case.kind == "DataDownload" and not case.source}
+    bed.user.apply(
+        build_class(called(space, ELSEWHERE), waits=False, node=_TAINTED),
+        *(
+            build_target(volume, called(space, name), storage_class=case.storage_class)
+            for name, case in targets.items()
+        ),
+        build_waiting_pod(space, "pending"),
+        *_locations(bed, space, OPEN),
+    )
+    return everything(bed, space)
 
 
 def _build_load(volume: Volume, name: str, case: Case) -> Json:
+    space = volume.namespace
+    load_name, location = called(space, name), called(space, case.place)
     if case.kind == "DataUpload":
-        load = volume.upload(name, snapshot=name, location=case.place)
+        load = volume.upload(load_name, snapshot=load_name, location=location)
         load["spec"]["sourcePVC"] = case.source or volume.claim
-        load["spec"]["csiSnapshot"]["storageClass"] = case.storage_class or "bed"
+        storage_class = called(space, ELSEWHERE) if case.storage_class == ELSEWHERE else case.storage_class or "bed"
+        load["spec"]["csiSnapshot"]["storageClass"] = storage_class
         return load
     if case.kind == "DataDownload":
-        load = volume.download(name, snapshot_id="0", location=case.place)
-        load["spec"]["targetVolume"]["pvc"] = case.source or name
+        load = volume.download(load_name, snapshot_id="0", location=location)
+        load["spec"]["targetVolume"]["pvc"] = case.source or load_name
         return load
-    pod = volume.bed.api.get(PODS, volume.namespace, case.source or "pending")
+    pod = volume.bed.api.get(PODS, space, case.source or "pending")
     uid = pod["metadata"]["uid"] if pod else "0"
-    ref = {"namespace": volume.namespace, "name": case.source or "pending", "uid": uid}
-    return build_pod_volume_load(case.kind, name, pod=ref, location=case.place)
+    ref = {"namespace": space, "name": case.source or "pending", "uid": uid}
+    return build_pod_volume_load(case.kind, load_name, pod=ref, location=location)
 
 
-def _place_movers(bed: Bed) -> None:
+def _place_movers(bed: Bed, space: str) -> None:
     """Make the broken mover pods of loads that nobody has accepted yet."""
     pods = []
-    node = bed.user.names(["nodes"])[0].partition("/")[2]
     for name, case in CASES.items():
         if case.pod is None:
             continue
-        load = bed.api.get(_RESOURCES[case.kind], NAMESPACE, name)
+        load = bed.api.get(_RESOURCES[case.kind], NAMESPACE, called(space, name))
         assert load is not None
         assert load.get("status", {}).get("phase", "") in {"", "New"}
-        bound = {"nodeName": node} if case.bound else {}
+        bound = {"nodeName": _NODE} if case.bound else {}
         pod = build_mover(load, spec={**case.pod, **bound}, container=case.container)
         if case.foreign:
             del pod["metadata"]["ownerReferences"], pod["metadata"]["labels"]
@@ -172,42 +195,53 @@ def _place_movers(bed: Bed) -> None:
 
 def _wait_told(bed: Bed, kind: str, space: str, *, since: str) -> dict[str, Json]:
     """Wait until the message of each load of a kind names its cause; returns the loads as they were then."""
-    wanted = {
-        name: re.compile(case.told.format(name=name, space=space)) for name, case in CASES.items() if case.kind == kind
-    }
+    names = _names_of(kind, space)
+    wanted = {load_name: _pattern(name, space) for load_name, name in names.items()}
     found: dict[str, Json] = {}
     last: dict[str, str] = {}
     for event in bed.api.watch(_RESOURCES[kind], since, seconds=_TELL_SECONDS):
         load = event["object"]
         name, message = load["metadata"]["name"], load.get("status", {}).get("message", "")
-        if name not in wanted or name in found:
+        if name not in wanted or names[name] in found:
             continue
         last[name] = message
         if wanted[name].search(message):
-            found[name] = load
-        if found.keys() == wanted.keys():
+            found[names[name]] = load
+        if len(found) == len(wanted):
             return found
-    raise BedError(f"never told: { {name: last.get(name) for name in wanted.keys() - found.keys()} }")
+    raise BedError(f"never told: { {each: last.get(each) for each, name in names.items() if name not in found} }")
+
+
+def _names_of(kind: str, space: str) -> dict[str, str]:
+    """The cases of a kind, by what their loads are called."""
+    return {called(space, name): name for name, case in CASES.items() if case.kind == kind}
+
+
+def _pattern(name: str, space: str) -> re.Pattern[str]:
+    """What has to be told of a case."""
+    return re.compile(CASES[name].told.format(name=called(space, name), space=space))
 
 
 def _end(bed: Bed, result: Told) -> None:
     """Wait for the loads that heal, and cancel those that do not."""
-    stuck = [name for name, case in CASES.items() if not case.heals and not case.permanent]
-    for name in stuck:
-        bed.api.patch(_RESOURCES[CASES[name].kind], {"spec": {"cancel": True}}, name=name, namespace=NAMESPACE)
+    for name, case in CASES.items():
+        if not case.heals and not case.permanent:
+            cancel = {"spec": {"cancel": True}}
+            bed.api.patch(_RESOURCES[case.kind], cancel, name=called(result.space, name), namespace=NAMESPACE)
     for kind, resource in _RESOURCES.items():
-        names = [name for name, case in CASES.items() if case.kind == kind]
+        names = _names_of(kind, result.space)
         for load in follow(bed, resource, names, seconds=_HEAL_SECONDS):
-            result.healed[load["metadata"]["name"]] = load
+            result.healed[names[load["metadata"]["name"]]] = load
         wait_released(bed, resource, names)
 
 
 def _remove(bed: Bed, space: str) -> None:
-    names = [f"{case.kind}/{name}" for name, case in CASES.items()]
-    names += [f"backupstoragelocation.velero.io/{name}" for name in _PLACES]
-    names += [f"secret/{name}-keys" for name in _PLACES]
-    names += [f"backuprepository.velero.io/{space}-{name}-kopia" for name in (OPEN, HELD)]
-    names += [f"pod/{name}" for name, case in CASES.items() if case.foreign]
+    names = [f"{case.kind}/{called(space, name)}" for name, case in CASES.items()]
+    names += [f"backupstoragelocation.velero.io/{called(space, word)}" for word in _PLACES]
+    names += [f"secret/{called(space, word)}-keys" for word in _PLACES]
+    names += [f"backuprepository.velero.io/{space}-{called(space, word)}-kopia" for word in (OPEN, HELD)]
+    names += [f"pod/{called(space, name)}" for name, case in CASES.items() if case.foreign]
+    names += [f"storageclass/{called(space, ELSEWHERE)}"]
     bed.user.kubectl("delete", "-n", NAMESPACE, "--ignore-not-found", "--wait=false", *names)
 
 
@@ -229,16 +263,9 @@ def _time(event: Json) -> datetime:
 def _first(told: Told, name: str, reason: str, *, about_load: bool) -> Json:
     """The first Event with a reason about a load, or about its pod or claim."""
     kind = CASES[name].kind
-    events = [
-        event
-        for event in told.events
-        if event["involvedObject"]["name"] == name
-        and event["reason"] == reason
-        and (event["involvedObject"]["kind"] == kind) is about_load
-    ]
-    assert events, [
-        (e["involvedObject"]["kind"], e["reason"]) for e in told.events if e["involvedObject"]["name"] == name
-    ]
+    about = [event for event in told.events if event["involvedObject"]["name"] == called(told.space, name)]
+    events = [e for e in about if e["reason"] == reason and (e["involvedObject"]["kind"] == kind) is about_load]
+    assert events, [(e["involvedObject"]["kind"], e["reason"]) for e in about]
     return min(events, key=_time)
 
 
@@ -251,7 +278,7 @@ def test_the_message_and_an_event_tell_the_cause_soon_after_the_cluster_shows_it
     if case.visible:
         since = max(since, _time(_first(told, name, case.visible, about_load=False)))
 
-    assert re.search(case.told.format(name=name, space=told.space), said["message"])
+    assert _pattern(name, told.space).search(said["message"])
     assert said["type"] == ("Normal" if case.expected else "Warning")
     assert _time(said) - since <= _PROMISED + _ROUNDING
 
@@ -279,6 +306,7 @@ def test_what_never_healed_was_canceled(told: Told) -> None:
 
 
 def test_nothing_is_left_of_the_loads_but_themselves(told: Told) -> None:
-    kinds = {f"{NAMESPACE} {kind.lower()}.velero.io/{name}" for name, kind in ((n, c.kind) for n, c in CASES.items())}
-    foreign = {f"{NAMESPACE} pod/{name}" for name, case in CASES.items() if case.foreign}
+    names = {called(told.space, name): case for name, case in CASES.items()}
+    kinds = {f"{NAMESPACE} {case.kind.lower()}.velero.io/{name}" for name, case in names.items()}
+    foreign = {f"{NAMESPACE} pod/{name}" for name, case in names.items() if case.foreign}
     assert told.left - kinds == foreign

@@ -11,11 +11,13 @@ import pytest
 from tests.bed.api import Resource
 from tests.bed.demonstration.manifests import NAMESPACE
 from tests.bed.demonstration.user import PODS
+from tests.bed.install import AGENT_LABEL
 from tests.bed.processes import BedError
 from tests.bed.storage.objects import CONFIG_MAPS
-from tests.cluster.configuration import configured
-from tests.cluster.scenes import wait_released
-from tests.cluster.workloads import BACKUPS, Workload, stop_kopia, wait_until
+from tests.cluster.configuration import ONE_SLOT, build_concurrency, configured
+from tests.cluster.gate import HELD_BYTES
+from tests.cluster.scenes import open_gated_place, wait_released
+from tests.cluster.workloads import BACKUPS, Workload, find_mover, wait_held, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,11 +25,10 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
 _EVENTS = Resource("/api/v1", "events")
 _NAME, _KEY = "node-agent-config", "node-agent-config.json"
-_CLASS = "bed-data-mover"
 _SECONDS = 60
 
 
@@ -36,11 +37,13 @@ class Seen:
     """What became of two backups, one that ran while the configuration was edited and one that came after.
 
     Attributes:
+        priority_class: What the edited configuration names.
         pods: Their movers; of the first as it was before the edit and after it.
         ended: The two, as they ended.
         told: Reasons of the Events on the agents' pods.
     """
 
+    priority_class: str
     pods: dict[str, Json]
     ended: list[Json]
     told: set[str]
@@ -49,36 +52,34 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(agent: Bed, module_space: str) -> Iterator[Seen]:
     """Edit the configuration twice while a backup is held in mid-transfer: well, then badly; then back up again."""
-    metadata = {"name": _CLASS}
+    priority_class = f"{module_space}-mover"
+    metadata = {"name": priority_class}
     body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": metadata}
     agent.user.apply(body | {"value": 7, "preemptionPolicy": "Never"})
-    app = Workload(agent, module_space, "app", {"data": 80_000_000, "scratch": 100_000})
-    app.start()
-    app.wait_ready()
-    first, second = app.backup("data"), app.backup("scratch")
-    agent.user.apply(first)
-    go_on = stop_kopia(agent, wait_until(agent, BACKUPS, first, "InProgress"))
-    pods = {"before": _mover(agent, first)}
-    changes = {"priorityClassName": _CLASS, "podLabels": {"example.com/edited": "yes"}}
-    # With one slot, which the first has, the second stays Prepared.
-    with configured(agent, loadConcurrency={"globalConfig": 1}, **changes):
-        _edit_badly(agent)
-        agent.user.apply(second)
-        wait_until(agent, BACKUPS, second, "Prepared")
-        pods |= {"after": _mover(agent, first), "second": _mover(agent, second)}
-        go_on()
-        ended = [wait_until(agent, BACKUPS, item, "Completed") for item in (first, second)]
-        told = {event["reason"] for event in _events_of_agents(agent)}
-    yield Seen(pods, ended, told)
-    wait_released(agent, BACKUPS, [item["metadata"]["name"] for item in (first, second)])
+    with open_gated_place(agent, module_space) as (gate, place):
+        filled = {"data": 2 * HELD_BYTES, "scratch": 100_000}
+        app = Workload(agent, module_space, "app", filled, on=ONE_SLOT, location=place.name)
+        app.start()
+        app.wait_ready()
+        gate.shut()
+        first, second = app.backup("data"), app.backup("scratch")
+        agent.user.apply(first)
+        wait_held(agent, gate, first)
+        pods = {"before": find_mover(agent, first)}
+        changes = {"priorityClassName": priority_class, "podLabels": {"example.com/edited": "yes"}}
+        # With one slot, which the first has, the second stays Prepared.
+        with configured(agent, loadConcurrency=build_concurrency(one_slot=ONE_SLOT), **changes):
+            _edit_badly(agent)
+            agent.user.apply(second)
+            wait_until(agent, BACKUPS, second, "Prepared")
+            pods |= {"after": find_mover(agent, first), "second": find_mover(agent, second)}
+            gate.open()
+            ended = [wait_until(agent, BACKUPS, item, "Completed") for item in (first, second)]
+            told = {event["reason"] for event in _events_of_agents(agent)}
+        yield Seen(priority_class, pods, ended, told)
+        wait_released(agent, BACKUPS, [item["metadata"]["name"] for item in (first, second)])
     app.delete(wait=False)
-    agent.user.kubectl("delete", "priorityclass", _CLASS)
-
-
-def _mover(bed: Bed, item: Json) -> Json:
-    pod = bed.api.get(PODS, NAMESPACE, item["metadata"]["name"])
-    assert pod is not None
-    return pod
+    agent.user.kubectl("delete", "priorityclass", priority_class)
 
 
 def _edit_badly(bed: Bed) -> None:
@@ -86,7 +87,7 @@ def _edit_badly(bed: Bed) -> None:
     bad = {_KEY: '{"podLabels": ["edited"], "priorityClassName": "system-node-critical"}'}
     metadata = {"namespace": NAMESPACE, "name": _NAME}
     bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": bad})
-    agents = len(bed.api.objects(PODS, NAMESPACE, selector="role=node-agent"))
+    agents = len(bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL))
     deadline = time.monotonic() + _SECONDS
     while len([event for event in _events_of_agents(bed) if event["reason"] == "ConfigRefused"]) < agents:
         if time.monotonic() > deadline:
@@ -95,7 +96,7 @@ def _edit_badly(bed: Bed) -> None:
 
 
 def _events_of_agents(bed: Bed) -> list[Json]:
-    names = {pod["metadata"]["name"] for pod in bed.api.objects(PODS, NAMESPACE, selector="role=node-agent")}
+    names = {pod["metadata"]["name"] for pod in bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL)}
     return [e for e in bed.api.objects(_EVENTS, NAMESPACE) if e["involvedObject"]["name"] in names]
 
 
@@ -111,7 +112,8 @@ def test_a_later_load_has_the_last_good_configuration(seen: Seen) -> None:
     mover = seen.pods["second"]
     assert mover["metadata"]["labels"]["example.com/edited"] == "yes"
     spec = mover["spec"]
-    assert (spec["priorityClassName"], spec["priority"], spec["preemptionPolicy"]) == (_CLASS, 7, "Never")
+    assert (spec["priorityClassName"], spec["priority"]) == (seen.priority_class, 7)
+    assert spec["preemptionPolicy"] == "Never"
     assert seen.ended[1]["status"]["phase"] == "Completed"
 
 

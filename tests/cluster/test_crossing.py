@@ -14,13 +14,14 @@ import pytest
 from tests.bed.demonstration.manifests import NAMESPACE, build_claim
 from tests.bed.demonstration.user import PODS
 from tests.bed.install import AGENT_LABEL
-from tests.bed.storage.faults import CONFIG_MAP
 from tests.bed.storage.objects import CLAIMS
+from tests.cluster.breakage import break_storage
 from tests.cluster.gate import HELD_BYTES, Gate, open_gate
 from tests.cluster.listing import everything
 from tests.cluster.processes import is_agent, wait_for_one
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
-from tests.cluster.workloads import wait_until
+from tests.cluster.sharing import Shared, has_alone
+from tests.cluster.workloads import find_mover, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
 _SIZE = "64Mi"
 _NODE, _OTHER = "bed-1", "bed-2"
@@ -74,34 +75,31 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         pytest.fail("this needs two nodes: python -m tests.bed --nodes 2 run -- …", pytrace=False)
     volume, place = Volume(agent, module_space), Place(agent, module_space)
     names = [f"{module_space}-one", f"{module_space}-two"]
-    volume.fill(_FILL, size=_SIZE, block=True)
-    volume.take_snapshots(names)
-    before = everything(agent, NAMESPACE, module_space)
     with open_gate() as gate:
-        agent.user.apply(*place.build(url=gate.url))
-        uploads = [volume.upload(name, snapshot=name, location=place.name) for name in names]
-        accepted = _accept_apart(agent, uploads)
-        held = _lose_agent(agent, gate, uploads)
+        with has_alone(agent, Shared.AGENTS):
+            volume.fill(_FILL, size=_SIZE, block=True)
+            volume.take_snapshots(names)
+            before = everything(agent, module_space)
+            agent.user.apply(*place.build(url=gate.url))
+            uploads = [volume.upload(name, snapshot=name, location=place.name) for name in names]
+            accepted = _accept_apart(agent, module_space, uploads)
+            held = _lose_agent(agent, gate, uploads)
         gate.open()
         ended = {load["metadata"]["name"]: load for load in follow(agent, UPLOADS, names, seconds=120)}
         download = _download(agent, volume, ended[names[0]], place)
     wait_released(agent, UPLOADS, names)
     images = (_image(agent, module_space, "data"), _image(agent, module_space, download["metadata"]["name"]))
-    left = everything(agent, NAMESPACE, module_space) - before
+    left = everything(agent, module_space) - before
     yield Moved(accepted, held, list(ended.values()), download, images, left)
     _remove(agent, names, download, place)
 
 
-def _accept_apart(bed: Bed, uploads: list[Json]) -> list[Json]:
+def _accept_apart(bed: Bed, space: str, uploads: list[Json]) -> list[Json]:
     """Have the uploads accepted while no volume is made, so that they stay Accepted; they go to both agents then."""
-    namespace, name = CONFIG_MAP
-    faults = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": namespace, "name": name}}
-    lines = "\n".join(f"provision {NAMESPACE}/{upload['metadata']['name']} never" for upload in uploads)
-    bed.user.apply(faults | {"data": {"faults": lines}})
-    bed.user.apply(*uploads)
-    accepted = [wait_until(bed, UPLOADS, upload, "Accepted") for upload in uploads]
-    bed.user.apply(faults | {"data": {"faults": ""}})
-    return accepted
+    faults = [("provision", f"{NAMESPACE}/{upload['metadata']['name']}", "never") for upload in uploads]
+    with break_storage(bed, space, faults):
+        bed.user.apply(*uploads)
+        return [wait_until(bed, UPLOADS, upload, "Accepted") for upload in uploads]
 
 
 def _lose_agent(bed: Bed, gate: Gate, uploads: list[Json]) -> list[Json]:
@@ -109,18 +107,13 @@ def _lose_agent(bed: Bed, gate: Gate, uploads: list[Json]) -> list[Json]:
     gate.shut()
     for upload in uploads:
         wait_until(bed, UPLOADS, upload, "InProgress")
-    gate.wait_held(*(_address(bed, upload) for upload in uploads))
+    gate.wait_held(*(str(find_mover(bed, upload)["status"]["podIP"]) for upload in uploads))
     before = wait_for_one("the agent", is_agent(_NODE))
     before.kill()
     after = wait_for_one("the agent that was started anew", is_agent(_NODE))
     assert after.pid != before.pid
     bed.user.wait(f"pod/{_agent_pod(bed)}", "condition=Ready", namespace=NAMESPACE, seconds=120)
     return [wait_until(bed, UPLOADS, upload, "InProgress") for upload in uploads]
-
-
-def _address(bed: Bed, load: Json) -> str:
-    pod = bed.api.get(PODS, NAMESPACE, load["metadata"]["name"]) or {}
-    return str(pod["status"]["podIP"])
 
 
 def _agent_pod(bed: Bed) -> str:

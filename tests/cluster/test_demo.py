@@ -1,4 +1,4 @@
-"""The demonstration's path on a real kubelet, with less data than the demonstration moves."""
+"""The demonstration's path on a real kubelet that has the agent, with less data than the demonstration moves."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.bed.demo import Demo
+from tests.cluster.sharing import Shared, relies_on
 
 if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(600)]
 
 
 def test_volume_comes_back_as_it_was(agent: Bed) -> None:
     demo = Demo(agent.env, agent.user, data_bytes=150_000_000, least_readings=1)
-    assert demo.run() == []
+    filled = demo.fill()
+    with relies_on(agent, Shared.AGENTS):
+        assert demo.move(filled) == []

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.bed.demonstration.manifests import NAMESPACE
-from tests.cluster.workloads import BACKUPS, Workload, back_up, expect_nothing_left, stop_kopia, wait_until
+from tests.cluster.gate import HELD_BYTES
+from tests.cluster.scenes import open_gated_place
+from tests.cluster.workloads import BACKUPS, Workload, back_up, expect_nothing_left, wait_held, wait_until
 
 if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
 _LOST = "nodeagent.io/mover-lost"
 
@@ -27,25 +29,32 @@ def _evict(bed: Bed, load: Json) -> None:
     bed.user.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
 
 
-@pytest.mark.usefixtures("one_at_a_time")
-def test_an_evicted_mover_is_made_anew_before_it_began_and_ends_its_load_afterwards(agent: Bed, space: str) -> None:
-    moving = Workload(agent, space, "moving", {"data": 400_000_000, "scratch": 100_000})
-    moving.start()
-    moving.wait_ready()
-    first = back_up(moving, "data")
-    # Held in the middle of its data, it keeps the node's only slot.
-    stop_kopia(agent, wait_until(agent, BACKUPS, first, "InProgress"))
-    second = back_up(moving, "scratch")
-    prepared = wait_until(agent, BACKUPS, second, "Prepared")
+def test_an_evicted_mover_is_made_anew_before_it_began_and_ends_its_load_afterwards(
+    agent: Bed, space: str, one_slot: str
+) -> None:
+    with open_gated_place(agent, space) as (gate, place):
+        filled = {"data": 2 * HELD_BYTES, "scratch": 100_000}
+        moving = Workload(agent, space, "moving", filled, on=one_slot, location=place.name)
+        moving.start()
+        moving.wait_ready()
+        gate.shut()
+        first = back_up(moving, "data")
+        # Held in the middle of its data, it keeps the node's only slot.
+        wait_held(agent, gate, first)
+        second = back_up(moving, "scratch")
+        prepared = wait_until(agent, BACKUPS, second, "Prepared")
 
-    _evict(agent, prepared)
-    told = wait_until(agent, BACKUPS, second, "Prepared", when=lambda load: _LOST in load["metadata"]["annotations"])
-    assert json.loads(told["metadata"]["annotations"][_LOST])["times"] == 1
-    _evict(agent, first)
+        _evict(agent, prepared)
+        told = wait_until(
+            agent, BACKUPS, second, "Prepared", when=lambda load: _LOST in load["metadata"]["annotations"]
+        )
+        assert json.loads(told["metadata"]["annotations"][_LOST])["times"] == 1
+        _evict(agent, first)
 
-    ended = wait_until(agent, BACKUPS, first, "Failed")["status"]
-    assert "Eviction API: evicting" in ended["message"]
-    completed = wait_until(agent, BACKUPS, second, "Completed")
-    assert "message" not in completed["status"]
-    moving.delete()
-    expect_nothing_left(agent, first, second)
+        ended = wait_until(agent, BACKUPS, first, "Failed")["status"]
+        assert "Eviction API: evicting" in ended["message"]
+        gate.open()
+        completed = wait_until(agent, BACKUPS, second, "Completed")
+        assert "message" not in completed["status"]
+        moving.delete()
+        expect_nothing_left(agent, first, second)

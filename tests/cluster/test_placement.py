@@ -15,8 +15,10 @@ from tests.bed.demonstration.manifests import NAMESPACE
 from tests.bed.demonstration.user import PODS
 from tests.bed.processes import BedError
 from tests.bed.storage.objects import CLAIMS
+from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
+from tests.cluster.sharing import Shared, has_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,22 +26,11 @@ if TYPE_CHECKING:
     from tests.bed.api import Json, Resource
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
 _SOURCE, _OTHER = "bed-1", "bed-2"
 """Where volumes are made that nobody chooses a node for, and the node that the configuration names."""
 
-_CONFIGURATION: dict[str, Any] = {
-    "loadAffinity": [
-        {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": _OTHER}}, "storageClass": "bed-wait"},
-        {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": _SOURCE}}},
-    ],
-    "backupPVC": {"bed": {"storageClass": "bed-wait", "readOnly": True, "annotations": {"example.com/note": "x"}}},
-    "restorePVC": {"ignoreDelayBinding": True},
-    "cachePVC": {"storageClass": "bed-wait"},
-    "podResources": {"cpuRequest": "10m", "memoryRequest": "64Mi", "memoryLimit": "1Gi"},
-    "podLabels": {"example.com/team": "storage"},
-}
 _FILL = """
 import os, pathlib
 pathlib.Path("/data/random").write_bytes(os.urandom(3 << 20))
@@ -58,7 +49,6 @@ class Moved:
         pods: The movers, as they were at last, by the load's name.
         claims: The claims in the agent's namespace as they were bound, by their names.
         files: What is in the source's folder and in the restored one.
-        left: The claims in the agent's namespace behind all of it.
     """
 
     upload: Json
@@ -75,15 +65,18 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         pytest.fail("this needs two nodes: python -m tests.bed --nodes 2 run -- …", pytrace=False)
     volume, place = Volume(agent, module_space), Place(agent, module_space)
     out, back = f"{module_space}-out", f"{module_space}-back"
+    fast, waiting = classes = [f"{module_space}-fast", f"{module_space}-waiting"]
+    agent.user.apply(build_class(fast, waits=False), build_class(waiting, waits=True))
     volume.fill(_FILL)
     volume.take_snapshots([out])
     agent.user.apply(*place.build())
     since = {resource: agent.api.snapshot(resource)[1] for resource in (PODS, CLAIMS)}
-    with configured(agent, **_CONFIGURATION):
-        agent.user.apply(volume.upload(out, snapshot=out, location=place.name))
+    with has_alone(agent, Shared.GROUND), configured(agent, **_build_configuration(fast, waiting)):
+        load = volume.upload(out, snapshot=out, location=place.name)
+        load["spec"]["csiSnapshot"]["storageClass"] = fast
+        agent.user.apply(load)
         *_, upload = follow(agent, UPLOADS, [out], seconds=120)
-        target = volume.target(back)
-        target["spec"]["storageClassName"] = "bed-wait"
+        target = build_target(volume, back, storage_class=waiting)
         snapshot_id = upload["status"].get("snapshotID", "")
         agent.user.apply(target, volume.download(back, snapshot_id=snapshot_id, location=place.name))
         *_, download = follow(agent, DOWNLOADS, [back], seconds=120)
@@ -96,9 +89,25 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         claims=_last_versions(agent, CLAIMS, {out, back, f"{back}-cache"}, since=since[CLAIMS]),
         files=(_files(agent, module_space, "data"), _files(agent, module_space, back)),
     )
-    left = [f"dataupload/{out}", f"datadownload/{back}", f"secret/{place.name}-keys"]
+    left = [f"storageclass/{name}" for name in classes]
+    left += [f"dataupload/{out}", f"datadownload/{back}", f"secret/{place.name}-keys"]
     left += [f"backuprepository/{place.name}-{place.name}-kopia", f"backupstoragelocation/{place.name}"]
     agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--wait=false")
+
+
+def _build_configuration(fast: str, waiting: str) -> dict[str, Any]:
+    """What is asked for: loads of others have volumes of other classes than these two."""
+    return {
+        "loadAffinity": [
+            {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": _OTHER}}, "storageClass": waiting},
+            {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": _SOURCE}}},
+        ],
+        "backupPVC": {fast: {"storageClass": waiting, "readOnly": True, "annotations": {"example.com/note": "x"}}},
+        "restorePVC": {"ignoreDelayBinding": True},
+        "cachePVC": {"storageClass": waiting},
+        "podResources": {"cpuRequest": "10m", "memoryRequest": "64Mi", "memoryLimit": "1Gi"},
+        "podLabels": {"example.com/team": "storage"},
+    }
 
 
 def _last_versions(bed: Bed, resource: Resource, names: set[str], *, since: str) -> dict[str, Json]:
@@ -132,7 +141,7 @@ def test_what_is_read_is_in_a_claim_of_the_configured_class_that_nobody_writes_t
     claim = moved.claims[moved.upload["metadata"]["name"]]
     (mount,) = _mounts(moved, moved.upload)
 
-    assert claim["spec"]["storageClassName"] == "bed-wait"
+    assert claim["spec"]["storageClassName"] == f"{moved.upload['spec']['sourceNamespace']}-waiting"
     assert claim["spec"]["accessModes"] == ["ReadOnlyMany"]
     assert claim["metadata"]["annotations"]["example.com/note"] == "x"
     assert mount["readOnly"]

@@ -1,4 +1,4 @@
-"""Volumes of running pods on a real kubelet: out, back into a pod that waits, and pods that go away.
+"""Volumes of running pods on a real kubelet: out, back into a pod that waits, and what is refused.
 
 The claims' volumes are `local` ones: the paths of CSI volumes are covered by tests from the
 recordings (tests/exposer/test_kubelet_folders.py).
@@ -17,13 +17,13 @@ from tests.bed.demonstration.compare import compare
 from tests.bed.demonstration.user import PODS
 from tests.bed.layout import ROOT
 from tests.cluster.conftest import new_namespace
+from tests.cluster.sharing import Shared, relies_on
 from tests.cluster.workloads import (
     BACKUPS,
     RESTORES,
     Workload,
     back_up,
     expect_nothing_left,
-    stop_kopia,
     wait_until,
 )
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
 
 _FILLED = {"data": 20_000_000, "scratch": 3_000_000}
 
@@ -62,7 +62,7 @@ def placed(agent: Bed, space: str, name: str) -> dict[str, str]:
 def flows(agent: Bed) -> Iterator[dict[str, Future[None]]]:
     """What becomes of loads that do not disturb each other: all flows at the same time, each in its own namespace."""
     wanted = (come_back, move_by_examples, refuse)
-    with ExitStack() as spaces, ThreadPoolExecutor(max_workers=len(wanted)) as pool:
+    with relies_on(agent, Shared.AGENTS), ExitStack() as spaces, ThreadPoolExecutor(max_workers=len(wanted)) as pool:
         running = {
             flow.__name__: pool.submit(flow, agent, spaces.enter_context(new_namespace(agent))) for flow in wanted
         }
@@ -142,51 +142,3 @@ def test_the_examples_move_a_volume_out_and_back(flows: dict[str, Future[None]])
 @pytest.mark.cause("volume-refused", "restic")
 def test_what_cannot_be_moved_is_refused_with_its_reason(flows: dict[str, Future[None]]) -> None:
     flows["refuse"].result()
-
-
-def test_a_node_that_takes_nobody_new_still_serves_its_own(agent: Bed, space: str) -> None:
-    writer = Workload(agent, space, "writer", {"scratch": 100_000})
-    writer.start()
-    writer.wait_ready()
-    # The repository's own pod is bound to no node, and would have none to go to.
-    before = wait_until(agent, BACKUPS, back_up(writer, "data"), "Completed")
-    node = writer.node
-    try:
-        agent.user.kubectl("cordon", node)
-        agent.user.kubectl("taint", "node", node, "maintenance=soon:NoSchedule")
-        found = wait_until(agent, BACKUPS, back_up(writer, "scratch"), "Completed")
-    finally:
-        agent.user.kubectl("taint", "node", node, "maintenance=soon:NoSchedule-")
-        agent.user.kubectl("uncordon", node)
-
-    expect_nothing_left(agent, before, found)
-
-
-@pytest.mark.usefixtures("one_at_a_time")
-def test_a_workload_that_goes_ends_its_backup_and_the_one_that_is_prepared(agent: Bed, space: str) -> None:
-    """In mid-transfer, while Prepared behind it, and before a mover is started."""
-    moving = Workload(agent, space, "moving", {"data": 400_000_000})
-    moving.start()
-    moving.wait_ready()
-    ready = Workload(agent, space, "ready", {"scratch": 100_000}, on=moving.node)
-    ready.start()
-    ready.wait_ready()
-    third = ready.backup("data")
-    first = back_up(moving, "data")
-    go_on = stop_kopia(agent, wait_until(agent, BACKUPS, first, "InProgress"))
-    second = back_up(ready, "scratch")
-    wait_until(agent, BACKUPS, second, "Prepared")
-
-    # As long as a mover reads, its volume cannot be unmounted.
-    moving.delete(wait=False)
-    ready.delete()
-    go_on()
-    agent.user.apply(third)
-
-    ended = [wait_until(agent, BACKUPS, item, "Failed")["status"] for item in (first, second, third)]
-    assert ended[0]["message"].startswith(f"workload pod {space}/moving is gone: ")
-    for status in ended[1:]:
-        assert status["message"] == f"workload pod {space}/ready is gone: it does not exist"
-    assert not any("snapshotID" in status for status in ended)
-    moving.delete()
-    expect_nothing_left(agent, first, second, third)

@@ -7,8 +7,6 @@ restored does; then it describes what it sees in them and goes on running.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +19,7 @@ from tests.bed.demonstration.timeline import FINAL
 from tests.bed.demonstration.user import PODS
 from tests.bed.processes import BedError
 from tests.bed.settings import AGENT_IMAGE
+from tests.cluster.breakage import HELD_TOLERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +27,18 @@ if TYPE_CHECKING:
     from tests.bed.api import Json
     from tests.bed.demonstration.compare import Survey
     from tests.cluster.conftest import Bed
+    from tests.cluster.gate import Gate
 
-__all__ = ["BACKUPS", "RESTORES", "Workload", "back_up", "expect_nothing_left", "stop_kopia", "wait_until"]
+__all__ = [
+    "BACKUPS",
+    "RESTORES",
+    "Workload",
+    "back_up",
+    "expect_nothing_left",
+    "find_mover",
+    "wait_held",
+    "wait_until",
+]
 
 BACKUPS = Resource("/apis/velero.io/v1", "podvolumebackups")
 RESTORES = Resource("/apis/velero.io/v1", "podvolumerestores")
@@ -43,7 +52,6 @@ _SURVEY = "python3 /scripts/survey.py /volumes/{0} /out/{1}-{0}.json"
 _WAIT = "until [ -e /volumes/{0}/.velero/{1} ]; do sleep 0.2; done"
 _MOVE_SECONDS = 120
 _LOOK_SECONDS = 0.2
-_HASTE_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,8 @@ class Workload:
         name: Its name, and its claim's.
         bytes_by_volume: How much it writes into each volume; nothing: it waits for its data.
         block: Its claim is a device, which it does not touch.
-        on: The node that it is for; empty: any.
+        on: The node that it and its volume are for; empty: any, and its volume is where the bed makes volumes.
+        location: The storage location of its loads.
     """
 
     bed: Bed
@@ -65,12 +74,15 @@ class Workload:
     bytes_by_volume: dict[str, int] = field(default_factory=dict)
     block: bool = False
     on: str = ""
+    location: str = "default"
 
     def start(self) -> None:
         """Make claim and pod."""
         claim = build_claim(self.space, self.name, size="1Gi")
         if self.block:
             claim["spec"]["volumeMode"] = "Block"
+        if self.on:
+            claim["spec"]["storageClassName"] = "bed-wait"
         self._folder.mkdir(exist_ok=True)
         self.bed.user.apply(claim, self._pod())
 
@@ -133,6 +145,7 @@ class Workload:
         spec: Json = {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,
+            "tolerations": [HELD_TOLERATION],
             "containers": [container],
             "volumes": [
                 {"name": "data", "persistentVolumeClaim": {"claimName": self.name}},
@@ -161,7 +174,7 @@ class Workload:
         return {
             "pod": {"kind": "Pod", "namespace": self.space, "name": self.name, "uid": uid},
             "volume": volume,
-            "backupStorageLocation": "default",
+            "backupStorageLocation": self.location,
             "repoIdentifier": "",
             "uploaderType": "kopia",
         }
@@ -211,42 +224,14 @@ def wait_until(
     raise BedError(f"{item['kind']} {name} did not reach {phases}: {found.get('status')}")
 
 
-def stop_kopia(bed: Bed, item: Json) -> Callable[[], None]:
-    """Hold the upload of a running backup; returns what lets it go on.
-
-    Raises:
-        BedError: None was seen, or it had ended.
-    """
-    uid = (bed.api.get(BACKUPS, NAMESPACE, item["metadata"]["name"]) or {})["metadata"]["uid"]
-    deadline = time.monotonic() + _MOVE_SECONDS
-    while time.monotonic() < deadline:
-        for folder in Path("/proc").glob("[0-9]*"):
-            argv = _argv(folder)
-            if "create" in argv and f"/{uid}" in argv:
-                pid = int(folder.name)
-                os.kill(pid, signal.SIGSTOP)
-                _wait_stopped(folder)
-                return lambda: os.kill(pid, signal.SIGCONT)
-        time.sleep(_HASTE_SECONDS)
-    raise BedError(f"no upload of {item['metadata']['name']} was seen")
+def wait_held(bed: Bed, gate: Gate, item: Json) -> None:
+    """Return once a running backup's data is held at a gate that is shut."""
+    wait_until(bed, BACKUPS, item, "InProgress")
+    gate.wait_held(str(find_mover(bed, item)["status"]["podIP"]))
 
 
-def _wait_stopped(process: Path) -> None:
-    deadline = time.monotonic() + _MOVE_SECONDS
-    while time.monotonic() < deadline:
-        # After the name, which may hold anything. Source: proc_pid_stat(5).
-        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-        if state == "T":
-            return
-        if state in "ZX":
-            break
-        time.sleep(_HASTE_SECONDS)
-    raise BedError(f"process {process.name} ended instead of stopping")
-
-
-def _argv(process: Path) -> list[str]:
-    try:
-        return (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        # It has just ended.
-        return []
+def find_mover(bed: Bed, item: Json) -> Json:
+    """The mover pod of a load, which must be there."""
+    pod = bed.api.get(PODS, NAMESPACE, item["metadata"]["name"])
+    assert pod is not None
+    return pod

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-pytestmark = [pytest.mark.cluster, pytest.mark.apart, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(600)]
 
 MOVER_RSS_LIMIT_KIB = 45 * 1024
 AGENT_RSS_LIMIT_KIB = 60 * 1024
