@@ -5,6 +5,8 @@ to the target claim afterwards (`exposer.rebind`), what the objects look like
 (`exposer.claims`, `exposer.pod`), or who owns the DataDownload.
 """
 
+from dataclasses import replace
+
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import (
@@ -112,6 +114,10 @@ class GenericRestoreExposer:
         )
         if isinstance(claim, Waiting):
             return claim
+        if placement.node:
+            # The consumer's node may have changed since the claim was made for the one before it.
+            made_for = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, "")
+            placement = replace(placement, node=made_for or placement.node)
         cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=placement.node)
         if isinstance(cache, Waiting):
             return cache

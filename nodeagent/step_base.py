@@ -7,6 +7,7 @@ the steps (`nodeagent.steps` names the modules that do), nor when one is due.
 import logging
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 from core.clock import Clock
@@ -70,6 +71,13 @@ class StepBase:
         self._waits.forget(stored.uid)
         await tell_end(kind, stored, metrics=tools.metrics, story=tools.story)
         return None
+
+    def _operation_span(self, case: Case) -> timedelta:
+        """Return how long one operation on the cluster may take for this load: it may say so itself.
+
+        Source: Velero v1.18, pkg/exposer (Expose and RebindVolume get `spec.operationTimeout`).
+        """
+        return case.cr.operation_timeout or self._limits.resource
 
     async def _judged(self, step: Awaitable[_R]) -> _R | Waiting:
         """Return what `step` returns, or what is waited for because the API server did not want something.

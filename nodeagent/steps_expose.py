@@ -125,7 +125,7 @@ class ExposeSteps(StepBase):
 
     def _overdue(self, case: Case, waiting: Waiting) -> str:
         """Return why the load ends where one operation took too long; empty where it may go on."""
-        span = case.cr.operation_timeout or self._limits.resource
+        span = self._operation_span(case)
         if waiting.since is None or self._tools.clock.now() - waiting.since < span:
             return ""
         return f"{waiting.message}; that took longer than {format_duration(span)}"

@@ -154,10 +154,9 @@ class MoveSteps(StepBase):
 
     async def _wait_to_complete(self, case: Case, outcome: Outcome, waiting: Waiting) -> Requeue | None:
         """Go on waiting for a completion, or end the load as Failed once that took too long."""
-        since = outcome.kept_at or self._tools.clock.now()
-        if self._tools.clock.now() - since >= self._limits.resource:
-            span = format_duration(self._limits.resource)
-            message = f"data was moved, but not handed over within {span}: {waiting.message}"
+        since, span = outcome.kept_at or self._tools.clock.now(), self._operation_span(case)
+        if self._tools.clock.now() - since >= span:
+            message = f"data was moved, but not handed over within {format_duration(span)}: {waiting.message}"
             return await self._end(case, Phase.FAILED, message)
         await self._tell_wait(case, waiting)
         return Requeue(self._waits.seconds_to_next_look(case.cr.uid))

@@ -7,8 +7,9 @@ import pytest
 
 from core.errors import ExposeError
 from core.kube.errors import ForbiddenError
-from core.kube.resources import PODS, STORAGE_CLASSES
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES
 from core.kube.transport import Request, Response
+from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.model import NotOwnerError, Waiting
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import CacheVolume
@@ -161,6 +162,22 @@ async def test_the_consumer_decides_where_it_has_to_and_else_the_rule(
     for name in ("r2-9nft8", "r2-9nft8-cache"):
         annotations = claim(scene, "velero", name)["metadata"].get("annotations", {})
         assert annotations.get("volume.kubernetes.io/selected-node", "") == node
+
+
+async def test_a_mover_follows_its_claim_when_the_consumer_has_moved_on_since() -> None:
+    scene = RestoreScene(binding="WaitForFirstConsumer", node="node-a")
+    scene.world.kube.fail_next("POST", "/pods", 403)
+    with pytest.raises(ForbiddenError):
+        await expose(scene)
+    moved = {"metadata": {"annotations": {SELECTED_NODE_ANNOTATION: "node-b"}}}
+    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app3", "data", moved)
+
+    exposed = await expose(scene)
+
+    made_for = claim(scene, "velero", "r2-9nft8")["metadata"]["annotations"][SELECTED_NODE_ANNOTATION]
+    affinity = exposed.pod["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [made_for, *(field["values"] for field in term["matchFields"])] == ["node-a", ["node-a"]]
 
 
 async def test_a_target_without_a_class_follows_the_rule_for_all() -> None:

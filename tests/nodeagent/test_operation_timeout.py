@@ -57,6 +57,15 @@ async def test_a_backup_snapshot_that_is_never_ready_ends_its_load() -> None:
     assert message == "VolumeSnapshot velero/du-1 is still being made; that took longer than 1m30s"
 
 
+async def test_a_handover_that_takes_longer_than_the_load_allows_ends_it() -> None:
+    async with open_world(with_timeout(accepted(data_download()), "90s")) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.cluster.binds = False
+        await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=110, every=1)
+        message = world.load("DataDownload")["status"]["message"]
+        assert message.startswith("data was moved, but not handed over within 1m30s: target claim app3/data")
+
+
 @pytest.mark.parametrize("make", [data_upload, data_download])
 @pytest.mark.parametrize(("span", "flag"), [("90s", "1m30s"), ("", "10m0s")], ids=["of the load", "of the agent"])
 async def test_the_mover_is_told_how_long_an_operation_may_take(make: object, span: str, flag: str) -> None:
