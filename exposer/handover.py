@@ -9,6 +9,7 @@ exists that has the snapshot on the storage deleted with it.
 """
 
 from dataclasses import replace
+from datetime import datetime
 
 from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
@@ -91,9 +92,13 @@ class SourceHandover:
         return await self._remove_untouched(request)
 
     async def _remove_untouched(self, request: SnapshotRequest) -> Waiting | None:
-        """Have the source's snapshot deleted together with what it stands for."""
+        """Have the source's snapshot deleted together with what it stands for.
+
+        Nothing tells its UID any more, or not yet. Whoever has seen the load end may have taken
+        the next snapshot under the same name by now.
+        """
         snapshot = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
-        if snapshot is None:
+        if snapshot is None or _came_later(snapshot, request):
             return None
         content_name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", content_name) if content_name else None
@@ -114,6 +119,11 @@ class SourceHandover:
             return
         patch: JsonDict = {"spec": {"deletionPolicy": policy}}
         await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
+
+
+def _came_later(snapshot: JsonDict, request: SnapshotRequest) -> bool:
+    made_at, created = request.made_at, snapshot["metadata"].get("creationTimestamp")
+    return made_at is not None and created is not None and datetime.fromisoformat(created) > made_at
 
 
 def _remembered(content: JsonDict) -> SnapshotSource | None:

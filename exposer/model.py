@@ -123,7 +123,11 @@ class KeptVolume:
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """Bring the data of a CSI snapshot to a mover pod."""
+    """Bring the data of a CSI snapshot to a mover pod.
+
+    `made_at` is when somebody asked for it, by the API server's clock: whatever is called like the
+    snapshot and came later is another one.
+    """
 
     owner: Owner
     source_namespace: str
@@ -135,6 +139,7 @@ class SnapshotRequest:
     mover: MoverOptions = field(default_factory=MoverOptions)
     backup_pvc: BackupPVCSettings = field(default_factory=BackupPVCSettings)
     nodes: NodeRules = field(default_factory=NodeRules)
+    made_at: datetime | None = None
 
     @property
     def backup_class(self) -> str:

@@ -12,14 +12,14 @@ from typing import Final
 
 from core.kube.errors import ConflictError
 from core.models.loads import Load
-from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, label_value
+from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
 from nodeagent.admission import Look
 from nodeagent.admission_order import choose_node
 from nodeagent.attempts import attempt
 from nodeagent.dispatch_rules import DispatchTools
 from nodeagent.load_index import Entry
-from nodeagent.status import Change
+from nodeagent.status import MARKS, Change
 
 __all__ = ["Acceptance"]
 
@@ -100,7 +100,8 @@ class Acceptance:
         change = Change(
             status={"acceptedByNode": node},
             labels={NODE_LABEL: label_value(node)},
-            annotations={ACCEPT_FENCE_ANNOTATION: None} if ACCEPT_FENCE_ANNOTATION in meta.annotations else {},
+            # The fence; and what somebody took along who made it from another load's manifest.
+            annotations={mark: None for mark in MARKS if mark in meta.annotations},
             finalizers=list(dict.fromkeys([*meta.finalizers, kind.finalizer])),
         )
         self._unanswered[look.entry.uid] = look

@@ -7,6 +7,7 @@ write is one merge patch with uid and resourceVersion. Does not know why a load 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from core.clock import Clock
 from core.kube.client import KubeClient
@@ -23,7 +24,10 @@ from core.models.names import (
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
 from nodeagent.kinds.base import Kind
 
-__all__ = ["Change", "StatusWriter"]
+__all__ = ["MARKS", "Change", "StatusWriter"]
+
+MARKS: Final = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION, CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION)
+"""The annotations that a load has of ours on its way."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,9 @@ class StatusWriter:
             ConflictError: somebody else wrote first.
             NotFoundError: the load is gone; it went with its finalizer.
         """
-        marks = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION, CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION)
         change = Change(
             labels={NODE_LABEL: None},
-            annotations={mark: None for mark in marks if mark in cr.metadata.annotations},
+            annotations={mark: None for mark in MARKS if mark in cr.metadata.annotations},
             finalizers=[entry for entry in cr.metadata.finalizers if entry != kind.finalizer],
         )
         return await self._write(kind, cr, change, again=True)

@@ -112,6 +112,7 @@ class DataUploadKind(BackupResults, PlainKind):
             mover=plan.options_for(cr),
             backup_pvc=plan.backup_pvcs.get(source_class) or BackupPVCSettings(),
             nodes=plan.nodes,
+            made_at=cr.metadata.creation_timestamp,
         )
 
 

@@ -1,5 +1,8 @@
 """A snapshot on its way into a pod and out of the cluster again."""
 
+from dataclasses import replace
+from datetime import datetime, timedelta
+
 import pytest
 
 from core.errors import ExposeError
@@ -104,6 +107,27 @@ async def test_nothing_is_left_after_clean_up(reclaim: str) -> None:
     await clean_up(scene)
 
     assert_clean(scene)
+
+
+async def test_clean_up_leaves_the_next_snapshot_of_the_same_name_alone() -> None:
+    """Whoever sees a load completed may take it at once, while the first one's objects still go."""
+    scene = BackupScene()
+    created = datetime.fromisoformat(
+        only(scene, VOLUME_SNAPSHOTS, "velero-data-lwkc4")["metadata"]["creationTimestamp"]
+    )
+    scene.request = replace(scene.request, made_at=created)
+    await expose(scene)
+    scene.world.put(
+        VOLUME_SNAPSHOTS,
+        "velero-data-lwkc4",
+        namespace="app",
+        creationTimestamp=(created + timedelta(seconds=1)).isoformat(),
+        spec={"source": {"persistentVolumeClaimName": "data"}},
+    )
+
+    await clean_up(scene)
+
+    assert scene.world.names() == BYSTANDERS | {"VolumeSnapshot app/velero-data-lwkc4"}
 
 
 @pytest.mark.parametrize("written", [None, "garbage"], ids=["gone", "unreadable"])

@@ -105,8 +105,8 @@ class World:
         return CauseFinder(client, SystemClock())
 
     def put(self, resource: Resource, name: str, **fields: Any) -> None:
-        """Store an object; `namespace`, `labels` and `uid` go into its metadata."""
-        keys = ("namespace", "labels", "annotations", "uid", "finalizers", "ownerReferences")
+        """Store an object; what belongs into its metadata goes there."""
+        keys = ("namespace", "labels", "annotations", "uid", "finalizers", "ownerReferences", "creationTimestamp")
         meta = {key: fields.pop(key) for key in keys if key in fields}
         obj = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name} | meta} | fields
         self.kube.put(obj)

@@ -288,7 +288,13 @@ def _volumes_of(load: JsonDict) -> list[JsonDict]:
         {
             "apiVersion": group,
             "kind": "VolumeSnapshot",
-            "metadata": {"name": source, "namespace": namespace, "uid": f"vs-{name}"},
+            "metadata": {
+                "name": source,
+                "namespace": namespace,
+                "uid": f"vs-{name}",
+                # Before the load, as a server takes it.
+                "creationTimestamp": "2026-11-21T10:59:00Z",
+            },
             "spec": {"source": {"persistentVolumeClaimName": load["spec"]["sourcePVC"]}},
             "status": {
                 "readyToUse": True,

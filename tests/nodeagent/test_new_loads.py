@@ -10,7 +10,13 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
 from core.kube.retry import Retry
 from core.models.loads import DataDownload, Load, PodVolumeBackup, PodVolumeRestore
-from core.models.names import DATA_MOVER_FINALIZER
+from core.models.names import (
+    CANCEL_ASKED_ANNOTATION,
+    DATA_MOVER_FINALIZER,
+    MOVER_LOST_ANNOTATION,
+    NODE_LABEL,
+    OUTCOME_ANNOTATION,
+)
 from nodeagent.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import RESOURCES, Scene, ScriptedKind, open_scene
 from tests.nodeagent.loads import NAMESPACE
@@ -69,6 +75,21 @@ async def test_a_cancel_is_heeded_at_once_however_long_its_load_was_put_off_for(
         client = KubeClient(scene.kube, Retry(LoopClock()))
         await client.patch(RESOURCES[model], NAMESPACE, "odd", {"spec": {"cancel": True}})
         await scene.until(lambda: scene.phase("odd") == "Canceled", seconds=2)
+
+
+async def test_an_accepted_load_has_nothing_of_the_load_whose_manifest_it_was_made_from() -> None:
+    """A backup of the agent's namespace brings loads back without their status, and with all else."""
+    scene = open_scene("node-a")
+    marks = {
+        OUTCOME_ANNOTATION: '{"phase":"Completed","result":{"snapshotID":"of-another"}}',
+        CANCEL_ASKED_ANNOTATION: LONG_AGO,
+        MOVER_LOST_ANNOTATION: f'{{"since":"{LONG_AGO}","last":"{LONG_AGO}","times":19}}',
+    }
+    scene.add("du", labels={NODE_LABEL: "long-gone"}, annotations=marks | {"theirs": "stays"})
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du") == "Accepted", seconds=10)
+    meta = scene.load("du")["metadata"]
+    assert (meta["annotations"], meta["labels"][NODE_LABEL]) == ({"theirs": "stays"}, "node-a")
 
 
 @dataclass(frozen=True)
