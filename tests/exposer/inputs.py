@@ -109,6 +109,7 @@ def snapshot_request(recording: str = "dataupload", **changes: Any) -> SnapshotR
         "template": _recorded_template(),
         "settings": SETTINGS,
         "backup_pvc": BackupPVCSettings(annotations={"a/b": "c"}),
+        "made_at": du.metadata.creation_timestamp,
     }
     return SnapshotRequest(**(values | changes))
 

@@ -21,6 +21,8 @@ HANDLE: Final = "be3289d2"
 SOURCE_CONTENT: Final = "snapcontent-f925c1b6"
 _BOUND: Final = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection"
 _DRIVER: Final = "hostpath.csi.k8s.io"
+_TAKEN_AT: Final = "2026-11-21T11:00:20Z"
+"""Before the recorded DataUpload was made."""
 
 
 class BackupScene:
@@ -58,6 +60,7 @@ class BackupScene:
             name,
             namespace="app",
             uid=f"uid-{name}",
+            creationTimestamp=_TAKEN_AT,
             finalizers=[_BOUND],
             spec={"source": {"persistentVolumeClaimName": "data"}, "volumeSnapshotClassName": "hostpath"},
             status=status if ready else {"readyToUse": False},

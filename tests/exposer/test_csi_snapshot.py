@@ -1,7 +1,6 @@
 """A snapshot on its way into a pod and out of the cluster again."""
 
-from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -112,16 +111,14 @@ async def test_nothing_is_left_after_clean_up(reclaim: str) -> None:
 async def test_clean_up_leaves_the_next_snapshot_of_the_same_name_alone() -> None:
     """Whoever sees a load completed may take it at once, while the first one's objects still go."""
     scene = BackupScene()
-    created = datetime.fromisoformat(
-        only(scene, VOLUME_SNAPSHOTS, "velero-data-lwkc4")["metadata"]["creationTimestamp"]
-    )
-    scene.request = replace(scene.request, made_at=created)
+    asked = scene.request.made_at
+    assert asked is not None
     await expose(scene)
     scene.world.put(
         VOLUME_SNAPSHOTS,
         "velero-data-lwkc4",
         namespace="app",
-        creationTimestamp=(created + timedelta(seconds=1)).isoformat(),
+        creationTimestamp=(asked + timedelta(seconds=1)).isoformat(),
         spec={"source": {"persistentVolumeClaimName": "data"}},
     )
 
