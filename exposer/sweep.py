@@ -103,7 +103,7 @@ async def _lost_its_claim(client: KubeClient, volume: JsonDict, namespace: str) 
     One that stands for no claim was let go by somebody who wants it.
     """
     reference = volume["spec"].get("claimRef") or {}
-    if not reference.get("uid") or reference.get("namespace") != namespace:
+    if not (reference.get("uid") and reference.get("name")) or reference.get("namespace") != namespace:
         return False
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, namespace, reference["name"])
     return claim is None or claim["metadata"]["uid"] != reference["uid"]

@@ -17,6 +17,7 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import REPOSITORY_TYPE_LABEL
 from exposer.sweep import Leftovers, list_leftovers, remove_leftovers
+from nodeagent.faults import Faults
 from nodeagent.load_index import Entry
 
 __all__ = ["Sweeper", "find_vanished"]
@@ -57,6 +58,7 @@ class Sweeper:
         self._seen: dict[str, Entry] = {}
         self._gone_since_seconds: dict[str, float] = {}
         self._told: dict[str, str] = {}
+        self._faults = Faults(_log)
         self._last_error = ""
 
     def report(self) -> JsonDict:
@@ -112,6 +114,10 @@ class Sweeper:
         except AgentError as e:
             # One that cannot be removed holds up no other.
             waiting = self._last_error = str(e)
+        except Exception as e:  # noqa: BLE001 - logged with its traceback; the sweep goes on
+            # Nor does one that brings out a fault of ours, and it ends no dispatcher.
+            waiting = self._last_error = repr(e)
+            self._faults.tell(left.uid, "a step of the sweep failed", e, extra=told)
         said = waiting or "all of it is gone"
         if self._told.get(left.uid) != said:
             self._told[left.uid] = said

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from core.kube.client import KubeClient
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -12,6 +13,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
+from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.phases import Phase
@@ -20,6 +22,7 @@ from nodeagent.dispatcher import Dispatcher
 from nodeagent.sweeper import find_vanished
 from tests.nodeagent.dispatching import Scene, open_scene
 from tests.nodeagent.test_admission_order import entry
+from tests.support.clock import LoopClock
 
 __all__: list[str] = []
 
@@ -240,6 +243,28 @@ async def test_one_that_cannot_be_removed_holds_up_no_other_and_is_tried_again()
     async with scene.dispatching():
         await scene.until(lambda: names(scene, PODS) == ["a"], seconds=60)
         await scene.until(lambda: names(scene, PODS) == [], seconds=60)
+
+
+@pytest.mark.looptime
+async def test_objects_of_no_form_that_anybody_expects_hold_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    scene = open_scene("node-a")
+    leave_backup(scene, "a")
+    # Whatever its definition says: what was stored before it said so is as it was.
+    put(scene, VOLUME_SNAPSHOT_CONTENTS, "source-content", uid=SOURCE.content_uid)
+    put(scene, PERSISTENT_VOLUMES, "odd", owner="b", spec={"claimRef": {"uid": "x", "namespace": "velero"}})
+    put(scene, PODS, "c", owner="c")
+    client = KubeClient(scene.kube, Retry(LoopClock()))
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: "c" not in names(scene, PODS), seconds=60)
+        await client.delete(PERSISTENT_VOLUMES, "", "pv-a")
+        await scene.until(lambda: "KeyError" in dispatcher.report()["leftovers"]["lastError"], seconds=60)
+        await asyncio.sleep(60)
+        scene.add("du")
+        await scene.until(lambda: scene.phase("du") == "Accepted", seconds=5)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "a step of the sweep failed: 'volumeSnapshotRef'"
+    ]
+    assert "odd" in names(scene, PERSISTENT_VOLUMES)
 
 
 @pytest.mark.parametrize(
