@@ -1,17 +1,34 @@
 """Loads that nobody works on find somebody, or are cleaned up."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 
+from core.kube.client import KubeClient
 from core.kube.resources import EVENTS
+from core.kube.retry import Retry
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
+from exposer.causes import CauseFinder
+from exposer.csi_snapshot import CSISnapshotExposer
+from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import Waiting
-from nodeagent.kinds.base import Admission, Verdict
+from exposer.pod_volume import PodVolumeExposer
+from exposer.template import AgentTemplate
+from nodeagent.kinds.base import Admission, Kind, MoverPlan, Verdict
+from nodeagent.kinds.data_download import DataDownloadKind
+from nodeagent.kinds.data_upload import DataUploadKind
+from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
+from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from tests.nodeagent.dispatching import agent_pod, open_scene
 from tests.nodeagent.loads import mover_pod
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
+
+RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
 
 
 async def test_an_accepted_load_goes_to_another_agent_once_its_own_is_gone_for_a_while() -> None:
@@ -133,3 +150,42 @@ async def test_a_load_that_cannot_be_read_says_once_which_fields_are_wrong() -> 
     assert (
         "DataUpload velero/du cannot be read: spec: Object missing required field `sourceNamespace`" in event["message"]
     )
+
+
+def real_kinds(kube: FakeKube) -> list[Kind]:
+    client = KubeClient(kube, Retry(LoopClock()))
+    causes, names = CauseFinder(client, LoopClock()), frozenset({"velero", ""})
+
+    def plan() -> MoverPlan:
+        return MoverPlan(AgentTemplate(image="mover:1", host_pods_mounted=True))
+
+    return [
+        DataUploadKind(client, CSISnapshotExposer(client, causes), plan, names),
+        DataDownloadKind(client, GenericRestoreExposer(client, causes), plan, names),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), plan, names),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), plan, names),
+    ]
+
+
+@pytest.mark.parametrize("recording", ["dataupload", "datadownload", "podvolumebackup", "podvolumerestore"])
+async def test_a_recorded_load_that_was_synced_from_another_cluster_loses_its_finalizer_and_nothing_else(
+    recording: str,
+) -> None:
+    """Neither its node nor anything that it was about is in this cluster."""
+    scene = open_scene("node-a")
+    versions = [each["object"] for each in json.loads((RECORDINGS / f"{recording}.json").read_text())]
+    synced = [
+        load for load in versions if load["metadata"].get("finalizers") and load["status"].get("phase") == "Completed"
+    ]
+    scene.kube.put(synced[-1])
+    (before,) = scene.loads()
+    scene.kind, *scene.others = real_kinds(scene.kube)  # type: ignore[assignment] # as good as scripted ones
+    async with scene.dispatching():
+        await scene.until(lambda: "finalizers" not in scene.loads()[0]["metadata"], seconds=20)
+        await asyncio.sleep(60)
+    (after,) = scene.loads()
+    for load in (before, after):
+        del load["metadata"]["resourceVersion"]
+    del before["metadata"]["finalizers"]
+    assert after == before
+    assert scene.kube.objects(EVENTS) == []
