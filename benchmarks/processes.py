@@ -136,8 +136,9 @@ async def _sample(pid: int, peaks: _Peaks) -> None:
 
 
 def _take_peak(pid: int) -> int:
-    """Return a process's peak since this was last asked, in KiB: nothing between two looks is missed.
+    """Return a process's peak since this was last asked, in KiB.
 
+    Nothing is missed but what comes and goes between its reading and its beginning anew, microseconds later.
     Where the kernel has no `clear_refs` it is the peak since the beginning, which is never less.
     """
     with suppress(OSError):
