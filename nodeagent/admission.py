@@ -253,7 +253,8 @@ class Examiner:
 
     async def _tell(self, kind: Kind, cr: Load, waiting: Waiting) -> Load:
         """Write why a load waits where that is news; return it as stored."""
-        telling = self._waits.decide_telling(cr.uid, waiting)
+        # Whom a node has no room for is not looked at again before it has.
+        telling = self._waits.decide_telling(cr.uid, waiting, at_once=self._crowds.holds(cr.uid))
         if not telling.message:
             return cr
         # After a change of the leader the status may say it already.

@@ -64,11 +64,11 @@ class Steps:
         return await self._by_action[action](case)
 
     def rests(self, action: Action, case: Case) -> bool:
-        """Whether nothing is gained by reading the load anew and carrying `action` out: it was lately."""
-        if action is not Action.AWAIT_SLOT or self._waits.seconds_to_rest(case.cr.uid) <= 0:
+        """Whether nothing is gained by reading the load anew and carrying `action` out."""
+        if action is not Action.AWAIT_SLOT:
             return False
         loss = read_loss(case.cr)
-        return loss is None or loss.replaced
+        return (loss is None or loss.replaced) and self._move.rests(case)
 
     def rest(self, case: Case) -> Requeue | None:
         """Return when a load that rests is to be looked at again without a change."""

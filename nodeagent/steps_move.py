@@ -51,6 +51,14 @@ class MoveSteps(StepBase):
             return Requeue(0.0)
         return await self._await_slot(case)
 
+    def rests(self, case: Case) -> bool:
+        """Whether a load that waits for a slot needs no look: it has just begun to, or had one lately."""
+        uid, waiting = case.cr.uid, self._slot_wait()
+        if self._waits.last_reason(uid) != waiting.reason:
+            self._waits.decide_telling(uid, waiting)
+            self._waits.rest(uid, self._waits.seconds_to_telling(uid))
+        return self._waits.seconds_to_rest(uid) > 0
+
     def rest(self, case: Case) -> Requeue | None:
         """Return when to look again at a load that waits for a slot, None for not before it is its turn."""
         seconds = self._waits.seconds_to_rest(case.cr.uid)
@@ -141,16 +149,18 @@ class MoveSteps(StepBase):
         return message if end is not None and has_last_words(end) else add_log_end(message, tail)
 
     async def _await_slot(self, case: Case) -> Requeue | None:
-        message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
-        waiting = Waiting("WaitingForSlot", message)
+        uid, waiting = case.cr.uid, self._slot_wait()
         await self._tell_wait(case, waiting)
-        uid = case.cr.uid
         # Freeing a slot wakes the next in line; whatever else changes is no reason to read the load again.
         rest_seconds = _VOLUME_LOOK_SECONDS if case.kind.bound_to_node else math.inf
         if not self._waits.is_told(uid, waiting.reason):
             rest_seconds = self._waits.seconds_to_telling(uid)
         self._waits.rest(uid, rest_seconds)
         return self.rest(case)
+
+    def _slot_wait(self) -> Waiting:
+        message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
+        return Waiting("WaitingForSlot", message)
 
     async def _wait_to_complete(self, case: Case, outcome: Outcome, waiting: Waiting) -> Requeue | None:
         """Go on waiting for a completion, or end the load as Failed once that took too long."""

@@ -84,14 +84,17 @@ class Waits:
         if waiting != wait.current:
             wait.current, wait.looks, wait.rests_until_seconds = waiting, 0, 0.0
 
-    def decide_telling(self, uid: str, waiting: Waiting) -> Telling:
-        """Note that the load waits for `waiting`; return what is to be said about it now."""
+    def decide_telling(self, uid: str, waiting: Waiting, *, at_once: bool = False) -> Telling:
+        """Note that the load waits for `waiting`; return what is to be said about it now.
+
+        `at_once`: looking again, to tell it if it lasts, would cost more than telling it.
+        """
         wait, now = self._waits.setdefault(uid, _Wait()), self._clock.monotonic()
         if waiting.reason != wait.current.reason:
             wait.since_seconds, wait.looks, wait.rests_until_seconds = now, 0, 0.0
         wait.current = waiting
         if waiting.reason != wait.told.reason:
-            lasts = waiting.trouble or now >= wait.since_seconds + _GRACE_SECONDS
+            lasts = at_once or waiting.trouble or now >= wait.since_seconds + _GRACE_SECONDS
             return Telling(message=lasts, event=lasts)
         other_cause = waiting.trouble and _gist(waiting.message) != _gist(wait.told.message)
         pause_seconds = _OTHER_CAUSE_PAUSE_SECONDS if other_cause else _SAME_REASON_PAUSE_SECONDS
@@ -124,6 +127,10 @@ class Waits:
     def told_message(self, uid: str) -> str:
         """Return what the reader was told last; empty where that is nothing."""
         return self._waits[uid].told.message if uid in self._waits else ""
+
+    def last_reason(self, uid: str) -> str:
+        """Return the reason of what the load waits for, told or not; empty where nothing is known."""
+        return self._waits.get(uid, _NO_WAIT).current.reason
 
     def last_message(self, uid: str) -> str:
         """Return what the load waits for, told or not; empty where nothing is known."""

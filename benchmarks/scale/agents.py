@@ -6,9 +6,12 @@ server. Knows when all of them are ready. Does not know what they work on.
 
 import argparse
 import asyncio
+import os
 import socket
 import sys
+from contextlib import suppress
 from datetime import timedelta
+from itertools import count as numbers
 from typing import Final
 
 import aiohttp
@@ -23,15 +26,24 @@ _HOST: Final = "127.0.0.1"
 _LOOK_SECONDS: Final = 0.1
 _OK: Final = 200
 
+_LEAST_PORT: Final = 10_000
+_PORTS_A_RANGE: Final = 50
+_RANGES: Final = 400
+"""Each process looks in a range of its own; all lie below the ports that the kernel gives to connections,
+which begin at 32,768. Source: Linux, Documentation/networking/ip-sysctl.rst, ip_local_port_range."""
+
+_OFFERED: Final = numbers()
+
 
 def free_ports(count: int) -> list[int]:
-    """Return so many ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind((_HOST, 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    """Return so many ports that nobody uses now, and that nobody is given as a connection's own end."""
+    first = _LEAST_PORT + os.getpid() % _RANGES * _PORTS_A_RANGE
+    ports: list[int] = []
+    while len(ports) < count:
+        port = first + next(_OFFERED) % _PORTS_A_RANGE
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((_HOST, port))
+            ports.append(port)
     return ports
 
 

@@ -92,6 +92,20 @@ async def test_one_node_cannot_fill_the_queue() -> None:
 
 
 @pytest.mark.looptime
+async def test_who_is_held_back_is_told_at_the_first_look_and_not_looked_at_again() -> None:
+    scene = open_scene("node-a")
+    scene.kind = ScriptedKind(bound_to_node=True)
+    for i in range(MOST + 1):
+        scene.kind.answers[f"a{i}"] = ready()
+        scene.add(f"a{i}")
+    scene.limit = None
+    async with scene.dispatching():
+        await scene.until(lambda: "on their way already" in scene.message(f"a{MOST}"), seconds=1)
+        await asyncio.sleep(50)
+    assert scene.kind.checked.count(f"a{MOST}") == 1
+
+
+@pytest.mark.looptime
 async def test_a_node_with_more_slots_takes_more() -> None:
     scene = open_scene(*NODES, limit=None)
     big = LabelSelector(match_labels={"size": "big"})

@@ -87,6 +87,7 @@ WRITES = {
     "PodVolumeBackup": {"POST pods": 1, "DELETE pods": 1},
     "PodVolumeRestore": {"POST pods": 1, "DELETE pods": 1},
 }
+LOOK_AND_TELL = ["GET", "PATCH"]
 MOST_READS = {"DataUpload": 70, "DataDownload": 45, "PodVolumeBackup": 27, "PodVolumeRestore": 27}
 
 
@@ -141,7 +142,11 @@ async def test_a_load_that_waits_for_a_slot_is_not_read_at_each_change_of_its_po
     async with open_world(load) as world:
         tally = Tally(world.kube)
         async with world.agent(tally, slots=0) as agent:
+            await world.until(lambda: world.phase(kind) == "Prepared")
+            tally.requests.clear()
             await world.until(lambda: "free slot" in world.load(kind)["status"].get("message", ""))
+            about_it = [request.method for request in tally.requests if f"/{plural}/{name}" in request.path]
+            assert about_it == LOOK_AND_TELL
             tally.requests.clear()
             for number in range(20):
                 change = {"metadata": {"annotations": {"changed": str(number)}}}
