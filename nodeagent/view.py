@@ -141,9 +141,8 @@ class Viewer:
         self._slots.forget(uid)
 
     def _note_slot(self, kind: Kind, cr: Load) -> None:
-        accepted_at = cr.status.accepted_timestamp or cr.metadata.creation_timestamp
         key = (kind.name, cr.metadata.namespace, cr.name)
-        self._slots.observe(Claim(accepted_at or self._clock.now(), key, cr.uid), cr.phase)
+        self._slots.observe(Claim(cr.accepted_at or self._clock.now(), key, cr.uid), cr.phase)
 
     def _pod_state(self, cr: Load, pod: JsonDict | None) -> PodState:
         elsewhere = pod is not None and pod_node(pod) not in {"", self._site.node}
@@ -159,9 +158,7 @@ class Viewer:
         return Stop.OVERDUE if self.seconds_until_overdue(cr) <= 0 else Stop.ASKED
 
     def _late(self, cr: Load) -> bool:
-        # Whoever made it with its phase left the time out.
-        accepted_at = cr.status.accepted_timestamp or cr.metadata.creation_timestamp
-        since = accepted_at if cr.phase is Phase.ACCEPTED else None
+        since = cr.accepted_at if cr.phase is Phase.ACCEPTED else None
         if cr.phase is Phase.PREPARED:
             # Waiting for a slot may last; a lost mover has as long to come back as the first one had.
             loss = read_loss(cr)

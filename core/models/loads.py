@@ -81,6 +81,11 @@ class Load(CustomResource):
         return self.status.phase or Phase.NEW
 
     @property
+    def accepted_at(self) -> datetime | None:
+        """When it was accepted; whoever made it with its phase may have left that out, and made it then."""
+        return self.status.accepted_timestamp or self.metadata.creation_timestamp
+
+    @property
     def stopping(self) -> bool:
         """Whether somebody wants its end: by `spec.cancel`, or by deleting it."""
         return self.spec.cancel or self.deleting
