@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from core.models.base import format_time
+from core.models.base import JsonDict, format_time
 from core.models.duration import format_duration
 from core.models.loads import Load
 from core.models.names import CANCEL_ASKED_ANNOTATION, NODE_LABEL, label_value
@@ -58,8 +58,15 @@ class AbsentOwners:
     choose: Callable[[], tuple[str, str] | None]
 
     async def end(self, kind: Kind, cr: Load, why: str) -> None:
-        """End a load whose node is lost; `why` says how. A result that is there goes to another agent."""
-        if await self._hand_on(kind, cr, why):
+        """End a load whose node is lost; `why` says how.
+
+        A result that is there goes to another agent, and waits for one, unless nobody wants it any more.
+        """
+        mover = await self._read_mover(cr)
+        if await self._hand_on(kind, cr, mover, why):
+            return
+        if cr.phase in RUNNING_PHASES and not cr.stopping and _has_result(cr, mover):
+            await self._say(kind, cr, f"{why}; its result waits for an agent that is ready", note_cancel=False)
             return
         await self._end_unfinished(kind, cr, why, f"{why}; {_what_was_there(cr)}")
 
@@ -78,9 +85,10 @@ class AbsentOwners:
         """
         node, clock = await node_of(kind, cr), self.tools.clock
         away = f"{AGENT_AWAY} {node}"
-        if await self._hand_on(kind, cr, away):
+        mover = await self._read_mover(cr)
+        if await self._hand_on(kind, cr, mover, away):
             return
-        if cr.phase in RUNNING_PHASES and (lost := await self._explain_lost_mover(cr)):
+        if lost := _explain_lost_mover(cr, mover):
             await self._end_unfinished(kind, cr, f"{lost}; {away}")
             return
         stop = cr.stopping
@@ -113,9 +121,13 @@ class AbsentOwners:
         if cr.status.message != message:
             await self.tools.story.tell(stored, "AgentAway", message, warning=True)
 
-    async def _hand_on(self, kind: Kind, cr: Load, why: str) -> bool:
+    async def _read_mover(self, cr: Load) -> JsonDict | None:
+        """Return the mover pod of a load that runs."""
+        return await read_mover(self.tools.client, cr) if cr.phase in RUNNING_PHASES else None
+
+    async def _hand_on(self, kind: Kind, cr: Load, mover: JsonDict | None, why: str) -> bool:
         """Give a load whose mover has left a result to another agent; return whether that was done."""
-        if cr.phase not in RUNNING_PHASES or not await self._has_result(cr):
+        if cr.phase not in RUNNING_PHASES or not _has_result(cr, mover):
             return False
         chosen = self.choose()
         if chosen is None:
@@ -126,31 +138,12 @@ class AbsentOwners:
         await self.tools.story.tell(stored, "HandedOn", f"{why}; the agent of node {node} takes the result over")
         return True
 
-    async def _has_result(self, cr: Load) -> bool:
-        if read_outcome(cr) is not None:
-            return True
-        pod = await read_mover(self.tools.client, cr)
-        end = parse_pod_end(pod) if pod is not None else None
-        return end is not None and end.exit_code is not None
-
-    async def _explain_lost_mover(self, cr: Load) -> str:
-        """Return what became of the mover of a load that runs; empty while it goes on, or where an agent reads it."""
-        pod = await read_mover(self.tools.client, cr)
-        gone = f"data mover pod {cr.metadata.namespace}/{cr.name} is gone; it left no result"
-        if pod is None:
-            return gone
-        end = parse_pod_end(pod)
-        if end is None or end.exit_code is not None:
-            return ""
-        why = explain_loss(pod)
-        return f"{gone}: {why}" if why else gone
-
     def _late(self, cr: Load, away_for: timedelta) -> str:
         """Return what has not come about within the prepare timeout; empty where that is not over.
 
         A mover that is ready may have waited for its slot for long: its time is that without an agent.
         """
-        span, accepted_at = self.rules.prepare_timeout, cr.status.accepted_timestamp
+        span, accepted_at = self.rules.prepare_timeout, cr.accepted_at
         if cr.phase is Phase.PREPARED and away_for >= span:
             return f"not started within {format_duration(span)}"
         accepted = accepted_at is not None and self.tools.clock.now() - accepted_at >= span
@@ -177,3 +170,22 @@ def _what_goes_on(cr: Load) -> str:
     if cr.phase in RUNNING_PHASES:
         return "the data mover goes on, and its end is seen when the agent is back"
     return "it goes on when the agent is back"
+
+
+def _has_result(cr: Load, mover: JsonDict | None) -> bool:
+    """Whether it is known how the load ended, or its mover's container tells."""
+    end = parse_pod_end(mover) if mover is not None else None
+    return read_outcome(cr) is not None or (end is not None and end.exit_code is not None)
+
+
+def _explain_lost_mover(cr: Load, mover: JsonDict | None) -> str:
+    """Return what became of the mover of a load that runs; empty while it goes on, or where there is a result."""
+    if cr.phase not in RUNNING_PHASES or _has_result(cr, mover):
+        return ""
+    gone = f"data mover pod {cr.metadata.namespace}/{cr.name} is gone; it left no result"
+    if mover is None:
+        return gone
+    if parse_pod_end(mover) is None:
+        return ""
+    why = explain_loss(mover)
+    return f"{gone}: {why}" if why else gone

@@ -249,6 +249,22 @@ async def test_a_result_that_is_there_goes_to_another_agent(kept: bool, lost: bo
     assert scene.phase("du") == "InProgress"
 
 
+@pytest.mark.parametrize("lost", [True, False], ids=["node lost", "agent away"])
+async def test_a_kept_result_waits_for_an_agent_although_its_mover_is_gone(lost: bool) -> None:
+    scene = bound_scene("node-b")
+    scene.kube.put(agent_pod("node-b", ready=False))
+    add(scene, "InProgress", {OUTCOME_ANNOTATION: '{"phase":"Completed"}'})
+    await KubeClient(scene.kube, Retry(LoopClock())).delete(PODS, NAMESPACE, "du")
+    if lost:
+        await remove_node(scene, "node-a")
+    async with scene.dispatching():
+        await asyncio.sleep(120)
+        assert scene.phase("du") == "InProgress"
+        scene.kube.put(agent_pod("node-b"))
+        await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=45)
+    assert scene.phase("du") == "InProgress"
+
+
 @pytest.mark.parametrize("told_by", ["status", "volume", "nobody"])
 async def test_a_node_with_a_long_name_is_called_by_it_if_anything_tells_it(told_by: str) -> None:
     scene, long = bound_scene("node-b"), "n" * 70
