@@ -6,45 +6,22 @@ server. Knows when all of them are ready. Does not know what they work on.
 
 import argparse
 import asyncio
-import os
-import socket
 import sys
-from contextlib import suppress
 from datetime import timedelta
-from itertools import count as numbers
 from typing import Final
 
 import aiohttp
 
+from benchmarks.scale.ports import free_ports
 from benchmarks.scale.process import build_parser, run_process, say_ready
 from nodeagent.app import serve
 from nodeagent.settings import Address, Settings
 
-__all__ = ["free_ports", "main", "wait_until_ready"]
+__all__ = ["main", "wait_until_ready"]
 
 _HOST: Final = "127.0.0.1"
 _LOOK_SECONDS: Final = 0.1
 _OK: Final = 200
-
-_LEAST_PORT: Final = 10_000
-_PORTS_A_RANGE: Final = 50
-_RANGES: Final = 400
-"""Each process looks in a range of its own; all lie below the ports that the kernel gives to connections,
-which begin at 32,768. Source: Linux, Documentation/networking/ip-sysctl.rst, ip_local_port_range."""
-
-_OFFERED: Final = numbers()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return so many ports that nobody uses now, and that nobody is given as a connection's own end."""
-    first = _LEAST_PORT + os.getpid() % _RANGES * _PORTS_A_RANGE
-    ports: list[int] = []
-    while len(ports) < count:
-        port = first + next(_OFFERED) % _PORTS_A_RANGE
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((_HOST, port))
-            ports.append(port)
-    return ports
 
 
 async def wait_until_ready(port: int) -> None:

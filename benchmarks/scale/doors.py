@@ -6,7 +6,6 @@ know what happens behind them.
 """
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Final
 from benchmarks.processes import BenchmarkError
 from benchmarks.scale.counts import Counts, Store, read_counts, read_store
 from benchmarks.scale.kubelet import KubeletAddress
+from benchmarks.scale.ports import free_ports
 from core.models.names import SERVICE_ACCOUNT
 from tests.bed.api import Api
 from tests.support.apiserver import ApiServer, run_apiserver
@@ -80,7 +80,7 @@ class Doors:
 def open_doors(folder: Path) -> Iterator[Doors]:
     """Run both servers; leaves nothing behind."""
     with run_apiserver() as server:
-        url = server.plane.start_second(_free_port())
+        url = server.plane.start_second(free_ports(1)[0])
         admin = folder / "agents-admin.kubeconfig"
         server.plane.write_kubeconfig(admin, server.plane.admin, url=url)
         api = Api(admin)
@@ -90,7 +90,7 @@ def open_doors(folder: Path) -> Iterator[Doors]:
 def make_kubelet(server: ApiServer) -> KubeletAddress:
     """Return where the kubelets of `server` may listen."""
     pair = server.plane.authority.issue("scale-kubelet", user="system:node:scale", addresses=("IP:127.0.0.1",))
-    return KubeletAddress(_free_port(), pair.certificate, pair.key)
+    return KubeletAddress(free_ports(1)[0], pair.certificate, pair.key)
 
 
 def _measure_own_share(api: Api) -> Counts:
@@ -103,10 +103,3 @@ def _as_in_the_image(folder: Path) -> dict[str, str]:
     """Return the environment in which Python keeps what it compiled, without docstrings and assertions."""
     compiled = str(folder / "compiled")
     return {"PYTHONOPTIMIZE": "2", "PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
-
-
-def _free_port() -> int:
-    with socket.socket() as each:
-        each.bind(("127.0.0.1", 0))
-        port: int = each.getsockname()[1]
-        return port

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.processes import BenchmarkError
-from benchmarks.scale.agents import free_ports, wait_until_ready
+from benchmarks.scale.agents import wait_until_ready
 from benchmarks.scale.children import Child, start_child
 from benchmarks.scale.doors import Doors
 from benchmarks.scale.history import History
 from benchmarks.scale.judge import Verdict, judge
 from benchmarks.scale.manifests import CONFIG_MAP, node_name
+from benchmarks.scale.ports import free_ports
 from benchmarks.scale.stage import Stage, open_client
 from core.kube.resources import LEASES
 from core.models.names import DISPATCHER_LEASE
