@@ -224,16 +224,6 @@ class FileStorage(Storage):
         """Return kopia's arguments; files and folders are this user's alone, as the peer makes them."""
         return Reach(["filesystem", f"--path={self.path}", "--file-mode=0600", "--dir-mode=0700"])
 
-    @property
-    def look(self) -> list[str]:
-        """What makes `repository connect` look whether the bucket itself is there; empty: it does so anyway."""
-        return []
-
-    @property
-    def credentials_origin(self) -> str:
-        """Where its credentials come from, for a message that they are refused; empty: from who named the place."""
-        return ""
-
     def prepare_creation(self) -> None:
         """Make the folder.
 

@@ -19,7 +19,7 @@ from nodeagent.admission_order import choose_node
 from nodeagent.attempts import attempt
 from nodeagent.dispatch_rules import DispatchTools
 from nodeagent.load_index import Entry
-from nodeagent.status import MARKS, Change
+from nodeagent.status import Change, without_marks
 
 __all__ = ["Acceptance"]
 
@@ -101,7 +101,7 @@ class Acceptance:
             status={"acceptedByNode": node},
             labels={NODE_LABEL: label_value(node)},
             # The fence; and what somebody took along who made it from another load's manifest.
-            annotations={mark: None for mark in MARKS if mark in meta.annotations},
+            annotations=without_marks(look.cr),
             finalizers=list(dict.fromkeys([*meta.finalizers, kind.finalizer])),
         )
         self._unanswered[look.entry.uid] = look

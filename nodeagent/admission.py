@@ -104,7 +104,7 @@ class Examiner:
     def begin_pass(self, entries: Sequence[Entry]) -> None:
         """Count what is on its way to each node; wake whom a node has room for again, and whose pod changed."""
         for uid in [*self._crowds.count(entries), *self._pods.take_woken()]:
-            self._not_before.pop(uid, None)
+            self.wake(uid)
 
     def is_due(self, uid: str) -> bool:
         """Whether the load of that uid may be looked at now."""

@@ -24,10 +24,15 @@ from core.models.names import (
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
 from nodeagent.kinds.base import Kind
 
-__all__ = ["MARKS", "Change", "StatusWriter"]
+__all__ = ["Change", "StatusWriter", "without_marks"]
 
-MARKS: Final = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION, CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION)
+_MARKS: Final = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION, CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION)
 """The annotations that a load has of ours on its way."""
+
+
+def without_marks(cr: Load) -> dict[str, str | None]:
+    """Return the change of annotations that takes all of ours off `cr`."""
+    return {mark: None for mark in _MARKS if mark in cr.metadata.annotations}
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class StatusWriter:
         """
         change = Change(
             labels={NODE_LABEL: None},
-            annotations={mark: None for mark in MARKS if mark in cr.metadata.annotations},
+            annotations=without_marks(cr),
             finalizers=[entry for entry in cr.metadata.finalizers if entry != kind.finalizer],
         )
         return await self._write(kind, cr, change, again=True)

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from core.logs import fields
 from nodeagent.clean_up import CleanUp
 from nodeagent.lifecycle import Action
-from nodeagent.mover_loss import read_loss
 from nodeagent.queue import Requeue
 from nodeagent.step_base import Tools
 from nodeagent.steps_expose import ExposeSteps
@@ -65,10 +64,7 @@ class Steps:
 
     def rests(self, action: Action, case: Case) -> bool:
         """Whether nothing is gained by reading the load anew and carrying `action` out."""
-        if action is not Action.AWAIT_SLOT:
-            return False
-        loss = read_loss(case.cr)
-        return (loss is None or loss.replaced) and self._move.rests(case)
+        return action is Action.AWAIT_SLOT and self._move.rests(case)
 
     def rest(self, case: Case) -> Requeue | None:
         """Return when a load that rests is to be looked at again without a change."""

@@ -18,7 +18,7 @@ from exposer.model import Waiting
 from nodeagent.endings import who_stops
 from nodeagent.lifecycle import Stop
 from nodeagent.mover_logs import add_log_end
-from nodeagent.mover_loss import read_loss
+from nodeagent.mover_loss import MoverLoss, read_loss
 from nodeagent.mover_pods import explain_loss
 from nodeagent.outcome import Outcome, decide_outcome, has_last_words
 from nodeagent.queue import Requeue
@@ -44,8 +44,7 @@ class MoveSteps(StepBase):
             await case.kind.confirm_volume(case.cr)
         except ExposeError as e:
             return await self._end(case, Phase.FAILED, str(e))
-        loss = read_loss(case.cr)
-        if loss is not None and not loss.replaced:
+        if loss := _unreplaced(case):
             change = Change(annotations={MOVER_LOST_ANNOTATION: loss.made_up_for().to_json()})
             await self._tools.status.annotate(case.kind, case.cr, change)
             return Requeue(0.0)
@@ -53,6 +52,8 @@ class MoveSteps(StepBase):
 
     def rests(self, case: Case) -> bool:
         """Whether a load that waits for a slot needs no look: it has just begun to, or had one lately."""
+        if _unreplaced(case):
+            return False
         uid, waiting = case.cr.uid, self._slot_wait()
         if self._waits.last_reason(uid) != waiting.reason:
             self._waits.decide_telling(uid, waiting)
@@ -189,3 +190,9 @@ class MoveSteps(StepBase):
             said = f"; the data mover said: {outcome.message}" if outcome.message else ""
             return Outcome(phase=Phase.FAILED, message=f"{e}{said}")
         return outcome
+
+
+def _unreplaced(case: Case) -> MoverLoss | None:
+    """Return the losses of a load whose mover is there again, where that is not noted yet."""
+    loss = read_loss(case.cr)
+    return None if loss is None or loss.replaced else loss
