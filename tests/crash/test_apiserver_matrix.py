@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.crash.matrix import open_matrix
-from tests.crash.worlds import LOADS, is_write
+from tests.crash.worlds import is_write
 from tests.nodeagent.harness import Fault, Fuse
+from tests.nodeagent.loads import LOADS
 
 if TYPE_CHECKING:
     from core.models.base import JsonDict

@@ -37,7 +37,7 @@ from nodeagent.transport import load_transport
 from tests.crash.controllers import set_status
 from tests.nodeagent.dispatching import agent_pod
 from tests.nodeagent.harness import Fuse
-from tests.nodeagent.loads import NODE, data_download, data_upload, pod_volume_backup, pod_volume_restore, workload_pod
+from tests.nodeagent.loads import LOADS, NODE, workload_pod
 from tests.nodeagent.simulation import LOAD_RESOURCES
 
 if TYPE_CHECKING:
@@ -48,14 +48,8 @@ if TYPE_CHECKING:
     from nodeagent.app import Plan
     from tests.support.apiserver import ApiServer
 
-__all__ = ["LOADS", "World", "is_write", "open_client"]
+__all__ = ["World", "is_write", "open_client"]
 
-LOADS = {
-    "DataUpload": data_upload,
-    "DataDownload": data_download,
-    "PodVolumeBackup": pod_volume_backup,
-    "PodVolumeRestore": pod_volume_restore,
-}
 _CLOCK = SystemClock()
 _DAEMON_SET = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
 _NAMESPACES = Resource("Namespace", "namespaces", namespaced=False)

@@ -7,6 +7,7 @@ from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 
 __all__ = [
+    "LOADS",
     "NAMESPACE",
     "NODE",
     "data_download",
@@ -100,3 +101,12 @@ def mover_pod(load: JsonDict, *, node: str = NODE, **status: object) -> JsonDict
         "spec": {"nodeName": node, "containers": [{"name": "mover"}]},
         "status": status or {"phase": "Pending"},
     }
+
+
+LOADS = {
+    "DataUpload": data_upload,
+    "DataDownload": data_download,
+    "PodVolumeBackup": pod_volume_backup,
+    "PodVolumeRestore": pod_volume_restore,
+}
+"""What makes a load of each kind."""

@@ -14,17 +14,11 @@ import pytest
 from core.kube.transport import Request
 from core.models.base import JsonDict
 from tests.nodeagent.harness import Fault, Fuse, World, accepted, open_world
-from tests.nodeagent.loads import data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.nodeagent.loads import LOADS
 from tests.nodeagent.simulation import Mover
 
 pytestmark = pytest.mark.looptime
 
-LOADS = {
-    "DataUpload": data_upload,
-    "DataDownload": data_download,
-    "PodVolumeBackup": pod_volume_backup,
-    "PodVolumeRestore": pod_volume_restore,
-}
 LEAST_REQUESTS = 8
 FAULTS = list(Fault)
 STOPS = [Fault.STOP_BEFORE, Fault.STOP_AFTER]

@@ -29,6 +29,17 @@ def crowds(*accepted: str) -> NodeCrowds:
     return found
 
 
+def crowded_scene() -> Scene:
+    """Return a scene with one load more than its one node takes."""
+    scene = open_scene("node-a")
+    scene.kind = ScriptedKind(bound_to_node=True)
+    for i in range(MOST + 1):
+        scene.kind.answers[f"a{i}"] = ready()
+        scene.add(f"a{i}")
+    scene.limit = None
+    return scene
+
+
 @pytest.mark.parametrize(("slots", "most"), [(1, 3), (2, 5)])
 def test_a_node_takes_as_many_as_its_slots_say(slots: int, most: int) -> None:
     found = crowds()
@@ -93,12 +104,7 @@ async def test_one_node_cannot_fill_the_queue() -> None:
 
 @pytest.mark.looptime
 async def test_who_is_held_back_is_told_at_the_first_look_and_not_looked_at_again() -> None:
-    scene = open_scene("node-a")
-    scene.kind = ScriptedKind(bound_to_node=True)
-    for i in range(MOST + 1):
-        scene.kind.answers[f"a{i}"] = ready()
-        scene.add(f"a{i}")
-    scene.limit = None
+    scene = crowded_scene()
     async with scene.dispatching():
         await scene.until(lambda: "on their way already" in scene.message(f"a{MOST}"), seconds=1)
         await asyncio.sleep(50)
@@ -123,12 +129,7 @@ async def test_a_node_with_more_slots_takes_more() -> None:
 
 @pytest.mark.looptime
 async def test_a_load_that_its_node_holds_back_ends_when_it_is_asked_to() -> None:
-    scene = open_scene("node-a")
-    scene.kind = ScriptedKind(bound_to_node=True)
-    for i in range(MOST + 1):
-        scene.kind.answers[f"a{i}"] = ready()
-        scene.add(f"a{i}")
-    scene.limit = None
+    scene = crowded_scene()
     async with scene.dispatching():
         await scene.until(lambda: len(scene.accepted) == MOST)
         await asyncio.sleep(10)

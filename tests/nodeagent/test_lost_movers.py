@@ -8,24 +8,11 @@ from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
 from tests.nodeagent.harness import World, accepted, open_world
-from tests.nodeagent.loads import (
-    NAMESPACE,
-    NODE,
-    data_download,
-    data_upload,
-    pod_volume_backup,
-    pod_volume_restore,
-)
+from tests.nodeagent.loads import LOADS, NAMESPACE, NODE, data_upload
 from tests.nodeagent.simulation import Mover
 
 pytestmark = pytest.mark.looptime
 
-LOADS = {
-    "DataUpload": data_upload,
-    "DataDownload": data_download,
-    "PodVolumeBackup": pod_volume_backup,
-    "PodVolumeRestore": pod_volume_restore,
-}
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
 REJECTED = {"phase": "Failed", "reason": "NodeAffinity", "message": "Pod was rejected: node(s) didn't match"}
 PREEMPTED = {

@@ -8,15 +8,9 @@ import pytest
 from core.kube.resources import PODS
 from nodeagent.mover_logs import add_log_end
 from tests.nodeagent.harness import accepted, open_world
-from tests.nodeagent.loads import NAMESPACE, data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.nodeagent.loads import LOADS, NAMESPACE, data_upload
 from tests.nodeagent.simulation import Mover
 
-LOADS = {
-    "DataUpload": data_upload,
-    "DataDownload": data_download,
-    "PodVolumeBackup": pod_volume_backup,
-    "PodVolumeRestore": pod_volume_restore,
-}
 LOG_LIMIT_BYTES = 4 * 1024 * 1024
 
 

@@ -10,17 +10,11 @@ from core.models.base import JsonDict
 from nodeagent.mover_waits import MoverWait
 from tests.nodeagent.dispatching import Gate
 from tests.nodeagent.harness import Fault, Fuse, World, accepted, open_world
-from tests.nodeagent.loads import data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.nodeagent.loads import LOADS, data_upload
 from tests.nodeagent.simulation import Mover
 
 pytestmark = pytest.mark.looptime
 
-LOADS = {
-    "DataUpload": data_upload,
-    "DataDownload": data_download,
-    "PodVolumeBackup": pod_volume_backup,
-    "PodVolumeRestore": pod_volume_restore,
-}
 UNMADE = "waiting for BackupRepository velero/app-default-kopia: its controller has not made it ready yet"
 STUCK = "waiting for BackupRepository velero/app-default-kopia: no node takes its pod"
 

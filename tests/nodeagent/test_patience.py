@@ -10,17 +10,10 @@ import pytest
 from core.kube.transport import Request, Response, Transport
 from core.models.names import CANCEL_ASKED_ANNOTATION
 from tests.nodeagent.harness import accepted, open_world
-from tests.nodeagent.loads import data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.nodeagent.loads import LOADS, data_upload
 from tests.nodeagent.simulation import Mover
 
 pytestmark = pytest.mark.looptime
-
-LOADS = {
-    "DataUpload": data_upload,
-    "DataDownload": data_download,
-    "PodVolumeBackup": pod_volume_backup,
-    "PodVolumeRestore": pod_volume_restore,
-}
 
 
 @dataclass

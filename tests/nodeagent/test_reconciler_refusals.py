@@ -92,17 +92,27 @@ async def test_a_handover_that_takes_too_long_fails_the_load() -> None:
         assert message.startswith("data was moved, but not handed over within 10m0s: target claim app3/data")
 
 
-async def test_a_handover_that_is_refused_is_told_and_goes_on_once_it_is_allowed() -> None:
+@pytest.mark.parametrize(
+    ("verb", "path", "times", "reason"),
+    [
+        ("PATCH", "/persistentvolumes", 4, "Forbidden"),
+        # What a DataDownload's volume is must be read before anything is done to it.
+        ("GET", "/persistentvolumes/", 2, "StepFailed"),
+    ],
+    ids=["handover", "step before it"],
+)
+async def test_what_is_refused_after_the_transfer_is_told_and_goes_on_once_it_is_allowed(
+    verb: str, path: str, times: int, reason: str
+) -> None:
+    told = f"{verb.lower()} PersistentVolume"
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
-        world.kube.fail_next("PATCH", "/persistentvolumes", 403, times=4)
-        await world.until(
-            lambda: "patch PersistentVolume" in world.load("DataDownload")["status"].get("message", ""), seconds=20
-        )
+        world.kube.fail_next(verb, path, 403, times=times)
+        await world.until(lambda: told in world.load("DataDownload")["status"].get("message", ""), seconds=20)
         await world.until(lambda: world.done("DataDownload"))
         assert world.phase("DataDownload") == "Completed"
         assert "message" not in world.load("DataDownload")["status"]
-        assert world.reasons().count("Forbidden") == 1
+        assert world.reasons().count(reason) == 1
 
 
 async def test_a_handover_that_is_refused_for_long_fails_its_load() -> None:
@@ -123,20 +133,6 @@ async def test_a_volume_that_may_not_be_changed_at_all_is_given_up_at_once() -> 
         assert world.phase("DataDownload") == "Failed"
         assert "422" in world.load("DataDownload")["status"]["message"]
         assert world.left() == {"persistentvolumeclaims": ["data"]}
-
-
-async def test_a_step_that_is_refused_is_told_in_the_status_until_it_is_done() -> None:
-    """What a DataDownload's volume is must be read before anything is done to it."""
-    async with open_world(accepted(data_download())) as world, world.agent():
-        await world.until(lambda: world.phase("DataDownload") == "InProgress")
-        world.kube.fail_next("GET", "/persistentvolumes/", 403, times=2)
-        await world.until(
-            lambda: "get PersistentVolume" in world.load("DataDownload")["status"].get("message", ""), seconds=20
-        )
-        await world.until(lambda: world.done("DataDownload"))
-        assert world.phase("DataDownload") == "Completed"
-        assert "message" not in world.load("DataDownload")["status"]
-        assert world.reasons().count("StepFailed") == 1
 
 
 async def test_an_outcome_that_somebody_made_unreadable_is_written_anew() -> None:

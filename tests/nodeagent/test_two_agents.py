@@ -6,19 +6,13 @@ import pytest
 
 from core.models.base import JsonDict
 from tests.nodeagent.harness import World, accepted, open_world
-from tests.nodeagent.loads import data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.nodeagent.loads import LOADS
 from tests.nodeagent.simulation import Mover
 
 __all__: list[str] = []
 
 pytestmark = pytest.mark.looptime
 
-LOADS = {
-    "DataUpload": data_upload,
-    "DataDownload": data_download,
-    "PodVolumeBackup": pod_volume_backup,
-    "PodVolumeRestore": pod_volume_restore,
-}
 RUNNING = {"InProgress", "Canceling"}
 
 

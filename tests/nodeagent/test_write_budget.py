@@ -13,19 +13,12 @@ from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from tests.nodeagent.dispatching import Gate
 from tests.nodeagent.harness import Fuse, accepted, open_world
-from tests.nodeagent.loads import NAMESPACE, data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.nodeagent.loads import LOADS, NAMESPACE, data_upload
 from tests.nodeagent.simulation import LOAD_RESOURCES, Mover
 
 __all__: list[str] = []
 
 pytestmark = pytest.mark.looptime
-
-LOADS = {
-    "DataUpload": data_upload,
-    "DataDownload": data_download,
-    "PodVolumeBackup": pod_volume_backup,
-    "PodVolumeRestore": pod_volume_restore,
-}
 
 
 @dataclass
