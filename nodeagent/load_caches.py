@@ -19,7 +19,7 @@ from core.models.names import NODE_LABEL
 from nodeagent.informer import Informer
 from nodeagent.kinds.base import Kind
 from nodeagent.mover_pods import trim_pod
-from nodeagent.view import LoadKey, Site, trim_load
+from nodeagent.view import LoadKey, Site
 
 __all__ = ["LoadCaches", "LoadListener"]
 
@@ -52,7 +52,7 @@ class LoadCaches:
                 client,
                 Selection(kind.resource, site.namespace, label_selector=selector),
                 clock=clock,
-                trim=trim_load,
+                trim=lambda raw: raw,
                 on_change=partial(self._tell_load, kind.name),
             )
             for kind in kinds

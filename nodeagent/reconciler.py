@@ -30,7 +30,7 @@ __all__ = ["Reconciler"]
 
 _log = logging.getLogger(__name__)
 
-_WORKERS: Final = 32
+_WORKERS: Final = 16
 """Loads that are worked on at a time: a slow one stalls nobody."""
 
 _DECISIONS: Final = 3

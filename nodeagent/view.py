@@ -20,7 +20,7 @@ from nodeagent.mover_loss import read_loss
 from nodeagent.mover_pods import belongs_to, has_ended, pod_node, pod_state
 from nodeagent.outcome import Outcome, read_outcome
 
-__all__ = ["Case", "Limits", "LoadKey", "Site", "Viewer", "cancel_asked_at", "trim_load"]
+__all__ = ["Case", "Limits", "LoadKey", "Site", "Viewer", "cancel_asked_at"]
 
 LoadKey = tuple[str, str, str]
 """A load in the work queue: kind, namespace, name."""
@@ -74,12 +74,6 @@ class Case:
     def key(self) -> LoadKey:
         """The load's key in the work queue."""
         return (self.kind.name, self.cr.metadata.namespace, self.cr.name)
-
-
-def trim_load(raw: JsonDict) -> JsonDict:
-    """Return a load without the bookkeeping of its writers, which nobody here reads."""
-    meta = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
-    return raw | {"metadata": meta}
 
 
 def cancel_asked_at(cr: Load) -> datetime | None:

@@ -17,7 +17,7 @@ from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request, Response, Transport
 from core.models.base import JsonDict
 
-__all__ = ["KubeClient", "ListPage", "Selection", "select_labels"]
+__all__ = ["KubeClient", "ListPage", "Selection", "drop_bookkeeping", "select_labels"]
 
 _PAGE_SIZE = 500
 """Objects a list request asks for at a time: the size client-go uses."""
@@ -47,6 +47,14 @@ class Selection:
         """The selectors as query parameters."""
         pairs = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
         return {key: value for key, value in pairs.items() if value}
+
+
+def drop_bookkeeping(obj: JsonDict) -> None:
+    """Take off `obj` who wrote which of its fields, which nobody here reads: it is most of what an object takes.
+
+    Source: Kubernetes v1.34, API concepts, "Field management" (`metadata.managedFields`).
+    """
+    (obj.get("metadata") or {}).pop("managedFields", None)
 
 
 def select_labels(labels: Mapping[str, str]) -> str:
@@ -161,6 +169,7 @@ class KubeClient:
                 # A list leaves these out of its items; every reader of one object wants them.
                 item.setdefault("apiVersion", resource.api_version)
                 item.setdefault("kind", resource.kind)
+                drop_bookkeeping(item)
             yield ListPage(items, body["metadata"].get("resourceVersion", ""))
             token = body["metadata"].get("continue", "")
             if not token:
@@ -254,4 +263,5 @@ class KubeClient:
 
 def _loads(response: Response) -> JsonDict:
     body: JsonDict = json.loads(response.body)
+    drop_bookkeeping(body)
     return body

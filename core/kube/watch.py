@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from core.backoff import Backoff
 from core.clock import Clock
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient, Selection, drop_bookkeeping
 from core.kube.errors import GoneError, KubeError, UnreachableError, build_error
 from core.kube.transport import Request
 from core.models.base import JsonDict
@@ -187,6 +187,7 @@ def _parse_event(line: bytes, shown: str) -> _Event:
         kind, obj = str(event["type"]), event["object"]
         code = int(obj.get("code") or 500) if kind == "ERROR" else 0
         version = "" if code else obj["metadata"]["resourceVersion"]
+        drop_bookkeeping(obj)
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise UnreachableError(f"watch of {shown}: a line cannot be read: {line[:100]!r}") from e
     if code:

@@ -135,3 +135,19 @@ async def test_the_last_line_of_a_pod_log_may_be_longer_than_what_is_wanted(kube
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
     kube.logs["a", "p"] = "short\n" + "y" * 1000
     assert await client.pod_log("a", "p", limit_bytes=100) == "y" * 100
+
+
+WRITERS = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:data": {}}}]
+
+
+async def test_who_wrote_which_field_is_dropped_from_every_answer(kube: FakeKube, client: KubeClient) -> None:
+    kube.put(config_map("m", managedFields=WRITERS))
+    answers = [
+        await client.get(CONFIG_MAPS, "a", "m"),
+        *await client.list(Selection(CONFIG_MAPS, "a")),
+        await client.patch(CONFIG_MAPS, "a", "m", {"data": {"k": "v"}}),
+        await client.create(CONFIG_MAPS, config_map("n", managedFields=WRITERS)),
+    ]
+    assert [sorted(answer["metadata"]) for answer in answers] == [
+        ["creationTimestamp", "name", "namespace", "resourceVersion", "uid"]
+    ] * 4

@@ -74,6 +74,14 @@ def kube() -> FakeKube:
     return kube
 
 
+async def test_who_wrote_which_field_is_dropped_from_every_change(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        kube.put(pod("b", managedFields=[{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]))
+        await asyncio.sleep(0.1)
+        assert follower.changes[-1].obj["metadata"]["name"] == "b"
+        assert "managedFields" not in follower.changes[-1].obj["metadata"]
+
+
 async def test_list_is_framed_and_watch_follows(kube: FakeKube) -> None:
     async with following(kube) as follower:
         kube.put(pod("b"))
