@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from core.errors import ExposeError
-from core.kube.client import KubeClient
+from core.kube.client import Deletion, KubeClient
 from core.kube.errors import AlreadyExistsError, KubeError, NotFoundError
 from core.kube.resources import PODS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, Resource
 from core.logs import fields
@@ -117,11 +117,14 @@ async def remove(client: KubeClient, resource: Resource, obj: JsonDict) -> Waiti
         held = ", ".join(meta.get("finalizers") or [])
         words = f"{waiting.message}, held by {held}" if held else waiting.message
         return replace(waiting, message=words, since=datetime.fromisoformat(asked))
-    if await client.delete(resource, namespace, name, uid=uid):
+    deletion = await client.delete(resource, namespace, name, uid=uid)
+    if deletion is Deletion.REFUSED:
+        left = await client.read(resource, namespace, name)
+        return waiting if left is not None and left["metadata"]["uid"] == uid else None
+    if deletion is not Deletion.GONE_BEFORE:
         extra = fields(kind=resource.kind, namespace=namespace, name=name, uid=uid)
         _log.info("object is being removed", extra=extra)
-    left = await client.read(resource, namespace, name)
-    return waiting if left is not None and left["metadata"]["uid"] == uid else None
+    return waiting if deletion is Deletion.BEGUN else None
 
 
 async def remove_owned(client: KubeClient, owner: Owner, resource: Resource, name: str) -> Waiting | None:

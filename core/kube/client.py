@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Final
 
 from core.kube.errors import ConflictError, NotFoundError, raise_for_status
@@ -17,7 +18,7 @@ from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request, Response, Transport
 from core.models.base import JsonDict
 
-__all__ = ["KubeClient", "ListPage", "Selection", "drop_bookkeeping", "select_labels"]
+__all__ = ["Deletion", "KubeClient", "ListPage", "Selection", "drop_bookkeeping", "select_labels"]
 
 _PAGE_SIZE = 500
 """Objects a list request asks for at a time: the size client-go uses."""
@@ -60,6 +61,17 @@ def drop_bookkeeping(obj: JsonDict) -> None:
 def select_labels(labels: Mapping[str, str]) -> str:
     """Return the selector of the objects that have all of `labels`."""
     return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+class Deletion(Enum):
+    """What came of asking for an object's deletion."""
+
+    GONE_BEFORE = auto()
+    REFUSED = auto()
+    """Another object has the name by now; or this one was just changed, and nothing was done."""
+    BEGUN = auto()
+    """It is still there: a finalizer holds it, or a pod has time to end."""
+    DONE = auto()
 
 
 @dataclass(frozen=True)
@@ -222,12 +234,8 @@ class KubeClient:
         *,
         uid: str = "",
         grace_seconds: int | None = None,
-    ) -> bool:
-        """Ask for the object's deletion; return False where it is gone already.
-
-        A `uid` that does not match any more counts as gone: somebody else's object of the
-        same name is never touched.
-        """
+    ) -> Deletion:
+        """Ask for the object's deletion; with a `uid` somebody else's object of the same name is never touched."""
         options: JsonDict = {"propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
@@ -236,14 +244,15 @@ class KubeClient:
         attempted = _attempted("delete", resource, namespace, name)
         try:
             path = _path(resource, namespace, name, attempted=attempted)
-            await self._send(Request("DELETE", path, body=json.dumps(options).encode()), attempted, again=True)
+            request = Request("DELETE", path, body=json.dumps(options).encode())
+            answer = _loads(await self._send(request, attempted, again=True))
         except NotFoundError:
-            return False
+            return Deletion.GONE_BEFORE
         except ConflictError:
             if not uid:
                 raise
-            return False
-        return True
+            return Deletion.REFUSED
+        return _read_deletion(answer)
 
     async def pod_log(self, namespace: str, name: str, *, limit_bytes: int) -> str:
         """Return the end of the log of a pod's only container: whole lines, at most `limit_bytes`.
@@ -259,6 +268,17 @@ class KubeClient:
             if len(body) < limit_bytes or lines == 1:
                 return body.decode(errors="replace")
             lines = max(1, body.count(b"\n") * 3 // 4)
+
+
+def _read_deletion(answer: JsonDict) -> Deletion:
+    """Return what the answer to a DELETE says: a Status, or the object as it was left or, for pods, as it was.
+
+    Source: Kubernetes v1.34, apiserver/pkg/registry/generic/registry/store.go (Delete, finalizeDelete) and
+    pkg/registry/core/pod (ReturnDeletedObject, CheckGracefulDelete).
+    """
+    meta = answer.get("metadata") or {}
+    held = answer.get("kind") != "Status" and (meta.get("finalizers") or meta.get("deletionGracePeriodSeconds"))
+    return Deletion.BEGUN if held else Deletion.DONE
 
 
 def _loads(response: Response) -> JsonDict:

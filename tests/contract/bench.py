@@ -44,6 +44,20 @@ class Bench:
         meta = {"namespace": self.namespace, "name": name} | metadata
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"key": "value"}}
 
+    def build_pod(self, name: str, *, node: str = "") -> JsonDict:
+        """Return a pod that nobody runs."""
+        spec: JsonDict = {"containers": [{"name": "c", "image": "none"}]}
+        meta = {"namespace": self.namespace, "name": name}
+        if node:
+            spec["nodeName"] = node
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+    def build_claim(self, name: str) -> JsonDict:
+        """Return a claim that nobody binds."""
+        spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
+        meta = {"namespace": self.namespace, "name": name}
+        return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
+
     async def upload(self, name: str, **metadata: Any) -> JsonDict:
         """Create a DataUpload."""
         return await self.client.create(DATA_UPLOADS, build_upload(self.namespace, name, **metadata))

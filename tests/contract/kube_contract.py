@@ -9,6 +9,7 @@ import json
 import pytest
 
 from core.clock import SystemClock
+from core.kube.client import Deletion
 from core.kube.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -74,7 +75,7 @@ class KubeContract:
     async def test_absent_object_is_not_found(self, bench: Bench) -> None:
         client = bench.client
         assert await client.read(CONFIG_MAPS, bench.namespace, "a") is None
-        assert await client.delete(CONFIG_MAPS, bench.namespace, "a") is False
+        assert await client.delete(CONFIG_MAPS, bench.namespace, "a") is Deletion.GONE_BEFORE
         with pytest.raises(NotFoundError):
             await bench.patch(CONFIG_MAPS, "a", {"data": {"key": "new"}})
 
@@ -125,19 +126,25 @@ class KubeContract:
 
     async def test_delete_with_another_uid_leaves_the_object(self, bench: Bench) -> None:
         await bench.config_map("a")
-        assert await bench.client.delete(CONFIG_MAPS, bench.namespace, "a", uid="another") is False
+        assert await bench.client.delete(CONFIG_MAPS, bench.namespace, "a", uid="another") is Deletion.REFUSED
         assert await bench.client.read(CONFIG_MAPS, bench.namespace, "a") is not None
 
     async def test_delete_with_the_uid_removes_the_object(self, bench: Bench) -> None:
         created = await bench.config_map("a")
-        assert await bench.client.delete(CONFIG_MAPS, bench.namespace, "a", uid=_meta(created)["uid"]) is True
+        deletion = await bench.client.delete(CONFIG_MAPS, bench.namespace, "a", uid=_meta(created)["uid"])
+        assert deletion is Deletion.DONE
         assert await bench.client.read(CONFIG_MAPS, bench.namespace, "a") is None
+
+    async def test_pod_that_no_node_has_is_gone_at_once(self, bench: Bench) -> None:
+        await bench.client.create(PODS, bench.build_pod("a"))
+        assert await bench.client.delete(PODS, bench.namespace, "a") is Deletion.DONE
+        assert await bench.client.read(PODS, bench.namespace, "a") is None
 
     # -- finalizers ----------------------------------------------------------------------------
 
     async def test_finalizer_holds_a_deletion_until_it_is_dropped(self, bench: Bench) -> None:
         await bench.upload("a", finalizers=[HOLD])
-        await bench.client.delete(DATA_UPLOADS, bench.namespace, "a")
+        assert await bench.client.delete(DATA_UPLOADS, bench.namespace, "a") is Deletion.BEGUN
         held = await bench.client.get(DATA_UPLOADS, bench.namespace, "a")
         assert "deletionTimestamp" in _meta(held)
         await bench.patch(DATA_UPLOADS, "a", {"metadata": {"finalizers": None}})
@@ -147,7 +154,7 @@ class KubeContract:
         await bench.upload("a", finalizers=[HOLD])
         await bench.client.delete(DATA_UPLOADS, bench.namespace, "a")
         before = await bench.client.get(DATA_UPLOADS, bench.namespace, "a")
-        assert await bench.client.delete(DATA_UPLOADS, bench.namespace, "a") is True
+        assert await bench.client.delete(DATA_UPLOADS, bench.namespace, "a") is Deletion.BEGUN
         assert await bench.client.get(DATA_UPLOADS, bench.namespace, "a") == before
         await bench.patch(DATA_UPLOADS, "a", {"metadata": {"finalizers": None}})
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from core.clock import Clock
-from core.kube.resources import Resource
+from core.kube.resources import PODS, Resource
 from core.models.base import JsonDict, format_time
 
 __all__ = ["Happening", "Store"]
@@ -65,10 +65,14 @@ class Store:
         return self._write(resource, before, after)
 
     def delete(self, resource: Resource, obj: JsonDict) -> JsonDict:
-        """Drop an object, or mark it where finalizers hold it."""
+        """Drop an object, or mark it where finalizers hold it; return what the server answers.
+
+        Whatever is dropped at once is told by a Status, a pod by itself.
+        """
         meta = obj["metadata"]
         if not meta.get("finalizers"):
-            return self._drop(resource, obj, obj)
+            gone = self._drop(resource, obj, obj)
+            return gone if resource == PODS else {"apiVersion": "v1", "kind": "Status", "status": "Success"}
         if meta.get("deletionTimestamp"):
             return obj
         marks = {"deletionTimestamp": format_time(self.clock.now()), "deletionGracePeriodSeconds": 0}
