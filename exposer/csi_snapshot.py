@@ -98,9 +98,7 @@ class CSISnapshotExposer:
         if isinstance(claim, Waiting):
             return claim
         placement = await place_backup(self._client, request)
-        pod = await run.ensure(PODS, build_backup_pod(request, claim, placement))
-        await run.confirm()
-        return pod
+        return await run.ensure(PODS, build_backup_pod(request, claim, placement))
 
     async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Waiting:
         content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.object_name)

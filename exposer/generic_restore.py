@@ -122,9 +122,7 @@ class GenericRestoreExposer:
         if isinstance(cache, Waiting):
             return cache
         mode = claim_volume_mode(target)
-        pod = await run.ensure(PODS, build_restore_pod(request, mode, placement=placement, cache_claim=cache))
-        await run.confirm()
-        return pod
+        return await run.ensure(PODS, build_restore_pod(request, mode, placement=placement, cache_claim=cache))
 
     async def _read_target(self, request: RestoreRequest) -> JsonDict | Waiting:
         """Return the target claim, which has no volume yet.

@@ -4,7 +4,6 @@ Knows owners, requests, and the answers of an exposer. Does no I/O and does not 
 is brought to a pod (`exposer.csi_snapshot`, `exposer.generic_restore`, `exposer.pod_volume`).
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol, Self, TypeVar
@@ -49,8 +48,16 @@ class NotOwnerError(AgentError):
         self.ended = ended
 
 
-Guard = Callable[[], Awaitable[None]]
-"""Called before each create and once after the last; raises NotOwnerError."""
+class Guard(Protocol):
+    """Asked before each create by what was seen last, and for certain once something was made."""
+
+    async def __call__(self, *, sure: bool) -> None:
+        """Return if the owner is this agent's to expose; `sure`: as the API server says now.
+
+        Raises:
+            NotOwnerError: it is not.
+        """
+        ...
 
 
 @dataclass(frozen=True)

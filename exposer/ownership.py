@@ -144,6 +144,8 @@ class ExposeRun:
         self._owner = owner
         self._guard = guard
         self._seen: list[tuple[Resource, JsonDict]] = []
+        self._absent: set[tuple[Resource, str]] = set()
+        self._made = False
 
     async def __aenter__(self) -> Self:
         """Begin; nothing is done yet."""
@@ -152,9 +154,19 @@ class ExposeRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take back what the run met of an owner that nobody goes on with."""
+        """Take back what the run met of an owner that nobody goes on with.
+
+        Raises:
+            NotOwnerError: the owner was in other hands when the last object was made.
+        """
         if isinstance(error, NotOwnerError):
             await self._undo(error)
+        elif error is None and self._made:
+            try:
+                await self._guard(sure=True)
+            except NotOwnerError as e:
+                await self._undo(e)
+                raise
 
     async def read(self, resource: Resource, name: str) -> JsonDict | Waiting | None:
         """Return the owner's object of that name; Waiting while a leftover is in its place.
@@ -164,6 +176,7 @@ class ExposeRun:
         """
         obj = await self._client.read(resource, self._namespace(resource), name)
         if obj is None:
+            self._absent.add((resource, name))
             return None
         place = place_of(resource, obj)
         if obj["metadata"].get("deletionTimestamp"):
@@ -183,10 +196,11 @@ class ExposeRun:
             NotOwnerError: from the guard; nothing was made.
         """
         name = manifest["metadata"]["name"]
-        found = await self.read(resource, name)
+        found = None if (resource, name) in self._absent else await self.read(resource, name)
         if found is not None:
             return found
-        await self._guard()
+        await self._guard(sure=False)
+        self._made = True
         try:
             if resource == PODS:
                 made = await create_pod(self._client, manifest)
@@ -202,10 +216,6 @@ class ExposeRun:
         extra = fields(kind=resource.kind, namespace=self._namespace(resource), name=name, uid=made["metadata"]["uid"])
         _log.info("object was made", extra=extra)
         return made
-
-    async def confirm(self) -> None:
-        """Ask the guard once more, after the last object was made."""
-        await self._guard()
 
     async def _undo(self, cause: NotOwnerError) -> None:
         """Delete by UID what this run met of the owner, if nobody goes on with it.

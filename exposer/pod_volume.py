@@ -127,9 +127,7 @@ class PodVolumeExposer:
         cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=located.node)
         if isinstance(cache, Waiting):
             return cache
-        pod = await run.ensure(PODS, build_pod_volume_pod(request, located, cache_claim=cache))
-        await run.confirm()
-        return pod
+        return await run.ensure(PODS, build_pod_volume_pod(request, located, cache_claim=cache))
 
     async def _read_os(self, request: PodVolumeRequest, node: str) -> str:
         """Return the operating system of the node; where no agent serves Windows, it is not asked."""

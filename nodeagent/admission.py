@@ -260,7 +260,8 @@ class Examiner:
         # After a change of the leader the status may say it already.
         if cr.status.message != waiting.message:
             cr = await self._say(kind, cr, waiting.message)
-            if telling.event:
+            # Whoever only waits for his turn is told by the status alone, as by the queue.
+            if telling.event and not self._crowds.holds(cr.uid):
                 await self._tools.story.tell(cr, waiting.reason, waiting.message, warning=waiting.trouble)
         self._waits.told(cr.uid, waiting)
         return cr

@@ -7,7 +7,9 @@ not know the cluster; `nodeagent.reconciler` tells it what it sees.
 import heapq
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Self
 
+from core.models.loads import Load
 from core.models.phases import Phase
 
 __all__ = ["Claim", "Slots"]
@@ -25,6 +27,11 @@ class Claim:
     accepted_at: datetime
     key: tuple[str, str, str]
     uid: str
+
+    @classmethod
+    def of(cls, cr: Load, *, now: datetime) -> Self:
+        """Return the claim of `cr`; `now` counts for one that nothing tells the age of."""
+        return cls(cr.accepted_at or now, (cr.kind_name, cr.metadata.namespace, cr.name), cr.uid)
 
 
 class Slots:
@@ -58,6 +65,10 @@ class Slots:
     def waiting(self) -> int:
         """How many loads wait for a slot."""
         return len(self._waiting)
+
+    def has_none_for(self, claim: Claim) -> bool:
+        """Whether each slot is held, or somebody waits for it who comes before `claim`."""
+        return self.used + sum(waiting < claim for waiting in self._waiting.values()) >= self._limit
 
     def observe(self, claim: Claim, phase: Phase) -> None:
         """Note that the load of `claim` was seen in `phase`."""

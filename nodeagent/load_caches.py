@@ -46,6 +46,7 @@ class LoadCaches:
         self._listener = listener
         self._kinds = {kind.name: kind for kind in kinds}
         self._departed: dict[LoadKey, JsonDict] = {}
+        self._written: dict[LoadKey, tuple[str, str]] = {}
         selector = f"{NODE_LABEL}={site.label}"
         self._loads = {
             kind.name: Informer(
@@ -90,6 +91,25 @@ class LoadCaches:
         """Return a load of this node as last seen; None where there is none."""
         return self._loads[key[0]].get(key[1], key[2])
 
+    def note_written(self, cr: Load) -> None:
+        """Note the version of a load that a write of ours has made."""
+        key = (cr.kind_name, cr.metadata.namespace, cr.name)
+        if self.raw(key) is not None:
+            self._written[key] = (cr.uid, cr.metadata.resource_version)
+
+    def current(self, key: LoadKey) -> JsonDict | None:
+        """Return a load of this node as last seen; None where there is none, or something that we wrote is missing.
+
+        What others have written may be missing even so, for as long as a watch takes: whoever
+        acts on it makes sure by the preconditions of his write.
+        """
+        raw = self.raw(key)
+        if raw is None:
+            return None
+        meta = raw["metadata"]
+        uid, version = self._written.get(key, ("", ""))
+        return None if meta["uid"] == uid and _is_older(meta["resourceVersion"], version) else raw
+
     def load(self, key: LoadKey) -> Load | None:
         """Return a load of this node as last seen; None where there is none that can be read."""
         raw = self.raw(key)
@@ -112,7 +132,10 @@ class LoadCaches:
         self._departed.pop(key, None)
 
     def _tell_load(self, kind_name: str, raw: JsonDict) -> None:
-        self._listener.on_load(_key(kind_name, raw), raw["metadata"]["uid"])
+        key = _key(kind_name, raw)
+        if self.raw(key) is None:
+            self._written.pop(key, None)
+        self._listener.on_load(key, raw["metadata"]["uid"])
 
     def _tell_pod(self, pod: JsonDict) -> None:
         meta = pod["metadata"]
@@ -123,6 +146,16 @@ class LoadCaches:
             if self.pod(key) is None and self.raw(key) is not None:
                 self._departed[key] = pod
             self._listener.on_pod(key)
+
+
+def _is_older(version: str, than: str) -> bool:
+    """Whether a resourceVersion was made before another one; where that cannot be told, whether it is another one.
+
+    Source: Kubernetes v1.35, API concepts, "Resource versions": those of one resource can be compared as numbers.
+    """
+    if version.isdecimal() and than.isdecimal():
+        return int(version) < int(than)
+    return version != than
 
 
 def _key(kind_name: str, raw: JsonDict) -> LoadKey:

@@ -60,9 +60,10 @@ class Reconciler:
         self._tools = tools
         self._kinds = {kind.name: kind for kind in kinds}
         self._viewer = Viewer(tools.clock, site, limits, tools.slots)
-        self._steps = Steps(tools, site, limits)
         self._queue: WorkQueue[LoadKey] = WorkQueue(tools.clock, name="loads", workers=_WORKERS)
         self._caches = LoadCaches(tools.client, tools.clock, site, kinds=kinds, listener=self)
+        self._steps = Steps(tools, site, limits, current=self._caches.current)
+        tools.status.tell_stored(self._caches.note_written)
         self._unreadable: set[str] = set()
         self._faults = Faults(_log)
         self._woken: frozenset[str] = frozenset()
@@ -149,15 +150,18 @@ class Reconciler:
 
     async def _decide(self, key: LoadKey) -> Requeue | None:
         """Take a step; after a conflict read and decide again."""
-        for _ in range(_DECISIONS - 1):
+        for tried in range(_DECISIONS - 1):
             try:
-                return await self._step(key)
+                return await self._step(key, anew=tried > 0)
             except ConflictError as e:
                 _log.debug("read and decided again: %s", e, extra=_told(key))
-        return await self._step(key)
+        return await self._step(key, anew=True)
 
-    async def _step(self, key: LoadKey) -> Requeue | None:
-        """Decide by the caches; where there is something to do, read and decide again."""
+    async def _step(self, key: LoadKey, *, anew: bool) -> Requeue | None:
+        """Decide by the caches; where there is something to do, read what may be missing in them and decide again.
+
+        `anew`: they are known to lag behind.
+        """
         kind = self._kinds[key[0]]
         cached, pod = self._caches.raw(key), self._caches.pod(key)
         if cached is not None:
@@ -171,7 +175,9 @@ class Reconciler:
                 await self._tools.progress.end_writing(case.cr.uid)
         elif pod is None or not _may_take_over(pod):
             return None
-        raw = await self._tools.client.read(kind.resource, key[1], key[2])
+        raw = None if anew else self._caches.current(key)
+        if raw is None:
+            raw = await self._tools.client.read(kind.resource, key[1], key[2])
         if raw is None:
             return None
         cr = _parse(kind, raw)

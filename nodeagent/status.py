@@ -5,7 +5,7 @@ write is one merge patch with uid and resourceVersion. Does not know why a load 
 (`nodeagent.lifecycle` decides) and tells nobody about it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,6 +56,11 @@ class StatusWriter:
         self._client = client
         self._urgent_client = client.urgently()
         self._clock = clock
+        self._on_stored: Callable[[Load], None] = _ignore
+
+    def tell_stored(self, on_stored: Callable[[Load], None]) -> None:
+        """Have `on_stored` called with each load that was written, as it was stored."""
+        self._on_stored = on_stored
 
     async def move(self, kind: Kind, cr: Load, to: Phase, change: Change | None = None, *, again: bool = True) -> Load:
         """Move `cr` to the phase `to` and return it as stored.
@@ -168,8 +173,13 @@ class StatusWriter:
             patch["status"] = status
         # How a load ended must not wait behind what waits itself.
         client = self._urgent_client if _ends(change) else self._client
-        stored = await client.patch(kind.resource, cr.metadata.namespace, cr.name, patch, again=again)
-        return kind.parse(stored)
+        stored = kind.parse(await client.patch(kind.resource, cr.metadata.namespace, cr.name, patch, again=again))
+        self._on_stored(stored)
+        return stored
+
+
+def _ignore(_: Load) -> None:
+    """Do nothing: nobody wants to know."""
 
 
 def _ends(change: Change) -> bool:

@@ -5,10 +5,11 @@ the steps (`nodeagent.steps` names the modules that do), nor when one is due.
 """
 
 import logging
+import math
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from core.clock import Clock
 from core.kube.client import KubeClient
@@ -31,6 +32,9 @@ from nodeagent.waits import Waits
 __all__ = ["StepBase", "Tools"]
 
 _log = logging.getLogger(__name__)
+
+_VOLUME_LOOK_SECONDS: Final = 8.0
+"""How often a volume that may go away is looked at while its mover waits for a slot."""
 
 _R = TypeVar("_R")
 
@@ -105,6 +109,18 @@ class StepBase:
             if telling.event:
                 await tools.story.tell(cr, waiting.reason, waiting.message, warning=waiting.trouble)
         self._waits.told(cr.uid, waiting)
+
+    def _slot_wait(self) -> Waiting:
+        """Return what a load waits for whose mover is ready and has no slot."""
+        message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
+        return Waiting("WaitingForSlot", message)
+
+    def _rest_until_slot(self, case: Case) -> None:
+        """Note that a load which was told to wait for a slot needs no look before it is its turn.
+
+        Freeing a slot wakes the next in line; but a volume that others have may go away.
+        """
+        self._waits.rest(case.cr.uid, _VOLUME_LOOK_SECONDS if case.kind.bound_to_node else math.inf)
 
     async def _stop_waiting(self, case: Case) -> None:
         """Take back what was said about a wait that is over."""

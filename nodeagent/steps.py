@@ -15,7 +15,7 @@ from nodeagent.queue import Requeue
 from nodeagent.step_base import Tools
 from nodeagent.steps_expose import ExposeSteps
 from nodeagent.steps_move import MoveSteps
-from nodeagent.view import Case, Limits, Site
+from nodeagent.view import Case, Limits, ReadCurrent, Site
 from nodeagent.waits import Waits
 
 __all__ = ["Steps", "Tools"]
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 class Steps:
     """Carries out actions."""
 
-    def __init__(self, tools: Tools, site: Site, limits: Limits) -> None:
-        """Work with `tools` for the agent of `site`."""
+    def __init__(self, tools: Tools, site: Site, limits: Limits, *, current: ReadCurrent) -> None:
+        """Work with `tools` for the agent of `site`; `current` returns a load as last seen."""
         self._tools = tools
         self._waits = Waits(tools.clock)
         self._cleaner = CleanUp(tools.clock, tools.status, tools.story, self._waits, limits.resource)
-        expose = ExposeSteps(tools, site, limits, waits=self._waits)
+        expose = ExposeSteps(tools, site, limits, waits=self._waits, current=current)
         self._move = move = MoveSteps(tools, site, limits, waits=self._waits)
         self._by_action: Mapping[Action, Callable[[Case], Awaitable[Requeue | None]]] = {
             Action.EXPOSE: expose.expose,

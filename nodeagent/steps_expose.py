@@ -13,6 +13,7 @@ from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
 from core.models.phases import Phase
 from exposer.model import Exposed, NotOwnerError, Waiting
 from exposer.ownership import remove
+from nodeagent.concurrency import Claim
 from nodeagent.endings import who_stops
 from nodeagent.guard import build_guard
 from nodeagent.lifecycle import PodState
@@ -21,8 +22,9 @@ from nodeagent.mover_loss import LostPod, count_loss, read_loss
 from nodeagent.mover_pods import explain_loss, pod_node, pod_state, was_killed
 from nodeagent.queue import Requeue
 from nodeagent.status import Change
-from nodeagent.step_base import StepBase
-from nodeagent.view import Case
+from nodeagent.step_base import StepBase, Tools
+from nodeagent.view import Case, Limits, ReadCurrent, Site
+from nodeagent.waits import Waits
 
 __all__ = ["ExposeSteps"]
 
@@ -32,6 +34,11 @@ _LOSS_LOOK_SECONDS = 20.0
 
 class ExposeSteps(StepBase):
     """Carries out what is due before InProgress."""
+
+    def __init__(self, tools: Tools, site: Site, limits: Limits, *, waits: Waits, current: ReadCurrent) -> None:
+        """Work like all steps; `current` returns a load as last seen, if nothing that we wrote is missing in it."""
+        super().__init__(tools, site, limits, waits=waits)
+        self._current = current
 
     async def expose(self, case: Case) -> Requeue | None:
         """Bring the volume one step nearer to a mover pod, and say what that waits for."""
@@ -68,7 +75,7 @@ class ExposeSteps(StepBase):
         return Requeue(self._waits.seconds_to_next_look(case.cr.uid))
 
     async def prepare(self, case: Case) -> Requeue | None:
-        """Make the load this node's, and Prepared; a message about its wait goes."""
+        """Make the load this node's, and Prepared; a message about its wait goes, or tells that it waits for a slot."""
         change = Change(
             status={"node": self._site.node, "nodeOS": self._site.os},
             labels={NODE_LABEL: self._site.label},
@@ -83,8 +90,18 @@ class ExposeSteps(StepBase):
             return None
         if MOVER_LOST_ANNOTATION in case.cr.metadata.annotations:
             change = Change(change.status, change.labels, {MOVER_LOST_ANNOTATION: None})
+        if not self._tools.slots.has_none_for(Claim.of(case.cr, now=self._tools.clock.now())):
+            stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
+            await self._tools.story.tell(stored, "Prepared", told)
+            return None
+        # Told here, the wait costs no write of its own.
+        waiting = self._slot_wait()
+        change = replace(change, status={**change.status, "message": waiting.message})
         stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
-        await self._tools.story.tell(stored, "Prepared", told)
+        await self._tools.story.tell(stored, "Prepared", f"{told}; {waiting.message}")
+        self._waits.decide_telling(case.cr.uid, waiting)
+        self._waits.told(case.cr.uid, waiting)
+        self._rest_until_slot(case)
         return None
 
     async def time_out(self, case: Case) -> Requeue | None:
@@ -105,7 +122,7 @@ class ExposeSteps(StepBase):
     async def _ensure(self, case: Case) -> Exposed | Waiting | Requeue | None:
         """Return what the exposer says; anything else where there is nothing more to do about it."""
         try:
-            guard = build_guard(self._tools.client, case, self._site)
+            guard = build_guard(self._tools.client, case, self._site, current=lambda: self._current(case.key))
             return await self._judged(case.kind.ensure_exposed(case.cr, guard))
         except NotOwnerError as e:
             self._logger(case).debug("the expose stops: %s", e)

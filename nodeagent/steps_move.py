@@ -28,9 +28,6 @@ from nodeagent.view import Case
 
 __all__ = ["MoveSteps"]
 
-_VOLUME_LOOK_SECONDS = 8.0
-"""How often a volume that may go away is looked at while its mover waits for a slot."""
-
 
 class MoveSteps(StepBase):
     """Carries out what is due from Prepared to the final status."""
@@ -152,16 +149,11 @@ class MoveSteps(StepBase):
     async def _await_slot(self, case: Case) -> Requeue | None:
         uid, waiting = case.cr.uid, self._slot_wait()
         await self._tell_wait(case, waiting)
-        # Freeing a slot wakes the next in line; whatever else changes is no reason to read the load again.
-        rest_seconds = _VOLUME_LOOK_SECONDS if case.kind.bound_to_node else math.inf
-        if not self._waits.is_told(uid, waiting.reason):
-            rest_seconds = self._waits.seconds_to_telling(uid)
-        self._waits.rest(uid, rest_seconds)
+        if self._waits.is_told(uid, waiting.reason):
+            self._rest_until_slot(case)
+        else:
+            self._waits.rest(uid, self._waits.seconds_to_telling(uid))
         return self.rest(case)
-
-    def _slot_wait(self) -> Waiting:
-        message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
-        return Waiting("WaitingForSlot", message)
 
     async def _wait_to_complete(self, case: Case, outcome: Outcome, waiting: Waiting) -> Requeue | None:
         """Go on waiting for a completion, or end the load as Failed once that took too long."""

@@ -4,6 +4,7 @@ Knows how a phase, a label, a pod's status and the clock become a `View`. Does n
 rules (`nodeagent.lifecycle`), and reads nothing itself.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,10 +21,13 @@ from nodeagent.mover_loss import read_loss
 from nodeagent.mover_pods import belongs_to, has_ended, pod_node, pod_state
 from nodeagent.outcome import Outcome, read_outcome
 
-__all__ = ["Case", "Limits", "LoadKey", "Site", "Viewer", "cancel_asked_at"]
+__all__ = ["Case", "Limits", "LoadKey", "ReadCurrent", "Site", "Viewer", "cancel_asked_at"]
 
 LoadKey = tuple[str, str, str]
 """A load in the work queue: kind, namespace, name."""
+
+ReadCurrent = Callable[[LoadKey], JsonDict | None]
+"""Returns a load as last seen; None where that is unknown, or lacks something that we wrote."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Viewer:
             pod = departed
         ours = cr.metadata.labels.get(NODE_LABEL) == self._site.label
         if ours:
-            self._note_slot(kind, cr)
+            self._slots.observe(Claim.of(cr, now=self._clock.now()), cr.phase)
         outcome = read_outcome(cr)
         view = View(
             phase=cr.phase,
@@ -133,10 +137,6 @@ class Viewer:
         """Drop what is remembered about the load of that uid."""
         self._stop_seen_at.pop(uid, None)
         self._slots.forget(uid)
-
-    def _note_slot(self, kind: Kind, cr: Load) -> None:
-        key = (kind.name, cr.metadata.namespace, cr.name)
-        self._slots.observe(Claim(cr.accepted_at or self._clock.now(), key, cr.uid), cr.phase)
 
     def _pod_state(self, cr: Load, pod: JsonDict | None) -> PodState:
         elsewhere = pod is not None and pod_node(pod) not in {"", self._site.node}

@@ -279,18 +279,19 @@ class Guard:
     def __init__(self, at: int, *, ended: bool) -> None:
         self._at = at
         self._ended = ended
-        self.asked = 0
+        self.asked: list[str] = []
 
-    async def __call__(self) -> None:
-        self.asked += 1
-        if self.asked >= self._at:
+    async def __call__(self, *, sure: bool) -> None:
+        self.asked.append("for certain" if sure else "before a create")
+        if len(self.asked) >= self._at:
             raise NotOwnerError("somebody else's", ended=self._ended)
 
 
-GUARDED = 5  # content, snapshot, claim, pod, and once after
+GUARDED = [*["before a create"] * 2, "for certain", *["before a create"] * 2, "for certain"]
+"""Content and snapshot; claim and pod."""
 
 
-@pytest.mark.parametrize("at", range(1, GUARDED + 1))
+@pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))
 async def test_what_was_made_for_a_load_that_ended_is_removed(at: int) -> None:
     scene = BackupScene()
     guard = Guard(at, ended=True)
@@ -302,7 +303,7 @@ async def test_what_was_made_for_a_load_that_ended_is_removed(at: int) -> None:
     assert MADE.isdisjoint(scene.world.names())
 
 
-@pytest.mark.parametrize("at", range(1, GUARDED + 1))
+@pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))
 async def test_another_agent_goes_on_from_what_was_made(at: int) -> None:
     scene = BackupScene()
     guard = Guard(at, ended=False)
@@ -314,7 +315,7 @@ async def test_another_agent_goes_on_from_what_was_made(at: int) -> None:
     assert_exposed(scene)
 
 
-async def test_the_guard_is_asked_before_each_create_and_once_after() -> None:
+async def test_the_guard_is_asked_before_each_create_and_for_certain_once_something_was_made() -> None:
     scene = BackupScene()
     guard = Guard(99, ended=True)
 

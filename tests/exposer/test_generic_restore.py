@@ -233,7 +233,7 @@ async def test_what_was_made_for_a_load_that_ended_is_removed(at: int) -> None:
     scene = RestoreScene()
     asked = 0
 
-    async def guard() -> None:
+    async def guard(*, sure: bool) -> None:
         nonlocal asked
         asked += 1
         if asked >= at:

@@ -20,6 +20,7 @@ from core.models.names import OWNER_UID_LABEL
 from exposer.model import Owner, Waiting
 from exposer.ownership import ExposeRun, remove_owned
 from exposer.volumes import remove_claim
+from tests.exposer.world import no_guard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -49,11 +50,8 @@ async def meet(obj: JsonDict, resource: Resource) -> Waiting | JsonDict:
     before = kube.objects(resource)
     client = KubeClient(kube, Retry(LoopClock()))
 
-    async def guard() -> None:
-        """It is ours to expose."""
-
     try:
-        return await ExposeRun(client, OWNER, guard).ensure(resource, build(resource, OWNER))
+        return await ExposeRun(client, OWNER, no_guard).ensure(resource, build(resource, OWNER))
     finally:
         await remove_owned(client, OWNER, resource, OWNER.object_name)
         await remove_claim(client, OWNER, OWNER.object_name)

@@ -275,7 +275,7 @@ async def test_what_was_made_goes_with_an_owner_that_ended(ended: bool) -> None:
     scene = Scene()
     calls = 0
 
-    async def guard() -> None:
+    async def guard(*, sure: bool) -> None:
         nonlocal calls
         calls += 1
         if calls > 1:

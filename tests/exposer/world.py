@@ -37,7 +37,7 @@ _BOUND: Final = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection"
 _BEING_DELETED: Final = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
 
 
-async def no_guard() -> None:
+async def no_guard(*, sure: bool) -> None:
     """The custom resource stays ours."""
 
 

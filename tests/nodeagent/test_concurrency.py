@@ -69,3 +69,12 @@ def test_more_may_run_than_the_limit_when_they_did_before() -> None:
     slots.observe(claim("c"), Phase.PREPARED)
     assert slots.used == 2
     assert slots.next_claims() == []
+
+
+def test_whoever_comes_before_all_that_wait_finds_a_free_slot() -> None:
+    slots = Slots(2)
+    slots.observe(claim("runs"), Phase.IN_PROGRESS)
+    slots.observe(claim("waits", 2), Phase.PREPARED)
+    assert [slots.has_none_for(claim(uid, minute)) for uid, minute in (("early", 1), ("late", 3))] == [False, True]
+    slots.observe(claim("runs too"), Phase.IN_PROGRESS)
+    assert slots.has_none_for(claim("early", 1))

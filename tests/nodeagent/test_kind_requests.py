@@ -24,6 +24,7 @@ from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
 from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.mover_plan import MoverPlans
 from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template
+from tests.exposer.world import no_guard
 from tests.support.golden import recorded
 from tests.support.scripted import answer, scripted_client
 
@@ -80,10 +81,7 @@ async def ask(kind: str, raw: JsonDict, document: JsonDict, *, repositories: lis
     adapter = kinds[kind.removeprefix("block-")]
     load: Load = adapter.parse(raw)
 
-    async def guard() -> None:
-        """The load stays ours."""
-
-    await adapter.ensure_exposed(load, guard)
+    await adapter.ensure_exposed(load, no_guard)
     (request,) = noting.requests
     return request
 

@@ -242,8 +242,8 @@ async def test_one_slot_is_given_to_one_load_after_the_other_and_each_says_that_
         await world.until(look)
         assert most == 1
         assert order[1:] == [name for name in ("du-3", "du-2", "du-1", "du-0") if name != order[0]]
-        waits = [e for e in world.kube.objects(EVENTS) if e["reason"] == "WaitingForSlot"]
-        assert len(waits) == 3
+        told = [e for e in world.kube.objects(EVENTS) if "waiting for a free slot" in e["message"]]
+        assert len({e["involvedObject"]["name"] for e in told}) == len(told) == 3
 
 
 async def test_a_restarted_agent_counts_what_runs_before_it_starts_anything() -> None:

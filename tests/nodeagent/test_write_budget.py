@@ -80,7 +80,6 @@ WRITES = {
     "PodVolumeBackup": {"POST pods": 1, "DELETE pods": 1},
     "PodVolumeRestore": {"POST pods": 1, "DELETE pods": 1},
 }
-LOOK_AND_TELL = ["GET", "PATCH"]
 MOST_READS = {"DataUpload": 70, "DataDownload": 45, "PodVolumeBackup": 27, "PodVolumeRestore": 27}
 
 
@@ -131,23 +130,19 @@ async def test_the_last_progress_and_the_outcome_do_not_get_into_each_others_way
 @pytest.mark.parametrize(("kind", "looks"), [("DataUpload", 0), ("PodVolumeBackup", 5)])
 async def test_a_load_that_waits_for_a_slot_is_not_read_at_each_change_of_its_pod(kind: str, looks: int) -> None:
     load = accepted(LOADS[kind]())
-    name, plural = load["metadata"]["name"], LOAD_RESOURCES[kind].plural
+    name = load["metadata"]["name"]
     async with open_world(load) as world:
         tally = Tally(world.kube)
         async with world.agent(tally, slots=0) as agent:
             await world.until(lambda: world.phase(kind) == "Prepared")
-            tally.requests.clear()
-            await world.until(lambda: "free slot" in world.load(kind)["status"].get("message", ""))
-            about_it = [request.method for request in tally.requests if f"/{plural}/{name}" in request.path]
-            assert about_it == LOOK_AND_TELL
+            assert "free slot" in world.load(kind)["status"]["message"]
             tally.requests.clear()
             for number in range(20):
                 change = {"metadata": {"annotations": {"changed": str(number)}}}
                 await world.cluster.client.patch(PODS, NAMESPACE, name, change)
                 await asyncio.sleep(2)
             # The volume that a pod's load is about may go away: that alone is looked after.
-            reads = [request.path for request in tally.requests if request.path.endswith(f"/{plural}/{name}")]
-            assert len(reads) == looks
+            assert tally.count() == ({"reads": looks} if looks else {})
             agent._tools.slots.set_limit(1)
             agent.slots_changed()
             await world.until(lambda: world.done(kind))
@@ -165,4 +160,5 @@ async def test_what_waiting_for_a_slot_costs_does_not_grow_with_the_time(kind: s
                 await asyncio.sleep(seconds)
         return {name: number for name, number in tally.count().items() if name != "reads"}
 
-    assert await wait(10) == await wait(300) == {f"PATCH {LOAD_RESOURCES[kind].plural}": 1, "POST events": 1}
+    # Its message and its Event are those of Prepared.
+    assert await wait(10) == await wait(300) == {}
