@@ -14,7 +14,10 @@ from core.models.phases import HOLDING_PHASES, Phase
 from nodeagent.kinds.base import Admission, Verdict
 from nodeagent.load_index import Entry
 
-__all__ = ["NodeCrowds"]
+__all__ = ["NODE_BUSY", "NodeCrowds"]
+
+NODE_BUSY: Final = "pod volumes on their way already"
+"""How the message of a load ends that its node holds back."""
 
 _SHARE_A_SLOT: Final = 2
 """A load is held back while its node has more than so many for each of its slots: enough to
@@ -74,7 +77,7 @@ class NodeCrowds:
         self._slots[label] = slots
         if self._room(label) <= 0:
             self._held[entry.uid] = (label, entry)
-            message = f"node {admission.node} has {self._on_the_way[label]} pod volumes on their way already"
+            message = f"node {admission.node} has {self._on_the_way[label]} {NODE_BUSY}"
             return Admission(Verdict.WAITS, "NodeBusy", message, patient=True)
         self._on_the_way[label] += 1
         self._chosen.add(entry.uid)

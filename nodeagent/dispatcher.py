@@ -115,7 +115,7 @@ class _Term:
         )
         self._agents = LiveAgents(tools.client, tools.clock, namespace=rules.namespace, on_change=self._changed.set)
         self._examiner = Examiner(tools, rules, agents=self._agents.nodes, on_due=self._changed.set)
-        self._held_back = HeldBack(self._examiner, self._examine)
+        self._held_back = HeldBack(self._examiner, tools.clock, self._examine)
         self._acceptance = Acceptance(tools, self._agents.nodes, on_accepted=on_accepted)
         kinds = [kind.name for kind in rules.kinds]
         self._view = QueueView(tools.metrics, tools.clock, kinds, entries=self._index.entries, order=self._line)

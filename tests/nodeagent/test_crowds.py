@@ -7,6 +7,7 @@ import pytest
 
 from core.models.names import NODE_LABEL
 from core.models.phases import Phase
+from nodeagent.admission import HELD_BACK
 from nodeagent.config_models import LabelSelector, NodeRule
 from nodeagent.crowds import NodeCrowds
 from nodeagent.kinds.base import Admission, Verdict
@@ -109,6 +110,24 @@ async def test_who_is_held_back_is_told_at_the_first_look_and_not_looked_at_agai
         await scene.until(lambda: "on their way already" in scene.message(f"a{MOST}"), seconds=1)
         await asyncio.sleep(50)
     assert scene.kind.checked.count(f"a{MOST}") == 1
+
+
+@pytest.mark.looptime
+async def test_that_only_the_queue_holds_it_back_by_now_is_told_once_that_lasts() -> None:
+    scene = open_scene(*NODES, limit=MOST + 1)
+    scene.kind = ScriptedKind(bound_to_node=True)
+    for name in [f"a{i}" for i in range(MOST + 1)] + ["b0"]:
+        scene.kind.answers[name] = ready(f"node-{name[0]}")
+        scene.add(name)
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.accepted) == MOST + 1)
+        assert "on their way already" in scene.message(f"a{MOST}")
+        scene.limit = MOST
+        scene.set_status("a0", phase="InProgress")
+        await asyncio.sleep(9)
+        # A node has room one moment and none the next: each would be a write.
+        assert "on their way already" in scene.message(f"a{MOST}")
+        await scene.until(lambda: scene.message(f"a{MOST}").startswith(HELD_BACK), seconds=10)
 
 
 @pytest.mark.looptime
