@@ -80,7 +80,7 @@ WRITES = {
     "PodVolumeBackup": {"POST pods": 1, "DELETE pods": 1},
     "PodVolumeRestore": {"POST pods": 1, "DELETE pods": 1},
 }
-MOST_READS = {"DataUpload": 70, "DataDownload": 45, "PodVolumeBackup": 27, "PodVolumeRestore": 27}
+MOST_READS = {"DataUpload": 46, "DataDownload": 29, "PodVolumeBackup": 15, "PodVolumeRestore": 15}
 
 
 @pytest.mark.parametrize("kind", LOADS)
