@@ -127,7 +127,8 @@ class Stage:
         kind, turn = KINDS[number % len(KINDS)], number // len(KINDS)
         workload = self._workloads.get((kind, turn % self.nodes))
         app = workload["metadata"]["namespace"] if workload else app_namespace(self.namespace, turn)
-        return Volume(kind, f"{kind.lower()}-{number:05}", app, workload or {})
+        # Contents of snapshots have no namespace: what another scenario left must not be in the way.
+        return Volume(kind, f"{self.namespace}-{kind.lower()}-{number:05}", app, workload or {})
 
     async def _each(self, items: Sequence[_T], work: Callable[[_T], Awaitable[None]]) -> None:
         await work_in_parallel(items, work, at_a_time=_AT_A_TIME, name="set up")

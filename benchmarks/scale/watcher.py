@@ -50,14 +50,15 @@ class _Watcher:
     def _watch(self, resource: Resource, version: str) -> None:
         try:
             name = self._config_map if resource is _CONFIG_MAPS else ""
-            for event in self._api.watch(resource, version, name=name, seconds=_WATCH_SECONDS):
-                if event["type"] == "ERROR":
-                    raise OSError(event["object"].get("message", "the watch was refused"))  # noqa: TRY301 - told below
-                self._take(resource, event)
+            while True:
+                # The server ends a watch that cannot keep up with it; nothing is missed from its last version on.
+                for event in self._api.watch(resource, version, name=name, seconds=_WATCH_SECONDS):
+                    if event["type"] == "ERROR":
+                        raise OSError(event["object"].get("message", "the watch was refused"))  # noqa: TRY301 - told below
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    self._take(resource, event)
         except Exception as e:  # noqa: BLE001 - the main thread ends with it
             self.seen.put(f"the watch of {resource.plural} broke: {e}")
-        else:
-            self.seen.put(f"the watch of {resource.plural} ended")
 
     def _take(self, resource: Resource, event: Json) -> None:
         meta = event["object"]["metadata"]
