@@ -21,6 +21,7 @@ from core.models.storage import (
     REPOSITORY_TYPE,
     BackupRepository,
     BackupStorageLocation,
+    RepositoryKey,
     RepositoryPhase,
     SecretKey,
     repository_labels,
@@ -151,17 +152,28 @@ class ClusterReader:
                         return
 
     async def _find_repository(self, volume_namespace: str, location: str) -> BackupRepository:
-        """Return the one that the three labels find, creating it where there is none."""
+        """Return the one that labels or name find and whose spec fits, creating it where they find none.
+
+        Raises:
+            RepositoryError: what they find is for another namespace, location or type.
+        """
+        wanted = RepositoryKey(volume_namespace, location)
         selector = select_labels(repository_labels(volume_namespace, location))
         found = await self._client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=selector))
-        if found:
-            return min(map(BackupRepository.parse, found), key=lambda repository: repository.name)
         manifest = build_repository(self._namespace, volume_namespace, location)
-        try:
-            return BackupRepository.parse(await self._client.create(BACKUP_REPOSITORIES, manifest))
-        except AlreadyExistsError:
-            # Another mover was first, or somebody made it without the labels.
-            return await self.repository(manifest["metadata"]["name"])
+        if not found:
+            # Where the name exists, another data mover was first, it lacks the labels, or it is for something else.
+            with suppress(AlreadyExistsError):
+                return BackupRepository.parse(await self._client.create(BACKUP_REPOSITORIES, manifest))
+        fitting = [BackupRepository.parse(raw) for raw in found if RepositoryKey.of(raw) == wanted]
+        if fitting:
+            return min(fitting, key=lambda repository: repository.name)
+        name = manifest["metadata"]["name"]
+        if found and await self._client.read(BACKUP_REPOSITORIES, self._namespace, name) is None:
+            name = found[0]["metadata"]["name"]
+        repository = await self.repository(name)
+        repository.check_key(wanted)
+        return repository
 
     async def _secret(self, wanted: SecretKey) -> bytes:
         shown = f"Secret {self._namespace}/{wanted.name}"

@@ -12,7 +12,7 @@ from typing import Final, Self
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
-from core.models.storage import BackupRepository, BackupStorageLocation
+from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
 from datamover.cluster import ClusterReader
 from datamover.connection import parse_cache_limit
 from datamover.kopia import Kopia, kopia_environment
@@ -74,11 +74,13 @@ async def open_location(
     """Return the kopia repository that `repository` stands for, not yet connected.
 
     Raises:
-        RepositoryError: the location, its credentials or the password cannot be used.
+        RepositoryError: the location, its credentials or the password cannot be used, or the
+            repository is for another location or of another type.
     """
+    volume_namespace = repository.spec.volume_namespace
+    repository.check_key(RepositoryKey(volume_namespace, location.name))
     reader = around.reader
     secrets = await reader.location_secrets(location)
-    volume_namespace = repository.spec.volume_namespace
     storage = storage_of(location, volume_namespace, secrets=secrets, environment=around.environment)
     password = await reader.password()
     reach = storage.reach(folder)

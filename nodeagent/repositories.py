@@ -22,7 +22,7 @@ from core.kube.resources import (
 )
 from core.logs import fields
 from core.models.base import JsonDict, format_time
-from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryPhase
+from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
 from exposer.causes import CauseFinder
 from exposer.model import Waiting
 from nodeagent.faults import Faults
@@ -146,11 +146,9 @@ class RepositoryKeeper:
         """Note that a load needs a repository now: one that is NotReady is tried again."""
         if self._repositories is None or self._queue is None:
             return
+        wanted = RepositoryKey(volume_namespace, location)
         for raw in self._repositories.items():
-            spec = raw.get("spec") or {}
-            if (spec.get("volumeNamespace"), spec.get("backupStorageLocation")) != (volume_namespace, location):
-                continue
-            if self._tries.want(raw["metadata"]["uid"]):
+            if RepositoryKey.of(raw) == wanted and self._tries.want(raw["metadata"]["uid"]):
                 self._queue.add(raw["metadata"]["name"])
 
     async def _handle(self, name: str) -> Requeue | None:

@@ -5,11 +5,12 @@ Source: Velero v1.18, pkg/apis/velero/v1, as recorded in tests/recordings/velero
 
 from datetime import datetime
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple, Self
 
 from msgspec import field
 
-from core.models.base import CustomResource, WireModel
+from core.errors import RepositoryError
+from core.models.base import CustomResource, JsonDict, WireModel
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOLUME_NAMESPACE_LABEL, label_value
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "BackupStorageLocationSpec",
     "BackupStorageLocationStatus",
     "ObjectStorage",
+    "RepositoryKey",
     "RepositoryPhase",
     "SecretKey",
     "repository_labels",
@@ -95,6 +97,32 @@ class RepositoryPhase(StrEnum):
     NOT_READY = "NotReady"
 
 
+class RepositoryKey(NamedTuple):
+    """What a BackupRepository is for. Its name and its labels do not prove that: only its spec does.
+
+    The names of two pairs can be the same ("app-dr" and "default", "app" and "dr-default"), long
+    label values are hashed, and users can edit labels.
+    """
+
+    volume_namespace: str
+    location: str
+    repository_type: str = REPOSITORY_TYPE
+
+    @classmethod
+    def of(cls, raw: JsonDict) -> Self:
+        """Return the key of a BackupRepository as JSON dict; an absent type reads as kopia."""
+        spec = raw.get("spec") or {}
+        repository_type = spec.get("repositoryType") or REPOSITORY_TYPE
+        return cls(spec.get("volumeNamespace", ""), spec.get("backupStorageLocation", ""), repository_type)
+
+    def __str__(self) -> str:
+        """Return it for a message."""
+        return (
+            f'volume namespace "{self.volume_namespace}", backup storage location "{self.location}" '
+            f'and repository type "{self.repository_type}"'
+        )
+
+
 class BackupRepositorySpec(WireModel):
     """`spec` of a BackupRepository."""
 
@@ -125,6 +153,20 @@ class BackupRepository(CustomResource):
     def phase(self) -> RepositoryPhase:
         """`status.phase`; absent reads as New."""
         return self.status.phase or RepositoryPhase.NEW
+
+    def check_key(self, wanted: RepositoryKey) -> None:
+        """Return if the repository is the one for `wanted`.
+
+        Raises:
+            RepositoryError: it is for another key; the message has both.
+        """
+        spec = self.spec
+        key = RepositoryKey(
+            spec.volume_namespace, spec.backup_storage_location, spec.repository_type or REPOSITORY_TYPE
+        )
+        if key != wanted:
+            shown = f"{self.kind_name} {self.metadata.namespace}/{self.name}"
+            raise RepositoryError(f"{shown} is for {key}, not for {wanted}")
 
 
 def repository_labels(volume_namespace: str, location: str) -> dict[str, str]:

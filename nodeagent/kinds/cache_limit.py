@@ -11,7 +11,7 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.models.loads import Load
-from core.models.storage import CACHE_LIMIT_KEY, repository_labels
+from core.models.storage import CACHE_LIMIT_KEY, RepositoryKey, repository_labels
 from exposer.model import PodVolumeRequest, RestoreRequest
 
 __all__ = ["DEFAULT_CACHE_LIMIT_MIB", "fit_cache"]
@@ -33,11 +33,11 @@ async def fit_cache(client: KubeClient, cr: Load, request: _Request) -> _Request
     """
     if request.cache is None:
         return request
-    selector = select_labels(repository_labels(cr.repository_namespace, cr.spec.backup_storage_location))
+    wanted = RepositoryKey(cr.repository_namespace, cr.spec.backup_storage_location)
+    selector = select_labels(repository_labels(wanted.volume_namespace, wanted.location))
     found = await client.list(Selection(BACKUP_REPOSITORIES, cr.metadata.namespace, label_selector=selector))
-    if not found:
-        return request
-    return replace(request, cache=replace(request.cache, limit_mib=max(map(_limit_of, found))))
+    limits = [_limit_of(raw) for raw in found if RepositoryKey.of(raw) == wanted]
+    return replace(request, cache=replace(request.cache, limit_mib=max(limits))) if limits else request
 
 
 def _limit_of(repository: JsonDict) -> int:

@@ -26,7 +26,7 @@ from datamover.surroundings import Surroundings
 from tests.datamover.plainkopia import PASSWORD
 from tests.support.fakekube import FakeKube
 
-__all__ = ["REPOSITORY", "MoverPod"]
+__all__ = ["REPOSITORY", "MoverPod", "repository_manifest"]
 
 REPOSITORY: Final = "app-default-kopia"
 _NAMESPACE: Final = "velero"
@@ -35,6 +35,26 @@ _POLL_SECONDS: Final = 0.02
 
 def _meta(name: str, **more: Any) -> JsonDict:
     return {"name": name, "namespace": _NAMESPACE, **more}
+
+
+def repository_manifest(volume_namespace: str, location: str) -> JsonDict:
+    """Return a BackupRepository as Velero's server leaves it, without status."""
+    labels = {
+        "velero.io/volume-namespace": volume_namespace,
+        "velero.io/storage-location": location,
+        "velero.io/repository-type": "kopia",
+    }
+    return {
+        "apiVersion": "velero.io/v1",
+        "kind": "BackupRepository",
+        "metadata": _meta(f"{volume_namespace}-{location}-kopia", labels=labels),
+        "spec": {
+            "volumeNamespace": volume_namespace,
+            "backupStorageLocation": location,
+            "repositoryType": "kopia",
+            "maintenanceFrequency": "1h0m0s",
+        },
+    }
 
 
 @dataclass
@@ -66,27 +86,7 @@ class MoverPod:
         )
 
     def put_repository(self, **status: str) -> None:
-        self.kube.put(
-            {
-                "apiVersion": "velero.io/v1",
-                "kind": "BackupRepository",
-                "metadata": _meta(
-                    REPOSITORY,
-                    labels={
-                        "velero.io/volume-namespace": "app",
-                        "velero.io/storage-location": "default",
-                        "velero.io/repository-type": "kopia",
-                    },
-                ),
-                "spec": {
-                    "volumeNamespace": "app",
-                    "backupStorageLocation": "default",
-                    "repositoryType": "kopia",
-                    "maintenanceFrequency": "1h0m0s",
-                },
-                "status": status,
-            }
-        )
+        self.kube.put(repository_manifest("app", "default") | {"status": status})
 
     def put_load(self, kind: str, phase: str = "InProgress", **spec: Any) -> None:
         """Create the load `load`, or change it; `spec` goes over the least one of its kind."""

@@ -5,15 +5,23 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from core.clock import Deadline
 from core.contract import BackupResult, parse_result
+from core.errors import RepositoryError
 from core.kube.resources import BACKUP_REPOSITORIES
+from core.models.base import JsonDict
+from core.models.storage import BackupRepository
+from datamover.scrub import Scrubber
+from datamover.surroundings import open_location
+from datamover.workfolder import WorkFolder
 from tests.datamover.plainkopia import PlainKopia
-from tests.datamover.pods import REPOSITORY, MoverPod
+from tests.datamover.pods import REPOSITORY, MoverPod, repository_manifest
 from tests.datamover.processes import running_kopia
 from tests.datamover.s3server import S3Server
 from tests.datamover.trees import describe_tree, make_large_file
@@ -249,6 +257,87 @@ async def test_a_repository_that_is_not_ready_ends_the_load_with_its_message(pod
     assert await pod.run("data-upload", tree) == 12
     assert pod.message == "BackupRepository velero/app-default-kopia is not ready: the bucket is on fire"
     assert pod.reasons() == ["Data-Path-Started", "Data-Path-Failed", "Data-Path-Stopped"]
+
+
+async def _ensure_repository(pod: MoverPod) -> BackupRepository:
+    """Return the repository of a volume of namespace app-dr, in location default."""
+
+    async def ignore(_: str) -> None:
+        """Drop what is waited for."""
+
+    deadline = Deadline.after(pod.clock, timedelta())
+    return await pod.around.reader.ensure_repository("app-dr", "default", deadline=deadline, on_wait=ignore)
+
+
+def _ready(volume_namespace: str, location: str, **metadata: Any) -> JsonDict:
+    manifest = repository_manifest(volume_namespace, location)
+    return manifest | {"metadata": manifest["metadata"] | metadata, "status": {"phase": "Ready"}}
+
+
+_APP_DR = _ready("app-dr", "default")
+
+
+@pytest.mark.cause("repository-mismatch")
+@pytest.mark.parametrize(
+    ("other", "pairs"),
+    [
+        (_ready("app", "dr-default"), ('"app"', '"dr-default"')),
+        (_ready("app", "dr-default", labels=_APP_DR["metadata"]["labels"]), ('"app"', '"dr-default"')),
+        (_ready("other", "default", labels=_APP_DR["metadata"]["labels"]), ('"other"', '"default"')),
+        (_APP_DR | {"spec": _APP_DR["spec"] | {"repositoryType": "restic"}}, ('"app-dr"', '"default"', '"restic"')),
+    ],
+    ids=["name", "name and labels", "labels", "type"],
+)
+async def test_a_repository_of_another_namespace_location_or_type_is_not_used(
+    tmp_path: Path, other: JsonDict, pairs: tuple[str, ...]
+) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    before = pod.kube.put(other)
+    with pytest.raises(RepositoryError) as failed:
+        await _ensure_repository(pod)
+    assert pod.stored() == [before]
+    found, wanted = str(failed.value).split(", not for ")
+    assert f"BackupRepository velero/{other['metadata']['name']} is for " in found
+    assert all(word in found for word in pairs)
+    assert all(word in wanted for word in ('"app-dr"', '"default"', '"kopia"'))
+
+
+@pytest.mark.parametrize("repository_type", ["kopia", ""])
+async def test_a_repository_without_labels_is_used_by_its_spec(tmp_path: Path, repository_type: str) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.kube.put(
+        _ready("app-dr", "default", labels={}) | {"spec": _APP_DR["spec"] | {"repositoryType": repository_type}}
+    )
+    # Users can edit labels: this one has those that are wanted.
+    pod.kube.put(_ready("a", "other", labels=_APP_DR["metadata"]["labels"]))
+    found = await _ensure_repository(pod)
+    assert (found.name, found.spec.volume_namespace) == ("app-dr-default-kopia", "app-dr")
+
+
+async def test_of_several_repositories_with_the_same_labels_only_those_that_fit_count(tmp_path: Path) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.kube.put(_ready("a", "other", labels=_APP_DR["metadata"]["labels"]))
+    pod.kube.put(_ready("app-dr", "default", name="z"))
+    assert (await _ensure_repository(pod)).name == "z"
+
+
+async def test_a_load_does_not_write_into_the_repository_of_another_namespace(pod: MoverPod, tree: Path) -> None:
+    repository = pod.folder / "backups" / "kopia" / "app"
+    before = sorted(repository.rglob("*"))
+    pod.kube.put(_ready("app", "default", name="app-dr-default-kopia", labels=_APP_DR["metadata"]["labels"]))
+    pod.put_load("DataUpload", sourceNamespace="app-dr")
+    assert await pod.run("data-upload", tree) == 12
+    assert 'app-dr-default-kopia is for volume namespace "app"' in pod.message
+    assert sorted(repository.rglob("*")) == before
+
+
+async def test_a_repository_is_not_opened_in_another_location(tmp_path: Path) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    location = await pod.around.reader.location("default")
+    other = BackupRepository.parse(pod.kube.put(_ready("app", "dr-default")))
+    folder = WorkFolder(tmp_path, tmp_path / "cache")
+    with pytest.raises(RepositoryError, match=r'"dr-default" .*, not for .* "default"'):
+        await open_location(pod.around, location, other, folder=folder, scrubber=Scrubber())
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,19 @@ async def test_a_cache_has_room_for_what_its_repository_keeps(
     assert request.cache == CacheVolume("fast", limit_mib)
 
 
+@pytest.mark.parametrize("key", ["volumeNamespace", "backupStorageLocation", "repositoryType"])
+async def test_a_cache_takes_its_limit_only_from_the_repository_that_is_used(key: str) -> None:
+    """Whatever the labels of others say."""
+    own, other = recorded("backuprepository"), recorded("backuprepository")
+    own["spec"]["repositoryConfig"] = {"cacheLimitMB": "100"}
+    other["spec"] |= {key: "other", "repositoryConfig": {"cacheLimitMB": "20000"}}
+
+    beside = await ask("datadownload", recorded("datadownload"), EVERYTHING, repositories=[own, other])
+    alone = await ask("datadownload", recorded("datadownload"), EVERYTHING, repositories=[other])
+
+    assert (beside.cache, alone.cache) == (CacheVolume("fast", 100), CACHE)
+
+
 async def test_a_source_of_another_class_is_not_set_up() -> None:
     raw = recorded("dataupload")
     raw["spec"]["csiSnapshot"]["storageClass"] = "other"
