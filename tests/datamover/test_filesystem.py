@@ -154,6 +154,16 @@ async def test_an_owner_that_the_target_refuses_is_passed_over(
     assert (restored.stat().st_uid, file.stat().st_uid) == (0, 12345)
 
 
+async def test_a_name_that_grows_to_all_that_a_file_system_holds_comes_back(by_hand: ByHand, tmp_path: Path) -> None:
+    """85 bytes that are not UTF-8 are 255 bytes as kopia keeps them."""
+    folder = tmp_path / "volume" / os.fsdecode(b"\xe9" * 85)
+    folder.mkdir(parents=True)
+    (folder / os.fsdecode(b"\xff" * 85)).write_text("content")
+    backup = await by_hand.back_up(folder.parent, "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert (tmp_path / "out" / ("\ufffd" * 85) / ("\ufffd" * 85)).read_text() == "content"
+
+
 async def test_which_names_are_one_file_is_not_kept_but_its_content_is(by_hand: ByHand, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     (file.parent / "same").hardlink_to(file)

@@ -74,6 +74,80 @@ async def test_names_that_become_one_fail_the_backup_and_leave_no_snapshot(
     assert kopia.snapshots() == []
 
 
+_LONG = ("имя" * 40).encode("cp1251")
+"""120 bytes, of which kopia makes 360."""
+
+
+async def test_names_that_grow_too_long_fail_the_backup_and_leave_no_snapshot(
+    by_hand: ByHand, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    volume = _fill(tmp_path / "volume", b"dir/" + _LONG, *(b"x%d" % number + _LONG for number in range(4)))
+    with pytest.raises(DataPathError, match=r"^5 names would be too long to restore: .*255 bytes") as failed:
+        await by_hand.back_up(volume, "", None)
+    paths = str(failed.value).partition("Rename them: ")[2].split("; ")
+    assert len(paths) == 3
+    shown = _LONG.decode(errors="backslashreplace")
+    assert set(paths) <= {f"dir/{shown}", *(f"x{number}{shown}" for number in range(4))}
+    assert kopia.snapshots() == []
+
+
+async def test_a_load_with_a_name_that_grows_too_long_fails_by_its_path(
+    tmp_path: Path, repository: Path, kopia_program: Path
+) -> None:
+    place = shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository(phase="Ready")
+    pod.put_load("DataUpload")
+    assert await pod.run("data-upload", _fill(tmp_path / "volume", b"dir/" + _LONG, b"plain")) == 10
+    assert f"dir/{_LONG.decode(errors='backslashreplace')}" in pod.message
+    kopia = PlainKopia(kopia_program, tmp_path)
+    kopia.connect(place)
+    assert kopia.snapshots() == []
+
+
+_DEEP = b"/".join([b"\xe9" * 85] * 15)
+"""A path of 3839 bytes as kopia keeps it."""
+
+
+@pytest.mark.parametrize(
+    ("path", "too_long"),
+    [
+        (b"\xe9" * 85, 0),
+        (b"\xe9" * 85 + b"a", 1),
+        ("я".encode() * 127 + b"a", 0),
+        (_DEEP + b"/a" + b"\xe9" * 72, 0),
+        (_DEEP + b"/aa" + b"\xe9" * 72, 1),
+        (_DEEP + b"/" + b"\xe9" * 84 + b"/plain", 2),
+    ],
+    ids=["255", "256", "255 of UTF-8", "path of 4057", "path of 4058", "and all below"],
+)
+def test_a_name_has_255_bytes_and_a_path_4057_at_most_as_kopia_keeps_them(
+    tmp_path: Path, path: bytes, too_long: int
+) -> None:
+    report = examine_names(_fill_folder(tmp_path / "v", path), _go_on)
+    assert report.too_long == too_long
+    assert all(len(shown) <= 1001 for shown in report.longest)
+
+
+def _fill_folder(root: Path, path: bytes) -> Path:
+    (root / os.fsdecode(path)).mkdir(parents=True)
+    return root
+
+
+def test_what_kopia_skips_may_have_any_name(tmp_path: Path) -> None:
+    volume = _fill(tmp_path / "v", b"plain")
+    os.mkfifo(os.fsencode(volume) + b"/" + _LONG)
+    report = examine_names(volume, _go_on)
+    assert report.too_long == 0
+    report.check()
+
+
+def test_names_that_are_lost_and_names_that_are_too_long_are_reported_together(tmp_path: Path) -> None:
+    report = examine_names(_fill(tmp_path / "v", b"x/\xff", b"x/\xfe", _LONG), _go_on)
+    with pytest.raises(DataPathError, match=r"^1 names would be lost: .*\. 1 names would be too long"):
+        report.check()
+
+
 async def test_a_snapshot_that_cannot_be_taken_away_hides_no_names(
     by_hand: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
