@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from core.clock import Clock, SystemClock
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
-from core.kube.limits import RateLimit
+from core.kube.limits import LimitedTransport, RateLimit
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.loads import Load
@@ -148,7 +148,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         metrics.request(verb, status)
         memory.note()
 
-    client = client.limited(limit, on_answer=note_answer)
+    client = KubeClient(LimitedTransport(client.transport, limit, on_answer=note_answer), Retry(clock))
     status = StatusWriter(client, clock)
     recorder = EventRecorder(client, clock, component="node-agent", host=settings.node_name)
     story = Story(recorder)

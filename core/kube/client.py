@@ -6,13 +6,12 @@ Knows how verbs become requests, preconditions and paging. Does not know watches
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
 from core.kube.errors import ConflictError, NotFoundError, raise_for_status
-from core.kube.limits import LimitedTransport, RateLimit
 from core.kube.resources import Resource
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request, Response, Transport
@@ -119,10 +118,6 @@ class KubeClient:
     def urgently(self) -> "KubeClient":
         """Return a client for the few requests that must not wait behind others."""
         return KubeClient(self._transport, self._retry, urgent=True)
-
-    def limited(self, limit: RateLimit, *, on_answer: Callable[[str, int], None]) -> "KubeClient":
-        """Return a client that keeps to `limit`; `on_answer` gets verb and status of each answer."""
-        return KubeClient(LimitedTransport(self._transport, limit, on_answer=on_answer), self._retry)
 
     async def _send(self, request: Request, attempted: str, *, again: bool) -> Response:
         """Send a request; `again` says whether losing the answer allows another try."""

@@ -9,7 +9,7 @@ from core.kube.errors import ThrottledError, UnreachableError
 from core.kube.limits import LimitedTransport, RateLimit
 from core.kube.resources import CONFIG_MAPS
 from core.kube.retry import Retry
-from core.kube.transport import Request, Response
+from core.kube.transport import Request, Response, Transport
 from core.kube.watch import watch_objects
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -21,6 +21,12 @@ pytestmark = pytest.mark.looptime
 
 def limit(*, per_second: float = 10.0, burst: int = 5) -> RateLimit:
     return RateLimit(LoopClock(), per_second=per_second, burst=burst)
+
+
+def limited(kube: Transport, rate: RateLimit, answers: list[tuple[str, int]]) -> KubeClient:
+    """Return a client that keeps to `rate`; the verb and status of each answer go to `answers`."""
+    transport = LimitedTransport(kube, rate, on_answer=lambda verb, status: answers.append((verb, status)))
+    return KubeClient(transport, Retry(LoopClock()))
 
 
 async def test_a_burst_passes_at_once_and_the_rest_at_the_rate(looptime: float) -> None:
@@ -106,10 +112,9 @@ class Busy(FakeKube):
 
 
 async def test_a_rest_that_one_request_was_asked_for_is_heeded_by_all(looptime: float) -> None:
-    kube, answers = Busy(), []
-    client = KubeClient(kube, Retry(LoopClock())).limited(
-        limit(), on_answer=lambda verb, status: answers.append((verb, status))
-    )
+    kube = Busy()
+    answers: list[tuple[str, int]] = []
+    client = limited(kube, limit(), answers)
     async with asyncio.TaskGroup() as group:
         for name in ("a", "b", "c"):
             group.create_task(client.read(CONFIG_MAPS, "ns", name))
@@ -122,10 +127,9 @@ async def test_a_rest_that_one_request_was_asked_for_is_heeded_by_all(looptime: 
 
 
 async def test_watches_count_and_wait_as_other_requests_do(looptime: float) -> None:
-    kube, answers = FakeKube(), []
-    client = KubeClient(kube, Retry(LoopClock())).limited(
-        limit(per_second=1.0, burst=1), on_answer=lambda verb, status: answers.append((verb, status))
-    )
+    kube = FakeKube()
+    answers: list[tuple[str, int]] = []
+    client = limited(kube, limit(per_second=1.0, burst=1), answers)
     changes = watch_objects(client, Selection(CONFIG_MAPS, "ns"), clock=LoopClock())
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(anext_of(changes, 3))
@@ -143,7 +147,8 @@ async def anext_of(changes: object, count: int) -> None:
 
 
 async def test_what_got_no_answer_and_a_refused_watch_are_counted_as_such() -> None:
-    kube, answers = FakeKube(), []
+    kube = FakeKube()
+    answers: list[tuple[str, int]] = []
     transport = LimitedTransport(kube, limit(), on_answer=lambda verb, status: answers.append((verb, status)))
     kube.fail_next("GET", "configmaps", "lost")
     with pytest.raises(UnreachableError):
