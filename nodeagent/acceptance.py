@@ -66,7 +66,7 @@ class Acceptance:
                 label = label_value(look.node) if look.node else choose_node(agents, accepted)
                 if label is None or label not in agents:
                     continue
-                stored = await attempt(look.entry, self._accept(look, agents[label]))
+                stored = await attempt(look.entry.log_fields, self._accept(look, agents[label]))
                 if stored is not None:
                     accepted[label] += 1
                     self._on_accepted(stored)

@@ -6,12 +6,10 @@ at the load again.
 
 import logging
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from core.errors import AgentError
 from core.kube.errors import ConflictError
-from core.logs import fields
-from nodeagent.load_index import Entry
 
 __all__ = ["attempt"]
 
@@ -20,9 +18,8 @@ _log = logging.getLogger(__name__)
 _R = TypeVar("_R")
 
 
-async def attempt(entry: Entry, step: Awaitable[_R]) -> _R | None:
-    """Return what `step`, which is about the load of `entry`, returns; None where it went wrong."""
-    told = fields(kind=entry.kind, namespace=entry.namespace, name=entry.name, uid=entry.uid)
+async def attempt(told: dict[str, Any], step: Awaitable[_R]) -> _R | None:
+    """Return what `step` returns, None where it went wrong; `told` are the log fields of its load."""
     try:
         return await step
     except ConflictError as e:

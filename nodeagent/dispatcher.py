@@ -245,7 +245,7 @@ class _Term:
         looks = await self._examine(list(due))
         released = set()
         for look in looks:
-            if not look.ready and await attempt(look.entry, self._fence(look)):
+            if not look.ready and await attempt(look.entry.log_fields, self._fence(look)):
                 released.add(look.entry.uid)
         return [look for look in looks if look.ready], places - released
 
@@ -275,7 +275,7 @@ class _Term:
         """Look at some loads, several at a time; return those that can be spoken about, in order."""
 
         async def look_at(entry: Entry) -> Look | None:
-            return await attempt(entry, self._examiner.examine(entry))
+            return await attempt(entry.log_fields, self._examiner.examine(entry))
 
         looks = await work_in_parallel(entries, look_at, at_a_time=_LOOKS_AT_A_TIME, name="look at a load")
         found = [look for look in looks if look is not None]

@@ -71,7 +71,7 @@ class HeldBack:
             if look.ready:
                 self._told.add(look.entry.uid)
                 told = self._examiner.hold_back(look, limit=limit, position=positions[look.entry.uid])
-                await attempt(look.entry, told)
+                await attempt(look.entry.log_fields, told)
         return len(news)
 
     def _is_news(self, entry: Entry) -> bool:

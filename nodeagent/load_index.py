@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from core.clock import Clock
 from core.errors import ContractError
@@ -55,6 +55,11 @@ class Entry:
     finalizer: bool
     message: str
     fault: str = ""
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """The load's identity, as fields of a log line."""
+        return fields(kind=self.kind, namespace=self.namespace, name=self.name, uid=self.uid)
 
     @property
     def key(self) -> tuple[str, str, str]:
