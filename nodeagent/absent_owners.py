@@ -22,7 +22,6 @@ from nodeagent.load_index import AGENT_AWAY
 from nodeagent.mover_pods import explain_loss, read_mover
 from nodeagent.outcome import read_outcome
 from nodeagent.status import Change
-from nodeagent.view import cancel_asked_at
 
 __all__ = ["AbsentOwners", "node_of"]
 
@@ -92,7 +91,7 @@ class AbsentOwners:
             await self._end_unfinished(kind, cr, f"{lost}; {away}")
             return
         stop = cr.stopping
-        asked_at = cancel_asked_at(cr)
+        asked_at = cr.cancel_requested_at
         if stop and asked_at is not None:
             span = _FORCED_BEFORE_START if cr.phase in HOLDING_PHASES else _FORCED_RUNNING
             if clock.now() - asked_at >= span:

@@ -5,14 +5,13 @@ rules (`nodeagent.lifecycle`), and reads nothing itself.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from core.clock import Clock
 from core.models.base import JsonDict
 from core.models.loads import Load
-from core.models.names import CANCEL_ASKED_ANNOTATION, NODE_LABEL, label_value
+from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from nodeagent.concurrency import Claim, Slots
 from nodeagent.kinds.base import Kind
@@ -21,7 +20,7 @@ from nodeagent.mover_loss import read_loss
 from nodeagent.mover_pods import belongs_to, has_ended, pod_node, pod_state
 from nodeagent.outcome import Outcome, read_outcome
 
-__all__ = ["Case", "Limits", "LoadKey", "ReadCurrent", "Site", "Viewer", "cancel_asked_at"]
+__all__ = ["Case", "Limits", "LoadKey", "ReadCurrent", "Site", "Viewer"]
 
 LoadKey = tuple[str, str, str]
 """A load in the work queue: kind, namespace, name."""
@@ -80,14 +79,6 @@ class Case:
         return (self.kind.name, self.cr.metadata.namespace, self.cr.name)
 
 
-def cancel_asked_at(cr: Load) -> datetime | None:
-    """Return since when `cr` is to stop as far as the API server knows; None where it does not say."""
-    times = [cr.metadata.deletion_timestamp] if cr.metadata.deletion_timestamp is not None else []
-    with suppress(ValueError):
-        times.append(datetime.fromisoformat(cr.metadata.annotations.get(CANCEL_ASKED_ANNOTATION, "")))
-    return min((time for time in times if time.tzinfo is not None), default=None)
-
-
 class Viewer:
     """Reduces loads to views, by the clock and by the node's slots."""
 
@@ -126,7 +117,7 @@ class Viewer:
     def seconds_until_overdue(self, cr: Load) -> float:
         """Return how long a mover may still take to answer the cancel of `cr`."""
         limit_seconds = self._limits.cancel.total_seconds()
-        asked_at = cancel_asked_at(cr)
+        asked_at = cr.cancel_requested_at
         if asked_at is not None:
             return max(0.0, limit_seconds - (self._clock.now() - asked_at).total_seconds())
         # Until that is written down, only this process knows.

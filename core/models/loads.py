@@ -5,6 +5,7 @@ tests/recordings/velero-1.18.2/crds. Phases are read through `Load.phase`, where
 phase is New.
 """
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from msgspec import field
 
 from core.models.base import CustomResource, WireModel
 from core.models.duration import parse_duration
+from core.models.names import CANCEL_ASKED_ANNOTATION
 from core.models.phases import Phase
 
 __all__ = [
@@ -89,6 +91,14 @@ class Load(CustomResource):
     def stopping(self) -> bool:
         """Whether somebody wants its end: by `spec.cancel`, or by deleting it."""
         return self.spec.cancel or self.deleting
+
+    @property
+    def cancel_requested_at(self) -> datetime | None:
+        """When the cancel was requested as far as the API server knows; None where it does not say."""
+        times = [self.metadata.deletion_timestamp] if self.metadata.deletion_timestamp is not None else []
+        with suppress(ValueError):
+            times.append(datetime.fromisoformat(self.metadata.annotations.get(CANCEL_ASKED_ANNOTATION, "")))
+        return min((time for time in times if time.tzinfo is not None), default=None)
 
     @property
     def settings(self) -> dict[str, str]:
