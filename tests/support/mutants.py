@@ -41,7 +41,7 @@ class Mutant:
 
 
 def make_mutants(source: str, name: str, scope: Mapping[str, Any]) -> Iterator[Mutant]:
-    """Yield the function `name` of a module once for each change to the module's functions and constants.
+    """Yield the function `name` of a module once for each change to it, and to what it uses of the module.
 
     Args:
         source: the module's text.
@@ -50,7 +50,7 @@ def make_mutants(source: str, name: str, scope: Mapping[str, Any]) -> Iterator[M
     """
     module = ast.parse(source)
     kept = [node for node in module.body if isinstance(node, ast.FunctionDef) or _is_constant(node)]
-    tree = ast.Module(body=kept, type_ignores=[])
+    tree = ast.Module(body=_reached_from(name, kept), type_ignores=[])
     for position, node in enumerate(ast.walk(tree)):
         for what, change in _changes(node, scope):
             copy = deepcopy(tree)
@@ -130,3 +130,19 @@ def _with_member(other: str) -> Callable[[Any], None]:
         node.attr = other
 
     return change
+
+
+def _names_of(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.FunctionDef):
+        return {node.name}
+    return {each.id for each in getattr(node, "targets", []) if isinstance(each, ast.Name)}
+
+
+def _reached_from(name: str, nodes: list[ast.stmt]) -> list[ast.stmt]:
+    """Return those of the functions and constants that the function `name` uses, itself included."""
+    reached, names = set[int](), {name}
+    while found := [number for number, node in enumerate(nodes) if number not in reached and names & _names_of(node)]:
+        reached.update(found)
+        for number in found:
+            names |= {each.id for each in ast.walk(nodes[number]) if isinstance(each, ast.Name)}
+    return [node for number, node in enumerate(nodes) if number in reached]
