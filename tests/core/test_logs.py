@@ -29,11 +29,11 @@ def _lines(log_format: str, level: str = "info") -> io.StringIO:
 def test_text_line_holds_message_and_fields() -> None:
     stream = _lines("text")
     told = fields(kind="DataUpload", namespace="velero", name="b1", seconds=1.23456)
-    logging.getLogger("nodeagent.status").info("phase moved", extra=told)
+    logging.getLogger("nodeagent.app").info("phase moved", extra=told)
     line = stream.getvalue()
     assert line.startswith("time=20")
     assert line.endswith(
-        'level=info msg="phase moved" logger=nodeagent.status kind=DataUpload namespace=velero name=b1 seconds=1.235\n'
+        'level=info msg="phase moved" logger=nodeagent.app kind=DataUpload namespace=velero name=b1 seconds=1.235\n'
     )
 
 
