@@ -15,7 +15,7 @@ from msgspec import Meta, field
 
 from core.errors import ContractError, ResultError
 from core.models.base import WireModel
-from core.models.duration import format_duration
+from core.models.units import format_duration
 
 __all__ = [
     "CANCELED_ENDING",

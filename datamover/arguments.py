@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
-from core.models.duration import parse_duration
+from core.models.units import parse_duration
 from core.version import VERSION
 from datamover.loads import LOAD_KINDS
 from datamover.options import LoadOptions, RepositoryOptions

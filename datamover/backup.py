@@ -19,7 +19,7 @@ from typing import Final
 from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
-from core.models.duration import format_duration
+from core.models.units import format_duration
 from datamover.background import Stop, run_in_background
 from datamover.block import device_size, open_device
 from datamover.kopia import Kopia, KopiaAnswer, KopiaFiles

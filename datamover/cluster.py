@@ -14,7 +14,7 @@ from core.errors import RepositoryError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
-from core.kube.watch_one import watch_one
+from core.kube.watch import watch_one
 from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
 from core.models.storage import (

@@ -12,8 +12,8 @@ from core.clock import Clock
 from core.errors import AgentError, DataPathError
 from core.kube.client import KubeClient, Selection
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
-from core.models.loads import Load
 from core.models.phases import Phase
+from core.models.transfers import Load
 from datamover.canceller import Canceller
 from datamover.loads import LoadKind
 

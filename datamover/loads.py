@@ -12,8 +12,8 @@ from typing import Final
 from core.contract import MoverVerb
 from core.errors import ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
-from core.models.loads import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
 from core.models.names import ASYNC_OPERATION_ID_LABEL, PVC_NAME_ANNOTATION, RESTORE_UID_LABEL
+from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
 
 __all__ = ["LOAD_KINDS", "BackupPlan", "LoadKind", "RestorePlan", "plan_of"]
 

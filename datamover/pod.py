@@ -12,8 +12,8 @@ from core.clock import Deadline
 from core.contract import BackupResult, DataPathReason, ProgressMessage, RestoreResult
 from core.errors import AgentError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
-from core.models.loads import Load
 from core.models.storage import BackupRepository
+from core.models.transfers import Load
 from datamover.backup import BackupRequest, back_up
 from datamover.canceller import Canceller, run_beside, run_unless_canceled
 from datamover.ending import Ending, build_ending, build_failure, leave_message

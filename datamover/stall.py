@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final
 
 from core.errors import ConfigError
-from core.models.duration import parse_duration
+from core.models.units import parse_duration
 
 __all__ = ["StallLimits", "Standstill", "read_stall_limits"]
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from core.clock import Clock
 from core.errors import AgentError, DataPathError, RepositoryError
-from core.models.duration import format_duration
+from core.models.units import format_duration
 from datamover.canceller import Canceller, run_beside, run_unless_canceled
 from datamover.kopia import Kopia, KopiaAnswer, KopiaFiles
 from datamover.progress import Meter

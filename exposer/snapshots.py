@@ -14,7 +14,7 @@ from core.errors import ContractError, ExposeError
 from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict, WireModel
 from core.models.names import MANAGED_BY_LABEL
-from core.models.quantity import parse_quantity
+from core.models.units import parse_quantity
 from exposer.claims import claim_volume_mode
 from exposer.model import Owner, Waiting
 

@@ -10,10 +10,10 @@ from datetime import timedelta
 from typing import Final
 
 from core.models.base import JsonDict, format_time
-from core.models.duration import format_duration
-from core.models.loads import Load
 from core.models.names import CANCEL_ASKED_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
+from core.models.transfers import Load
+from core.models.units import format_duration
 from exposer.diagnose import parse_pod_end
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.endings import tell_end, who_stops

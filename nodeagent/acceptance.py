@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from core.kube.errors import ConflictError
-from core.models.loads import Load
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
+from core.models.transfers import Load
 from nodeagent.admission import Look
 from nodeagent.admission_order import choose_node
 from nodeagent.attempts import attempt

@@ -14,10 +14,10 @@ from datetime import timedelta
 from typing import Final
 
 from core.kube.errors import ForbiddenError
-from core.models.duration import format_duration
-from core.models.loads import Load
 from core.models.names import ACCEPT_FENCE_ANNOTATION, label_value
 from core.models.phases import Phase
+from core.models.transfers import Load
+from core.models.units import format_duration
 from exposer.model import Waiting
 from nodeagent.crowds import NodeCrowds
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools

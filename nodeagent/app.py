@@ -18,7 +18,7 @@ from core.kube.events import EventRecorder
 from core.kube.limits import LimitedTransport, RateLimit
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.loads import Load
+from core.models.transfers import Load
 from core.version import VERSION
 from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer

@@ -11,8 +11,8 @@ from typing import Final
 
 from core.clock import Clock
 from core.logs import fields
-from core.models.duration import format_duration
-from core.models.loads import Load
+from core.models.transfers import Load
+from core.models.units import format_duration
 from exposer.model import Waiting
 from nodeagent.kinds.base import Kind
 from nodeagent.queue import Requeue

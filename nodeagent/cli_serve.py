@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Final
 
 from core.logs import LEVELS, LOG_FORMATS, set_up_logging
-from core.models.duration import format_duration, parse_duration
+from core.models.units import format_duration, parse_duration
 from nodeagent.cli_flags import add_kubeconfig, add_namespace
 from nodeagent.settings import Address, RepositoryController, Settings, node_name_from, parse_address
 

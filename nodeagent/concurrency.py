@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
-from core.models.loads import Load
 from core.models.phases import Phase
+from core.models.transfers import Load
 
 __all__ = ["Claim", "Slots"]
 

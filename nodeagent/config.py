@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from core.errors import ConfigError
 from core.models.base import JsonDict
-from core.models.quantity import parse_quantity
+from core.models.units import parse_quantity
 from nodeagent.config_advice import advise
 from nodeagent.config_keys import Finding, Location, SortedKeys, ask, close_name, load_json, sort_keys
 from nodeagent.config_models import LARGEST_PREPARE_QUEUE, AgentConfig, LoadConcurrency

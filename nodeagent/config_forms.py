@@ -12,7 +12,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, StrictStr, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from core.models.quantity import parse_quantity
+from core.models.units import parse_quantity
 
 __all__ = [
     "AnnotationMap",
@@ -35,7 +35,7 @@ _ANNOTATIONS_LIMIT_BYTES: Final = 256 * 1024
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _QUANTITY_PATTERN: Final = r"(?:[+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?)?"
-"""For readers of the schema; what counts is `core.models.quantity`."""
+"""For readers of the schema; what counts is `core.models.units`."""
 
 
 def expected(what: str) -> PydanticCustomError:

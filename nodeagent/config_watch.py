@@ -10,7 +10,7 @@ from core.clock import Clock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
-from core.kube.watch_one import watch_one
+from core.kube.watch import watch_one
 from core.models.base import JsonDict
 from nodeagent.config_map import absent, parse_config_map
 from nodeagent.current_config import CurrentConfig, Verdict

@@ -15,8 +15,8 @@ from typing import Final
 from core.aio import run_apart, wait_for_event
 from core.errors import AgentError
 from core.models.base import JsonDict
-from core.models.loads import Load
 from core.models.phases import HOLDING_PHASES, Phase
+from core.models.transfers import Load
 from nodeagent.acceptance import Acceptance
 from nodeagent.admission import Examiner, Look
 from nodeagent.admission_order import count_accepted, in_order

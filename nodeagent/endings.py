@@ -4,8 +4,8 @@ Knows the words and the counts that all endings share. Does not know why a load 
 anything on it (`nodeagent.status`).
 """
 
-from core.models.loads import Load
 from core.models.phases import Phase
+from core.models.transfers import Load
 from nodeagent.kinds.base import Kind
 from nodeagent.metrics import Metrics
 from nodeagent.story import Story

@@ -16,8 +16,8 @@ from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
-from core.models.quantity import parse_quantity
 from core.models.storage import BackupRepository, repository_labels
+from core.models.units import parse_quantity
 from exposer.diagnose import diagnose_pod, parse_pod_end
 from exposer.model import Owner, Waiting
 from exposer.pod import build_init_pod, init_pod_name

@@ -14,8 +14,8 @@ from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.models.base import JsonDict
-from core.models.loads import Load
 from core.models.names import NODE_LABEL
+from core.models.transfers import Load
 from nodeagent.informer import Informer
 from nodeagent.kinds.base import Kind
 from nodeagent.mover_pods import trim_pod

@@ -12,7 +12,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.logs import bind
 from core.models.base import JsonDict
-from core.models.loads import Load
+from core.models.transfers import Load
 
 __all__ = ["MoverLogs", "add_log_end"]
 

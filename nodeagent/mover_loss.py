@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from core.errors import ContractError
 from core.models.base import WireModel
-from core.models.loads import Load
 from core.models.names import MOVER_LOST_ANNOTATION
+from core.models.transfers import Load
 
 __all__ = ["LostPod", "MoverLoss", "count_loss", "read_loss"]
 

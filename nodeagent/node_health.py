@@ -14,8 +14,8 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError
 from core.kube.resources import NODES
 from core.models.base import JsonDict
-from core.models.duration import format_duration
 from core.models.names import label_value
+from core.models.units import format_duration
 from nodeagent.informer import Informer
 
 __all__ = ["NodeHealth", "explain_node_loss"]

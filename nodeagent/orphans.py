@@ -17,9 +17,9 @@ from core.errors import AgentError
 from core.kube.errors import ConflictError, NotFoundError
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.loads import Load
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
+from core.models.transfers import Load
 from nodeagent.absent_owners import AbsentOwners, node_of
 from nodeagent.admission_order import choose_node, count_accepted
 from nodeagent.care import Care, Owner, decide_care

@@ -14,9 +14,9 @@ from core.contract import CANCELED_ENDING
 from core.errors import ContractError, ResultError
 from core.logs import fields
 from core.models.base import JsonDict, WireModel
-from core.models.loads import Load
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
+from core.models.transfers import Load
 from exposer.diagnose import PodEnd, explain_exit, signal_of
 
 __all__ = ["Outcome", "decide_outcome", "has_last_words", "read_outcome"]

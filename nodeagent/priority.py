@@ -14,7 +14,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import PRIORITY_CLASSES
-from core.kube.watch_one import watch_one
+from core.kube.watch import watch_one
 from core.models.base import JsonDict
 from nodeagent.current_config import CurrentConfig
 from nodeagent.own_pod import SelfReport

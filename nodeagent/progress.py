@@ -21,8 +21,8 @@ from core.kube.resources import EVENTS
 from core.kube.watch import ChangeKind, watch_objects
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.loads import Load, Progress
 from core.models.phases import Phase
+from core.models.transfers import Load, Progress
 from nodeagent.kinds.base import Kind
 from nodeagent.metrics import Metrics
 from nodeagent.mover_waits import MoverWait

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from core.backoff import Backoff
-from core.clock import Clock
+from core.clock import Backoff, Clock
 from core.errors import AgentError
 from nodeagent.faults import Faults
 

@@ -15,8 +15,8 @@ from core.kube.errors import ConflictError, NotFoundError
 from core.kube.resources import PODS
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.loads import Load
 from core.models.phases import RUNNING_PHASES, Phase
+from core.models.transfers import Load
 from nodeagent.faults import Faults
 from nodeagent.kinds.base import Kind
 from nodeagent.lifecycle import Action, PodState, Stop, decide

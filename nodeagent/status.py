@@ -12,7 +12,6 @@ from typing import Final
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.models.base import JsonDict, format_time
-from core.models.loads import Load, Progress
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
     CANCEL_ASKED_ANNOTATION,
@@ -22,6 +21,7 @@ from core.models.names import (
     OUTCOME_ANNOTATION,
 )
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
+from core.models.transfers import Load, Progress
 from nodeagent.kinds.base import Kind
 
 __all__ = ["Change", "StatusWriter", "without_marks"]

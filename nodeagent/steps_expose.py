@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from core.errors import ContractError, ExposeError
 from core.kube.resources import PODS
-from core.models.duration import format_duration
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
 from core.models.phases import Phase
+from core.models.units import format_duration
 from exposer.model import Exposed, NotOwnerError, Waiting
 from exposer.ownership import remove
 from nodeagent.concurrency import Claim

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from core.errors import ExposeError
 from core.models.base import format_time
-from core.models.duration import format_duration
 from core.models.names import CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION, OUTCOME_ANNOTATION
 from core.models.phases import Phase
+from core.models.units import format_duration
 from exposer.diagnose import parse_pod_end
 from exposer.model import Waiting
 from nodeagent.endings import who_stops

@@ -10,9 +10,9 @@ from datetime import timedelta
 
 from core.clock import Clock
 from core.models.base import JsonDict
-from core.models.loads import Load
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
+from core.models.transfers import Load
 from nodeagent.concurrency import Claim, Slots
 from nodeagent.kinds.base import Kind
 from nodeagent.lifecycle import PodState, Stop, View

@@ -4,6 +4,12 @@ Knows paging, bookmarks, what to do when a watch ends, breaks, falls silent or b
 old, and how long to wait then. Does not know what the objects mean, and keeps no cache
 (`nodeagent.informer` does).
 Source: Kubernetes v1.34, API concepts, "Efficient detection of changes".
+
+Follows one object by its name.
+
+Knows how a watch narrowed to a name tells that the object is, changed, or is not there. Does
+not know what the object means.
+Source: Kubernetes v1.34, API concepts: every resource can be selected by `metadata.name`.
 """
 
 import json
@@ -15,31 +21,37 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from core.backoff import Backoff
-from core.clock import Clock
+from core.clock import Backoff, Clock
 from core.kube.client import KubeClient, Selection, drop_bookkeeping
 from core.kube.errors import GoneError, KubeError, UnreachableError, build_error
+from core.kube.resources import Resource
 from core.kube.transport import Request
 from core.models.base import JsonDict
 
-__all__ = ["ChangeKind", "WatchChange", "watch_objects"]
+__all__ = ["ChangeKind", "WatchChange", "watch_objects", "watch_one"]
+
 
 _log = logging.getLogger(__name__)
+
 
 _WATCH_SECONDS: Final = (300.0, 420.0)
 """Between these the server is asked to end a watch, so that not all end together."""
 
+
 _SILENCE_SECONDS: Final = 30.0
 """A connection that lives this much longer than the server was asked for is dead."""
 
+
 _LIVED_SECONDS: Final = 5.0
 """A watch that lasted so long was no failure, however it ended."""
+
 
 _FAILURES_BEFORE_LIST: Final = 3
 """After each so many failures in a row the resourceVersion itself is doubted.
 
 A server whose storage was restored from a backup refuses a version that it did not reach yet.
 """
+
 
 _PAUSE: Final = Backoff(first_seconds=0.5, limit_seconds=30.0)
 
@@ -193,3 +205,32 @@ def _parse_event(line: bytes, shown: str) -> _Event:
     if code:
         raise build_error(code, json.dumps(obj).encode(), attempted=f"watch of {shown}")
     return _Event(kind, version, obj)
+
+
+async def watch_one(
+    client: KubeClient, resource: Resource, namespace: str, *, name: str, clock: Clock
+) -> AsyncGenerator[JsonDict | None, None]:
+    """Yield the object as it is now, then after every change; None: it does not exist.
+
+    The same state may come twice, after a watch had to begin anew. Close the generator
+    (`contextlib.aclosing`) to end the watch at once.
+
+    Raises:
+        KubeError: the first list was refused for good. Later refusals, and a server that
+            cannot be reached, are waited out.
+    """
+    selection = Selection(resource, namespace, field_selector=f"metadata.name={name}")
+    listing, latest = False, None
+    async with aclosing(watch_objects(client, selection, clock=clock)) as changes:
+        async for change in changes:
+            match change.kind:
+                case ChangeKind.LISTING:
+                    listing, latest = True, None
+                case ChangeKind.LISTED:
+                    listing = False
+                case ChangeKind.DELETED:
+                    latest = None
+                case ChangeKind.ADDED | ChangeKind.MODIFIED:
+                    latest = change.obj
+            if not listing:
+                yield latest

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from core.kube.resources import Resource
 from core.models.base import JsonDict
-from core.models.loads import Load
+from core.models.transfers import Load
 from exposer.model import Exposed, Guard, Waiting
 from exposer.placement import NodeRules
 from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, MoverOptions, PodSettings

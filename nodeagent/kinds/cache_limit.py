@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
-from core.models.loads import Load
 from core.models.storage import CACHE_LIMIT_KEY, RepositoryKey, repository_labels
+from core.models.transfers import Load
 from exposer.model import PodVolumeRequest, RestoreRequest
 
 __all__ = ["DEFAULT_CACHE_LIMIT_MIB", "fit_cache"]

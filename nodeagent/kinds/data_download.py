@@ -14,9 +14,9 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, Resource
 from core.models.base import JsonDict
-from core.models.loads import DataDownload, Load
 from core.models.names import DATA_DOWNLOAD_LABEL, DATA_MOVER_FINALIZER
 from core.models.phases import Phase
+from core.models.transfers import DataDownload, Load
 from exposer.model import Exposed, Guard, KeptVolume, Owner, RestoreExposer, RestoreRequest, Waiting
 from exposer.placement import LINUX, WINDOWS
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlanSource, Verdict

@@ -11,8 +11,8 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, Resource
 from core.models.base import JsonDict
-from core.models.loads import DataUpload, Load
 from core.models.names import DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
+from core.models.transfers import DataUpload, Load
 from exposer.model import Exposed, Exposer, Guard, Owner, SnapshotRequest, Waiting
 from exposer.settings import BackupPVCSettings
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlanSource, Verdict

@@ -7,8 +7,8 @@ mover does, and says what is wrong with it.
 from core.errors import ContractError
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS
-from core.models.loads import Load
 from core.models.storage import BackupStorageLocation
+from core.models.transfers import Load
 from nodeagent.kinds.base import READY, Admission, Verdict
 
 __all__ = ["check_location"]

@@ -4,7 +4,7 @@ Knows what each step does where there is nothing to do. Does not know which kind
 they inherit from here, and answer the rest themselves.
 """
 
-from core.models.loads import Load
+from core.models.transfers import Load
 from exposer.model import Waiting
 from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome

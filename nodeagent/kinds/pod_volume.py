@@ -10,8 +10,8 @@ from typing import ClassVar, Final
 from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.client import KubeClient
-from core.models.loads import Load, PodVolumeBackup, PodVolumeRestore
 from core.models.names import POD_VOLUME_FINALIZER
+from core.models.transfers import Load, PodVolumeBackup, PodVolumeRestore
 from exposer.model import Exposed, Guard, LocatedVolume, Owner, PodVolumeRequest, Waiting, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
 from nodeagent.kinds.base import Admission, PlanSource, Verdict

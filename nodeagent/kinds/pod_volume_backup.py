@@ -10,9 +10,9 @@ from typing import ClassVar, cast
 from core.contract import MoverVerb
 from core.kube.resources import POD_VOLUME_BACKUPS, Resource
 from core.models.base import JsonDict
-from core.models.loads import Load, PodVolumeBackup
 from core.models.names import POD_VOLUME_BACKUP_LABEL
 from core.models.phases import Phase
+from core.models.transfers import Load, PodVolumeBackup
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, Admission, Verdict
 from nodeagent.kinds.pod_volume import PodVolumeKind
 from nodeagent.kinds.results import BackupResults

@@ -10,8 +10,8 @@ from typing import ClassVar, cast
 from core.contract import MoverVerb
 from core.kube.resources import POD_VOLUME_RESTORES, Resource
 from core.models.base import JsonDict
-from core.models.loads import Load, PodVolumeRestore
 from core.models.names import POD_VOLUME_RESTORE_LABEL
+from core.models.transfers import Load, PodVolumeRestore
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, Admission, Verdict
 from nodeagent.kinds.pod_volume import PodVolumeKind
 from nodeagent.kinds.results import RestoreResults

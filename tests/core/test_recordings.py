@@ -8,9 +8,9 @@ import pytest
 
 from core.errors import ContractError
 from core.models.base import CustomResource, JsonDict
-from core.models.loads import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
 from core.models.phases import Phase
 from core.models.storage import BackupRepository, BackupStorageLocation
+from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
 
 __all__: list[str] = []
 

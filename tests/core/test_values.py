@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.backoff import Backoff
+from core.clock import Backoff
 from core.models.base import format_time
-from core.models.duration import format_duration, parse_duration
 from core.models.names import label_value
-from core.models.quantity import parse_quantity
+from core.models.units import format_duration, parse_duration, parse_quantity
 
 __all__: list[str] = []
 

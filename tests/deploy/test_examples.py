@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from core.models.base import CustomResource
-from core.models.loads import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from core.models.storage import BackupStorageLocation
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from tests.bed import settings
 from tests.bed.storage.objects import DRIVER, class_objects
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from core.contract import MoverVerb
 from core.models.base import JsonDict
-from core.models.loads import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from exposer.model import Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest, WorkloadRef
 from exposer.settings import BackupPVCSettings, PodSettings
 from exposer.template import AgentTemplate

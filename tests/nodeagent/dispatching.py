@@ -25,8 +25,8 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
-from core.models.loads import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
 from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
+from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
 from exposer.model import Exposed, Guard, Waiting
 from nodeagent.config import LoadConcurrency
 from nodeagent.config_models import NodeRule

@@ -12,8 +12,8 @@ from core.kube.resources import DATA_UPLOADS, NODES, PODS
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from core.models.duration import format_duration
 from core.models.names import CANCEL_ASKED_ANNOTATION, DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION, label_value
+from core.models.units import format_duration
 from tests.nodeagent.dispatching import Gate, Scene, agent_pod, cluster_node, open_scene
 from tests.nodeagent.loads import NAMESPACE, mover_pod
 from tests.support.clock import LoopClock

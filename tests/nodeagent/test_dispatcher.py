@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from core.models.loads import DataDownload
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL
+from core.models.transfers import DataDownload
 from nodeagent.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import ScriptedKind, agent_pod, most_held, open_scene
 

@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 
 from core.kube.transport import Request
-from core.models.loads import DataUpload
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL
+from core.models.transfers import DataUpload
 from nodeagent.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import RESOURCES, Gate, Scene, ScriptedKind, most_held, open_scene
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from core.models.base import JsonDict
-from core.models.loads import Load
+from core.models.transfers import Load
 from exposer.model import Exposed, PodVolumeRequest, RestoreRequest, SnapshotRequest, Waiting
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import BackupPVCSettings, CacheVolume, MoverOptions

@@ -9,7 +9,6 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
 from core.kube.retry import Retry
-from core.models.loads import DataDownload, Load, PodVolumeBackup, PodVolumeRestore
 from core.models.names import (
     CANCEL_ASKED_ANNOTATION,
     DATA_MOVER_FINALIZER,
@@ -17,6 +16,7 @@ from core.models.names import (
     NODE_LABEL,
     OUTCOME_ANNOTATION,
 )
+from core.models.transfers import DataDownload, Load, PodVolumeBackup, PodVolumeRestore
 from nodeagent.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import RESOURCES, Scene, ScriptedKind, open_scene
 from tests.nodeagent.loads import NAMESPACE

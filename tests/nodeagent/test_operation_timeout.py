@@ -7,8 +7,8 @@ import pytest
 from core.errors import ContractError
 from core.kube.resources import PODS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict
-from core.models.loads import DataDownload, DataUpload
 from core.models.names import OWNER_UID_LABEL
+from core.models.transfers import DataDownload, DataUpload
 from tests.nodeagent.harness import World, accepted, open_world
 from tests.nodeagent.loads import data_download, data_upload
 

@@ -6,9 +6,9 @@ import pytest
 
 from core.contract import BackupResult, parse_result
 from core.models.base import JsonDict
-from core.models.loads import DataUpload
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
+from core.models.transfers import DataUpload
 from exposer.diagnose import PodEnd
 from nodeagent.outcome import Outcome, decide_outcome, read_outcome
 from tests.nodeagent.loads import data_upload

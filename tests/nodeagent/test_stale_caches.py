@@ -6,8 +6,8 @@ import pytest
 
 from core.kube.resources import DATA_UPLOADS, PODS
 from core.models.base import JsonDict
-from core.models.loads import DataUpload
 from core.models.names import NODE_LABEL
+from core.models.transfers import DataUpload
 from nodeagent.load_caches import LoadCaches
 from nodeagent.reconciler import Reconciler
 from tests.nodeagent.dispatching import Gate

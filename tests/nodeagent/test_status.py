@@ -9,9 +9,9 @@ import pytest
 
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from core.models.loads import Load, Progress
 from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL
 from core.models.phases import TRANSITIONS, IllegalMoveError, Phase
+from core.models.transfers import Load, Progress
 from nodeagent.kinds.base import Kind
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind

@@ -7,7 +7,7 @@ import pytest
 from core.kube.resources import PODS
 from core.kube.transport import Request
 from core.models.base import JsonDict
-from core.models.loads import PodVolumeRestore
+from core.models.transfers import PodVolumeRestore
 from nodeagent.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import Scene, ScriptedKind, open_scene
 from tests.nodeagent.loads import workload_pod

@@ -12,9 +12,9 @@ from typing import ClassVar
 from msgspec import field
 
 from core.models.base import CustomResource, WireModel
-from core.models.duration import parse_duration
 from core.models.names import CANCEL_ASKED_ANNOTATION
 from core.models.phases import Phase
+from core.models.units import parse_duration
 
 __all__ = [
     "CSISnapshotSpec",
