@@ -2,12 +2,21 @@
 
 Knows whom to ask when a pod's own status tells too little: the claims that it waits for, and
 the Events of claim or pod. Keeps for each waiting pod what was told last, and asks rarely.
-Does not know what status (`exposer.diagnose`) and Events (`exposer.event_words`) mean, nor
+Does not know what status (`exposer.pod_status`) and Events (`exposer.causes`) mean, nor
 who reads the answer.
+
+What Events on a pod or a claim say about why it waits.
+
+Knows which Event still holds: the newest trouble, unless something has gone on since. Pure:
+does not know when Events are asked for (`exposer.causes`).
+Source: Kubernetes v1.34, pkg/kubelet/events/event.go, pkg/controller/volume/events/event.go;
+kubernetes-csi/external-provisioner v5, pkg/controller.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from core.clock import Clock
@@ -16,25 +25,108 @@ from core.kube.errors import KubeError
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.logs import fields
 from core.models.base import JsonDict
-from exposer.diagnose import SCHEDULING, STARTING, UNBOUND, diagnose_pod
-from exposer.event_words import Words, about_claim, about_pod
 from exposer.model import Exposed, Waiting
+from exposer.pod_status import SCHEDULING, STARTING, UNBOUND, diagnose_pod
 
-__all__ = ["CauseFinder"]
+__all__ = ["CauseFinder", "Words", "about_claim", "about_pod"]
+
 
 _log = logging.getLogger(__name__)
+
+
+_WENT_ON: Final = frozenset(
+    {"Scheduled", "SuccessfulAttachVolume", "SuccessfulMountVolume", "Pulling", "Pulled", "Created", "Started"}
+)
+"""Steps of a pod's start: what went wrong before one of them is over."""
+
+
+_PULLING: Final = "Pulling"
+
+
+_BEGINS: Final = "Provisioning"
+
+
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What was said: `reason` in CamelCase, `text` on one line; `trouble` is a warning."""
+
+    reason: str
+    text: str
+    trouble: bool
+
+
+def about_pod(events: Sequence[JsonDict]) -> Words | None:
+    """Return what the Events of a pod that has its node say about its start; None: nothing of interest.
+
+    `events` come by name, which is the order in which they began.
+    """
+    last = _latest([event for event in events if _warns(event) or event.get("reason") in _WENT_ON])
+    if last is None or not (_warns(last) or last.get("reason") == _PULLING):
+        return None
+    return _words(last)
+
+
+def about_claim(events: Sequence[JsonDict]) -> Words | None:
+    """Return what the Events of a claim without a volume say about it; None: nothing.
+
+    `events` come by name, which is the order in which they began.
+    """
+    trouble = _latest([event for event in events if _warns(event)])
+    if trouble is None:
+        last = _latest(events)
+        return None if last is None else _words(last)
+    # Whoever makes the volumes has taken it up: what others missed before is there by now.
+    taken_up = [event for event in events if event.get("reason") == _BEGINS and _teller(event) != _teller(trouble)]
+    last = _latest([trouble, *taken_up])
+    return None if last is None else _words(last)
+
+
+def _words(event: JsonDict) -> Words:
+    text = " ".join(str(event.get("message") or "").split())
+    return Words(str(event.get("reason") or "Unknown"), text, _warns(event))
+
+
+def _warns(event: JsonDict) -> bool:
+    return event.get("type") == "Warning"
+
+
+def _latest(events: Sequence[JsonDict]) -> JsonDict | None:
+    """Return the one that was seen last; of those of one second the one that began last."""
+    order = sorted(range(len(events)), key=lambda index: (_time(events[index]), index))
+    return events[order[-1]] if order else None
+
+
+def _time(event: JsonDict) -> datetime:
+    """Return when the event was seen last, in whole seconds: most have no finer time."""
+    series = (event.get("series") or {}).get("lastObservedTime")
+    created = (event.get("metadata") or {}).get("creationTimestamp")
+    told = [series, event.get("lastTimestamp"), event.get("eventTime"), created]
+    times = [datetime.fromisoformat(text).replace(microsecond=0) for text in told if text]
+    return max(times, default=_EARLIEST)
+
+
+def _teller(event: JsonDict) -> str:
+    return str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
+
 
 _UNTOLD: Final = frozenset({SCHEDULING, STARTING, UNBOUND})
 """What a pod's status says while it waits for something that it does not know."""
 
+
 _PATIENCE_SECONDS: Final = 3.0
 """So long every pod that is well may say nothing; a good run asks for no Events."""
+
 
 _PAUSE_SECONDS: Final = 4.0
 """Between two questions about one pod: less than the 5 s between two looks at its load."""
 
+
 _QUESTIONS_A_SECOND: Final = 5.0
 """All pods together: where very many wait, each is asked about less often."""
+
 
 _FORGET_SECONDS: Final = 300.0
 """After so long without a look at it a pod is not waited for any more."""

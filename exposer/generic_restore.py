@@ -2,7 +2,7 @@
 
 Knows the order of the steps and what each waits for. Does not know how the volume is given
 to the target claim afterwards (`exposer.rebind`), what the objects look like
-(`exposer.claims`, `exposer.pod`), or who owns the DataDownload.
+(`exposer.claims`, `exposer.pods`), or who owns the DataDownload.
 """
 
 from dataclasses import replace
@@ -17,16 +17,15 @@ from core.kube.resources import (
 )
 from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
-from exposer.cache_claim import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
 from exposer.model import Exposed, Guard, KeptVolume, RestoreRequest, Waiting
 from exposer.ownership import ExposeRun, belongs, remove_owned
 from exposer.placement import Placement
-from exposer.pod import build_restore_pod
+from exposer.pods import build_restore_pod
 from exposer.rebind import Rebinder
 from exposer.source_volume import waits_for_consumer
-from exposer.volumes import remove_claim
+from exposer.volumes import CacheClaims, remove_claim
 
 __all__ = ["GenericRestoreExposer"]
 

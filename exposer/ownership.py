@@ -2,6 +2,11 @@
 
 Knows how belonging is told, creation that may run twice, and deletion by UID. Does not know
 what the objects are for.
+
+Creates pods, with the priority class they were given or, where that is gone, without.
+
+Knows what the API server says of a class that does not exist. Does not know who chose it: a
+class can be deleted between the choice and the creation, and no load may fail for that.
 """
 
 import logging
@@ -12,18 +17,18 @@ from typing import Final, Self
 
 from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient
-from core.kube.errors import AlreadyExistsError, KubeError, NotFoundError
+from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError, NotFoundError
 from core.kube.resources import PODS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, Resource
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import Guard, NotOwnerError, Owner, Waiting
-from exposer.pod_creation import create_pod
 
 __all__ = [
     "CLEANING_UP",
     "ExposeRun",
     "belongs",
+    "create_pod",
     "made_by_peer",
     "patch_if_there",
     "place_of",
@@ -31,10 +36,39 @@ __all__ = [
     "remove_owned",
 ]
 
-CLEANING_UP: Final = "CleaningUp"
-"""The reason of every wait for something to be gone."""
 
 _log = logging.getLogger(__name__)
+
+
+_CLASS_IS_GONE = "no PriorityClass with name"
+"""Source: Kubernetes v1.34, plugin/pkg/admission/priority/admission.go."""
+
+
+async def create_pod(client: KubeClient, manifest: JsonDict) -> JsonDict:
+    """Create the pod and return it as stored; without its priority class if that does not exist.
+
+    Raises:
+        AlreadyExistsError: one of that name exists.
+        KubeError: any other refusal.
+    """
+    meta, spec = manifest["metadata"], manifest["spec"]
+    priority_class = spec.get("priorityClassName", "")
+    extra = fields(kind=PODS.kind, namespace=meta["namespace"], name=meta["name"])
+    try:
+        made = await client.create(PODS, manifest)
+    except ForbiddenError as e:
+        if not priority_class or _CLASS_IS_GONE not in str(e):
+            raise
+        _log.warning("priority class %s is gone, the pod is made without: %s", priority_class, e, extra=extra)
+        left = {key: value for key, value in spec.items() if key != "priorityClassName"}
+        return await client.create(PODS, manifest | {"spec": left})
+    if priority_class:
+        _log.debug("the pod has priority class %s", priority_class, extra=extra)
+    return made
+
+
+CLEANING_UP: Final = "CleaningUp"
+"""The reason of every wait for something to be gone."""
 
 
 def place_of(resource: Resource, obj: JsonDict) -> str:

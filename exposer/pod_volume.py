@@ -1,7 +1,7 @@
 """Exposes one volume of a running pod: a mover pod beside it sees the same folder.
 
 Knows which volumes can be reached that way, on which node, and when their pod may be relied
-on. Does not know where kubelets mount what (`exposer.kubelet_folders`), how a workload's pod
+on. Does not know where kubelets mount what (`exposer.workload`), how a workload's pod
 reads (`exposer.workload`), or who owns the PodVolumeBackup or PodVolumeRestore.
 """
 
@@ -12,22 +12,23 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
-from exposer.cache_claim import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
-from exposer.kubelet_folders import build_volume_folder, claim_of, pod_of_folder
 from exposer.model import Exposed, Guard, LocatedVolume, PodVolumeRequest, Waiting, WorkloadRef
 from exposer.ownership import ExposeRun, belongs, remove_owned
 from exposer.placement import LINUX, WINDOWS
-from exposer.pod import build_pod_volume_pod
+from exposer.pods import build_pod_volume_pod
 from exposer.source_volume import read_node_os
-from exposer.volumes import remove_claim
+from exposer.volumes import CacheClaims, remove_claim
 from exposer.workload import (
     block_refused,
+    build_volume_folder,
     check_alive,
     check_restore_wait,
     check_running,
+    claim_of,
     find_volume,
+    pod_of_folder,
     tolerations_to_stay,
     took_its_data,
 )

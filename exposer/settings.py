@@ -4,12 +4,17 @@ Knows parameters and their defaults. Does not know where they are written down: 
 no configuration.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from core.models.base import JsonDict
+from core.models.transfers import Load
+from exposer.placement import NodeRules
+from exposer.template import AgentTemplate
 
-__all__ = ["BackupPVCSettings", "CacheRule", "CacheVolume", "MoverOptions", "PodSettings"]
+__all__ = ["BackupPVCSettings", "CacheRule", "CacheVolume", "MoverOptions", "MoverPlan", "PlanSource", "PodSettings"]
+
 
 _MIB_IN_A_GIB = 1024
 
@@ -86,3 +91,37 @@ class CacheRule:
         if snapshot_bytes and snapshot_bytes < self.threshold_mib * _MIB_IN_A_GIB**2:
             return None
         return CacheVolume(self.storage_class, self.limit_mib)
+
+
+@dataclass(frozen=True)
+class MoverPlan:
+    """What loads are exposed by: what every mover pod inherits, is given and is told, and the rules for volumes.
+
+    `backup_pvcs` are by the storage class of the source. `cache` of None: no restore gets a
+    cache volume.
+    """
+
+    template: AgentTemplate
+    settings: PodSettings = field(default_factory=PodSettings)
+    options: MoverOptions = field(default_factory=MoverOptions)
+    nodes: NodeRules = field(default_factory=NodeRules)
+    backup_pvcs: Mapping[str, BackupPVCSettings] = field(default_factory=dict)
+    ignore_delay_binding: bool = False
+    cache: CacheRule | None = None
+
+    def options_for(self, cr: Load) -> MoverOptions:
+        """Return what the mover of `cr` is told; the load itself may say how long one operation may take.
+
+        Source: Velero v1.18, pkg/exposer/csi_snapshot.go and generic_restore.go: their movers get
+        the operation timeout as `--resource-timeout`.
+        """
+        span = cr.operation_timeout
+        return self.options if span is None else replace(self.options, resource_timeout=span)
+
+    def cache_for(self, snapshot_bytes: int) -> CacheVolume | None:
+        """Return the cache volume for a restore of so much data; 0: nobody knows how much."""
+        return self.cache.volume_for(snapshot_bytes) if self.cache else None
+
+
+PlanSource = Callable[[], MoverPlan]
+"""The plan in force now: configuration may change between two questions."""

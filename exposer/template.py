@@ -1,7 +1,7 @@
 """What mover pods inherit from the node agent's own DaemonSet.
 
 Knows which fields of a DaemonSet's pod template are handed down and which are held back.
-Does not know what else a mover pod holds (`exposer.pod_form`).
+Does not know what else a mover pod holds (`exposer.pod_manifest`).
 Source: Velero v1.18, pkg/util/kube/pod.go, pkg/nodeagent/node_agent.go and
 pkg/util/third_party.go.
 """

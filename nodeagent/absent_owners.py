@@ -14,7 +14,7 @@ from core.models.names import CANCEL_ASKED_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Load
 from core.models.units import format_duration
-from exposer.diagnose import parse_pod_end
+from exposer.pod_status import parse_pod_end
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.endings import tell_end, who_stops
 from nodeagent.kinds.base import Kind

@@ -18,12 +18,12 @@ from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.storage import BackupRepository, repository_labels
 from core.models.units import parse_quantity
-from exposer.diagnose import diagnose_pod, parse_pod_end
 from exposer.model import Owner, Waiting
-from exposer.pod import build_init_pod, init_pod_name
-from exposer.pod_creation import create_pod
+from exposer.ownership import create_pod
+from exposer.pod_status import diagnose_pod, parse_pod_end
+from exposer.pods import build_init_pod, init_pod_name
+from exposer.settings import MoverPlan
 from exposer.workload import ONTO_ANY_NODE
-from nodeagent.kinds.base import MoverPlan
 
 __all__ = [
     "INIT_POD_SELECTOR",

@@ -7,11 +7,10 @@ Knows which key becomes which parameter. Does not know what a key may hold
 from collections.abc import Callable
 
 from exposer.placement import NodeRule, NodeRules
-from exposer.settings import BackupPVCSettings, CacheRule, MoverOptions, PodSettings
+from exposer.settings import BackupPVCSettings, CacheRule, MoverOptions, MoverPlan, PodSettings
 from exposer.template import AgentTemplate
 from nodeagent.config_models import INHERIT, AffinityMode, AgentConfig, BackupPVC, LabelSelector
 from nodeagent.current_config import CurrentConfig
-from nodeagent.kinds.base import MoverPlan
 
 __all__ = ["MoverPlans"]
 

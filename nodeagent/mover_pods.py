@@ -11,7 +11,7 @@ from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.transfers import Load
-from exposer.diagnose import PodEnd, explain_exit, memory_limit, parse_pod_end, signal_of
+from exposer.pod_status import PodEnd, explain_exit, memory_limit, parse_pod_end, signal_of
 from nodeagent.lifecycle import PodState
 
 __all__ = [

@@ -17,7 +17,7 @@ from core.models.base import JsonDict, WireModel
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import Load
-from exposer.diagnose import PodEnd, explain_exit, signal_of
+from exposer.pod_status import PodEnd, explain_exit, signal_of
 
 __all__ = ["Outcome", "decide_outcome", "has_last_words", "read_outcome"]
 

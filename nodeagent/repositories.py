@@ -25,6 +25,7 @@ from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
 from exposer.causes import CauseFinder
 from exposer.model import Waiting
+from exposer.settings import PlanSource
 from nodeagent.faults import Faults
 from nodeagent.informer import Informer
 from nodeagent.init_pod import (
@@ -35,7 +36,6 @@ from nodeagent.init_pod import (
     read_init_pod,
     start_init_pod,
 )
-from nodeagent.kinds.base import PlanSource
 from nodeagent.metrics import Metrics
 from nodeagent.parallel import tell_causes
 from nodeagent.queue import Requeue, WorkQueue

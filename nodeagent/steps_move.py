@@ -13,8 +13,8 @@ from core.models.base import format_time
 from core.models.names import CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION, OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.units import format_duration
-from exposer.diagnose import parse_pod_end
 from exposer.model import Waiting
+from exposer.pod_status import parse_pod_end
 from nodeagent.endings import who_stops
 from nodeagent.lifecycle import Stop
 from nodeagent.mover_logs import add_log_end

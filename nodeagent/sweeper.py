@@ -1,6 +1,6 @@
 """Finds objects whose load is gone, and has them removed: the dispatcher's broom.
 
-Knows which owners exist, and when to look. Does not know the objects (`exposer.sweep`). A load
+Knows which owners exist, and when to look. Does not know the objects (`exposer.leaked_objects`). A load
 that is there, final or not, is its agent's or the orphan keeper's business as long as it
 carries its finalizer; this is for loads that were deleted by force.
 """
@@ -16,7 +16,7 @@ from core.kube.resources import PODS
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import REPOSITORY_TYPE_LABEL
-from exposer.sweep import Leftovers, list_leftovers, remove_leftovers
+from exposer.leaked_objects import Leftovers, list_leftovers, remove_leftovers
 from nodeagent.faults import Faults
 from nodeagent.load_index import Entry
 

@@ -4,8 +4,7 @@ Knows the questions and the form of their answers. Does not know any kind; the a
 stand beside this file, and nothing outside this folder compares kinds.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from typing import Final, Protocol
@@ -14,13 +13,11 @@ from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.transfers import Load
 from exposer.model import Exposed, Guard, Waiting
-from exposer.placement import NodeRules
-from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, MoverOptions, PodSettings
-from exposer.template import AgentTemplate
 from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
 
-__all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "Kind", "MoverPlan", "PlanSource", "Verdict"]
+__all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "Kind", "Verdict"]
+
 
 COMMON_STATUS_FIELDS: Final = frozenset(
     {
@@ -70,40 +67,6 @@ class Admission:
 
 READY: Final = Admission(Verdict.READY)
 """Nothing stands against accepting the load."""
-
-
-@dataclass(frozen=True)
-class MoverPlan:
-    """What loads are exposed by: what every mover pod inherits, is given and is told, and the rules for volumes.
-
-    `backup_pvcs` are by the storage class of the source. `cache` of None: no restore gets a
-    cache volume.
-    """
-
-    template: AgentTemplate
-    settings: PodSettings = field(default_factory=PodSettings)
-    options: MoverOptions = field(default_factory=MoverOptions)
-    nodes: NodeRules = field(default_factory=NodeRules)
-    backup_pvcs: Mapping[str, BackupPVCSettings] = field(default_factory=dict)
-    ignore_delay_binding: bool = False
-    cache: CacheRule | None = None
-
-    def options_for(self, cr: Load) -> MoverOptions:
-        """Return what the mover of `cr` is told; the load itself may say how long one operation may take.
-
-        Source: Velero v1.18, pkg/exposer/csi_snapshot.go and generic_restore.go: their movers get
-        the operation timeout as `--resource-timeout`.
-        """
-        span = cr.operation_timeout
-        return self.options if span is None else replace(self.options, resource_timeout=span)
-
-    def cache_for(self, snapshot_bytes: int) -> CacheVolume | None:
-        """Return the cache volume for a restore of so much data; 0: nobody knows how much."""
-        return self.cache.volume_for(snapshot_bytes) if self.cache else None
-
-
-PlanSource = Callable[[], MoverPlan]
-"""The plan in force now: configuration may change between two questions."""
 
 
 class Kind(Protocol):

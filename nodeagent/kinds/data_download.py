@@ -19,7 +19,8 @@ from core.models.phases import Phase
 from core.models.transfers import DataDownload, Load
 from exposer.model import Exposed, Guard, KeptVolume, Owner, RestoreExposer, RestoreRequest, Waiting
 from exposer.placement import LINUX, WINDOWS
-from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlanSource, Verdict
+from exposer.settings import PlanSource
+from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, Verdict
 from nodeagent.kinds.cache_limit import fit_cache
 from nodeagent.kinds.location import check_location
 from nodeagent.kinds.plain import PlainKind

@@ -14,7 +14,8 @@ from core.models.names import POD_VOLUME_FINALIZER
 from core.models.transfers import Load, PodVolumeBackup, PodVolumeRestore
 from exposer.model import Exposed, Guard, LocatedVolume, Owner, PodVolumeRequest, Waiting, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
-from nodeagent.kinds.base import Admission, PlanSource, Verdict
+from exposer.settings import PlanSource
+from nodeagent.kinds.base import Admission, Verdict
 from nodeagent.kinds.cache_limit import fit_cache
 from nodeagent.kinds.location import check_location
 from nodeagent.kinds.plain import PlainKind

@@ -6,8 +6,8 @@ import pytest
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
-from exposer.diagnose import PodEnd, diagnose_pod, parse_pod_end
 from exposer.model import Waiting
+from exposer.pod_status import PodEnd, diagnose_pod, parse_pod_end
 from tests.support.golden import recorded
 
 

@@ -7,7 +7,7 @@ volume controller) and kubernetes-csi/external-provisioner v5, whose forms the b
 import pytest
 
 from core.models.base import JsonDict
-from exposer.event_words import Words, about_claim, about_pod
+from exposer.causes import Words, about_claim, about_pod
 
 
 def event(reason: str, message: str, second: int, *, warning: bool = True, by: str = "kubelet") -> JsonDict:

@@ -4,7 +4,7 @@ import pytest
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
-from exposer.kubelet_folders import build_volume_folder, claim_of
+from exposer.workload import build_volume_folder, claim_of
 from tests.support.golden import recorded
 
 ROOT = "/var/lib/kubelet"

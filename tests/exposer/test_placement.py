@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 
 from core.models.base import JsonDict
-from exposer.diagnose import diagnose_pod
 from exposer.placement import Alternatives, NodeRule, NodeRules, Placement, build_node_affinity, describe_nodes
+from exposer.pod_status import diagnose_pod
 
 
 def requirement(value: str, key: str = "pool") -> JsonDict:

@@ -13,7 +13,7 @@ from core.models.storage import BackupRepository
 from exposer.claims import build_backup_claim, cache_claim_name
 from exposer.model import LocatedVolume, Owner
 from exposer.placement import NodeRule, NodeRules, Placement
-from exposer.pod import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
+from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
 from exposer.settings import BackupPVCSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template

@@ -10,7 +10,7 @@ from core.models.names import OWNER_UID_LABEL
 from exposer.claims import build_backup_claim, build_restore_claim
 from exposer.model import LocatedVolume, Owner
 from exposer.placement import Placement
-from exposer.pod import build_backup_pod, build_pod_volume_pod, build_restore_pod
+from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
 from exposer.snapshots import (
     SOURCE_ANNOTATION,
     build_backup_content,

@@ -7,7 +7,7 @@ import pytest
 from core.kube.errors import ForbiddenError
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from exposer.pod_creation import create_pod
+from exposer.ownership import create_pod
 from tests.support.scripted import answer, refusal, scripted_client
 
 _POD: JsonDict = {"metadata": {"namespace": "velero", "name": "du-1"}, "spec": {"priorityClassName": "low", "x": 1}}

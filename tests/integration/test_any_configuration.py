@@ -13,7 +13,7 @@ from core.contract import VolumeMode
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from exposer.claims import build_backup_claim
 from exposer.placement import Placement
-from exposer.pod import build_backup_pod, build_init_pod
+from exposer.pods import build_backup_pod, build_init_pod
 from exposer.settings import BackupPVCSettings, MoverOptions
 from exposer.template import AgentTemplate
 from nodeagent.config import parse_config
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from core.models.base import JsonDict
-    from nodeagent.kinds.base import MoverPlan
+    from exposer.settings import MoverPlan
     from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration

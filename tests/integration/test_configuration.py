@@ -19,7 +19,7 @@ from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, PODS, PRIORITY_CLASSES
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.names import CONFIG_ANNOTATION
-from exposer.pod_creation import create_pod
+from exposer.ownership import create_pod
 from nodeagent.check_config import CheckRequest, check_config
 from nodeagent.config import parse_config
 from nodeagent.config_map import read_config

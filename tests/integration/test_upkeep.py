@@ -21,7 +21,7 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import OWNER_UID_LABEL
-from exposer.sweep import list_leftovers, remove_leftovers
+from exposer.leaked_objects import list_leftovers, remove_leftovers
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.config import LoadConcurrency
 from nodeagent.config_models import LabelSelector, NodeRule

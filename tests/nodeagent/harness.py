@@ -33,9 +33,10 @@ from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
+from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
 from nodeagent.concurrency import Slots
-from nodeagent.kinds.base import Kind, MoverPlan
+from nodeagent.kinds.base import Kind
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind

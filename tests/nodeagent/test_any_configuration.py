@@ -11,11 +11,10 @@ from core.models.base import JsonDict
 from exposer.claims import build_backup_claim, build_cache_claim, claim_volume_mode
 from exposer.model import LocatedVolume
 from exposer.placement import Placement
-from exposer.pod import build_backup_pod, build_pod_volume_pod, build_restore_pod
-from exposer.settings import BackupPVCSettings, MoverOptions
+from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
+from exposer.settings import BackupPVCSettings, MoverOptions, MoverPlan
 from nodeagent.config import parse_config
 from nodeagent.current_config import CurrentConfig
-from nodeagent.kinds.base import MoverPlan
 from nodeagent.mover_plan import MoverPlans
 from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.nodeagent.test_manifest_table import CONFIGURATIONS

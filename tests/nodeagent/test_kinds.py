@@ -13,8 +13,9 @@ from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from exposer.model import Exposed, Guard, KeptVolume, RestoreRequest, SnapshotRequest, Waiting
+from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
-from nodeagent.kinds.base import Admission, MoverPlan, Verdict
+from nodeagent.kinds.base import Admission, Verdict
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.outcome import Outcome

@@ -10,12 +10,11 @@ from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.transport import Request, Response
 from exposer.placement import NodeRule, NodeRules
-from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, MoverOptions, PodSettings
+from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, MoverOptions, MoverPlan, PodSettings
 from exposer.template import AgentTemplate
 from nodeagent.config import parse_config
 from nodeagent.current_config import CurrentConfig
 from nodeagent.inherited import read_template
-from nodeagent.kinds.base import MoverPlan
 from nodeagent.mover_plan import MoverPlans
 from tests.exposer.inputs import daemonset
 from tests.support.scripted import answer, refusal, scripted_client

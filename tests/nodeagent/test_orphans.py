@@ -15,8 +15,9 @@ from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import Waiting
 from exposer.pod_volume import PodVolumeExposer
+from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
-from nodeagent.kinds.base import Admission, Kind, MoverPlan, Verdict
+from nodeagent.kinds.base import Admission, Kind, Verdict
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind

@@ -9,7 +9,7 @@ from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import DataUpload
-from exposer.diagnose import PodEnd
+from exposer.pod_status import PodEnd
 from nodeagent.outcome import Outcome, decide_outcome, read_outcome
 from tests.nodeagent.loads import data_upload
 

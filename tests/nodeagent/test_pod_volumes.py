@@ -11,8 +11,9 @@ from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, POD_VOLUME_FINALIZER
 from exposer.causes import CauseFinder
 from exposer.pod_volume import PodVolumeExposer
+from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
-from nodeagent.kinds.base import Admission, MoverPlan, Verdict
+from nodeagent.kinds.base import Admission, Verdict
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
 from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.metrics import Metrics

@@ -16,9 +16,9 @@ from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, E
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
+from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
 from exposer.workload import ONTO_ANY_NODE
-from nodeagent.kinds.base import MoverPlan
 from nodeagent.metrics import Metrics
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
 from nodeagent.repository_config import RepositoryConfig

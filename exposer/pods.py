@@ -1,7 +1,7 @@
 """Builds the mover pod of each kind of work.
 
 Knows what a backup's, a restore's, a pod volume's and a repository's pod differ in. Does no I/O; the form
-they share is `exposer.pod_form`'s.
+they share is `exposer.pod_manifest`'s.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from core.models.names import (
 from exposer.claims import claim_read_only, claim_volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.placement import Placement
-from exposer.pod_form import MoverPod, MoverVolume, build_mover_pod, cache_path, volume_path
+from exposer.pod_manifest import MoverPod, MoverVolume, build_mover_pod, cache_path, volume_path
 from exposer.settings import MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 from exposer.workload import ONTO_ANY_NODE
