@@ -16,9 +16,9 @@ from core.models.phases import Phase
 from core.models.transfers import Load
 from nodeagent.admission import Look
 from nodeagent.admission_order import choose_node
-from nodeagent.attempts import attempt
 from nodeagent.dispatch_rules import DispatchTools
 from nodeagent.load_index import Entry
+from nodeagent.runtime.tasks import attempt
 from nodeagent.status import Change, without_marks
 
 __all__ = ["Acceptance"]
@@ -27,7 +27,7 @@ _ACCEPT_SECONDS: Final = 10.0
 """For one accept: those behind it wait for it, since they are admitted in order."""
 
 _STORIES_AT_A_TIME: Final = 8
-"""Fewer than the client sends at a time (`core.kube.limits`): an accept never waits for all of them."""
+"""Fewer than the client sends at a time (`nodeagent.runtime.rate_limit`): an accept never waits for all of them."""
 
 
 class Acceptance:

@@ -1,7 +1,7 @@
 """Wires the agent: the only place that builds objects and hands them to each other.
 
 Knows what exists and who needs whom. Does not decide anything: configuration comes from
-`nodeagent.settings` and `nodeagent.config`, every rule from the module that owns it.
+`nodeagent.runtime.settings` and `nodeagent.config`, every rule from the module that owns it.
 """
 
 import asyncio
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from core.clock import Clock, SystemClock
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
-from core.kube.limits import LimitedTransport, RateLimit
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.transfers import Load
@@ -41,24 +40,25 @@ from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
 from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.lease import LeaderElection
-from nodeagent.memory import MemoryKeeper, find_trim
-from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
 from nodeagent.mover_plan import MoverPlans
 from nodeagent.node_slots import OwnSlots
 from nodeagent.own_config import ConfigPlaces, OwnConfig
-from nodeagent.own_pod import OwnPod, SelfReport
-from nodeagent.preflight import check_cluster
 from nodeagent.progress import ProgressFollower
 from nodeagent.reconciler import Reconciler
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
 from nodeagent.repository_config import RepositoryConfig
-from nodeagent.settings import DEFAULT_NAMESPACE, Settings
+from nodeagent.runtime.memory import MemoryKeeper, find_trim
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.own_pod import OwnPod, SelfReport
+from nodeagent.runtime.preflight import check_cluster
+from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
+from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
+from nodeagent.runtime.transport import load_transport
 from nodeagent.shared_reads import SharedReads
 from nodeagent.status import StatusWriter
 from nodeagent.steps import Tools
 from nodeagent.story import Story
-from nodeagent.transport import load_transport
 from nodeagent.view import Limits, Site
 from nodeagent.web import WebPages, WebServer
 

@@ -22,14 +22,14 @@ from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION
 from nodeagent.config import parse_config
-from nodeagent.config_agreement import NO_CONFIG, shown
+from nodeagent.config_agreement import NO_CONFIG
 from nodeagent.config_file import read_document
 from nodeagent.config_keys import Finding
 from nodeagent.config_map import read_config
 from nodeagent.config_names import check_names
-from nodeagent.own_pod import AGENT_SELECTOR
-from nodeagent.settings import DEFAULT_NAMESPACE
-from nodeagent.transport import load_transport
+from nodeagent.runtime.own_pod import AGENT_SELECTOR, shown
+from nodeagent.runtime.settings import DEFAULT_NAMESPACE
+from nodeagent.runtime.transport import load_transport
 
 __all__ = ["CheckRequest", "check_config"]
 

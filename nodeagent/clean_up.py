@@ -15,7 +15,7 @@ from core.models.transfers import Load
 from core.models.units import format_duration
 from exposer.model import Waiting
 from nodeagent.kinds.base import Kind
-from nodeagent.queue import Requeue
+from nodeagent.runtime.workqueue import Requeue
 from nodeagent.status import StatusWriter
 from nodeagent.story import Story
 from nodeagent.waits import Waits

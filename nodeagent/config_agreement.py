@@ -15,21 +15,24 @@ from core.clock import Clock
 from core.kube.errors import KubeError
 from core.models.names import CONFIG_ANNOTATION
 from nodeagent.current_config import CurrentConfig
-from nodeagent.own_pod import Board, Voice
+from nodeagent.runtime.own_pod import Board, Voice, shown
 
-__all__ = ["NO_CONFIG", "ConfigAgreement", "ConfigAnnouncer", "describe_difference", "shown"]
+__all__ = ["NO_CONFIG", "ConfigAgreement", "ConfigAnnouncer", "describe_difference"]
+
 
 NO_CONFIG: Final = "none"
 """Announced where no ConfigMap was named."""
 
+
 _AGAIN_SECONDS: Final = 30.0
+
+
 _LOOK_SECONDS: Final = 10.0
 """Between two looks at what the watch brought; no request is made for one."""
 
+
 _PATIENCE_SECONDS: Final = 60.0
 """An edit reaches all agents within seconds; one that started badly stays different."""
-
-_NODES_SHOWN: Final = 3
 
 
 class ConfigAnnouncer:
@@ -95,10 +98,3 @@ def describe_difference(in_force: Mapping[str, str]) -> str:
         "node agents have had different configurations in force for a minute: "
         f"{', '.join(parts)}: the logs of the fewer tell why"
     )
-
-
-def shown(names: list[str]) -> str:
-    """Return the first few of some names, in order."""
-    names = sorted(names)
-    more = ", …" if len(names) > _NODES_SHOWN else ""
-    return ", ".join(names[:_NODES_SHOWN]) + more

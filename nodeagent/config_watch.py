@@ -14,7 +14,7 @@ from core.kube.watch import watch_one
 from core.models.base import JsonDict
 from nodeagent.config_map import absent, parse_config_map
 from nodeagent.current_config import CurrentConfig, Verdict
-from nodeagent.own_pod import SelfReport
+from nodeagent.runtime.own_pod import SelfReport
 
 __all__ = ["ConfigWatch"]
 

@@ -11,7 +11,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from nodeagent.config import LoadConcurrency
 from nodeagent.kinds.base import Kind
-from nodeagent.metrics import Metrics
+from nodeagent.runtime.metrics import Metrics
 from nodeagent.status import StatusWriter
 from nodeagent.story import Story
 

@@ -20,7 +20,6 @@ from core.models.transfers import Load
 from nodeagent.acceptance import Acceptance
 from nodeagent.admission import Examiner, Look
 from nodeagent.admission_order import count_accepted, in_order
-from nodeagent.attempts import attempt
 from nodeagent.config_agreement import ConfigAgreement
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.held_back import HeldBack
@@ -28,8 +27,8 @@ from nodeagent.ledger import AdmissionLedger, Places, free_places, settle
 from nodeagent.live_agents import LiveAgents
 from nodeagent.load_index import Entry, LoadIndex
 from nodeagent.orphans import OrphanKeeper
-from nodeagent.parallel import tell_causes, work_in_parallel
 from nodeagent.queue_view import QueueView
+from nodeagent.runtime.tasks import attempt, tell_causes, work_in_parallel
 from nodeagent.sweeper import Sweeper
 
 __all__ = ["Dispatcher"]

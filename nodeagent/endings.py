@@ -7,7 +7,7 @@ anything on it (`nodeagent.status`).
 from core.models.phases import Phase
 from core.models.transfers import Load
 from nodeagent.kinds.base import Kind
-from nodeagent.metrics import Metrics
+from nodeagent.runtime.metrics import Metrics
 from nodeagent.story import Story
 
 __all__ = ["tell_end", "who_stops"]

@@ -11,9 +11,9 @@ from typing import Final
 
 from core.clock import Clock
 from nodeagent.admission import HELD_BACK, Examiner, Look
-from nodeagent.attempts import attempt
 from nodeagent.crowds import NODE_BUSY
 from nodeagent.load_index import Entry
+from nodeagent.runtime.tasks import attempt
 
 __all__ = ["HeldBack"]
 

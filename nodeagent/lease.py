@@ -24,7 +24,7 @@ from core.kube.resources import LEASES
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import DISPATCHER_LEASE
-from nodeagent.informer import Informer
+from nodeagent.runtime.informer import Informer
 
 __all__ = ["DEFAULT_LEASE_DURATION", "LeaderElection", "NotLeaderError"]
 

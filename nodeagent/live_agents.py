@@ -12,8 +12,8 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import CONFIG_ANNOTATION, label_value
-from nodeagent.informer import Informer
-from nodeagent.own_pod import AGENT_SELECTOR
+from nodeagent.runtime.informer import Informer
+from nodeagent.runtime.own_pod import AGENT_SELECTOR
 
 __all__ = ["LiveAgents"]
 

@@ -16,7 +16,7 @@ from core.kube.resources import NODES
 from core.models.base import JsonDict
 from core.models.names import label_value
 from core.models.units import format_duration
-from nodeagent.informer import Informer
+from nodeagent.runtime.informer import Informer
 
 __all__ = ["NodeHealth", "explain_node_loss"]
 

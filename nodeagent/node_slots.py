@@ -15,7 +15,7 @@ from core.kube.errors import KubeError
 from core.kube.resources import NODES
 from core.models.base import JsonDict
 from nodeagent.config import LoadConcurrency
-from nodeagent.informer import Informer
+from nodeagent.runtime.informer import Informer
 
 __all__ = ["NodeSlots", "OwnSlots", "resolve_slots"]
 

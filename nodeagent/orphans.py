@@ -25,14 +25,14 @@ from nodeagent.admission_order import choose_node, count_accepted
 from nodeagent.care import Care, Owner, decide_care
 from nodeagent.clean_up import CleanUp
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.faults import Faults
 from nodeagent.kinds.base import Kind
 from nodeagent.live_agents import LiveAgents
 from nodeagent.load_index import Entry, LoadIndex, build_entry
 from nodeagent.mover_logs import MoverLogs
 from nodeagent.mover_pods import pod_node, read_mover
 from nodeagent.node_health import NodeHealth
-from nodeagent.queue import Requeue, WorkQueue
+from nodeagent.runtime.tasks import Faults
+from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.status import Change
 from nodeagent.waits import Waits
 

@@ -13,9 +13,9 @@ from core.models.base import JsonDict
 from nodeagent.config_agreement import ConfigAnnouncer
 from nodeagent.config_watch import ConfigWatch
 from nodeagent.current_config import CurrentConfig
-from nodeagent.own_pod import SelfReport
 from nodeagent.priority import PriorityClass
 from nodeagent.repository_config import RepositoryConfig
+from nodeagent.runtime.own_pod import SelfReport
 
 __all__ = ["ConfigPlaces", "OwnConfig"]
 

@@ -17,7 +17,7 @@ from core.kube.resources import PRIORITY_CLASSES
 from core.kube.watch import watch_one
 from core.models.base import JsonDict
 from nodeagent.current_config import CurrentConfig
-from nodeagent.own_pod import SelfReport
+from nodeagent.runtime.own_pod import SelfReport
 
 __all__ = ["PriorityClass"]
 

@@ -24,8 +24,8 @@ from core.models.base import JsonDict
 from core.models.phases import Phase
 from core.models.transfers import Load, Progress
 from nodeagent.kinds.base import Kind
-from nodeagent.metrics import Metrics
 from nodeagent.mover_waits import MoverWait
+from nodeagent.runtime.metrics import Metrics
 from nodeagent.status import StatusWriter
 
 __all__ = ["ProgressFollower"]

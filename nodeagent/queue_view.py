@@ -14,7 +14,7 @@ from core.clock import Clock
 from core.models.base import JsonDict
 from core.models.phases import Phase
 from nodeagent.load_index import Entry
-from nodeagent.metrics import Metrics
+from nodeagent.runtime.metrics import Metrics
 
 __all__ = ["QueueView"]
 

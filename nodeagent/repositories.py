@@ -26,8 +26,6 @@ from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey
 from exposer.causes import CauseFinder
 from exposer.model import Waiting
 from exposer.settings import PlanSource
-from nodeagent.faults import Faults
-from nodeagent.informer import Informer
 from nodeagent.init_pod import (
     INIT_POD_SELECTOR,
     InitState,
@@ -36,12 +34,13 @@ from nodeagent.init_pod import (
     read_init_pod,
     start_init_pod,
 )
-from nodeagent.metrics import Metrics
-from nodeagent.parallel import tell_causes
-from nodeagent.queue import Requeue, WorkQueue
 from nodeagent.repo_secret import ensure_repository_password
 from nodeagent.repository_tries import RepositoryTries, read_causes
-from nodeagent.settings import RepositoryController
+from nodeagent.runtime.informer import Informer
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.settings import RepositoryController
+from nodeagent.runtime.tasks import Faults, tell_causes
+from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.story import Story
 
 __all__ = ["RepositoryKeeper", "RepositoryTools"]

@@ -19,11 +19,11 @@ from core.models.phases import Phase
 from exposer.model import Waiting
 from nodeagent.concurrency import Slots
 from nodeagent.endings import tell_end
-from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
 from nodeagent.progress import ProgressFollower
-from nodeagent.queue import Requeue
 from nodeagent.refusals import judge_refusal
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.workqueue import Requeue
 from nodeagent.status import Change, StatusWriter
 from nodeagent.story import Story
 from nodeagent.view import Case, Limits, Site

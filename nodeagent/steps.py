@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from core.logs import fields
 from nodeagent.clean_up import CleanUp
 from nodeagent.lifecycle import Action
-from nodeagent.queue import Requeue
+from nodeagent.runtime.workqueue import Requeue
 from nodeagent.step_base import Tools
 from nodeagent.steps_expose import ExposeSteps
 from nodeagent.steps_move import MoveSteps

@@ -20,7 +20,7 @@ from nodeagent.lifecycle import PodState
 from nodeagent.mover_logs import add_log_end
 from nodeagent.mover_loss import LostPod, count_loss, read_loss
 from nodeagent.mover_pods import explain_loss, pod_node, pod_state, was_killed
-from nodeagent.queue import Requeue
+from nodeagent.runtime.workqueue import Requeue
 from nodeagent.status import Change
 from nodeagent.step_base import StepBase, Tools
 from nodeagent.view import Case, Limits, ReadCurrent, Site

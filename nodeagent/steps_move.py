@@ -21,7 +21,7 @@ from nodeagent.mover_logs import add_log_end
 from nodeagent.mover_loss import MoverLoss, read_loss
 from nodeagent.mover_pods import explain_loss
 from nodeagent.outcome import Outcome, decide_outcome, has_last_words
-from nodeagent.queue import Requeue
+from nodeagent.runtime.workqueue import Requeue
 from nodeagent.status import Change
 from nodeagent.step_base import StepBase
 from nodeagent.view import Case

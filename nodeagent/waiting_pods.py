@@ -18,7 +18,7 @@ from core.kube.errors import KubeError
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from exposer.workload import RESTORE_WAIT
-from nodeagent.informer import Informer
+from nodeagent.runtime.informer import Informer
 
 __all__ = ["Place", "WaitingPods"]
 

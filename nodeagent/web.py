@@ -13,8 +13,8 @@ from aiohttp import web
 
 from core.errors import ConfigError
 from core.models.base import JsonDict
-from nodeagent.metrics import METRICS_CONTENT_TYPE, Metrics
-from nodeagent.settings import Address
+from nodeagent.runtime.metrics import METRICS_CONTENT_TYPE, Metrics
+from nodeagent.runtime.settings import Address
 
 __all__ = ["StatusPage", "WebPages", "WebServer"]
 

@@ -15,7 +15,7 @@ import aiohttp
 from benchmarks.scale.ports import free_ports
 from benchmarks.scale.process import build_parser, run_process, say_ready
 from nodeagent.app import serve
-from nodeagent.settings import Address, Settings
+from nodeagent.runtime.settings import Address, Settings
 
 __all__ = ["main", "wait_until_ready"]
 

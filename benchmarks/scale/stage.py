@@ -48,8 +48,8 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.base import JsonDict
-from nodeagent.parallel import work_in_parallel
-from nodeagent.transport import load_transport
+from nodeagent.runtime.tasks import work_in_parallel
+from nodeagent.runtime.transport import load_transport
 from tests.bed.api import Resource as BedResource
 
 __all__ = ["LOAD_RESOURCES", "Stage", "open_client", "set_status"]

@@ -24,8 +24,8 @@ from core.kube.resources import (
 )
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
-from nodeagent.informer import Informer
-from nodeagent.queue import WorkQueue
+from nodeagent.runtime.informer import Informer
+from nodeagent.runtime.workqueue import WorkQueue
 
 __all__ = ["World", "main"]
 

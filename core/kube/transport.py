@@ -18,7 +18,7 @@ MERGE_PATCH = "application/merge-patch+json"
 class Request:
     """One HTTP request: `path` is absolute and unescaped, `body` is JSON text or nothing.
 
-    `urgent`: it may pass by what a client holds back of its own accord (`core.kube.limits`).
+    `urgent`: it may pass by what a client holds back of its own accord (`nodeagent.runtime.rate_limit`).
     """
 
     method: str

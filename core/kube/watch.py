@@ -2,7 +2,7 @@
 
 Knows paging, bookmarks, what to do when a watch ends, breaks, falls silent or becomes too
 old, and how long to wait then. Does not know what the objects mean, and keeps no cache
-(`nodeagent.informer` does).
+(`nodeagent.runtime.informer` does).
 Source: Kubernetes v1.34, API concepts, "Efficient detection of changes".
 
 Follows one object by its name.

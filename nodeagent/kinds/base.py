@@ -13,8 +13,8 @@ from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.transfers import Load
 from exposer.model import Exposed, Guard, Waiting
-from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
+from nodeagent.runtime.metrics import Metrics
 
 __all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "Kind", "Verdict"]
 

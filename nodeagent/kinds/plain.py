@@ -6,8 +6,8 @@ they inherit from here, and answer the rest themselves.
 
 from core.models.transfers import Load
 from exposer.model import Waiting
-from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
+from nodeagent.runtime.metrics import Metrics
 
 __all__ = ["PlainKind"]
 

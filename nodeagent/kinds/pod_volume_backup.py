@@ -16,7 +16,7 @@ from core.models.transfers import Load, PodVolumeBackup
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, Admission, Verdict
 from nodeagent.kinds.pod_volume import PodVolumeKind
 from nodeagent.kinds.results import BackupResults
-from nodeagent.metrics import Metrics
+from nodeagent.runtime.metrics import Metrics
 
 __all__ = ["PodVolumeBackupKind"]
 

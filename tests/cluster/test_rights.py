@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.rights import RIGHTS, Right, Scope
+from nodeagent.runtime.permissions import RIGHTS, Right, Scope
 from tests.bed.demonstration.manifests import NAMESPACE
 from tests.cluster.conftest import RAN
 from tests.support.access import Access, access_of_event, refused

@@ -6,11 +6,11 @@ import pytest
 
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ThrottledError, UnreachableError
-from core.kube.limits import LimitedTransport, RateLimit
 from core.kube.resources import CONFIG_MAPS
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.kube.watch import watch_objects
+from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

@@ -32,8 +32,8 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.models.names import NODE_LABEL
 from nodeagent.app import build_agent, prepare
-from nodeagent.settings import RepositoryController, Settings
-from nodeagent.transport import load_transport
+from nodeagent.runtime.settings import RepositoryController, Settings
+from nodeagent.runtime.transport import load_transport
 from tests.crash.controllers import set_status
 from tests.nodeagent.dispatching import agent_pod
 from tests.nodeagent.harness import Fuse

@@ -11,7 +11,7 @@ from nodeagent.cli import _parser
 from nodeagent.cli_serve import parse_settings
 from nodeagent.config import parse_config
 from nodeagent.config_map import document_of
-from nodeagent.settings import Settings
+from nodeagent.runtime.settings import Settings
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodeagent.rights import RIGHTS, Right, Scope
+from nodeagent.runtime.permissions import RIGHTS, Right, Scope
 
 _ROOT = Path(__file__).parents[2]
 _RBAC = _ROOT / "deploy" / "agent" / "rbac.yaml"

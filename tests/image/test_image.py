@@ -80,6 +80,6 @@ def test_mover_is_light(container: Container) -> None:
 
 def test_agent_is_light(container: Container) -> None:
     """The generated classes of the client library of Kubernetes would not fit in."""
-    report = import_in(container, "nodeagent.transport")
+    report = import_in(container, "nodeagent.runtime.transport")
 
     assert report["rss_kib"] < AGENT_RSS_LIMIT_KIB

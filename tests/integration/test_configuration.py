@@ -25,10 +25,10 @@ from nodeagent.config import parse_config
 from nodeagent.config_map import read_config
 from nodeagent.config_watch import ConfigWatch
 from nodeagent.current_config import CurrentConfig
-from nodeagent.metrics import Metrics
-from nodeagent.own_pod import SelfReport
 from nodeagent.priority import PriorityClass
-from nodeagent.transport import load_transport
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.own_pod import SelfReport
+from nodeagent.runtime.transport import load_transport
 from tests.nodeagent.board import FakeBoard
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from nodeagent.config import LoadConcurrency
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
 from nodeagent.lease import LeaderElection
-from nodeagent.metrics import Metrics
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.transport import load_transport
 from nodeagent.status import StatusWriter
 from nodeagent.story import Story
-from nodeagent.transport import load_transport
 from tests.nodeagent.dispatching import ScriptedKind, agent_pod
 from tests.nodeagent.loads import data_upload
 

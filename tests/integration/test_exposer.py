@@ -26,7 +26,7 @@ from exposer.claims import build_restore_claim
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import KeptVolume, Owner, RestoreRequest, Waiting
 from exposer.template import AgentTemplate
-from nodeagent.transport import load_transport
+from nodeagent.runtime.transport import load_transport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,8 +13,8 @@ from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
-from nodeagent.preflight import check_cluster
-from nodeagent.transport import load_transport
+from nodeagent.runtime.preflight import check_cluster
+from nodeagent.runtime.transport import load_transport
 from tests.support.access import access_of_event, refused
 from tests.support.apiserver import ApiServer
 from tests.support.tools import tool

@@ -8,7 +8,7 @@ import pytest
 from core.kube.client import Deletion
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from core.kube.transport import MERGE_PATCH, Request
-from nodeagent.transport import load_transport
+from nodeagent.runtime.transport import load_transport
 from tests.contract.bench import Bench
 from tests.contract.kube_contract import KubeContract
 from tests.support.apiserver import ApiServer

@@ -22,8 +22,8 @@ from core.kube.retry import Retry
 from exposer.template import AgentTemplate
 from nodeagent.app import Plan, build_agent
 from nodeagent.config import ParsedConfig
-from nodeagent.settings import RepositoryController, Settings
-from nodeagent.transport import load_transport
+from nodeagent.runtime.settings import RepositoryController, Settings
+from nodeagent.runtime.transport import load_transport
 from tests.bed.api import Api, ApiError, Json, Resource
 from tests.nodeagent.dispatching import agent_pod
 

@@ -8,7 +8,7 @@ import pytest
 
 from core.kube.errors import UnauthorizedError
 from core.kube.transport import Request
-from nodeagent.transport import load_transport
+from nodeagent.runtime.transport import load_transport
 from tests.support.apiserver import ApiServer
 
 __all__: list[str] = []

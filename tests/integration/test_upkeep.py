@@ -27,7 +27,7 @@ from nodeagent.config import LoadConcurrency
 from nodeagent.config_models import LabelSelector, NodeRule
 from nodeagent.init_pod import let_onto_any_node
 from nodeagent.node_slots import OwnSlots
-from nodeagent.transport import load_transport
+from nodeagent.runtime.transport import load_transport
 from nodeagent.waiting_pods import WaitingPods
 
 if TYPE_CHECKING:

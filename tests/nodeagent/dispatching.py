@@ -33,8 +33,8 @@ from nodeagent.config_models import NodeRule
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission
-from nodeagent.metrics import Metrics
 from nodeagent.outcome import Outcome
+from nodeagent.runtime.metrics import Metrics
 from nodeagent.status import StatusWriter
 from nodeagent.story import Story
 from tests.nodeagent.loads import NAMESPACE, data_download, data_upload, pod_volume_backup, pod_volume_restore

@@ -41,10 +41,10 @@ from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
 from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
-from nodeagent.metrics import Metrics
 from nodeagent.mover_logs import MoverLogs
 from nodeagent.progress import ProgressFollower
 from nodeagent.reconciler import Reconciler
+from nodeagent.runtime.metrics import Metrics
 from nodeagent.status import StatusWriter
 from nodeagent.steps import Tools
 from nodeagent.story import Story

@@ -10,8 +10,8 @@ from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from nodeagent.config import ParsedConfig
 from nodeagent.current_config import CurrentConfig
-from nodeagent.metrics import Metrics
-from nodeagent.own_pod import SelfReport
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.own_pod import SelfReport
 from tests.nodeagent.board import FakeBoard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -16,8 +16,8 @@ from core.kube.retry import Retry
 from nodeagent.config import parse_config
 from nodeagent.config_watch import ConfigWatch
 from nodeagent.current_config import CurrentConfig
-from nodeagent.metrics import Metrics
-from nodeagent.own_pod import SelfReport
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.own_pod import SelfReport
 from tests.nodeagent.board import FakeBoard
 from tests.nodeagent.own_scene import OwnScene, running
 from tests.support.clock import LoopClock

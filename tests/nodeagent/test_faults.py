@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from core.errors import AgentError
-from nodeagent.faults import Faults
+from nodeagent.runtime.tasks import Faults
 
 
 @pytest.fixture

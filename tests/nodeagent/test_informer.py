@@ -11,7 +11,7 @@ from core.kube.errors import ForbiddenError
 from core.kube.resources import PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from nodeagent.informer import Informer
+from nodeagent.runtime.informer import Informer
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

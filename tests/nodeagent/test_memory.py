@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from nodeagent.memory import MemoryKeeper, find_trim
+from nodeagent.runtime.memory import MemoryKeeper, find_trim
 from tests.support.clock import LoopClock
 
 

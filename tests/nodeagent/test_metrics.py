@@ -5,7 +5,7 @@ import re
 import pytest
 
 from core.models.phases import Phase
-from nodeagent.metrics import Metrics
+from nodeagent.runtime.metrics import Metrics
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from core.kube.errors import ConflictError
 from core.kube.events import EventRecorder
 from core.kube.resources import EVENTS, PODS
 from core.kube.retry import Retry
-from nodeagent.own_pod import OwnPod
+from nodeagent.runtime.own_pod import OwnPod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

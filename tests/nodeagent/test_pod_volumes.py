@@ -16,7 +16,7 @@ from exposer.template import AgentTemplate
 from nodeagent.kinds.base import Admission, Verdict
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
 from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
-from nodeagent.metrics import Metrics
+from nodeagent.runtime.metrics import Metrics
 from tests.nodeagent.harness import World, accepted, open_world
 from tests.nodeagent.loads import NODE, pod_volume_backup, pod_volume_restore, workload_pod
 from tests.nodeagent.simulation import Mover

@@ -7,7 +7,7 @@ import pytest
 from core.errors import ConfigError
 from core.kube.errors import UnreachableError
 from core.kube.transport import Request, Response
-from nodeagent.preflight import check_cluster
+from nodeagent.runtime.preflight import check_cluster
 from tests.support.scripted import answer, refusal, scripted_client
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from core.kube.errors import ServerError
-from nodeagent.queue import Requeue, WorkQueue
+from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from tests.support.clock import LoopClock
 
 __all__: list[str] = []

@@ -13,7 +13,7 @@ from core.models.names import (
     OUTCOME_ANNOTATION,
     OWNER_UID_LABEL,
 )
-from nodeagent.metrics import Metrics
+from nodeagent.runtime.metrics import Metrics
 from tests.nodeagent.harness import World, accepted, open_world
 from tests.nodeagent.loads import NODE, data_download, data_upload
 from tests.nodeagent.simulation import Mover

@@ -19,10 +19,10 @@ from exposer.causes import CauseFinder
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
 from exposer.workload import ONTO_ANY_NODE
-from nodeagent.metrics import Metrics
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
 from nodeagent.repository_config import RepositoryConfig
-from nodeagent.settings import RepositoryController
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.settings import RepositoryController
 from nodeagent.story import Story
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

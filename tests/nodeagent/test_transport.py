@@ -16,7 +16,7 @@ from core.errors import ConfigError
 from core.kube.errors import ForbiddenError, UnreachableError
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.base import JsonDict
-from nodeagent.transport import load_transport
+from nodeagent.runtime.transport import load_transport
 
 __all__: list[str] = []
 
@@ -241,7 +241,7 @@ async def test_pod_without_its_account_is_told(monkeypatch: pytest.MonkeyPatch) 
 def test_the_generated_classes_of_the_library_are_not_loaded() -> None:
     """They are 20 MiB in each agent."""
     count = "print(sum('kubernetes_asyncio.client' in name for name in sys.modules))"
-    code = f"import sys, nodeagent.transport; {count}"
+    code = f"import sys, nodeagent.runtime.transport; {count}"
     done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 10
 

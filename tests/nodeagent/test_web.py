@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 
 from core.errors import ConfigError
-from nodeagent.metrics import Metrics
-from nodeagent.settings import Address
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.settings import Address
 from nodeagent.web import WebPages, WebServer
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.kube.transport import Request
-from nodeagent.rights import RIGHTS, Scope
+from nodeagent.runtime.permissions import RIGHTS, Scope
 
 __all__ = ["Access", "access_of", "access_of_event", "refused"]
 

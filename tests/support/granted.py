@@ -60,4 +60,6 @@ def only_granted_requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(FakeKube, "__init__", build_watched)
     yield
     if missing := refused(asked, _NAMESPACE):
-        pytest.fail(f"nodeagent/rights.py and deploy/agent/rbac.yaml do not allow: {missing}", pytrace=False)
+        pytest.fail(
+            f"nodeagent/runtime/permissions.py and deploy/agent/rbac.yaml do not allow: {missing}", pytrace=False
+        )

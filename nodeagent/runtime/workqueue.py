@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from core.clock import Backoff, Clock
 from core.errors import AgentError
-from nodeagent.faults import Faults
+from nodeagent.runtime.tasks import Faults
 
 __all__ = ["Requeue", "WorkQueue"]
 

@@ -1,7 +1,7 @@
 """Every right the agent and its data movers need, with the reason.
 
 Knows resources, verbs and where they are needed. `deploy/agent/rbac.yaml` grants exactly this (a test
-compares them), and `nodeagent.preflight` asks the cluster for it before the agent starts.
+compares them), and `nodeagent.runtime.preflight` asks the cluster for it before the agent starts.
 Agent and movers share one ServiceAccount, as the peer's do.
 """
 

@@ -2,7 +2,7 @@
 
 Knows kubernetes_asyncio, which nothing else imports: where a kubeconfig or a pod's service
 account come from, tokens that rotate, exec plugins, TLS. Does not know how a request is sent
-(`core.kube.http`) or what it asks.
+(`nodeagent.runtime.http`) or what it asks.
 """
 
 import os
@@ -20,9 +20,9 @@ import aiohttp
 
 from core.errors import ConfigError
 from core.kube.errors import UnauthorizedError
-from core.kube.http import HttpTransport
 from core.models.base import JsonDict
 from core.version import VERSION
+from nodeagent.runtime.http import HttpTransport
 
 __all__ = ["load_transport"]
 

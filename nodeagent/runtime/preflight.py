@@ -1,7 +1,7 @@
 """What must hold before the agent starts: the API server answers, rights, kinds.
 
 Knows how to ask for each and how to say in one line what is missing. Does not know what the
-rights are for (`nodeagent.rights`).
+rights are for (`nodeagent.runtime.permissions`).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import Request
-from nodeagent.rights import RIGHTS, Right, Scope
+from nodeagent.runtime.permissions import RIGHTS, Right, Scope
 
 __all__ = ["check_cluster"]
 

@@ -1,7 +1,7 @@
 """Requests and long answers over HTTP, for a process that reaches API servers of any kind.
 
 Knows aiohttp, which no other module of `core` imports, and how its failures read. Does not
-know addresses or credentials: `nodeagent.transport` brings them. The mover does without.
+know addresses or credentials: `nodeagent.runtime.transport` brings them. The mover does without.
 """
 
 import asyncio

@@ -14,14 +14,16 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
-from nodeagent.metrics import Metrics
+from nodeagent.runtime.metrics import Metrics
 
-__all__ = ["AGENT_SELECTOR", "Board", "OwnPod", "SelfReport", "Voice"]
+__all__ = ["AGENT_SELECTOR", "Board", "OwnPod", "SelfReport", "Voice", "shown"]
+
+
+_log = logging.getLogger(__name__)
+
 
 AGENT_SELECTOR: Final = select_labels(AGENT_LABELS)
 """The pods of all node agents."""
-
-_log = logging.getLogger(__name__)
 
 
 class Voice(Protocol):
@@ -113,3 +115,13 @@ class OwnPod:
 def _is_agent(pod: JsonDict) -> bool:
     labels: dict[str, str] = pod["metadata"].get("labels") or {}
     return labels.items() >= AGENT_LABELS.items()
+
+
+_NODES_SHOWN: Final = 3
+
+
+def shown(names: list[str]) -> str:
+    """Return the first few of some names, in order."""
+    names = sorted(names)
+    more = ", …" if len(names) > _NODES_SHOWN else ""
+    return ", ".join(names[:_NODES_SHOWN]) + more

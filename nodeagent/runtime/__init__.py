@@ -1,0 +1,1 @@
+"""What an agent runs on; nothing here knows about transfers."""
