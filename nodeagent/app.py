@@ -1,7 +1,7 @@
 """Wires the agent: the only place that builds objects and hands them to each other.
 
 Knows what exists and who needs whom. Does not decide anything: configuration comes from
-`nodeagent.runtime.settings` and `nodeagent.config`, every rule from the module that owns it.
+`nodeagent.runtime.settings` and `nodeagent.config.parse`, every rule from the module that owns it.
 """
 
 import asyncio
@@ -26,10 +26,13 @@ from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverOptions
 from exposer.template import AgentTemplate
 from nodeagent.concurrency import Slots
-from nodeagent.config import ParsedConfig
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.expose_settings import MoverPlans
+from nodeagent.config.live import ConfigPlaces, OwnConfig
+from nodeagent.config.parse import ParsedConfig
+from nodeagent.config.repository import RepositoryConfig
+from nodeagent.config.source import read_config
 from nodeagent.config_agreement import ConfigAgreement
-from nodeagent.config_map import read_config
-from nodeagent.current_config import CurrentConfig
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
 from nodeagent.inherited import read_template
@@ -41,13 +44,10 @@ from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
 from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.lease import LeaderElection
 from nodeagent.mover_logs import MoverLogs
-from nodeagent.mover_plan import MoverPlans
 from nodeagent.node_slots import OwnSlots
-from nodeagent.own_config import ConfigPlaces, OwnConfig
 from nodeagent.progress import ProgressFollower
 from nodeagent.reconciler import Reconciler
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
-from nodeagent.repository_config import RepositoryConfig
 from nodeagent.runtime.memory import MemoryKeeper, find_trim
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import OwnPod, SelfReport

@@ -1,6 +1,6 @@
 """The words of `nodeagent check-config`.
 
-Knows its flags and their help. Does not know what is checked: `nodeagent.check_config` is
+Knows its flags and their help. Does not know what is checked: `nodeagent.config.check` is
 imported once the command line makes sense.
 """
 
@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.from_cluster and arguments.offline:
         raise ConfigError("--from-cluster and --offline exclude each other")
     # pydantic and the API client take a second to load; nothing above needs them.
-    from nodeagent.check_config import CheckRequest, check_config  # noqa: PLC0415
+    from nodeagent.config.check import CheckRequest, check_config  # noqa: PLC0415
 
     request = CheckRequest(
         path=arguments.file,

@@ -5,26 +5,14 @@ agent and an edit, which reaches the dispatcher through the watch of the agents'
 anyway. Does not know what the configurations say.
 """
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from core.aio import wait_for_event
 from core.clock import Clock
-from core.kube.errors import KubeError
-from core.models.names import CONFIG_ANNOTATION
-from nodeagent.current_config import CurrentConfig
-from nodeagent.runtime.own_pod import Board, Voice, shown
+from nodeagent.runtime.own_pod import Voice, shown
 
-__all__ = ["NO_CONFIG", "ConfigAgreement", "ConfigAnnouncer", "describe_difference"]
-
-
-NO_CONFIG: Final = "none"
-"""Announced where no ConfigMap was named."""
-
-
-_AGAIN_SECONDS: Final = 30.0
+__all__ = ["ConfigAgreement", "describe_difference"]
 
 
 _LOOK_SECONDS: Final = 10.0
@@ -33,29 +21,6 @@ _LOOK_SECONDS: Final = 10.0
 
 _PATIENCE_SECONDS: Final = 60.0
 """An edit reaches all agents within seconds; one that started badly stays different."""
-
-
-class ConfigAnnouncer:
-    """Keeps the annotation on the agent's own pod at what is in force."""
-
-    def __init__(self, pod: Board, current: CurrentConfig) -> None:
-        """Announce the hash of `current` on `pod`."""
-        self._pod = pod
-        self._current = current
-        self._changed = asyncio.Event()
-        current.subscribe(self._changed.set)
-
-    async def run(self) -> None:
-        """Announce until canceled."""
-        while True:
-            self._changed.clear()
-            try:
-                await self._pod.annotate(CONFIG_ANNOTATION, self._current.digest or NO_CONFIG)
-            except KubeError:
-                # Nothing but the comparison depends on it.
-                await wait_for_event(self._changed, _AGAIN_SECONDS)
-            else:
-                await self._changed.wait()
 
 
 class ConfigAgreement:

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from core.clock import Clock
 from core.kube.client import KubeClient
-from nodeagent.config import LoadConcurrency
+from nodeagent.config.models import LoadConcurrency
 from nodeagent.kinds.base import Kind
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.status import StatusWriter

@@ -19,7 +19,7 @@ from core.kube.resources import CONFIG_MAPS
 from core.models.base import JsonDict
 from core.models.names import ADMISSIONS_CONFIGMAP
 from core.models.phases import HOLDING_PHASES, Phase
-from nodeagent.config import LARGEST_PREPARE_QUEUE
+from nodeagent.config.models import LARGEST_PREPARE_QUEUE
 
 __all__ = ["AdmissionLedger", "LedgerLostError", "Places", "free_places", "settle"]
 

@@ -13,26 +13,18 @@ from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import NODES
-from core.models.base import JsonDict
-from nodeagent.config import LoadConcurrency
+from nodeagent.config.current import labels_of, resolve_slots
+from nodeagent.config.models import LoadConcurrency
 from nodeagent.runtime.informer import Informer
 
-__all__ = ["NodeSlots", "OwnSlots", "resolve_slots"]
+__all__ = ["NodeSlots", "OwnSlots"]
+
 
 _log = logging.getLogger(__name__)
 
+
 _FRESH_SECONDS: Final = 60.0
 """How long another node's labels count as known: they only decide how long its line may be."""
-
-
-def resolve_slots(labels: Mapping[str, str], concurrency: LoadConcurrency) -> int:
-    """Return the number of the rule that selects a node with `labels`, the smallest of several.
-
-    Where none does, `globalConfig` counts.
-    Source: Velero v1.18, pkg/nodeagent and pkg/cmd/cli/nodeagent/server.go.
-    """
-    numbers = [rule.number for rule in concurrency.per_node_config if rule.node_selector.matches(labels)]
-    return min(numbers, default=concurrency.global_config)
 
 
 class NodeSlots:
@@ -60,7 +52,7 @@ class NodeSlots:
         now = self._clock.monotonic()
         read_at, labels = self._labels.get(node, (-_FRESH_SECONDS, {}))
         if now - read_at >= _FRESH_SECONDS:
-            labels = _labels_of(await self._client.read(NODES, "", node))
+            labels = labels_of(await self._client.read(NODES, "", node))
             self._labels[node] = (now, labels)
         return labels
 
@@ -93,7 +85,7 @@ class OwnSlots:
         selection = Selection(NODES, field_selector=f"metadata.name={node}")
         # The last known labels stand while a node is away: it comes back with them, or not at all.
         self._labels: Mapping[str, str] = {}
-        self._informer = Informer(client, selection, clock=clock, trim=_labels_of, on_change=self._on_labels)
+        self._informer = Informer(client, selection, clock=clock, trim=labels_of, on_change=self._on_labels)
 
     async def run(self) -> None:
         """Follow the node until canceled; where that is refused, its labels count as none."""
@@ -127,7 +119,3 @@ class OwnSlots:
         if labels != self._labels:
             self._labels = labels
             self.refresh()
-
-
-def _labels_of(node: JsonDict | None) -> Mapping[str, str]:
-    return dict(((node or {}).get("metadata") or {}).get("labels") or {})

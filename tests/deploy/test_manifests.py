@@ -9,8 +9,8 @@ from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, SERVICE_ACCOUNT
 from exposer.template import AgentTemplate
 from nodeagent.cli import _parser
 from nodeagent.cli_serve import parse_settings
-from nodeagent.config import parse_config
-from nodeagent.config_map import document_of
+from nodeagent.config.parse import parse_config
+from nodeagent.config.source import document_of
 from nodeagent.runtime.settings import Settings
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -16,9 +16,9 @@ from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_init_pod
 from exposer.settings import BackupPVCSettings, MoverOptions
 from exposer.template import AgentTemplate
-from nodeagent.config import parse_config
-from nodeagent.current_config import CurrentConfig
-from nodeagent.mover_plan import MoverPlans
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.expose_settings import MoverPlans
+from nodeagent.config.parse import parse_config
 from tests.exposer.inputs import snapshot_request
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.names import CONFIG_ANNOTATION
 from exposer.ownership import create_pod
-from nodeagent.check_config import CheckRequest, check_config
-from nodeagent.config import parse_config
-from nodeagent.config_map import read_config
-from nodeagent.config_watch import ConfigWatch
-from nodeagent.current_config import CurrentConfig
-from nodeagent.priority import PriorityClass
+from nodeagent.config.check import CheckRequest, check_config
+from nodeagent.config.current import ConfigWatch, CurrentConfig
+from nodeagent.config.parse import parse_config
+from nodeagent.config.priority_class import PriorityClass
+from nodeagent.config.source import read_config
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import SelfReport
 from nodeagent.runtime.transport import load_transport

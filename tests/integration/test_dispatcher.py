@@ -18,7 +18,7 @@ from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, LEASES, PODS
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
-from nodeagent.config import LoadConcurrency
+from nodeagent.config.models import LoadConcurrency
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
 from nodeagent.lease import LeaderElection

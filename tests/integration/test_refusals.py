@@ -21,7 +21,7 @@ from core.kube.resources import EVENTS, POD_VOLUME_BACKUPS
 from core.kube.retry import Retry
 from exposer.template import AgentTemplate
 from nodeagent.app import Plan, build_agent
-from nodeagent.config import ParsedConfig
+from nodeagent.config.parse import ParsedConfig
 from nodeagent.runtime.settings import RepositoryController, Settings
 from nodeagent.runtime.transport import load_transport
 from tests.bed.api import Api, ApiError, Json, Resource

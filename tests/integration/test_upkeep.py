@@ -23,8 +23,8 @@ from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import OWNER_UID_LABEL
 from exposer.leaked_objects import list_leftovers, remove_leftovers
 from exposer.workload import ONTO_ANY_NODE
-from nodeagent.config import LoadConcurrency
-from nodeagent.config_models import LabelSelector, NodeRule
+from nodeagent.config.models import LoadConcurrency, NodeRule
+from nodeagent.config.selectors import LabelSelector
 from nodeagent.init_pod import let_onto_any_node
 from nodeagent.node_slots import OwnSlots
 from nodeagent.runtime.transport import load_transport

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from core.models.base import JsonDict
-from nodeagent.config_keys import known_paths
-from nodeagent.config_models import AgentConfig
-from nodeagent.config_schema import build_schema
+from nodeagent.config.keys import build_schema, known_paths
+from nodeagent.config.models import AgentConfig
 
 __all__ = ["build_table"]
 

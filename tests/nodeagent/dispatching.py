@@ -28,8 +28,7 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
 from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
 from exposer.model import Exposed, Guard, Waiting
-from nodeagent.config import LoadConcurrency
-from nodeagent.config_models import NodeRule
+from nodeagent.config.models import LoadConcurrency, NodeRule
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
 from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission

@@ -8,8 +8,8 @@ from typing import Self
 
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
-from nodeagent.config import ParsedConfig
-from nodeagent.current_config import CurrentConfig
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.parse import ParsedConfig
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import SelfReport
 from tests.nodeagent.board import FakeBoard

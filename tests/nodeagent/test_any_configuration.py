@@ -13,9 +13,9 @@ from exposer.model import LocatedVolume
 from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
 from exposer.settings import BackupPVCSettings, MoverOptions, MoverPlan
-from nodeagent.config import parse_config
-from nodeagent.current_config import CurrentConfig
-from nodeagent.mover_plan import MoverPlans
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.expose_settings import MoverPlans
+from nodeagent.config.parse import parse_config
 from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.nodeagent.test_manifest_table import CONFIGURATIONS
 

@@ -15,7 +15,7 @@ from core.kube.retry import Retry
 from core.models.names import CONFIG_ANNOTATION
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, Plan, build_agent
-from nodeagent.config import parse_config
+from nodeagent.config.parse import parse_config
 from nodeagent.runtime.settings import Settings
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

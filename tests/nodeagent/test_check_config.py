@@ -12,12 +12,11 @@ import pytest
 
 from core.errors import ConfigError
 from core.kube.transport import Request, Response
-from nodeagent.check_config import _told_name
 from nodeagent.cli import main
-from nodeagent.config import parse_config
-from nodeagent.config_file import document_in, read_document
-from nodeagent.config_keys import Finding
-from nodeagent.config_names import check_names
+from nodeagent.config.check import _told_name, check_names
+from nodeagent.config.keys import Finding
+from nodeagent.config.parse import parse_config
+from nodeagent.config.source import document_in, read_document
 from tests.support.scripted import answer, refusal, scripted_client
 
 _ROOT = Path(__file__).parents[2]

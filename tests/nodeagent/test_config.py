@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ConfigError
-from nodeagent.config import AgentConfig, LoadConcurrency, parse_config
-from nodeagent.config_models import LabelSelector
+from nodeagent.config.models import AgentConfig, LoadConcurrency
+from nodeagent.config.parse import parse_config
+from nodeagent.config.selectors import LabelSelector
 
 
 def _config(*, slots: int = 1, length: int | None = None, priority: str = "") -> AgentConfig:

@@ -10,9 +10,10 @@ from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.retry import Retry
 from core.models.names import CONFIG_ANNOTATION
-from nodeagent.config import parse_config
-from nodeagent.config_agreement import NO_CONFIG, ConfigAgreement, ConfigAnnouncer, describe_difference
-from nodeagent.current_config import CurrentConfig
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.live import NO_CONFIG, ConfigAnnouncer
+from nodeagent.config.parse import parse_config
+from nodeagent.config_agreement import ConfigAgreement, describe_difference
 from nodeagent.live_agents import LiveAgents
 from tests.nodeagent.board import FakeBoard
 from tests.support.clock import LoopClock

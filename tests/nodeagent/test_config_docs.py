@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from nodeagent.config import parse_config
-from nodeagent.config_forms import LabelKey, LabelValue, ObjectName, QuantityText
-from nodeagent.config_keys import known_paths
-from nodeagent.config_models import AgentConfig
-from nodeagent.config_schema import build_schema
+from nodeagent.config.keys import build_schema, known_paths
+from nodeagent.config.models import AgentConfig
+from nodeagent.config.parse import parse_config
+from nodeagent.config.value_types import LabelKey, LabelValue, ObjectName, QuantityText
 from tests.nodeagent.config_table import build_table
 
 _DOCS = Path(__file__).parents[2] / "docs"

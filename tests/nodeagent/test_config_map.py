@@ -4,7 +4,7 @@ import pytest
 
 from core.errors import ConfigError
 from core.kube.transport import Request, Response
-from nodeagent.config_map import read_config
+from nodeagent.config.source import read_config
 from tests.support.scripted import answer, refusal, scripted_client
 
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
 from core.kube.retry import Retry
-from nodeagent.config import parse_config
-from nodeagent.config_watch import ConfigWatch
-from nodeagent.current_config import CurrentConfig
+from nodeagent.config.current import ConfigWatch, CurrentConfig
+from nodeagent.config.parse import parse_config
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import SelfReport
 from tests.nodeagent.board import FakeBoard

@@ -8,7 +8,8 @@ import pytest
 from core.models.names import NODE_LABEL
 from core.models.phases import Phase
 from nodeagent.admission import HELD_BACK
-from nodeagent.config_models import LabelSelector, NodeRule
+from nodeagent.config.models import NodeRule
+from nodeagent.config.selectors import LabelSelector
 from nodeagent.crowds import NodeCrowds
 from nodeagent.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import Scene, ScriptedKind, open_scene

@@ -1,7 +1,7 @@
 """Which of two documents is in force."""
 
-from nodeagent.config import ParsedConfig, parse_config
-from nodeagent.current_config import CurrentConfig
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.parse import ParsedConfig, parse_config
 
 
 def _document(slots: object) -> ParsedConfig:

@@ -17,14 +17,14 @@ from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverOptions
-from nodeagent.config import parse_config
-from nodeagent.current_config import CurrentConfig
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.expose_settings import MoverPlans
+from nodeagent.config.parse import parse_config
 from nodeagent.kinds.base import Kind
 from nodeagent.kinds.data_download import DataDownloadKind
 from nodeagent.kinds.data_upload import DataUploadKind
 from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
 from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
-from nodeagent.mover_plan import MoverPlans
 from tests.exposer.inputs import template
 from tests.exposer.scenes import BackupScene, RestoreScene
 from tests.exposer.test_pod_volume import Scene

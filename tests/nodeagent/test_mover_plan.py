@@ -12,10 +12,10 @@ from core.kube.transport import Request, Response
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, MoverOptions, MoverPlan, PodSettings
 from exposer.template import AgentTemplate
-from nodeagent.config import parse_config
-from nodeagent.current_config import CurrentConfig
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.expose_settings import MoverPlans
+from nodeagent.config.parse import parse_config
 from nodeagent.inherited import read_template
-from nodeagent.mover_plan import MoverPlans
 from tests.exposer.inputs import daemonset
 from tests.support.scripted import answer, refusal, scripted_client
 

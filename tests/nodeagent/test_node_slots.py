@@ -10,8 +10,10 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from nodeagent.config import LoadConcurrency, parse_config
-from nodeagent.node_slots import NodeSlots, OwnSlots, resolve_slots
+from nodeagent.config.current import resolve_slots
+from nodeagent.config.models import LoadConcurrency
+from nodeagent.config.parse import parse_config
+from nodeagent.node_slots import NodeSlots, OwnSlots
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

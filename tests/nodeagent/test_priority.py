@@ -10,8 +10,8 @@ from typing import Literal
 import pytest
 
 from core.kube.resources import PRIORITY_CLASSES
-from nodeagent.config import ParsedConfig, parse_config
-from nodeagent.priority import PriorityClass
+from nodeagent.config.parse import ParsedConfig, parse_config
+from nodeagent.config.priority_class import PriorityClass
 from tests.nodeagent.own_scene import OwnScene, running
 from tests.support.clock import LoopClock
 

@@ -19,8 +19,8 @@ from exposer.causes import CauseFinder
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
 from exposer.workload import ONTO_ANY_NODE
+from nodeagent.config.repository import RepositoryConfig
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
-from nodeagent.repository_config import RepositoryConfig
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryController
 from nodeagent.story import Story

@@ -10,7 +10,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, CONFIG_MAPS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from nodeagent.repository_config import RepositoryConfig, parse_settings_of
+from nodeagent.config.repository import RepositoryConfig, parse_settings_of
 from nodeagent.runtime.settings import RepositoryController
 from tests.nodeagent.test_repositories import build_keeper, open_scene
 from tests.support.clock import LoopClock

@@ -16,7 +16,7 @@ from core.kube.errors import KubeError
 from core.kube.resources import PRIORITY_CLASSES
 from core.kube.watch import watch_one
 from core.models.base import JsonDict
-from nodeagent.current_config import CurrentConfig
+from nodeagent.config.current import CurrentConfig
 from nodeagent.runtime.own_pod import SelfReport
 
 __all__ = ["PriorityClass"]

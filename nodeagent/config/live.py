@@ -5,19 +5,50 @@ Knows which parts belong together. Does not know what any of them decides.
 
 import asyncio
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
+from core.aio import wait_for_event
 from core.clock import Clock
 from core.kube.client import KubeClient
+from core.kube.errors import KubeError
 from core.models.base import JsonDict
-from nodeagent.config_agreement import ConfigAnnouncer
-from nodeagent.config_watch import ConfigWatch
-from nodeagent.current_config import CurrentConfig
-from nodeagent.priority import PriorityClass
-from nodeagent.repository_config import RepositoryConfig
-from nodeagent.runtime.own_pod import SelfReport
+from core.models.names import CONFIG_ANNOTATION
+from nodeagent.config.current import ConfigWatch, CurrentConfig
+from nodeagent.config.priority_class import PriorityClass
+from nodeagent.config.repository import RepositoryConfig
+from nodeagent.runtime.own_pod import Board, SelfReport
 
-__all__ = ["ConfigPlaces", "OwnConfig"]
+__all__ = ["NO_CONFIG", "ConfigAnnouncer", "ConfigPlaces", "OwnConfig"]
+
+
+NO_CONFIG: Final = "none"
+"""Announced where no ConfigMap was named."""
+
+
+_AGAIN_SECONDS: Final = 30.0
+
+
+class ConfigAnnouncer:
+    """Keeps the annotation on the agent's own pod at what is in force."""
+
+    def __init__(self, pod: Board, current: CurrentConfig) -> None:
+        """Announce the hash of `current` on `pod`."""
+        self._pod = pod
+        self._current = current
+        self._changed = asyncio.Event()
+        current.subscribe(self._changed.set)
+
+    async def run(self) -> None:
+        """Announce until canceled."""
+        while True:
+            self._changed.clear()
+            try:
+                await self._pod.annotate(CONFIG_ANNOTATION, self._current.digest or NO_CONFIG)
+            except KubeError:
+                # Nothing but the comparison depends on it.
+                await wait_for_event(self._changed, _AGAIN_SECONDS)
+            else:
+                await self._changed.wait()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
 from core.models.base import JsonDict
 from core.models.storage import CACHE_LIMIT_KEY, REPOSITORY_TYPE
-from nodeagent.config_keys import Finding, guess, load_json, show_key
+from nodeagent.config.keys import Finding, guess, load_json, show_key
 
 __all__ = ["ParsedSettings", "RepositoryConfig", "parse_settings_of"]
 

@@ -1,7 +1,12 @@
 """Which keys of the configuration document are known, and where each stands in the models.
 
 Knows how to walk a document and the models side by side: spellings, unknown keys, hints, the
-path that a reader finds a value by. Does not know what a value may be (`nodeagent.config_models`).
+path that a reader finds a value by. Does not know what a value may be (`nodeagent.config.models`).
+
+The JSON Schema of the configuration document, made from the models.
+
+Knows how a schema is kept short and how it tells further names of a key. Does not know the keys
+(`nodeagent.config.models`). Rules between keys are not in it: `nodeagent check-config` knows all.
 """
 
 import difflib
@@ -14,7 +19,8 @@ from typing import Any, Final, NamedTuple, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from core.models.base import JsonDict
-from nodeagent.config_models import Section
+from nodeagent.config.models import AgentConfig
+from nodeagent.config.selectors import Section
 
 __all__ = [
     "Finding",
@@ -22,6 +28,7 @@ __all__ = [
     "Nested",
     "SortedKeys",
     "ask",
+    "build_schema",
     "close_name",
     "guess",
     "known_paths",
@@ -31,8 +38,10 @@ __all__ = [
     "sort_keys",
 ]
 
+
 Location = tuple[str | int, ...]
 """Where a value stands: keys and indexes from the top."""
+
 
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -214,3 +223,38 @@ def known_paths(section: type[Section], above: str = "") -> Iterator[tuple[str, 
         if nested := nested_section(info):
             inside = {"list": f"{path}[].", "map": f"{path}.<name>.", "": f"{path}."}[nested.container]
             yield from known_paths(nested.section, inside)
+
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+def build_schema() -> JsonDict:
+    """Return the schema; keys that it does not name are tolerated, as the agent does."""
+    schema = AgentConfig.model_json_schema(by_alias=True)
+    definitions: JsonDict = schema.pop("$defs")
+    for section in _sections(AgentConfig):
+        described = schema if section is AgentConfig else definitions[section.__name__]
+        for other, alias in section.other_names.items():
+            described["properties"][other] = described["properties"][alias]
+    about = "The document in the ConfigMap that --node-agent-configmap names."
+    whole = {"$schema": _DIALECT, "title": "Configuration of node-agent", "description": about}
+    plain: JsonDict = _tidied(schema | {"$defs": definitions})
+    return plain | whole
+
+
+def _sections(section: type[Section]) -> set[type[Section]]:
+    found = {section}
+    for info in section.model_fields.values():
+        if nested := nested_section(info):
+            found |= _sections(nested.section)
+    return found
+
+
+def _tidied(node: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return `node` without titles that only repeat the keys, and with maps that take no other keys."""
+    if isinstance(node, list):
+        return [_tidied(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    tidy = {key: _tidied(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    return tidy | ({"additionalProperties": False} if "patternProperties" in tidy else {})

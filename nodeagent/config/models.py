@@ -2,7 +2,7 @@
 
 Knows names, forms, defaults and what each key does; the schema in docs/config.schema.json and
 the table in docs/configuration.md are made from these models. Does not know what becomes of a
-value that does not fit (`nodeagent.config`), or of one that does (`nodeagent.mover_plan`).
+value that does not fit (`nodeagent.config.parse`), or of one that does (`nodeagent.config.expose_settings`).
 Source: Velero v1.18, pkg/types/node_agent.go and pkg/cmd/cli/nodeagent/server.go. Keys of ours
 are marked so.
 """
@@ -16,8 +16,16 @@ from pydantic_core.core_schema import ValidationInfo
 
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
-from nodeagent.config_forms import AnnotationMap, LabelMap, ObjectName, QuantityText, expected, is_at_most, is_zero
-from nodeagent.config_selectors import NUMBER_OPERATORS, LabelSelector, Requirement, Section, Toleration
+from nodeagent.config.selectors import NUMBER_OPERATORS, LabelSelector, Requirement, Section, Toleration
+from nodeagent.config.value_types import (
+    AnnotationMap,
+    LabelMap,
+    ObjectName,
+    QuantityText,
+    expected,
+    is_at_most,
+    is_zero,
+)
 
 __all__ = [
     "INHERIT",

@@ -1,7 +1,7 @@
 """What loads are exposed by: configuration becomes the parameters of exposers.
 
 Knows which key becomes which parameter. Does not know what a key may hold
-(`nodeagent.config_models`), nor what exposers make of a parameter.
+(`nodeagent.config.models`), nor what exposers make of a parameter.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import BackupPVCSettings, CacheRule, MoverOptions, MoverPlan, PodSettings
 from exposer.template import AgentTemplate
-from nodeagent.config_models import INHERIT, AffinityMode, AgentConfig, BackupPVC, LabelSelector
-from nodeagent.current_config import CurrentConfig
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.models import INHERIT, AffinityMode, AgentConfig, BackupPVC
+from nodeagent.config.selectors import LabelSelector
 
 __all__ = ["MoverPlans"]
 

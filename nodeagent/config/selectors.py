@@ -1,7 +1,7 @@
 """Kubernetes' own forms within the configuration document: selectors of nodes, tolerations.
 
 Knows their keys and what the API server would refuse of them. Does not know where in the document
-they stand (`nodeagent.config_models`).
+they stand (`nodeagent.config.models`).
 Source: Kubernetes v1.34, pkg/apis/core/validation; apimachinery pkg/apis/meta/v1.
 """
 
@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core.core_schema import ValidationInfo
 
 from core.models.base import JsonDict
-from nodeagent.config_forms import LabelKey, LabelMap, LabelValue, OptionalLabelKey, expected
+from nodeagent.config.value_types import LabelKey, LabelMap, LabelValue, OptionalLabelKey, expected
 
 __all__ = ["NUMBER_OPERATORS", "LabelSelector", "Operator", "Requirement", "Section", "Toleration"]
 

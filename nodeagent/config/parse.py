@@ -2,13 +2,19 @@
 
 Knows how a document becomes a configuration, and that a bad value costs no more than its own
 key: the rest is read as if that key were not there. Does not know the cluster
-(`nodeagent.config_map`), nor whether a document with mistakes is put in force
-(`nodeagent.current_config`).
+(`nodeagent.config.source`), nor whether a document with mistakes is put in force
+(`nodeagent.config.current`).
+
+What in a valid configuration may not do what its writer thinks.
+
+Knows which settings have no effect beside, or without, others. Does not know mistakes
+(`nodeagent.config.parse`): all of this is tolerated.
 """
 
 import hashlib
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,9 +24,8 @@ from pydantic_core import ErrorDetails
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.units import parse_quantity
-from nodeagent.config_advice import advise
-from nodeagent.config_keys import Finding, Location, SortedKeys, ask, close_name, load_json, sort_keys
-from nodeagent.config_models import LARGEST_PREPARE_QUEUE, AgentConfig, LoadConcurrency
+from nodeagent.config.keys import Finding, Location, SortedKeys, ask, close_name, load_json, show_key, sort_keys
+from nodeagent.config.models import LARGEST_PREPARE_QUEUE, AffinityMode, AgentConfig, LoadConcurrency
 
 __all__ = [
     "LARGEST_PREPARE_QUEUE",
@@ -28,8 +33,53 @@ __all__ = [
     "Finding",
     "LoadConcurrency",
     "ParsedConfig",
+    "advise",
     "parse_config",
 ]
+
+
+def advise(config: AgentConfig) -> list[Finding]:
+    """Return a note on each setting of `config` that changes nothing, or more than it seems to."""
+    return [*_on_affinity(config), *_on_backup_claims(config), *_on_cache(config), *_on_rules(config)]
+
+
+def _on_affinity(config: AgentConfig) -> list[Finding]:
+    if config.load_affinity_mode is AffinityMode.ANY:
+        return []
+    notes = []
+    seen: Counter[str] = Counter()
+    for index, entry in enumerate(config.load_affinity):
+        seen[entry.storage_class] += 1
+        if seen[entry.storage_class] > 1:
+            which = f"for the class {entry.storage_class}" if entry.storage_class else "without a storage class"
+            problem = f"only the first entry {which} counts; this one changes nothing"
+            hint = '"loadAffinityMode": "any" makes them alternatives'
+            notes.append(Finding(f"loadAffinity[{index}]", problem, hint))
+    return notes
+
+
+def _on_backup_claims(config: AgentConfig) -> list[Finding]:
+    return [
+        Finding(f"backupPVC{show_key(name)}.spcNoRelabeling", "it changes nothing without readOnly")
+        for name, claim in config.backup_pvc.items()
+        if claim.spc_no_relabeling and not claim.read_only
+    ]
+
+
+def _on_cache(config: AgentConfig) -> list[Finding]:
+    cache = config.cache_pvc
+    if cache.resident_threshold_in_mb and not cache.storage_class:
+        return [Finding("cachePVC", "without storageClass there is no cache volume")]
+    return []
+
+
+def _on_rules(config: AgentConfig) -> list[Finding]:
+    return [
+        Finding("loadConcurrency.perNodeConfig", f"the rule for {rule.number} has no nodeSelector: every node matches")
+        for rule in config.load_concurrency.per_node_config
+        if rule.node_selector.empty
+    ]
+
 
 _WHOLE: Final = frozenset({"loadAffinity", "podResources", "tolerations"})
 """Keys that count as a whole or not at all: half of one would mean something else.
@@ -37,8 +87,13 @@ _WHOLE: Final = frozenset({"loadAffinity", "podResources", "tolerations"})
 Source: Velero v1.18, docs: one bad value and podResources is passed over.
 """
 
+
 _DIGEST_DIGITS: Final = 12
+
+
 _SHOWN_LENGTH: Final = 40
+
+
 _ROUNDS: Final = 20
 """Each round takes all bad values out that it finds; few need more than one, none of them more than three."""
 

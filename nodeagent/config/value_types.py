@@ -2,7 +2,7 @@
 
 Knows Kubernetes' rules for the names and quantities that end up in a pod or a claim: what the
 API server would refuse must not get so far, or every load would fail for one typing error.
-Does not know the configuration's keys (`nodeagent.config_models`).
+Does not know the configuration's keys (`nodeagent.config.models`).
 Source: Kubernetes v1.34, apimachinery pkg/util/validation and pkg/apis/core/validation.
 """
 

@@ -1,0 +1,1 @@
+"""The agent's configuration: from a ConfigMap to the settings that are active."""

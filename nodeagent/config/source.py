@@ -1,0 +1,134 @@
+"""Fetches the agent's configuration from its ConfigMap.
+
+Knows what makes a ConfigMap unusable. Does not know the document's keys (`nodeagent.config.parse`).
+
+Reads a configuration from a file, as users keep it: a JSON document, or a manifest of the ConfigMap.
+
+Knows the forms of such a file. Does not know what the document says (`nodeagent.config.parse`). YAML is
+imported here alone: the agent itself never reads any.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from core.errors import ConfigError
+from core.kube.client import KubeClient
+from core.kube.errors import KubeError
+from core.kube.resources import CONFIG_MAPS
+from core.models.base import JsonDict
+from nodeagent.config.keys import load_json
+from nodeagent.config.parse import ParsedConfig, parse_config
+
+__all__ = ["absent", "document_in", "document_of", "parse_config_map", "read_config", "read_document"]
+
+
+async def read_config(client: KubeClient, namespace: str, name: str) -> ParsedConfig:
+    """Return the configuration in the ConfigMap `name`; all defaults where `name` is empty.
+
+    Raises:
+        ConfigError: the ConfigMap is missing, cannot be read, does not have exactly one key, or
+            holds no JSON object.
+    """
+    if not name:
+        return ParsedConfig()
+    try:
+        found = await client.read(CONFIG_MAPS, namespace, name)
+    except KubeError as e:
+        raise ConfigError(f"the configuration cannot be read: {e}") from e
+    if found is None:
+        raise absent(namespace, name)
+    return parse_config_map(found)
+
+
+def absent(namespace: str, name: str) -> ConfigError:
+    """Return the error that there is no such ConfigMap."""
+    return ConfigError(
+        f"ConfigMap {namespace}/{name} does not exist: create it, or start without --node-agent-configmap"
+    )
+
+
+def parse_config_map(config_map: JsonDict) -> ParsedConfig:
+    """Return the configuration in `config_map`, a v1 ConfigMap as JSON dict.
+
+    Raises:
+        ConfigError: it does not have exactly one key, or holds no JSON object.
+    """
+    try:
+        return parse_config(document_of(config_map))
+    except ConfigError as e:
+        meta = config_map["metadata"]
+        raise ConfigError(f"ConfigMap {meta['namespace']}/{meta['name']}: {e}") from e
+
+
+def document_of(config_map: JsonDict) -> str:
+    """Return the one value of a v1 ConfigMap.
+
+    Raises:
+        ConfigError: it does not have exactly one key.
+    """
+    data = config_map.get("data") or {}
+    if len(data) != 1:
+        found = ", ".join(sorted(data)) or "none"
+        raise ConfigError(f"it must have exactly one key, whose value is a JSON document; it has: {found}")
+    document: str = next(iter(data.values()))
+    return document
+
+
+_STANDARD_INPUT = "-"
+
+
+def read_document(path: str) -> str:
+    """Return the configuration document in the file at `path`; `-` is standard input.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    try:
+        text = sys.stdin.read() if path == _STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{path} cannot be read: {e}") from e
+    try:
+        return document_in(text)
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from e
+
+
+def document_in(text: str) -> str:
+    """Return the configuration document in `text`: itself, or the value in a ConfigMap's manifest.
+
+    Raises:
+        ConfigError: `text` has several ConfigMaps, or one without exactly one key.
+    """
+    try:
+        whole = load_json(text)
+    except (ValueError, RecursionError):
+        manifests = _config_maps(_load_yaml(text))
+    else:
+        manifests = _config_maps([whole])
+    if len(manifests) > 1:
+        raise ConfigError(f"it holds {len(manifests)} ConfigMaps; give the agent's alone")
+    # What is neither is taken for the document: then its reader says what is wrong with it.
+    return document_of(manifests[0]) if manifests else text
+
+
+def _load_yaml(text: str) -> list[Any]:
+    try:
+        return list(yaml.safe_load_all(text))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return []
+
+
+def _config_maps(objects: list[Any]) -> list[JsonDict]:
+    """Return the ConfigMaps among some objects, those of a List among them."""
+    found: list[JsonDict] = []
+    for obj in objects:
+        if not isinstance(obj, dict):
+            continue
+        if obj.get("kind") == "ConfigMap":
+            found.append(obj)
+        elif isinstance(obj.get("items"), list):
+            found += _config_maps(obj["items"])
+    return found
