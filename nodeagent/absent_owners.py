@@ -16,12 +16,12 @@ from core.models.transfers import Load
 from core.models.units import format_duration
 from exposer.pod_status import parse_pod_end
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.endings import tell_end, who_stops
-from nodeagent.kinds.base import Kind
 from nodeagent.load_index import AGENT_AWAY
-from nodeagent.mover_pods import explain_loss, read_mover
-from nodeagent.outcome import read_outcome
-from nodeagent.status import Change
+from nodeagent.transfers.events import tell_end, who_stops
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.mover_pod import explain_loss, read_mover
+from nodeagent.transfers.outcome import read_outcome
+from nodeagent.transfers.status import Change
 
 __all__ = ["AbsentOwners", "node_of"]
 

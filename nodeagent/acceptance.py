@@ -19,7 +19,7 @@ from nodeagent.admission_order import choose_node
 from nodeagent.dispatch_rules import DispatchTools
 from nodeagent.load_index import Entry
 from nodeagent.runtime.tasks import attempt
-from nodeagent.status import Change, without_marks
+from nodeagent.transfers.status import Change, without_marks
 
 __all__ = ["Acceptance"]
 

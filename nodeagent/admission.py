@@ -21,13 +21,13 @@ from core.models.units import format_duration
 from exposer.model import Waiting
 from nodeagent.crowds import NodeCrowds
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.endings import who_stops
-from nodeagent.kinds.base import READY, Admission, Kind, Verdict
 from nodeagent.load_index import Entry
 from nodeagent.node_slots import NodeSlots
-from nodeagent.status import Change
+from nodeagent.transfers.events import who_stops
+from nodeagent.transfers.kinds.base import READY, Admission, Kind, Verdict
+from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.status import Change
 from nodeagent.waiting_pods import WaitingPods
-from nodeagent.waits import Waits
 
 __all__ = ["HELD_BACK", "Examiner", "Look"]
 

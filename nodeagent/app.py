@@ -36,14 +36,7 @@ from nodeagent.config_agreement import ConfigAgreement
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
 from nodeagent.inherited import read_template
-from nodeagent.kinds.base import Kind
-from nodeagent.kinds.cache_limit import DEFAULT_CACHE_LIMIT_MIB
-from nodeagent.kinds.data_download import DataDownloadKind
-from nodeagent.kinds.data_upload import DataUploadKind
-from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
-from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.lease import LeaderElection
-from nodeagent.mover_logs import MoverLogs
 from nodeagent.node_slots import OwnSlots
 from nodeagent.progress import ProgressFollower
 from nodeagent.reconciler import Reconciler
@@ -56,9 +49,15 @@ from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.shared_reads import SharedReads
-from nodeagent.status import StatusWriter
 from nodeagent.steps import Tools
-from nodeagent.story import Story
+from nodeagent.transfers.events import Story
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
+from nodeagent.transfers.kinds.repository import DEFAULT_CACHE_LIMIT_MIB
+from nodeagent.transfers.mover_pod import MoverLogs
+from nodeagent.transfers.status import StatusWriter
 from nodeagent.view import Limits, Site
 from nodeagent.web import WebPages, WebServer
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from core.models.names import label_value
 from core.models.phases import HOLDING_PHASES, Phase
-from nodeagent.kinds.base import Admission, Verdict
 from nodeagent.load_index import Entry
+from nodeagent.transfers.kinds.base import Admission, Verdict
 
 __all__ = ["NODE_BUSY", "NodeCrowds"]
 

@@ -10,10 +10,10 @@ from datetime import timedelta
 from core.clock import Clock
 from core.kube.client import KubeClient
 from nodeagent.config.models import LoadConcurrency
-from nodeagent.kinds.base import Kind
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.status import StatusWriter
-from nodeagent.story import Story
+from nodeagent.transfers.events import Story
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.status import StatusWriter
 
 __all__ = ["DispatchRules", "DispatchTools"]
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from core.models.phases import HOLDING_PHASES, Phase
+from nodeagent.transfers.mover_pod import PodState
 
-__all__ = ["Action", "PodState", "Stop", "View", "decide"]
+__all__ = ["Action", "Stop", "View", "decide"]
 
 
 class Stop(Enum):
@@ -20,21 +21,6 @@ class Stop(Enum):
     ASKED = auto()
     OVERDUE = auto()
     """Asked so long ago that nobody waits for the mover any more."""
-
-
-class PodState(Enum):
-    """The load's mover pod on this node."""
-
-    ABSENT = auto()
-    """Not on this node; for a load beyond Accepted: read from the API, there is none at all."""
-    PENDING = auto()
-    RUNNING = auto()
-    LEAVING = auto()
-    """Somebody deletes it, and it has not ended yet."""
-    ENDED = auto()
-    """By its own doing."""
-    DISPLACED = auto()
-    """Ended by the cluster: evicted, preempted, refused by the kubelet, deleted, its node lost."""
 
 
 class Action(Enum):
@@ -89,6 +75,8 @@ class View:
 
 
 _STARTED = frozenset({PodState.RUNNING, PodState.ENDED})
+
+
 _OVER = frozenset({PodState.ENDED, PodState.DISPLACED})
 
 

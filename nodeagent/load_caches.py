@@ -16,9 +16,9 @@ from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from core.models.transfers import Load
-from nodeagent.kinds.base import Kind
-from nodeagent.mover_pods import trim_pod
 from nodeagent.runtime.informer import Informer
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.mover_pod import trim_pod
 from nodeagent.view import LoadKey, Site
 
 __all__ = ["LoadCaches", "LoadListener"]

@@ -19,8 +19,8 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from core.models.phases import Phase
-from nodeagent.kinds.base import Kind
 from nodeagent.runtime.informer import Informer
+from nodeagent.transfers.kinds.base import Kind
 
 __all__ = ["AGENT_AWAY", "Entry", "LoadIndex", "build_entry"]
 

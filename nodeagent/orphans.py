@@ -23,18 +23,17 @@ from core.models.transfers import Load
 from nodeagent.absent_owners import AbsentOwners, node_of
 from nodeagent.admission_order import choose_node, count_accepted
 from nodeagent.care import Care, Owner, decide_care
-from nodeagent.clean_up import CleanUp
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.kinds.base import Kind
 from nodeagent.live_agents import LiveAgents
 from nodeagent.load_index import Entry, LoadIndex, build_entry
-from nodeagent.mover_logs import MoverLogs
-from nodeagent.mover_pods import pod_node, read_mover
 from nodeagent.node_health import NodeHealth
 from nodeagent.runtime.tasks import Faults
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
-from nodeagent.status import Change
-from nodeagent.waits import Waits
+from nodeagent.transfers.cleanup import CleanUp
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.mover_pod import MoverLogs, pod_node, read_mover
+from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.status import Change
 
 __all__ = ["OrphanKeeper"]
 

@@ -23,10 +23,10 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import Phase
 from core.models.transfers import Load, Progress
-from nodeagent.kinds.base import Kind
 from nodeagent.mover_waits import MoverWait
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.status import StatusWriter
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.status import StatusWriter
 
 __all__ = ["ProgressFollower"]
 

@@ -17,13 +17,13 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import Load
-from nodeagent.kinds.base import Kind
-from nodeagent.lifecycle import Action, PodState, Stop, decide
+from nodeagent.lifecycle import Action, Stop, decide
 from nodeagent.load_caches import LoadCaches
-from nodeagent.mover_pods import belongs_to, is_ours, pod_state
 from nodeagent.runtime.tasks import Faults
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.steps import Steps, Tools
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.mover_pod import PodState, belongs_to, is_ours, pod_state
 from nodeagent.view import Case, Limits, LoadKey, Site, Viewer
 
 __all__ = ["Reconciler"]

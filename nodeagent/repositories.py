@@ -41,7 +41,7 @@ from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryController
 from nodeagent.runtime.tasks import Faults, tell_causes
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
-from nodeagent.story import Story
+from nodeagent.transfers.events import Story
 
 __all__ = ["RepositoryKeeper", "RepositoryTools"]
 

@@ -18,16 +18,15 @@ from core.logs import BoundLogger, bind
 from core.models.phases import Phase
 from exposer.model import Waiting
 from nodeagent.concurrency import Slots
-from nodeagent.endings import tell_end
-from nodeagent.mover_logs import MoverLogs
 from nodeagent.progress import ProgressFollower
 from nodeagent.refusals import judge_refusal
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.status import Change, StatusWriter
-from nodeagent.story import Story
+from nodeagent.transfers.events import Story, tell_end
+from nodeagent.transfers.mover_pod import MoverLogs
+from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.status import Change, StatusWriter
 from nodeagent.view import Case, Limits, Site
-from nodeagent.waits import Waits
 
 __all__ = ["StepBase", "Tools"]
 

@@ -2,21 +2,21 @@
 
 Knows which step carries out which action. Does not know when a step is due
 (`nodeagent.lifecycle` decides, `nodeagent.reconciler` calls), nor how one is done:
-`nodeagent.steps_expose`, `nodeagent.steps_move` and `nodeagent.clean_up` do. Each may run twice.
+`nodeagent.steps_expose`, `nodeagent.steps_move` and `nodeagent.transfers.cleanup` do. Each may run twice.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from core.logs import fields
-from nodeagent.clean_up import CleanUp
 from nodeagent.lifecycle import Action
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.step_base import Tools
 from nodeagent.steps_expose import ExposeSteps
 from nodeagent.steps_move import MoveSteps
+from nodeagent.transfers.cleanup import CleanUp
+from nodeagent.transfers.pending import Waits
 from nodeagent.view import Case, Limits, ReadCurrent, Site
-from nodeagent.waits import Waits
 
 __all__ = ["Steps", "Tools"]
 

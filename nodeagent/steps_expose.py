@@ -14,17 +14,15 @@ from core.models.units import format_duration
 from exposer.model import Exposed, NotOwnerError, Waiting
 from exposer.ownership import remove
 from nodeagent.concurrency import Claim
-from nodeagent.endings import who_stops
 from nodeagent.guard import build_guard
-from nodeagent.lifecycle import PodState
-from nodeagent.mover_logs import add_log_end
 from nodeagent.mover_loss import LostPod, count_loss, read_loss
-from nodeagent.mover_pods import explain_loss, pod_node, pod_state, was_killed
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.status import Change
 from nodeagent.step_base import StepBase, Tools
+from nodeagent.transfers.events import who_stops
+from nodeagent.transfers.mover_pod import PodState, add_log_end, explain_loss, pod_node, pod_state, was_killed
+from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.status import Change
 from nodeagent.view import Case, Limits, ReadCurrent, Site
-from nodeagent.waits import Waits
 
 __all__ = ["ExposeSteps"]
 

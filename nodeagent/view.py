@@ -14,11 +14,11 @@ from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Load
 from nodeagent.concurrency import Claim, Slots
-from nodeagent.kinds.base import Kind
-from nodeagent.lifecycle import PodState, Stop, View
+from nodeagent.lifecycle import Stop, View
 from nodeagent.mover_loss import read_loss
-from nodeagent.mover_pods import belongs_to, has_ended, pod_node, pod_state
-from nodeagent.outcome import Outcome, read_outcome
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.mover_pod import PodState, belongs_to, has_ended, pod_node, pod_state
+from nodeagent.transfers.outcome import Outcome, read_outcome
 
 __all__ = ["Case", "Limits", "LoadKey", "ReadCurrent", "Site", "Viewer"]
 

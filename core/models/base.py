@@ -1,7 +1,7 @@
 """What all custom resource models share: reading an API object, metadata, writing JSON.
 
 A model names what is read here, and no more: nothing of what is read is ever written back whole
-(`nodeagent.status` sends patches), so a newer peer's fields are safe where they are.
+(`nodeagent.transfers.status` sends patches), so a newer peer's fields are safe where they are.
 
 msgspec instead of pydantic, which the configuration is read with: a mover starts for every
 volume, and pydantic costs it 15 MiB and 0.1 s (docs/benchmarks.md).

@@ -1,7 +1,7 @@
 """The phases of a load and the moves between them, as one table.
 
 Knows which move is legal. Does not know who makes it or why: `nodeagent.lifecycle` decides,
-`nodeagent.status` writes.
+`nodeagent.transfers.status` writes.
 """
 
 from enum import StrEnum

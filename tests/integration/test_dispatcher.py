@@ -24,8 +24,8 @@ from nodeagent.dispatcher import Dispatcher
 from nodeagent.lease import LeaderElection
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.transport import load_transport
-from nodeagent.status import StatusWriter
-from nodeagent.story import Story
+from nodeagent.transfers.events import Story
+from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.dispatching import ScriptedKind, agent_pod
 from tests.nodeagent.loads import data_upload
 

@@ -31,11 +31,11 @@ from exposer.model import Exposed, Guard, Waiting
 from nodeagent.config.models import LoadConcurrency, NodeRule
 from nodeagent.dispatch_rules import DispatchRules, DispatchTools
 from nodeagent.dispatcher import Dispatcher
-from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission
-from nodeagent.outcome import Outcome
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.status import StatusWriter
-from nodeagent.story import Story
+from nodeagent.transfers.events import Story
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission
+from nodeagent.transfers.outcome import Outcome
+from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.loads import NAMESPACE, data_download, data_upload, pod_volume_backup, pod_volume_restore
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -36,18 +36,17 @@ from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
 from nodeagent.concurrency import Slots
-from nodeagent.kinds.base import Kind
-from nodeagent.kinds.data_download import DataDownloadKind
-from nodeagent.kinds.data_upload import DataUploadKind
-from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
-from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
-from nodeagent.mover_logs import MoverLogs
 from nodeagent.progress import ProgressFollower
 from nodeagent.reconciler import Reconciler
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.status import StatusWriter
 from nodeagent.steps import Tools
-from nodeagent.story import Story
+from nodeagent.transfers.events import Story
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
+from nodeagent.transfers.mover_pod import MoverLogs
+from nodeagent.transfers.status import StatusWriter
 from nodeagent.view import Limits, Site
 from tests.nodeagent.loads import NAMESPACE, NODE, workload_pod
 from tests.nodeagent.simulation import LOAD_RESOURCES, Cluster, Mover

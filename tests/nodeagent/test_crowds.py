@@ -11,7 +11,7 @@ from nodeagent.admission import HELD_BACK
 from nodeagent.config.models import NodeRule
 from nodeagent.config.selectors import LabelSelector
 from nodeagent.crowds import NodeCrowds
-from nodeagent.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import Scene, ScriptedKind, open_scene
 from tests.nodeagent.test_admission_order import entry
 

@@ -6,7 +6,7 @@ import pytest
 
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL
 from core.models.transfers import DataDownload
-from nodeagent.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import ScriptedKind, agent_pod, most_held, open_scene
 
 pytestmark = pytest.mark.looptime

@@ -9,7 +9,7 @@ import pytest
 from core.kube.transport import Request
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL
 from core.models.transfers import DataUpload
-from nodeagent.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import RESOURCES, Gate, Scene, ScriptedKind, most_held, open_scene
 
 pytestmark = pytest.mark.looptime

@@ -8,7 +8,7 @@ import pytest
 
 from core.kube.resources import DATA_UPLOADS
 from core.kube.transport import Request, Response
-from nodeagent.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import Scene, agent_pod, open_scene
 from tests.support.fakekube import FakeKube
 

@@ -15,10 +15,10 @@ from core.models.phases import Phase
 from exposer.model import Exposed, Guard, KeptVolume, RestoreRequest, SnapshotRequest, Waiting
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
-from nodeagent.kinds.base import Admission, Verdict
-from nodeagent.kinds.data_download import DataDownloadKind
-from nodeagent.kinds.data_upload import DataUploadKind
-from nodeagent.outcome import Outcome
+from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.outcome import Outcome
 from tests.nodeagent.loads import data_download, data_upload
 from tests.support.scripted import answer, refusal, scripted_client
 

@@ -20,11 +20,10 @@ from exposer.settings import MoverOptions
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.expose_settings import MoverPlans
 from nodeagent.config.parse import parse_config
-from nodeagent.kinds.base import Kind
-from nodeagent.kinds.data_download import DataDownloadKind
-from nodeagent.kinds.data_upload import DataUploadKind
-from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
-from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from tests.exposer.inputs import template
 from tests.exposer.scenes import BackupScene, RestoreScene
 from tests.exposer.test_pod_volume import Scene

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from core.kube.resources import PODS
-from nodeagent.mover_logs import add_log_end
+from nodeagent.transfers.mover_pod import add_log_end
 from tests.nodeagent.harness import accepted, open_world
 from tests.nodeagent.loads import LOADS, NAMESPACE, data_upload
 from tests.nodeagent.simulation import Mover

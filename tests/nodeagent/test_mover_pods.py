@@ -3,8 +3,7 @@
 import pytest
 
 from core.models.base import JsonDict
-from nodeagent.lifecycle import PodState
-from nodeagent.mover_pods import explain_loss, is_ours, pod_node, pod_state, trim_pod, was_killed
+from nodeagent.transfers.mover_pod import PodState, explain_loss, is_ours, pod_node, pod_state, trim_pod, was_killed
 from tests.nodeagent.loads import NODE, data_upload, mover_pod
 
 DELETED = "2026-11-21T12:00:00Z"

@@ -17,7 +17,7 @@ from core.models.names import (
     OUTCOME_ANNOTATION,
 )
 from core.models.transfers import DataDownload, Load, PodVolumeBackup, PodVolumeRestore
-from nodeagent.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import RESOURCES, Scene, ScriptedKind, open_scene
 from tests.nodeagent.loads import NAMESPACE
 from tests.support.clock import LoopClock

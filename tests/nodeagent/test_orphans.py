@@ -17,11 +17,10 @@ from exposer.model import Waiting
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
-from nodeagent.kinds.base import Admission, Kind, Verdict
-from nodeagent.kinds.data_download import DataDownloadKind
-from nodeagent.kinds.data_upload import DataUploadKind
-from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
-from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
+from nodeagent.transfers.kinds.base import Admission, Kind, Verdict
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from tests.nodeagent.dispatching import agent_pod, open_scene
 from tests.nodeagent.loads import mover_pod
 from tests.support.clock import LoopClock

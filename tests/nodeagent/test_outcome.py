@@ -10,7 +10,7 @@ from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import DataUpload
 from exposer.pod_status import PodEnd
-from nodeagent.outcome import Outcome, decide_outcome, read_outcome
+from nodeagent.transfers.outcome import Outcome, decide_outcome, read_outcome
 from tests.nodeagent.loads import data_upload
 
 RESULT = '{"snapshotID":"s1","source":{"byPath":"/x","volumeMode":"Filesystem"},"totalBytes":5,"incrementalBytes":3}'

@@ -13,10 +13,9 @@ from exposer.causes import CauseFinder
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
-from nodeagent.kinds.base import Admission, Verdict
-from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
-from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
 from nodeagent.runtime.metrics import Metrics
+from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from tests.nodeagent.harness import World, accepted, open_world
 from tests.nodeagent.loads import NODE, pod_volume_backup, pod_volume_restore, workload_pod
 from tests.nodeagent.simulation import Mover

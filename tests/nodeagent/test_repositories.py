@@ -23,7 +23,7 @@ from nodeagent.config.repository import RepositoryConfig
 from nodeagent.repositories import RepositoryKeeper, RepositoryTools
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryController
-from nodeagent.story import Story
+from nodeagent.transfers.events import Story
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

@@ -12,12 +12,11 @@ from core.models.base import JsonDict
 from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL
 from core.models.phases import TRANSITIONS, IllegalMoveError, Phase
 from core.models.transfers import Load, Progress
-from nodeagent.kinds.base import Kind
-from nodeagent.kinds.data_download import DataDownloadKind
-from nodeagent.kinds.data_upload import DataUploadKind
-from nodeagent.kinds.pod_volume_backup import PodVolumeBackupKind
-from nodeagent.kinds.pod_volume_restore import PodVolumeRestoreKind
-from nodeagent.status import Change, StatusWriter
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
+from nodeagent.transfers.status import Change, StatusWriter
 from tests.nodeagent.hand_clock import HandClock
 from tests.nodeagent.loads import data_download, data_upload, pod_volume_backup, pod_volume_restore
 from tests.support.scripted import answer, scripted_client

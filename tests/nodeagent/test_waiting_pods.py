@@ -8,7 +8,7 @@ from core.kube.resources import PODS
 from core.kube.transport import Request
 from core.models.base import JsonDict
 from core.models.transfers import PodVolumeRestore
-from nodeagent.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import Scene, ScriptedKind, open_scene
 from tests.nodeagent.loads import workload_pod
 

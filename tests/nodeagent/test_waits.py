@@ -6,7 +6,7 @@ from core.errors import ExposeError
 from core.kube.errors import ForbiddenError, InvalidError, ServerError
 from exposer.model import Waiting
 from nodeagent.refusals import judge_refusal
-from nodeagent.waits import Telling, Waits
+from nodeagent.transfers.pending import Telling, Waits
 from tests.nodeagent.hand_clock import HandClock
 
 UNSCHEDULABLE = Waiting("Unschedulable", "0/3 nodes are available")

@@ -2,6 +2,10 @@
 
 Knows what a mover pod's end means for its load, and the form of the annotation
 `nodeagent.io/outcome`. Does not know the cluster, nor what is done about an outcome.
+
+What movers leave behind, and what becomes of it in a status.
+
+Knows the results of backups and of restores, which two kinds each share. Does not know the kinds.
 """
 
 import logging
@@ -10,7 +14,7 @@ from datetime import datetime
 
 from msgspec import field
 
-from core.contract import CANCELED_ENDING
+from core.contract import CANCELED_ENDING, BackupResult, RestoreResult, parse_result
 from core.errors import ContractError, ResultError
 from core.logs import fields
 from core.models.base import JsonDict, WireModel
@@ -19,7 +23,8 @@ from core.models.phases import Phase
 from core.models.transfers import Load
 from exposer.pod_status import PodEnd, explain_exit, signal_of
 
-__all__ = ["Outcome", "decide_outcome", "has_last_words", "read_outcome"]
+__all__ = ["BackupResults", "Outcome", "RestoreResults", "decide_outcome", "has_last_words", "read_outcome"]
+
 
 _log = logging.getLogger(__name__)
 
@@ -98,3 +103,45 @@ def _name_cause(end: PodEnd, said: str) -> str:
     """Return why a mover failed: what the kubelet says, then what the mover said."""
     cause = "" if has_last_words(end) else f"data mover pod ended: {explain_exit(end)}"
     return ": ".join(part for part in (cause, said) if part)
+
+
+class BackupResults:
+    """How a kind of backup reads and tells its result."""
+
+    def parse_result(self, message: str) -> JsonDict:
+        """Return the result a mover that exited with 0 left as termination message.
+
+        Raises:
+            ResultError: it cannot be read.
+        """
+        return parse_result(BackupResult, message).to_wire()
+
+    def final_status(self, outcome: Outcome) -> JsonDict:
+        """Return where the data is and how much of it there is, as status fields."""
+        result = BackupResult.from_wire(outcome.result)
+        return {
+            "path": result.source.by_path,
+            "snapshotID": result.snapshot_id,
+            "incrementalBytes": result.incremental_bytes,
+            "progress": _all_of(result.total_bytes),
+        }
+
+
+class RestoreResults:
+    """How a kind of restore reads and tells its result."""
+
+    def parse_result(self, message: str) -> JsonDict:
+        """Return the result a mover that exited with 0 left as termination message.
+
+        Raises:
+            ResultError: it cannot be read.
+        """
+        return parse_result(RestoreResult, message).to_wire()
+
+    def final_status(self, outcome: Outcome) -> JsonDict:
+        """Return how much data there is, as status fields."""
+        return {"progress": _all_of(RestoreResult.from_wire(outcome.result).total_bytes)}
+
+
+def _all_of(total_bytes: int) -> JsonDict:
+    return {"totalBytes": total_bytes, "bytesDone": total_bytes}

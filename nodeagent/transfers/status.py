@@ -22,7 +22,7 @@ from core.models.names import (
 )
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
 from core.models.transfers import Load, Progress
-from nodeagent.kinds.base import Kind
+from nodeagent.transfers.kinds.base import Kind
 
 __all__ = ["Change", "StatusWriter", "without_marks"]
 

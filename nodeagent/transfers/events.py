@@ -2,6 +2,11 @@
 
 Knows reasons and words. Does not know when something changes. A story that cannot be told
 never holds up the work.
+
+What is said and counted about a load that comes to its end.
+
+Knows the words and the counts that all endings share. Does not know why a load ends, nor writes
+anything on it (`nodeagent.transfers.status`).
 """
 
 import logging
@@ -10,8 +15,13 @@ from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
 from core.logs import fields
 from core.models.base import CustomResource, JsonDict
+from core.models.phases import Phase
+from core.models.transfers import Load
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.transfers.kinds.base import Kind
 
-__all__ = ["Story"]
+__all__ = ["Story", "tell_end", "who_stops"]
+
 
 _log = logging.getLogger(__name__)
 
@@ -44,3 +54,17 @@ class Story:
             await self._recorder.record(about, reason, message, warning=warning)
         except KubeError as e:
             _log.warning("an Event could not be recorded: %s", e, extra={"uid": about.uid})
+
+
+def who_stops(cr: Load) -> str:
+    """Return in words who wants the load to end."""
+    return "cancel was asked for by spec.cancel" if cr.spec.cancel else "the custom resource is being deleted"
+
+
+async def tell_end(kind: Kind, stored: Load, *, metrics: Metrics, story: Story) -> None:
+    """Count and tell the end of a load, `stored` as its final status left it."""
+    phase = stored.phase
+    metrics.load_finished(kind.name, phase)
+    kind.count(stored, metrics)
+    words = stored.status.message or "the data is where it belongs"
+    await story.tell(stored, str(phase), words, warning=phase is Phase.FAILED)

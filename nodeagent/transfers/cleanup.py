@@ -14,11 +14,11 @@ from core.logs import fields
 from core.models.transfers import Load
 from core.models.units import format_duration
 from exposer.model import Waiting
-from nodeagent.kinds.base import Kind
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.status import StatusWriter
-from nodeagent.story import Story
-from nodeagent.waits import Waits
+from nodeagent.transfers.events import Story
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.status import StatusWriter
 
 __all__ = ["CleanUp"]
 

@@ -20,12 +20,9 @@ from core.models.transfers import DataDownload, Load
 from exposer.model import Exposed, Guard, KeptVolume, Owner, RestoreExposer, RestoreRequest, Waiting
 from exposer.placement import LINUX, WINDOWS
 from exposer.settings import PlanSource
-from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, Verdict
-from nodeagent.kinds.cache_limit import fit_cache
-from nodeagent.kinds.location import check_location
-from nodeagent.kinds.plain import PlainKind
-from nodeagent.kinds.results import RestoreResults
-from nodeagent.outcome import Outcome, read_outcome
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlainKind, Verdict
+from nodeagent.transfers.kinds.repository import check_location, fit_cache
+from nodeagent.transfers.outcome import Outcome, RestoreResults, read_outcome
 
 __all__ = ["DataDownloadKind"]
 

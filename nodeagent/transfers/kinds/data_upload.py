@@ -15,10 +15,9 @@ from core.models.names import DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
 from core.models.transfers import DataUpload, Load
 from exposer.model import Exposed, Exposer, Guard, Owner, SnapshotRequest, Waiting
 from exposer.settings import BackupPVCSettings, PlanSource
-from nodeagent.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, Verdict
-from nodeagent.kinds.location import check_location
-from nodeagent.kinds.plain import PlainKind
-from nodeagent.kinds.results import BackupResults
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlainKind, Verdict
+from nodeagent.transfers.kinds.repository import check_location
+from nodeagent.transfers.outcome import BackupResults
 
 __all__ = ["DataUploadKind"]
 

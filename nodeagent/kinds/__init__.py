@@ -1,1 +1,0 @@
-"""One small adapter for each kind of load."""

@@ -1,0 +1,1 @@
+"""What the leader and the node agree on about a transfer."""

@@ -1,0 +1,1 @@
+"""The four kinds of transfers, one adapter each."""

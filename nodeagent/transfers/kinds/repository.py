@@ -1,0 +1,82 @@
+"""Whether a load's backup storage location can be used now.
+
+Knows what of a location is checked before a load is accepted. Does not open the bucket: the
+mover does, and says what is wrong with it.
+
+How large kopia's cache may become in the restore of one load: its repository says so.
+
+Knows where a BackupRepository keeps the limit. Does not know when a cache has a volume of its
+own, nor how large that is for a limit (`exposer.settings`).
+"""
+
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from core.errors import ContractError
+from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
+from core.models.base import JsonDict
+from core.models.storage import CACHE_LIMIT_KEY, BackupStorageLocation, RepositoryKey, repository_labels
+from core.models.transfers import Load
+from exposer.model import PodVolumeRequest, RestoreRequest
+from nodeagent.transfers.kinds.base import READY, Admission, Verdict
+
+__all__ = ["DEFAULT_CACHE_LIMIT_MIB", "check_location", "fit_cache"]
+
+
+async def check_location(client: KubeClient, cr: Load) -> Admission:
+    """Return whether the location that `cr` names exists, is available and has its Secrets."""
+    namespace, name = cr.metadata.namespace, cr.spec.backup_storage_location
+    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
+    if raw is None:
+        message = f"BackupStorageLocation {namespace}/{name} does not exist"
+        return Admission(Verdict.FAILS, "LocationMissing", message)
+    try:
+        location = BackupStorageLocation.parse(raw)
+    except ContractError as e:
+        return Admission(Verdict.WAITS, "LocationUnreadable", str(e), trouble=True)
+    for secret in (location.spec.credential, location.spec.object_storage.ca_cert_ref):
+        if secret is None:
+            continue
+        stored = await client.read(SECRETS, namespace, secret.name)
+        what = f"Secret {namespace}/{secret.name} of BackupStorageLocation {name}"
+        if stored is None:
+            return Admission(Verdict.FAILS, "LocationSecretMissing", f"{what} does not exist")
+        if secret.key not in (stored.get("data") or {}):
+            return Admission(Verdict.FAILS, "LocationSecretMissing", f"{what} has no key {secret.key}")
+    if not location.available:
+        why = f": {location.status.message}" if location.status.message else ""
+        message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"
+        return Admission(Verdict.WAITS, "LocationUnavailable", message, trouble=True)
+    return READY
+
+
+DEFAULT_CACHE_LIMIT_MIB: Final = 5000
+"""What a mover takes where its repository says nothing.
+
+Source: Velero v1.18, pkg/repository/udmrepo/kopialib/backend/common.go (MB there are MiB).
+"""
+
+
+_Request = TypeVar("_Request", RestoreRequest, PodVolumeRequest)
+
+
+async def fit_cache(client: KubeClient, cr: Load, request: _Request) -> _Request:
+    """Return `request` with room in its cache, if it has one, for what the mover will keep there.
+
+    A repository keeps the limit that it was made with; configuration is for those to come. A
+    volume for a smaller limit would be full before kopia drops anything, and the restore fail.
+    """
+    if request.cache is None:
+        return request
+    wanted = RepositoryKey(cr.repository_namespace, cr.spec.backup_storage_location)
+    selector = select_labels(repository_labels(wanted.volume_namespace, wanted.location))
+    found = await client.list(Selection(BACKUP_REPOSITORIES, cr.metadata.namespace, label_selector=selector))
+    limits = [_limit_of(raw) for raw in found if RepositoryKey.of(raw) == wanted]
+    return replace(request, cache=replace(request.cache, limit_mib=max(limits))) if limits else request
+
+
+def _limit_of(repository: JsonDict) -> int:
+    """Return the limit in a BackupRepository as JSON dict; whatever it holds, a cache is no reason to fail."""
+    text = str((repository.get("spec", {}).get("repositoryConfig") or {}).get(CACHE_LIMIT_KEY, ""))
+    return int(text) if text.isdecimal() and int(text) > 0 else DEFAULT_CACHE_LIMIT_MIB
