@@ -1,7 +1,7 @@
 """Removes what exposes left behind for custom resources that are gone, step by step.
 
 Knows how objects of ours are found by their owner label alone, and in which order they may go.
-Does not know which owners are gone (`nodeagent.sweeper`). Whatever lacks the label is left
+Does not know which owners are gone (`nodeagent.leader.recovery.garbage_collector`). Whatever lacks the label is left
 alone, whoever made it.
 """
 

@@ -32,15 +32,16 @@ from nodeagent.config.live import ConfigPlaces, OwnConfig
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.config.source import read_config
-from nodeagent.config_agreement import ConfigAgreement
-from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.dispatcher import Dispatcher
 from nodeagent.inherited import read_template
-from nodeagent.lease import LeaderElection
+from nodeagent.leader.admission.examiner import SharedReads
+from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.dispatcher import Dispatcher
+from nodeagent.leader.election import LeaderElection
+from nodeagent.leader.live_agents import ConfigAgreement
+from nodeagent.leader.repositories.controller import RepositoryKeeper, RepositoryTools
 from nodeagent.node_slots import OwnSlots
 from nodeagent.progress import ProgressFollower
 from nodeagent.reconciler import Reconciler
-from nodeagent.repositories import RepositoryKeeper, RepositoryTools
 from nodeagent.runtime.memory import MemoryKeeper, find_trim
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import OwnPod, SelfReport
@@ -48,7 +49,6 @@ from nodeagent.runtime.preflight import check_cluster
 from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.runtime.transport import load_transport
-from nodeagent.shared_reads import SharedReads
 from nodeagent.steps import Tools
 from nodeagent.transfers.events import Story
 from nodeagent.transfers.kinds.base import Kind

@@ -7,7 +7,6 @@ and of other nodes come from. Does not know the loads (`nodeagent.concurrency`).
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
@@ -17,44 +16,10 @@ from nodeagent.config.current import labels_of, resolve_slots
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.runtime.informer import Informer
 
-__all__ = ["NodeSlots", "OwnSlots"]
+__all__ = ["OwnSlots"]
 
 
 _log = logging.getLogger(__name__)
-
-
-_FRESH_SECONDS: Final = 60.0
-"""How long another node's labels count as known: they only decide how long its line may be."""
-
-
-class NodeSlots:
-    """The numbers of all nodes, for the dispatcher, who asks for few of them."""
-
-    def __init__(self, client: KubeClient, clock: Clock, concurrency: Callable[[], LoadConcurrency]) -> None:
-        """Read nodes through `client`; `concurrency` returns what is in force."""
-        self._client = client
-        self._clock = clock
-        self._concurrency = concurrency
-        self._labels: dict[str, tuple[float, Mapping[str, str]]] = {}
-
-    async def of(self, node: str) -> int:
-        """Return how many loads `node` may move data of at a time.
-
-        Raises:
-            KubeError: its labels could not be read.
-        """
-        concurrency = self._concurrency()
-        if not concurrency.per_node_config:
-            return concurrency.global_config
-        return resolve_slots(await self._read_labels(node), concurrency)
-
-    async def _read_labels(self, node: str) -> Mapping[str, str]:
-        now = self._clock.monotonic()
-        read_at, labels = self._labels.get(node, (-_FRESH_SECONDS, {}))
-        if now - read_at >= _FRESH_SECONDS:
-            labels = labels_of(await self._client.read(NODES, "", node))
-            self._labels[node] = (now, labels)
-        return labels
 
 
 class OwnSlots:

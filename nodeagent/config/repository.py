@@ -1,7 +1,7 @@
 """What new backup repositories are configured with: the ConfigMap of `--backup-repository-configmap`.
 
 Knows its form, a JSON document for each type of repository, and what kopia repositories know of
-it. Does not know when a repository is made (`nodeagent.repositories`), or what follows from a
+it. Does not know when a repository is made (`nodeagent.leader.repositories.controller`), or what follows from a
 setting: it is copied into the BackupRepository, and a repository that exists keeps what it has.
 Source: Velero v1.18, pkg/controller/backup_repository_controller.go; docs, "Backup repository
 configuration".

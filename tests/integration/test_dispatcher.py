@@ -19,9 +19,9 @@ from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
 from nodeagent.config.models import LoadConcurrency
-from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.dispatcher import Dispatcher
-from nodeagent.lease import LeaderElection
+from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.dispatcher import Dispatcher
+from nodeagent.leader.election import LeaderElection
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.transport import load_transport
 from nodeagent.transfers.events import Story

@@ -25,10 +25,10 @@ from exposer.leaked_objects import list_leftovers, remove_leftovers
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.config.models import LoadConcurrency, NodeRule
 from nodeagent.config.selectors import LabelSelector
-from nodeagent.init_pod import let_onto_any_node
+from nodeagent.leader.admission.pod_watch import WaitingPods
+from nodeagent.leader.repositories.init_pod import let_onto_any_node
 from nodeagent.node_slots import OwnSlots
 from nodeagent.runtime.transport import load_transport
-from nodeagent.waiting_pods import WaitingPods
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

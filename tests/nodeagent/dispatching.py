@@ -29,8 +29,8 @@ from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LA
 from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
 from exposer.model import Exposed, Guard, Waiting
 from nodeagent.config.models import LoadConcurrency, NodeRule
-from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.dispatcher import Dispatcher
+from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import Story
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission

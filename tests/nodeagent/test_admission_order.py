@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.models.phases import Phase
-from nodeagent.admission_order import choose_node, count_accepted, in_order, round_robin
-from nodeagent.load_index import Entry
+from nodeagent.leader.admission.queue import in_order, round_robin
+from nodeagent.leader.index import Entry
+from nodeagent.leader.live_agents import choose_node, count_accepted
 
 
 def entry(name: str, queue: str = "app", created: str = "2026-11-21T11:00:00Z", **others: object) -> Entry:

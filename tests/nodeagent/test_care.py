@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from core.models.phases import Phase
-from nodeagent.care import Care, Owner, decide_care
-from nodeagent.load_index import AGENT_AWAY, Entry
+from nodeagent.leader.index import AGENT_AWAY, Entry
+from nodeagent.leader.recovery.orphans import Care, Owner, decide_care
 from tests.nodeagent.test_admission_order import entry
 
 ANY = (False, True)

@@ -13,8 +13,7 @@ from core.models.names import CONFIG_ANNOTATION
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.live import NO_CONFIG, ConfigAnnouncer
 from nodeagent.config.parse import parse_config
-from nodeagent.config_agreement import ConfigAgreement, describe_difference
-from nodeagent.live_agents import LiveAgents
+from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents, describe_difference
 from tests.nodeagent.board import FakeBoard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -7,10 +7,10 @@ import pytest
 
 from core.models.names import NODE_LABEL
 from core.models.phases import Phase
-from nodeagent.admission import HELD_BACK
 from nodeagent.config.models import NodeRule
 from nodeagent.config.selectors import LabelSelector
-from nodeagent.crowds import NodeCrowds
+from nodeagent.leader.admission.examiner import HELD_BACK
+from nodeagent.leader.admission.node_share import NodeCrowds
 from nodeagent.transfers.kinds.base import Admission, Verdict
 from tests.nodeagent.dispatching import Scene, ScriptedKind, open_scene
 from tests.nodeagent.test_admission_order import entry

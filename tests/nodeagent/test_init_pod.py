@@ -3,7 +3,7 @@
 import pytest
 
 from core.models.base import JsonDict
-from nodeagent.init_pod import init_resources
+from nodeagent.leader.repositories.init_pod import init_resources
 
 __all__: list[str] = []
 

@@ -12,7 +12,7 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
-from nodeagent.lease import LeaderElection
+from nodeagent.leader.election import LeaderElection
 from tests.nodeagent.dispatching import RESOURCES, Scene, ScriptedKind, most_held, open_scene
 from tests.support.clock import LoopClock
 

@@ -13,7 +13,7 @@ from core.kube.resources import LEASES
 from core.kube.retry import Retry
 from core.kube.transport import Transport
 from core.models.base import JsonDict
-from nodeagent.lease import LeaderElection, NotLeaderError
+from nodeagent.leader.election import LeaderElection, NotLeaderError
 from tests.nodeagent.dispatching import Gate
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

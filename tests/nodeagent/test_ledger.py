@@ -7,8 +7,8 @@ from core.kube.errors import ForbiddenError
 from core.kube.resources import CONFIG_MAPS
 from core.kube.retry import Retry
 from core.models.phases import Phase
-from nodeagent.lease import NotLeaderError
-from nodeagent.ledger import AdmissionLedger, LedgerLostError, Places, free_places, settle
+from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Places, free_places, settle
+from nodeagent.leader.election import NotLeaderError
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

@@ -4,9 +4,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import nodeagent.care as care_module
+import nodeagent.leader.recovery.orphans as care_module
 import nodeagent.lifecycle as lifecycle_module
-from nodeagent.care import decide_care
+from nodeagent.leader.recovery.orphans import decide_care
 from nodeagent.lifecycle import Action, View, decide
 from tests.nodeagent.test_care import every_case, expected
 from tests.nodeagent.test_lifecycle import TABLE, every_view

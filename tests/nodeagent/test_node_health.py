@@ -9,7 +9,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import NODES
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from nodeagent.node_health import NodeHealth, explain_node_loss
+from nodeagent.leader.recovery.node_health import NodeHealth, explain_node_loss
 from tests.nodeagent.dispatching import cluster_node
 from tests.nodeagent.hand_clock import NOON
 from tests.support.clock import LoopClock

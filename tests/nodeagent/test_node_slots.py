@@ -13,7 +13,8 @@ from core.models.base import JsonDict
 from nodeagent.config.current import resolve_slots
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.config.parse import parse_config
-from nodeagent.node_slots import NodeSlots, OwnSlots
+from nodeagent.leader.admission.node_share import NodeSlots
+from nodeagent.node_slots import OwnSlots
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

@@ -20,7 +20,7 @@ from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.config.repository import RepositoryConfig
-from nodeagent.repositories import RepositoryKeeper, RepositoryTools
+from nodeagent.leader.repositories.controller import RepositoryKeeper, RepositoryTools
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryController
 from nodeagent.transfers.events import Story

@@ -9,7 +9,7 @@ import pytest
 from core.kube.errors import UnreachableError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
 from core.kube.transport import Request, Response
-from nodeagent.shared_reads import SharedReads
+from nodeagent.leader.admission.examiner import SharedReads
 from tests.support.clock import LoopClock
 
 pytestmark = pytest.mark.looptime

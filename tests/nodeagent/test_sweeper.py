@@ -18,8 +18,8 @@ from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.phases import Phase
 from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
-from nodeagent.dispatcher import Dispatcher
-from nodeagent.sweeper import find_vanished
+from nodeagent.leader.dispatcher import Dispatcher
+from nodeagent.leader.recovery.garbage_collector import find_vanished
 from tests.nodeagent.dispatching import Scene, open_scene
 from tests.nodeagent.test_admission_order import entry
 from tests.support.clock import LoopClock

@@ -2,7 +2,7 @@
 
 Knows the pods of a namespace for as long as a load waits for one of them, by UID, node, phase
 and the state of `restore-wait`. Does not know what a load makes of its pod: it is looked at
-again, and reads the pod then (`nodeagent.admission`).
+again, and reads the pod then (`nodeagent.leader.admission.examiner`).
 """
 
 import asyncio

@@ -1,53 +1,68 @@
 """One look at a load that nobody accepted: may it start, and if not, who is told what.
 
 Knows how a New load is read, checked through its kind, ended where it can never start, and
-how its wait is explained. Does not know the order or the places (`nodeagent.dispatcher`).
+how its wait is explained. Does not know the order or the places (`nodeagent.leader.dispatcher`).
+
+Reads that many loads' checks have in common, asked once for all of them.
+
+Knows which objects many loads share, and for how long an answer holds. Does not know what is
+checked. Everything else goes through unchanged, and so does whatever was not found: nothing is
+held to be missing for longer than it is.
 """
 
-import logging
+import asyncio
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Final
 
+from core.clock import Clock
 from core.kube.errors import ForbiddenError
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAIMS, SECRETS, STORAGE_CLASSES
+from core.kube.transport import Request, Response, Transport
 from core.models.names import ACCEPT_FENCE_ANNOTATION, label_value
 from core.models.phases import Phase
 from core.models.transfers import Load
 from core.models.units import format_duration
 from exposer.model import Waiting
-from nodeagent.crowds import NodeCrowds
-from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.load_index import Entry
-from nodeagent.node_slots import NodeSlots
+from nodeagent.leader.admission.node_share import NodeCrowds, NodeSlots
+from nodeagent.leader.admission.pod_watch import WaitingPods
+from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.index import Entry
 from nodeagent.transfers.events import who_stops
 from nodeagent.transfers.kinds.base import READY, Admission, Kind, Verdict
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import Change
-from nodeagent.waiting_pods import WaitingPods
 
-__all__ = ["HELD_BACK", "Examiner", "Look"]
+__all__ = ["HELD_BACK", "Examiner", "Look", "SharedReads"]
 
-_log = logging.getLogger(__name__)
 
 HELD_BACK: Final = "waits for a place in prepareQueueLength"
 """How the message of a load begins that only the queue holds back."""
 
+
 _LOOK_SECONDS: Final = 5.0
 """Between two looks at a load that waits for something of somebody else's."""
 
+
 _LOOKS_A_SECOND: Final = 50.0
 """Looks at loads that wait, all together: their number must not become load on the API server."""
+
 
 _WITNESSED_SECONDS: Final = 60.0
 """How long a wait must have been seen before it may end a load: after an outage of the agents
 themselves all loads are old, and what they wait for is often just coming back."""
 
+
 _WOKEN_SECONDS: Final = 60.0
 """The longest time until a load is looked at again that is woken once what it waits for has changed."""
+
 
 _RETRY_SECONDS: Final = 1.0
 """Before a load is looked at again after an accept that went wrong: mostly somebody else wrote to it."""
@@ -297,3 +312,75 @@ def _finalizers(kind: Kind, cr: Load) -> list[str] | None:
     if cr.deleting:
         return None
     return list(dict.fromkeys([*cr.metadata.finalizers, kind.finalizer]))
+
+
+_HOLDS_SECONDS: Final = 1.0
+"""For how long an answer holds: loads are accepted seconds after they were checked anyway."""
+
+
+_SHARED: Final = frozenset(
+    resource.plural for resource in (BACKUP_STORAGE_LOCATIONS, SECRETS, STORAGE_CLASSES, PERSISTENT_VOLUME_CLAIMS)
+)
+"""What thousands of loads name alike; of a claim one check asks twice. No pods: a load whose pod has
+changed is looked at because of it, and must see the change."""
+
+
+_NAMED: Final = 2
+"""Segments at the end of one object's path: the resource, the name."""
+
+
+class SharedReads:
+    """A transport whose checks share answers."""
+
+    def __init__(self, inner: Transport, clock: Clock) -> None:
+        """Ask through `inner`."""
+        self._inner = inner
+        self._clock = clock
+        self._answers: dict[str, Response] = {}
+        self._held: deque[tuple[float, str]] = deque()
+        self._asking: dict[str, asyncio.Event] = {}
+
+    async def request(self, request: Request) -> Response:
+        """Return the answer: one of a second ago at most, where the object is one that many loads name.
+
+        Raises:
+            UnreachableError: no answer arrived within the request's timeout.
+        """
+        if request.method != "GET" or request.query or not _is_shared(request.path):
+            return await self._inner.request(request)
+        while (answer := self._find(request.path)) is None and request.path in self._asking:
+            await self._asking[request.path].wait()
+        return answer or await self._ask(request)
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Open a long answer, which nobody shares."""
+        return self._inner.stream(request)
+
+    async def close(self) -> None:
+        """Release all connections."""
+        await self._inner.close()
+
+    def _find(self, path: str) -> Response | None:
+        """Return what was answered lately, if anything."""
+        oldest = self._clock.monotonic() - _HOLDS_SECONDS
+        while self._held and self._held[0][0] <= oldest:
+            del self._answers[self._held.popleft()[1]]
+        return self._answers.get(path)
+
+    async def _ask(self, request: Request) -> Response:
+        """Ask; whoever asks for the same meanwhile waits for this answer."""
+        answered = self._asking[request.path] = asyncio.Event()
+        try:
+            answer = await self._inner.request(request)
+            if answer.status == HTTPStatus.OK:
+                self._answers[request.path] = answer
+                self._held.append((self._clock.monotonic(), request.path))
+            return answer
+        finally:
+            del self._asking[request.path]
+            answered.set()
+
+
+def _is_shared(path: str) -> bool:
+    segments = path.rsplit("/", _NAMED)
+    return len(segments) > _NAMED and segments[1] in _SHARED

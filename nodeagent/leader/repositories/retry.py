@@ -1,8 +1,8 @@
 """When a backup repository that could not be opened is tried again.
 
 Knows the last try at each, on what it depended, and who needs the repository since. Does not
-know how a try is made (`nodeagent.init_pod`), nor what is written about it
-(`nodeagent.repositories`).
+know how a try is made (`nodeagent.leader.repositories.init_pod`), nor what is written about it
+(`nodeagent.leader.repositories.controller`).
 """
 
 import hashlib

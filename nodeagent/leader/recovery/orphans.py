@@ -2,15 +2,22 @@
 
 Brings loads that nobody works on to somebody who does: a label where the peer's agent left
 none, another agent where the accepting one is gone, clean-up where a load is final. Does not
-know which load needs what (`nodeagent.care`), nor what is done for one whose agent alone could
-go on (`nodeagent.absent_owners`). Does not admit loads (`nodeagent.dispatcher`).
+know which load needs what (`nodeagent.leader.recovery.orphans`), nor what is done for one whose agent alone could
+go on (`nodeagent.leader.recovery.absent_agents`). Does not admit loads (`nodeagent.leader.dispatcher`).
+
+What a load needs whose agent does not look after it, as one pure function.
+
+Knows every state that a load without a working owner can be seen in. Does not know how that
+was seen, nor how it is done (`nodeagent.leader.recovery.orphans`).
 """
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum, auto
 from typing import Final
 
 from core.errors import AgentError
@@ -20,13 +27,11 @@ from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
 from core.models.transfers import Load
-from nodeagent.absent_owners import AbsentOwners, node_of
-from nodeagent.admission_order import choose_node, count_accepted
-from nodeagent.care import Care, Owner, decide_care
-from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.live_agents import LiveAgents
-from nodeagent.load_index import Entry, LoadIndex, build_entry
-from nodeagent.node_health import NodeHealth
+from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.index import AGENT_AWAY, Entry, LoadIndex, build_entry
+from nodeagent.leader.live_agents import LiveAgents, choose_node, count_accepted
+from nodeagent.leader.recovery.absent_agents import AbsentOwners, node_of
+from nodeagent.leader.recovery.node_health import NodeHealth
 from nodeagent.runtime.tasks import Faults
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
@@ -35,21 +40,78 @@ from nodeagent.transfers.mover_pod import MoverLogs, pod_node, read_mover
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import Change
 
-__all__ = ["OrphanKeeper"]
+__all__ = ["Care", "OrphanKeeper", "Owner", "decide_care"]
+
 
 _log = logging.getLogger(__name__)
+
+
+class Care(Enum):
+    """What a load needs from the dispatcher."""
+
+    NOTHING = auto()
+    ADOPT = auto()
+    """It was accepted, but not by one of ours: give it the label of the node that has it."""
+    REASSIGN = auto()
+    """Its accepting agent is gone: give it to another."""
+    END = auto()
+    """The node that has it is lost: end it, unless there is a result that another agent can take."""
+    AWAIT = auto()
+    """Only the agent that is away can go on with it: say so, and heed cancel and timeout."""
+    WELCOME = auto()
+    """Its agent is back: take back what was said."""
+    EXPLAIN = auto()
+    """It cannot be read: say which fields are wrong."""
+    CLEAN_UP = auto()
+    """It is final and nobody else removes what was made for it."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The state of a load's owner.
+
+    `away`: the agent under its label is gone for long enough. `node_lost`: its node counts as
+    lost. `bound`: only that node can carry it out, from the beginning.
+    """
+
+    away: bool
+    node_lost: bool
+    bound: bool
+
+
+def decide_care(entry: Entry, owner: Owner) -> Care:
+    """Return what a load needs."""
+    if entry.fault and not entry.node_label:
+        return Care.EXPLAIN
+    if not entry.managed or entry.phase is Phase.NEW:
+        return Care.NOTHING
+    ownerless = not entry.node_label or owner.away or owner.node_lost
+    if entry.phase.final:
+        return Care.CLEAN_UP if entry.finalizer and ownerless else Care.NOTHING
+    if not entry.node_label:
+        return Care.ADOPT
+    if not ownerless:
+        return Care.WELCOME if entry.message.startswith(AGENT_AWAY) else Care.NOTHING
+    if entry.phase is Phase.ACCEPTED and not owner.bound:
+        return Care.REASSIGN
+    return Care.END if owner.node_lost else Care.AWAIT
+
 
 _SWEEP_SECONDS: Final = 5.0
 """Between looks at what is in memory; they cost no request."""
 
+
 _GONE_AFTER_SECONDS: Final = 30.0
 """An agent that restarts is back by then and goes on with its own loads."""
+
 
 _AWAY_LOOK_SECONDS: Final = 30.0
 """Between looks at a load whose agent is away: a cancel or a timeout may be due."""
 
+
 _REFUSED_PAUSE_SECONDS: Final = 60.0
 """After an error that trying again does not heal."""
+
 
 _WORKERS: Final = 4
 

@@ -1,7 +1,7 @@
 """Makes BackupRepositories Ready where no Velero server does.
 
 Knows when a repository is initialized, tried again, and what is written about it. Runs no
-kopia itself: a pod does (`nodeagent.init_pod`). Does not run maintenance.
+kopia itself: a pod does (`nodeagent.leader.repositories.init_pod`). Does not run maintenance.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey
 from exposer.causes import CauseFinder
 from exposer.model import Waiting
 from exposer.settings import PlanSource
-from nodeagent.init_pod import (
+from nodeagent.leader.repositories.init_pod import (
     INIT_POD_SELECTOR,
     InitState,
     judge_init_pod,
@@ -34,8 +34,8 @@ from nodeagent.init_pod import (
     read_init_pod,
     start_init_pod,
 )
-from nodeagent.repo_secret import ensure_repository_password
-from nodeagent.repository_tries import RepositoryTries, read_causes
+from nodeagent.leader.repositories.password import ensure_repository_password
+from nodeagent.leader.repositories.retry import RepositoryTries, read_causes
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryController

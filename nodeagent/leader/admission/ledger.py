@@ -3,7 +3,7 @@
 Knows the UIDs of all loads that are, or may become, Accepted or Prepared, and how they come
 in and go out. Whoever writes it last is the only one who may accept: a write carries the
 version that was read, so a holder that was overtaken can reserve nothing more. Does not know
-why a load is admitted (`nodeagent.dispatcher`).
+why a load is admitted (`nodeagent.leader.dispatcher`).
 """
 
 import uuid

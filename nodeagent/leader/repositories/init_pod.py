@@ -1,7 +1,7 @@
 """The pod that creates or connects one backup repository.
 
 Knows its manifest's way into the cluster, what its state means and when it is given up. Does
-not know the repository's phases (`nodeagent.repositories`). Creating a repository is not
+not know the repository's phases (`nodeagent.leader.repositories.controller`). Creating a repository is not
 atomic: the pod's name is fixed, and it is never deleted by force.
 """
 

@@ -17,7 +17,7 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import REPOSITORY_TYPE_LABEL
 from exposer.leaked_objects import Leftovers, list_leftovers, remove_leftovers
-from nodeagent.load_index import Entry
+from nodeagent.leader.index import Entry
 from nodeagent.runtime.tasks import Faults
 
 __all__ = ["Sweeper", "find_vanished"]

@@ -1,7 +1,7 @@
 """Which nodes are lost: gone from the cluster, or not Ready for too long.
 
 Knows Node objects, by list and watch. Does not know what becomes of the loads of a lost node
-(`nodeagent.absent_owners`).
+(`nodeagent.leader.recovery.absent_agents`).
 """
 
 import logging

@@ -1,8 +1,9 @@
 """Admits waiting loads: who is next, whether there is a place, who does it.
 
 Knows the pass: look at what waits, reserve places in the ledger by one write, then accept.
-Does not know what a load waits for (`nodeagent.admission`), the order (`nodeagent.admission_order`),
-how a load is accepted (`nodeagent.acceptance`) or who leads (`nodeagent.lease`).
+Does not know what a load waits for (`nodeagent.leader.admission.examiner`), the order
+(`nodeagent.leader.admission.queue`),
+how a load is accepted (`nodeagent.leader.admission.writer`) or who leads (`nodeagent.leader.election`).
 """
 
 import asyncio
@@ -17,19 +18,16 @@ from core.errors import AgentError
 from core.models.base import JsonDict
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.transfers import Load
-from nodeagent.acceptance import Acceptance
-from nodeagent.admission import Examiner, Look
-from nodeagent.admission_order import count_accepted, in_order
-from nodeagent.config_agreement import ConfigAgreement
-from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.held_back import HeldBack
-from nodeagent.ledger import AdmissionLedger, Places, free_places, settle
-from nodeagent.live_agents import LiveAgents
-from nodeagent.load_index import Entry, LoadIndex
-from nodeagent.orphans import OrphanKeeper
-from nodeagent.queue_view import QueueView
+from nodeagent.leader.admission.examiner import Examiner, Look
+from nodeagent.leader.admission.ledger import AdmissionLedger, Places, free_places, settle
+from nodeagent.leader.admission.queue import HeldBack, QueueView, in_order
+from nodeagent.leader.admission.writer import Acceptance
+from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.index import Entry, LoadIndex
+from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents, count_accepted
+from nodeagent.leader.recovery.garbage_collector import Sweeper
+from nodeagent.leader.recovery.orphans import OrphanKeeper
 from nodeagent.runtime.tasks import attempt, tell_causes, work_in_parallel
-from nodeagent.sweeper import Sweeper
 
 __all__ = ["Dispatcher"]
 

@@ -1,7 +1,7 @@
 """Who of all node agents leads: the Lease `node-agent-dispatcher`.
 
 Knows how the Lease is taken, renewed, lost and given back. Does not know what the leader
-does; safety does not rest on the Lease alone (`nodeagent.ledger`).
+does; safety does not rest on the Lease alone (`nodeagent.leader.admission.ledger`).
 Source: Kubernetes v1.34, coordination.k8s.io/v1 Lease; the meaning of its fields as in
 client-go's leader election.
 """

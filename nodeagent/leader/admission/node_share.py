@@ -5,19 +5,26 @@ queue of the whole cluster, and who is next when it has room again. Does not kno
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from core.clock import Clock
+from core.kube.client import KubeClient
+from core.kube.resources import NODES
 from core.models.names import label_value
 from core.models.phases import HOLDING_PHASES, Phase
-from nodeagent.load_index import Entry
+from nodeagent.config.current import labels_of, resolve_slots
+from nodeagent.config.models import LoadConcurrency
+from nodeagent.leader.index import Entry
 from nodeagent.transfers.kinds.base import Admission, Verdict
 
-__all__ = ["NODE_BUSY", "NodeCrowds"]
+__all__ = ["NODE_BUSY", "NodeCrowds", "NodeSlots"]
+
 
 NODE_BUSY: Final = "pod volumes on their way already"
 """How the message of a load ends that its node holds back."""
+
 
 _SHARE_A_SLOT: Final = 2
 """A load is held back while its node has more than so many for each of its slots: enough to
@@ -90,3 +97,37 @@ class NodeCrowds:
     def _room(self, label: str) -> int:
         """Return how many more the node takes."""
         return _SHARE_A_SLOT * self._slots[label] + 1 - self._on_the_way[label]
+
+
+_FRESH_SECONDS: Final = 60.0
+"""How long another node's labels count as known: they only decide how long its line may be."""
+
+
+class NodeSlots:
+    """The numbers of all nodes, for the dispatcher, who asks for few of them."""
+
+    def __init__(self, client: KubeClient, clock: Clock, concurrency: Callable[[], LoadConcurrency]) -> None:
+        """Read nodes through `client`; `concurrency` returns what is in force."""
+        self._client = client
+        self._clock = clock
+        self._concurrency = concurrency
+        self._labels: dict[str, tuple[float, Mapping[str, str]]] = {}
+
+    async def of(self, node: str) -> int:
+        """Return how many loads `node` may move data of at a time.
+
+        Raises:
+            KubeError: its labels could not be read.
+        """
+        concurrency = self._concurrency()
+        if not concurrency.per_node_config:
+            return concurrency.global_config
+        return resolve_slots(await self._read_labels(node), concurrency)
+
+    async def _read_labels(self, node: str) -> Mapping[str, str]:
+        now = self._clock.monotonic()
+        read_at, labels = self._labels.get(node, (-_FRESH_SECONDS, {}))
+        if now - read_at >= _FRESH_SECONDS:
+            labels = labels_of(await self._client.read(NODES, "", node))
+            self._labels[node] = (now, labels)
+        return labels

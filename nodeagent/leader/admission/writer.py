@@ -1,8 +1,8 @@
 """Accepts loads whose places are reserved, one after the other.
 
 Knows the one write that makes a load Accepted, who is to do it, and how an accept whose answer
-was lost is found out about. Does not know who is next (`nodeagent.dispatcher`), nor how places
-are reserved (`nodeagent.ledger`).
+was lost is found out about. Does not know who is next (`nodeagent.leader.dispatcher`), nor how places
+are reserved (`nodeagent.leader.admission.ledger`).
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from core.kube.errors import ConflictError
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
 from core.models.transfers import Load
-from nodeagent.admission import Look
-from nodeagent.admission_order import choose_node
-from nodeagent.dispatch_rules import DispatchTools
-from nodeagent.load_index import Entry
+from nodeagent.leader.admission.examiner import Look
+from nodeagent.leader.context import DispatchTools
+from nodeagent.leader.index import Entry
+from nodeagent.leader.live_agents import choose_node
 from nodeagent.runtime.tasks import attempt
 from nodeagent.transfers.status import Change, without_marks
 

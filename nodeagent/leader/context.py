@@ -34,7 +34,7 @@ class DispatchTools:
 class DispatchRules:
     """What the dispatcher goes by.
 
-    `checks` are the same kinds where what they check may be shared (`nodeagent.shared_reads`); none:
+    `checks` are the same kinds where what they check may be shared (`nodeagent.leader.admission.examiner`); none:
     `kinds` check. `concurrency` returns the `loadConcurrency` in force. `resource_timeout` is how long a
     clean-up may last untold, `node_gone_after` how long a node may be not Ready.
     """

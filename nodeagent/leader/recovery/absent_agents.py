@@ -1,7 +1,8 @@
 """Loads whose agent or node stays away: told, handed on or ended, in their agent's place.
 
 Knows what can still be done for such a load, and when somebody has to end it. Does not know
-which loads these are (`nodeagent.care`), nor how often they are looked at (`nodeagent.orphans`).
+which loads these are (`nodeagent.leader.recovery.orphans`), nor how often they are looked at
+(`nodeagent.leader.recovery.orphans`).
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Load
 from core.models.units import format_duration
 from exposer.pod_status import parse_pod_end
-from nodeagent.dispatch_rules import DispatchRules, DispatchTools
-from nodeagent.load_index import AGENT_AWAY
+from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.index import AGENT_AWAY
 from nodeagent.transfers.events import tell_end, who_stops
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import explain_loss, read_mover

@@ -1,0 +1,1 @@
+"""What runs in the leader only: the agent that holds the Lease."""

@@ -1,0 +1,1 @@
+"""Whether a New transfer may start, and when."""

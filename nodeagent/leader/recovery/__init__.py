@@ -1,0 +1,1 @@
+"""Transfers and objects without a live owning agent."""

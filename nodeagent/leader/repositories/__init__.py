@@ -1,0 +1,1 @@
+"""BackupRepositories made ready."""
