@@ -25,7 +25,6 @@ from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverOptions
 from exposer.template import AgentTemplate
-from nodeagent.concurrency import Slots
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.expose_settings import MoverPlans
 from nodeagent.config.live import ConfigPlaces, OwnConfig
@@ -39,9 +38,11 @@ from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
 from nodeagent.leader.live_agents import ConfigAgreement
 from nodeagent.leader.repositories.controller import RepositoryKeeper, RepositoryTools
-from nodeagent.node_slots import OwnSlots
-from nodeagent.progress import ProgressFollower
-from nodeagent.reconciler import Reconciler
+from nodeagent.node.lifecycle import Limits, Site
+from nodeagent.node.progress import ProgressFollower
+from nodeagent.node.reconciler import Reconciler
+from nodeagent.node.slots import OwnSlots, Slots
+from nodeagent.node.steps import Tools
 from nodeagent.runtime.memory import MemoryKeeper, find_trim
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import OwnPod, SelfReport
@@ -49,7 +50,6 @@ from nodeagent.runtime.preflight import check_cluster
 from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.runtime.transport import load_transport
-from nodeagent.steps import Tools
 from nodeagent.transfers.events import Story
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
@@ -58,7 +58,6 @@ from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeR
 from nodeagent.transfers.kinds.repository import DEFAULT_CACHE_LIMIT_MIB
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.status import StatusWriter
-from nodeagent.view import Limits, Site
 from nodeagent.web import WebPages, WebServer
 
 __all__ = ["Agent", "Plan", "build_agent", "prepare", "serve"]

@@ -1,6 +1,6 @@
 """The phases of a load and the moves between them, as one table.
 
-Knows which move is legal. Does not know who makes it or why: `nodeagent.lifecycle` decides,
+Knows which move is legal. Does not know who makes it or why: `nodeagent.node.lifecycle` decides,
 `nodeagent.transfers.status` writes.
 """
 

@@ -1,6 +1,6 @@
 """What the life cycle reads of a mover pod: whose it is, how it is, and who took it away.
 
-Knows a v1 Pod as JSON dict, and where to read it. Does not know the rules (`nodeagent.lifecycle`).
+Knows a v1 Pod as JSON dict, and where to read it. Does not know the rules (`nodeagent.node.lifecycle`).
 
 A mover's log, taken over into the agent's own before the pod goes.
 

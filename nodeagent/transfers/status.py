@@ -2,7 +2,7 @@
 
 Knows the table of moves, the timestamps and labels that go with a phase, and that every
 write is one merge patch with uid and resourceVersion. Does not know why a load moves
-(`nodeagent.lifecycle` decides) and tells nobody about it.
+(`nodeagent.node.lifecycle` decides) and tells nobody about it.
 """
 
 from collections.abc import Callable, Mapping

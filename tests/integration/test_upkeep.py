@@ -27,7 +27,7 @@ from nodeagent.config.models import LoadConcurrency, NodeRule
 from nodeagent.config.selectors import LabelSelector
 from nodeagent.leader.admission.pod_watch import WaitingPods
 from nodeagent.leader.repositories.init_pod import let_onto_any_node
-from nodeagent.node_slots import OwnSlots
+from nodeagent.node.slots import OwnSlots
 from nodeagent.runtime.transport import load_transport
 
 if TYPE_CHECKING:

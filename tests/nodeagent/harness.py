@@ -35,11 +35,12 @@ from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
-from nodeagent.concurrency import Slots
-from nodeagent.progress import ProgressFollower
-from nodeagent.reconciler import Reconciler
+from nodeagent.node.lifecycle import Limits, Site
+from nodeagent.node.progress import ProgressFollower
+from nodeagent.node.reconciler import Reconciler
+from nodeagent.node.slots import Slots
+from nodeagent.node.steps import Tools
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.steps import Tools
 from nodeagent.transfers.events import Story
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
@@ -47,7 +48,6 @@ from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.status import StatusWriter
-from nodeagent.view import Limits, Site
 from tests.nodeagent.loads import NAMESPACE, NODE, workload_pod
 from tests.nodeagent.simulation import LOAD_RESOURCES, Cluster, Mover
 from tests.support.clock import LoopClock

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from core.models.phases import Phase
-from nodeagent.concurrency import Claim, Slots
+from nodeagent.node.slots import Claim, Slots
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from core.models.phases import TRANSITIONS, Phase
-from nodeagent.lifecycle import Action, Stop, View, decide
+from nodeagent.node.lifecycle import Action, Stop, View, decide
 from nodeagent.transfers.mover_pod import PodState
 
 ANY_POD = frozenset(PodState)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import nodeagent.leader.recovery.orphans as care_module
-import nodeagent.lifecycle as lifecycle_module
+import nodeagent.node.lifecycle as lifecycle_module
 from nodeagent.leader.recovery.orphans import decide_care
-from nodeagent.lifecycle import Action, View, decide
+from nodeagent.node.lifecycle import Action, View, decide
 from tests.nodeagent.test_care import every_case, expected
 from tests.nodeagent.test_lifecycle import TABLE, every_view
 from tests.support.mutants import make_mutants

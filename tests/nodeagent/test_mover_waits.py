@@ -7,7 +7,7 @@ import pytest
 
 from core.contract import ProgressMessage
 from core.models.base import JsonDict
-from nodeagent.mover_waits import MoverWait
+from nodeagent.node.progress import MoverWait
 from tests.nodeagent.dispatching import Gate
 from tests.nodeagent.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.loads import LOADS, data_upload

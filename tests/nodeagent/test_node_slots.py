@@ -14,7 +14,7 @@ from nodeagent.config.current import resolve_slots
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.config.parse import parse_config
 from nodeagent.leader.admission.node_share import NodeSlots
-from nodeagent.node_slots import OwnSlots
+from nodeagent.node.slots import OwnSlots
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

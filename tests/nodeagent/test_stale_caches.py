@@ -8,8 +8,8 @@ from core.kube.resources import DATA_UPLOADS, PODS
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from core.models.transfers import DataUpload
-from nodeagent.load_caches import LoadCaches
-from nodeagent.reconciler import Reconciler
+from nodeagent.node.cache import LoadCaches
+from nodeagent.node.reconciler import Reconciler
 from tests.nodeagent.dispatching import Gate
 from tests.nodeagent.harness import World, accepted, open_world
 from tests.nodeagent.loads import NAMESPACE, data_upload

@@ -5,12 +5,11 @@ import pytest
 from core.models.base import JsonDict
 from core.models.names import CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION, NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from nodeagent.concurrency import Slots
-from nodeagent.lifecycle import Stop, View
-from nodeagent.mover_loss import MoverLoss
+from nodeagent.node.lifecycle import Limits, Site, Stop, View, Viewer
+from nodeagent.node.mover_loss import MoverLoss
+from nodeagent.node.slots import Slots
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.mover_pod import PodState
-from nodeagent.view import Limits, Site, Viewer
 from tests.nodeagent.hand_clock import NOON, HandClock
 from tests.nodeagent.loads import NAMESPACE, NODE, data_upload, mover_pod
 

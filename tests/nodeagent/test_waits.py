@@ -5,7 +5,7 @@ import pytest
 from core.errors import ExposeError
 from core.kube.errors import ForbiddenError, InvalidError, ServerError
 from exposer.model import Waiting
-from nodeagent.refusals import judge_refusal
+from nodeagent.node.steps import judge_refusal
 from nodeagent.transfers.pending import Telling, Waits
 from tests.nodeagent.hand_clock import HandClock
 

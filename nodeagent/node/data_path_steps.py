@@ -1,7 +1,7 @@
 """The steps while a mover may move data, and until its load is over.
 
 Knows slots, the start, cancels, and what becomes of a mover's end. Does not know how a mover
-pod comes to be (`nodeagent.steps_expose`), nor what is removed afterwards (`nodeagent.transfers.cleanup`).
+pod comes to be (`nodeagent.node.expose_steps`), nor what is removed afterwards (`nodeagent.transfers.cleanup`).
 """
 
 import math
@@ -15,15 +15,14 @@ from core.models.phases import Phase
 from core.models.units import format_duration
 from exposer.model import Waiting
 from exposer.pod_status import parse_pod_end
-from nodeagent.lifecycle import Stop
-from nodeagent.mover_loss import MoverLoss, read_loss
+from nodeagent.node.lifecycle import Case, Stop
+from nodeagent.node.mover_loss import MoverLoss, read_loss
+from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.step_base import StepBase
 from nodeagent.transfers.events import who_stops
 from nodeagent.transfers.mover_pod import add_log_end, explain_loss
 from nodeagent.transfers.outcome import Outcome, decide_outcome, has_last_words
 from nodeagent.transfers.status import Change
-from nodeagent.view import Case
 
 __all__ = ["MoveSteps"]
 

@@ -1,7 +1,7 @@
 """What one agent keeps in memory of the cluster: its loads, and the pods of its node.
 
 Knows the caches, which load a pod belongs to, and what became of pods that went away. Does not
-know what is done about a change (`nodeagent.reconciler`).
+know what is done about a change (`nodeagent.node.reconciler`).
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from core.models.transfers import Load
+from nodeagent.node.lifecycle import LoadKey, Site
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import trim_pod
-from nodeagent.view import LoadKey, Site
 
 __all__ = ["LoadCaches", "LoadListener"]
 

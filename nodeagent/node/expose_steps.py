@@ -1,30 +1,59 @@
 """The steps before a mover may begin: expose, make anew, take over, time out, cancel.
 
 Knows how a load gets its mover pod, and another one where the cluster took the first away. Does
-not know when a step is due, nor what happens once the mover may begin (`nodeagent.steps_move`).
+not know when a step is due, nor what happens once the mover may begin (`nodeagent.node.data_path_steps`).
+
+The check between the steps of an expose: is the load still ours to expose?
+
+Knows what makes a load ours. Does not know what is exposed, nor what is undone.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from core.errors import ContractError, ExposeError
+from core.kube.client import KubeClient
 from core.kube.resources import PODS
+from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
-from core.models.phases import Phase
+from core.models.phases import HOLDING_PHASES, Phase
 from core.models.units import format_duration
-from exposer.model import Exposed, NotOwnerError, Waiting
+from exposer.model import Exposed, Guard, NotOwnerError, Waiting
 from exposer.ownership import remove
-from nodeagent.concurrency import Claim
-from nodeagent.guard import build_guard
-from nodeagent.mover_loss import LostPod, count_loss, read_loss
+from nodeagent.node.lifecycle import Case, Limits, ReadCurrent, Site
+from nodeagent.node.mover_loss import LostPod, count_loss, read_loss
+from nodeagent.node.slots import Claim
+from nodeagent.node.steps import StepBase, Tools
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.step_base import StepBase, Tools
 from nodeagent.transfers.events import who_stops
 from nodeagent.transfers.mover_pod import PodState, add_log_end, explain_loss, pod_node, pod_state, was_killed
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import Change
-from nodeagent.view import Case, Limits, ReadCurrent, Site
 
-__all__ = ["ExposeSteps"]
+__all__ = ["ExposeSteps", "build_guard"]
+
+
+def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable[[], JsonDict | None]) -> Guard:
+    """Return the check that the load of `case` has not begun and has the label of `site`.
+
+    `current` returns the load as last seen; None where that is not known, or older than what we wrote.
+    """
+    kind, cr = case.kind, case.cr
+    place = f"{kind.name} {cr.metadata.namespace}/{cr.name}"
+
+    async def guard(*, sure: bool) -> None:
+        raw = None if sure else current()
+        if raw is None:
+            raw = await client.read(kind.resource, cr.metadata.namespace, cr.name)
+        now = kind.parse(raw) if raw is not None else None
+        if now is None or now.uid != cr.uid or now.phase.final:
+            raise NotOwnerError(f"{place} ended meanwhile", ended=True)
+        ours = now.metadata.labels.get(NODE_LABEL) == site.label
+        if now.phase not in HOLDING_PHASES or not ours:
+            raise NotOwnerError(f"{place} is another agent's by now, or further on", ended=False)
+
+    return guard
+
 
 _LOSS_LOOK_SECONDS = 20.0
 """The longest pause before a load is looked at again whose next pod has to wait: it may be late by then."""

@@ -1,8 +1,13 @@
 """What running loads' movers tell: from their Events into `status.progress`, `status.message` and metrics.
 
 Knows the Events of a running load and what of them was counted. Does not know when a load
-runs (`nodeagent.reconciler` tells), nor how it ends; what a mover's words about a wait mean,
-`nodeagent.mover_waits` knows.
+runs (`nodeagent.node.reconciler` tells), nor how it ends; what a mover's words about a wait mean,
+`nodeagent.node.progress` knows.
+
+What a running mover says it waits for, and what of that belongs into the load's status.
+
+Knows the mover's Events about waits, and that data that moves ends every wait. Does not know
+how Events come in, nor who writes (`nodeagent.node.progress`).
 """
 
 import asyncio
@@ -23,26 +28,72 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import Phase
 from core.models.transfers import Load, Progress
-from nodeagent.mover_waits import MoverWait
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.status import StatusWriter
 
-__all__ = ["ProgressFollower"]
+__all__ = ["MoverWait", "ProgressFollower"]
+
 
 _log = logging.getLogger(__name__)
 
+
+@dataclass
+class MoverWait:
+    """The wait of one load's mover; `text` is empty while it waits for nothing.
+
+    `told` is all that it ever waited for: only that is taken back, nobody else's message.
+    """
+
+    text: str = ""
+    told: set[str] = field(default_factory=set)
+    at: str = ""
+
+    def take(self, event: JsonDict) -> None:
+        """Note a core/v1 Event of the mover; one about no wait changes nothing.
+
+        A list is in the order of names, which end in the time for one component's Events; only
+        one that was written late may come after a newer one.
+        """
+        reason, at = event.get("reason", ""), event.get("lastTimestamp") or ""
+        if reason not in {DataPathReason.WAITING, DataPathReason.READY} or at < self.at:
+            return
+        self.at = at
+        self.text = str(event.get("message", "")) if reason == DataPathReason.WAITING else ""
+        if self.text:
+            self.told.add(self.text)
+
+    def take_progress(self, message: ProgressMessage) -> None:
+        """Note how far the mover is: where data moves, nothing is waited for."""
+        if message.done_bytes or message.total_bytes:
+            self.text = ""
+
+    def correct(self, shown: str) -> str | None:
+        """Return the message that has to stand in place of `shown`, None where nothing is to be written."""
+        if self.text:
+            return self.text if shown != self.text else None
+        return "" if shown in self.told else None
+
+
 _TELLING: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})
+
 
 _REFUSED_PAUSE_SECONDS: Final = 5.0
 """Before a watch that the API server refused is asked for again."""
 
+
 _RUNNING: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
+
+
 _ABOUT_WAITS: Final = frozenset({DataPathReason.WAITING, DataPathReason.READY})
 
+
 _TRIES: Final = 5
+
+
 _TRY_PAUSE_SECONDS: Final = 1.0
 """Somebody else wrote at the same time, or the cache lags behind; after the last try the next Event brings another."""
+
 
 ReadLoad = Callable[[], Load | None]
 

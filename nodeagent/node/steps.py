@@ -1,39 +1,76 @@
 """What all steps of a load's life share: their tools, its end, and telling why it waits.
 
 Knows how a final status is written, and when a wait is news. Does not know
-the steps (`nodeagent.steps` names the modules that do), nor when one is due.
+the steps (`nodeagent.node.reconciler` names the modules that do), nor when one is due.
+
+What it means when the API server does not want an object of ours.
+
+Knows which refusals heal (quota, a missing ServiceAccount, rights, a webhook that does not
+answer) and which never will (validation, admission). Does not know the object.
 """
 
 import logging
 import math
+import re
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, TypeVar
 
 from core.clock import Clock
+from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError, ServerError, UnreachableError
 from core.logs import BoundLogger, bind
 from core.models.phases import Phase
 from exposer.model import Waiting
-from nodeagent.concurrency import Slots
-from nodeagent.progress import ProgressFollower
-from nodeagent.refusals import judge_refusal
+from nodeagent.node.lifecycle import Case, Limits, Site
+from nodeagent.node.progress import ProgressFollower
+from nodeagent.node.slots import Slots
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import Story, tell_end
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import Change, StatusWriter
-from nodeagent.view import Case, Limits, Site
 
-__all__ = ["StepBase", "Tools"]
+__all__ = ["StepBase", "Tools", "judge_refusal"]
+
 
 _log = logging.getLogger(__name__)
 
+
+_ADMISSION: Final = re.compile(
+    r"admission webhook|denied (?:the )?request|violates PodSecurity|(?:maximum|minimum) \S+ usage"
+)
+"""Words of an admission check that judged the object itself.
+
+Source: Kubernetes v1.34, pkg/admission (webhooks, ValidatingAdmissionPolicy, PodSecurity,
+LimitRanger).
+"""
+
+
+_QUOTA: Final = "exceeded quota"
+"""Source: Kubernetes v1.34, the ResourceQuota admission plugin."""
+
+
+def judge_refusal(error: ForbiddenError | InvalidError | ServerError) -> Waiting:
+    """Return what is waited for after `error`.
+
+    Raises:
+        ExposeError: the object was judged and refused; trying again changes nothing.
+    """
+    text = str(error)
+    if isinstance(error, ServerError):
+        return Waiting("ApiServerError", text, trouble=True)
+    if isinstance(error, InvalidError) or _ADMISSION.search(text):
+        raise ExposeError(text) from error
+    return Waiting("QuotaExceeded" if _QUOTA in text else "Forbidden", text, trouble=True)
+
+
 _VOLUME_LOOK_SECONDS: Final = 8.0
 """How often a volume that may go away is looked at while its mover waits for a slot."""
+
 
 _R = TypeVar("_R")
 

@@ -1,0 +1,1 @@
+"""What runs in every agent: the transfers of its own node."""
