@@ -2,7 +2,7 @@
 
 import sys
 
-from nodeagent.cli import main
+from nodeagent.cli.main import main
 
 __all__ = ["main"]
 

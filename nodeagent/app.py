@@ -24,14 +24,9 @@ from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverOptions
-from exposer.template import AgentTemplate
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.expose_settings import MoverPlans
 from nodeagent.config.live import ConfigPlaces, OwnConfig
-from nodeagent.config.parse import ParsedConfig
-from nodeagent.config.repository import RepositoryConfig
-from nodeagent.config.source import read_config
-from nodeagent.inherited import read_template
 from nodeagent.leader.admission.examiner import SharedReads
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.dispatcher import Dispatcher
@@ -46,10 +41,10 @@ from nodeagent.node.steps import Tools
 from nodeagent.runtime.memory import MemoryKeeper, find_trim
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import OwnPod, SelfReport
-from nodeagent.runtime.preflight import check_cluster
 from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.runtime.transport import load_transport
+from nodeagent.startup import Plan, prepare
 from nodeagent.transfers.events import Story
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
@@ -58,24 +53,12 @@ from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeR
 from nodeagent.transfers.kinds.repository import DEFAULT_CACHE_LIMIT_MIB
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.status import StatusWriter
-from nodeagent.web import WebPages, WebServer
+from nodeagent.web.server import WebPages, WebServer
 
-__all__ = ["Agent", "Plan", "build_agent", "prepare", "serve"]
+__all__ = ["Agent", "build_agent", "serve"]
+
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an agent is built from, once all of it was read and found usable.
-
-    `namespace` is where the agent, its mover pods and the loads live.
-    """
-
-    settings: Settings
-    namespace: str
-    config: ParsedConfig
-    template: AgentTemplate
 
 
 @dataclass(frozen=True)
@@ -220,21 +203,6 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             group.create_task(repositories.run(), name="repository controller")
 
     return Agent(plan, metrics, own, reconciler, own_slots, election, lead, dispatcher, memory)
-
-
-async def prepare(client: KubeClient, settings: Settings, namespace: str) -> Plan:
-    """Read all that an agent is built from.
-
-    Raises:
-        ConfigError: the cluster, the configuration or the DaemonSet cannot be used; one line
-            says what is missing.
-    """
-    await check_cluster(client, namespace)
-    parsed = await read_config(client, namespace, settings.config_map_name)
-    for warning in parsed.warnings:
-        _log.warning("configuration: %s", warning)
-    await RepositoryConfig(client, namespace, settings.backup_repository_config_map).check()
-    return Plan(settings, namespace, parsed, await read_template(client, namespace))
 
 
 async def serve(settings: Settings) -> int:

@@ -1,7 +1,7 @@
 """What a node agent was started with: flags and environment, as one frozen value.
 
 Knows defaults and what a value may be. Does not know the command line's words
-(`nodeagent.cli_serve`) or the ConfigMap's content (`nodeagent.config.parse`).
+(`nodeagent.cli.serve`) or the ConfigMap's content (`nodeagent.config.parse`).
 """
 
 from collections.abc import Mapping

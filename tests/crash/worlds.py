@@ -31,9 +31,10 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.models.names import NODE_LABEL
-from nodeagent.app import build_agent, prepare
+from nodeagent.app import build_agent
 from nodeagent.runtime.settings import RepositoryController, Settings
 from nodeagent.runtime.transport import load_transport
+from nodeagent.startup import prepare
 from tests.crash.controllers import set_status
 from tests.nodeagent.dispatching import agent_pod
 from tests.nodeagent.harness import Fuse
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from core.kube.transport import Request
     from core.models.base import JsonDict
-    from nodeagent.app import Plan
+    from nodeagent.startup import Plan
     from tests.support.apiserver import ApiServer
 
 __all__ = ["World", "is_write", "open_client"]

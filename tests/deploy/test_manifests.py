@@ -7,8 +7,8 @@ import yaml
 
 from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, SERVICE_ACCOUNT
 from exposer.template import AgentTemplate
-from nodeagent.cli import _parser
-from nodeagent.cli_serve import parse_settings
+from nodeagent.cli.main import _parser
+from nodeagent.cli.serve import parse_settings
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_of
 from nodeagent.runtime.settings import Settings

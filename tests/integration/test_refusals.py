@@ -20,10 +20,11 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import EVENTS, POD_VOLUME_BACKUPS
 from core.kube.retry import Retry
 from exposer.template import AgentTemplate
-from nodeagent.app import Plan, build_agent
+from nodeagent.app import build_agent
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.runtime.settings import RepositoryController, Settings
 from nodeagent.runtime.transport import load_transport
+from nodeagent.startup import Plan
 from tests.bed.api import Api, ApiError, Json, Resource
 from tests.nodeagent.dispatching import agent_pod
 

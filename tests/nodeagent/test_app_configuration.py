@@ -14,9 +14,10 @@ from core.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS, PRIORITY_CLASS
 from core.kube.retry import Retry
 from core.models.names import CONFIG_ANNOTATION
 from exposer.template import AgentTemplate
-from nodeagent.app import Agent, Plan, build_agent
+from nodeagent.app import Agent, build_agent
 from nodeagent.config.parse import parse_config
 from nodeagent.runtime.settings import Settings
+from nodeagent.startup import Plan
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

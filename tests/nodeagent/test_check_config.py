@@ -12,7 +12,7 @@ import pytest
 
 from core.errors import ConfigError
 from core.kube.transport import Request, Response
-from nodeagent.cli import main
+from nodeagent.cli.main import main
 from nodeagent.config.check import _told_name, check_names
 from nodeagent.config.keys import Finding
 from nodeagent.config.parse import parse_config

@@ -13,8 +13,8 @@ import pytest
 
 from core.errors import ConfigError
 from core.version import VERSION
-from nodeagent.cli import _parser
-from nodeagent.cli_serve import parse_settings
+from nodeagent.cli.main import _parser
+from nodeagent.cli.serve import parse_settings
 from nodeagent.runtime.settings import Address, RepositoryController, Settings, node_name_from, parse_address
 
 _ROOT = Path(__file__).parents[2]

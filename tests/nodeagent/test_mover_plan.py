@@ -15,7 +15,7 @@ from exposer.template import AgentTemplate
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.expose_settings import MoverPlans
 from nodeagent.config.parse import parse_config
-from nodeagent.inherited import read_template
+from nodeagent.startup import read_template
 from tests.exposer.inputs import daemonset
 from tests.support.scripted import answer, refusal, scripted_client
 

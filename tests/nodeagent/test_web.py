@@ -9,7 +9,7 @@ import pytest
 from core.errors import ConfigError
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import Address
-from nodeagent.web import WebPages, WebServer
+from nodeagent.web.server import WebPages, WebServer
 
 
 class _Agent:

@@ -15,7 +15,7 @@ from typing import Final
 
 from core.logs import LEVELS, LOG_FORMATS, set_up_logging
 from core.models.units import format_duration, parse_duration
-from nodeagent.cli_flags import add_kubeconfig, add_namespace
+from nodeagent.cli.flags import add_kubeconfig, add_namespace
 from nodeagent.runtime.settings import Address, RepositoryController, Settings, node_name_from, parse_address
 
 __all__ = ["parse_settings", "set_up_serve"]

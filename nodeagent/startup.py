@@ -4,7 +4,8 @@ Knows their names, and which of them must be there. Does not know what is inheri
 (`exposer.template`).
 """
 
-from dataclasses import replace
+import logging
+from dataclasses import dataclass, replace
 
 from core.errors import ConfigError, ContractError
 from core.kube.client import KubeClient
@@ -12,8 +13,16 @@ from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS
 from exposer.template import AgentTemplate
+from nodeagent.config.parse import ParsedConfig
+from nodeagent.config.repository import RepositoryConfig
+from nodeagent.config.source import read_config
+from nodeagent.runtime.preflight import check_cluster
+from nodeagent.runtime.settings import Settings
 
-__all__ = ["read_template"]
+__all__ = ["Plan", "prepare", "read_template"]
+
+
+_log = logging.getLogger(__name__)
 
 
 async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:
@@ -38,3 +47,31 @@ async def _read(client: KubeClient, namespace: str, name: str) -> AgentTemplate 
         return None if daemonset is None else AgentTemplate.parse(daemonset)
     except ContractError as e:
         raise ConfigError(str(e)) from e
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an agent is built from, once all of it was read and found usable.
+
+    `namespace` is where the agent, its mover pods and the loads live.
+    """
+
+    settings: Settings
+    namespace: str
+    config: ParsedConfig
+    template: AgentTemplate
+
+
+async def prepare(client: KubeClient, settings: Settings, namespace: str) -> Plan:
+    """Read all that an agent is built from.
+
+    Raises:
+        ConfigError: the cluster, the configuration or the DaemonSet cannot be used; one line
+            says what is missing.
+    """
+    await check_cluster(client, namespace)
+    parsed = await read_config(client, namespace, settings.config_map_name)
+    for warning in parsed.warnings:
+        _log.warning("configuration: %s", warning)
+    await RepositoryConfig(client, namespace, settings.backup_repository_config_map).check()
+    return Plan(settings, namespace, parsed, await read_template(client, namespace))

@@ -1,7 +1,7 @@
 """The agent's command line.
 
 Knows the commands, and how an error becomes one line and an exit code. Does not know what a
-command takes or does (`nodeagent.cli_serve`, `nodeagent.cli_check_config`).
+command takes or does (`nodeagent.cli.serve`, `nodeagent.cli.check_config`).
 """
 
 import argparse
@@ -11,8 +11,8 @@ from typing import Final, NoReturn
 
 from core.errors import AgentError, ConfigError
 from core.version import VERSION
-from nodeagent.cli_check_config import set_up_check_config
-from nodeagent.cli_serve import set_up_serve
+from nodeagent.cli.check_config import set_up_check_config
+from nodeagent.cli.serve import set_up_serve
 
 __all__ = ["main"]
 

@@ -1,0 +1,1 @@
+"""The agent's command line, one module per command."""
