@@ -15,7 +15,7 @@ from benchmarks.cluster import BUCKET, PREFIX, REGION, Cluster
 from benchmarks.disks import Disks
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from core.contract import BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
-from datamover.limits import Limits
+from datamover.runtime.resources import Limits
 from tests.datamover.plainkopia import PASSWORD
 from tests.datamover.pods import REPOSITORY
 from tests.datamover.s3server import S3Server

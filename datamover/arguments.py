@@ -1,10 +1,15 @@
 """The mover's flags and its help.
 
 Knows which flags belong together. Does not know what any command does.
+
+What the command line says, parsed: nothing here imports what carries it out.
+
+So a pod loads nothing that serves a terminal, and a terminal nothing that reaches a cluster.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, NoReturn
@@ -14,18 +19,45 @@ from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.units import parse_duration
 from core.version import VERSION
-from datamover.loads import LOAD_KINDS
-from datamover.options import LoadOptions, RepositoryOptions
+from datamover.kinds import LOAD_KINDS
 
-__all__ = ["LIST", "hand_repository", "parse_arguments", "pod_load"]
+__all__ = ["LIST", "LoadOptions", "RepositoryOptions", "hand_repository", "parse_arguments", "pod_load"]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the pod's command line says; paths are inside the pod."""
+
+    kind_flag: str
+    name: str
+    volume: Path
+    mode: VolumeMode
+    resource_timeout: timedelta
+    cache_volume: str = ""
+
+
+@dataclass(frozen=True)
+class RepositoryOptions:
+    """What the command line says of the repository: a folder's path or `s3://bucket/prefix`."""
+
+    name: str
+    password: str = field(repr=False)
+    endpoint: str = ""
+    region: str = ""
+    profile: str = ""
+    ca_file: str = ""
+    verify_tls: bool = True
+
 
 LIST: Final = "list"
+
 
 _ABOUT: Final = """\
 Moves the data of one volume into a backup repository and back, through kopia.
 
 By hand it needs a folder, a repository and a password, and no cluster. In a pod the node
 agent starts it with the name of a custom resource, and everything else is read from there."""
+
 
 _EXAMPLES: Final = """\
 examples:

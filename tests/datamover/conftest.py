@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from core.clock import SystemClock
-from datamover.byhand import ByHand
-from datamover.kopia import Kopia, kopia_environment
-from datamover.limits import Limits
-from datamover.options import RepositoryOptions
-from datamover.scrub import Scrubber
-from datamover.signals import StopSignal
-from datamover.workfolder import WorkFolder
+from datamover.arguments import RepositoryOptions
+from datamover.kopia.process import Kopia, kopia_environment
+from datamover.local.command import ByHand
+from datamover.runtime.redact import Scrubber
+from datamover.runtime.resources import Limits
+from datamover.runtime.signals import StopSignal
+from datamover.runtime.work_dir import WorkFolder
 from tests.datamover.plainkopia import IDENTITY, PASSWORD, PlainKopia
 from tests.datamover.processes import children_of
 from tests.datamover.s3server import S3Server, run_s3_server

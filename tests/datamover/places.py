@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from core.models.base import JsonDict
-from datamover.credentials import AwsKeys
-from datamover.kopia import Kopia, kopia_environment
-from datamover.repository import Repository, RepositoryPlace
-from datamover.scrub import Scrubber
-from datamover.storage import S3Storage, Storage
-from datamover.workfolder import open_work_folder
+from datamover.kopia.process import Kopia, kopia_environment
+from datamover.kopia.repository import Repository, RepositoryPlace
+from datamover.runtime.redact import Scrubber
+from datamover.runtime.work_dir import open_work_folder
+from datamover.storage.credentials import AwsKeys
+from datamover.storage.providers import S3Storage, Storage
 from tests.datamover.plainkopia import PASSWORD
 from tests.datamover.s3server import S3Server
 

@@ -17,12 +17,12 @@ from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
-from datamover.init import run_init
-from datamover.limits import Limits
-from datamover.options import LoadOptions
-from datamover.pod import PodLoad
-from datamover.signals import StopSignal
-from datamover.surroundings import Surroundings
+from datamover.arguments import LoadOptions
+from datamover.pod.cluster import Surroundings
+from datamover.pod.command import run_init
+from datamover.pod.transfer import PodLoad
+from datamover.runtime.resources import Limits
+from datamover.runtime.signals import StopSignal
 from tests.datamover.plainkopia import PASSWORD
 from tests.support.fakekube import FakeKube
 

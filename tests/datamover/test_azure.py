@@ -6,10 +6,10 @@ import pytest
 
 from core.errors import RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.credentials import CredentialsText, parse_variables
-from datamover.location import LocationSecrets, storage_of
-from datamover.storage import Reach
-from datamover.workfolder import WorkFolder
+from datamover.runtime.work_dir import WorkFolder
+from datamover.storage.credentials import CredentialsText, parse_variables
+from datamover.storage.location import LocationSecrets, storage_of
+from datamover.storage.providers import Reach
 
 
 @pytest.fixture

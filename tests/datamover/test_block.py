@@ -7,9 +7,9 @@ import pytest
 
 from core.contract import BackupResult, VolumeMode
 from core.errors import DataPathError, KopiaError
-from datamover.backup import BackupRequest, back_up
-from datamover.kopia import Kopia
-from datamover.restore import RestoreRequest, restore
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.restore import RestoreRequest, restore
+from datamover.kopia.process import Kopia
 from tests.datamover.loopdevice import attached
 from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.transfers import restoring, uploading

@@ -13,9 +13,9 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import KopiaError
-from datamover.backup import BackupRequest, back_up
-from datamover.kopia import Kopia
-from datamover.leftovers import remove_incomplete
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.kopia.process import Kopia
+from datamover.kopia.snapshots import remove_incomplete
 from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.processes import running_kopia
 from tests.datamover.transfers import uploading
@@ -74,7 +74,7 @@ async def test_an_upload_that_breaks_leaves_no_checkpoint(
     kopia: PlainKopia,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("datamover.backup._CANCELED_TIME", timedelta(seconds=20))
+    monkeypatch.setattr("datamover.data_path.backup._CANCELED_TIME", timedelta(seconds=20))
     await _break_off(connected, volume, volume.parent / "repository", peer=kopia, cancel=cancel)
     assert kopia.snapshots() == []
 
@@ -83,7 +83,7 @@ async def test_the_next_backup_takes_away_what_there_was_no_time_for(
     connected: Kopia, volume: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what a mover left that was killed itself; nothing of it is a parent."""
-    monkeypatch.setattr("datamover.backup._CANCELED_TIME", timedelta(0))
+    monkeypatch.setattr("datamover.data_path.backup._CANCELED_TIME", timedelta(0))
     await _break_off(connected, volume, volume.parent / "repository", peer=kopia, cancel=True)
     left = [one["id"] for one in kopia.snapshots()]
     warn = AsyncMock()

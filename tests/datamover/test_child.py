@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError
-from datamover.child import ChildCommand, run_child
+from datamover.runtime.child import ChildCommand, run_child
 
 
 def _shell(script: str, **files: int) -> ChildCommand:

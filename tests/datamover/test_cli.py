@@ -27,8 +27,8 @@ import sys
 from pathlib import Path
 import datamover.__main__
 early = {"core", "asyncio"} & sys.modules.keys()
-import datamover.cli, datamover.podcommand
-unwanted = {"kubernetes_asyncio", "prometheus_client", "pydantic", "datamover.byhand"} & sys.modules.keys()
+import datamover.arguments, datamover.pod.command
+unwanted = {"kubernetes_asyncio", "prometheus_client", "pydantic", "datamover.local.command"} & sys.modules.keys()
 (peak,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmHWM:"]
 print(len(early), len(unwanted), peak)
 """
@@ -39,8 +39,8 @@ import os, runpy, signal, sys
 
 class SignalOnImport:
     def find_spec(self, name, *_):
-        if name == "datamover.cli":
-            assert not {"asyncio", "argparse", "core"} & sys.modules.keys()
+        if name == "asyncio":
+            assert not {"argparse", "core"} & sys.modules.keys()
             os.kill(os.getpid(), signal.SIGTERM)
 
 sys.meta_path.insert(0, SignalOnImport())

@@ -6,9 +6,9 @@ import pytest
 
 from core.errors import RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.credentials import AwsKeys, AwsRole, CredentialsText, parse_aws_profile
-from datamover.location import LocationSecrets, storage_of
-from datamover.storage import S3Storage
+from datamover.storage.credentials import AwsKeys, AwsRole, CredentialsText, parse_aws_profile
+from datamover.storage.location import LocationSecrets, storage_of
+from datamover.storage.providers import S3Storage
 
 _SECRET = CredentialsText(
     """\

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError, KopiaError
-from datamover.byhand import ByHand
-from datamover.kopia import Kopia, KopiaAnswer
-from datamover.snapshot import delete_snapshot
+from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.snapshots import delete_snapshot
+from datamover.local.command import ByHand
 from tests.datamover.conftest import hand_for
 from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.processes import running_kopia

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError, KopiaError
-from datamover.byhand import ByHand
+from datamover.local.command import ByHand
 from tests.datamover.conftest import hand_for
 from tests.datamover.mounts import mounted
 from tests.datamover.plainkopia import PASSWORD

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from datamover.byhand import ByHand
+from datamover.local.command import ByHand
 from tests.datamover.mounts import need_root
 from tests.datamover.processes import running_kopia
 from tests.datamover.trees import describe_tree, make_large_file

@@ -9,9 +9,9 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
-from datamover.canceller import Canceller
-from datamover.follower import Followed, LoadFollower
-from datamover.loads import LOAD_KINDS
+from datamover.kinds import LOAD_KINDS
+from datamover.pod.follower import Followed, LoadFollower
+from datamover.runtime.cancellation import Canceller
 from tests.support.scripted import ScriptedTransport, answer, refusal
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from datamover.background import run_in_background
-from datamover.holes import HoleWriter, copy_stream
+from datamover.data_path.block import HoleWriter, copy_stream
+from datamover.runtime.cancellation import run_in_background
 
 _PIECE = 64 * 1024
 

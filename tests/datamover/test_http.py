@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from datamover.http import Address, Connection, HttpError
+from datamover.pod.http import Address, Connection, HttpError
 
 _OK = b"HTTP/1.1 200 OK\r\n"
 

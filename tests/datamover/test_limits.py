@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from datamover.kopia import KopiaAnswer
-from datamover.limits import Limits, ran_out_of_memory, read_limits
-from datamover.restore import restore_workers
-from datamover.settings import UploaderSettings
+from datamover.data_path.restore import restore_workers
+from datamover.kinds import UploaderSettings
+from datamover.kopia.process import KopiaAnswer
+from datamover.runtime.resources import Limits, ran_out_of_memory, read_limits
 
 _MIB = 1 << 20
 

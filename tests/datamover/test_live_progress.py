@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from core.contract import BackupResult, ProgressMessage, RestoreResult, VolumeMode
-from datamover.backup import BackupRequest, back_up
-from datamover.kopia import Kopia
-from datamover.progress import Meter
-from datamover.restore import RestoreRequest, restore
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.restore import RestoreRequest, restore
+from datamover.kopia.process import Kopia
+from datamover.kopia.progress import Meter
 from tests.datamover.transfers import restoring, uploading
 from tests.datamover.trees import make_large_file
 

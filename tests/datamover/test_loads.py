@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from datamover.loads import LOAD_KINDS, BackupPlan, RestorePlan, plan_of
+from datamover.kinds import LOAD_KINDS, BackupPlan, RestorePlan, plan_of
 
 _RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
 

@@ -8,13 +8,13 @@ import pytest
 
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.azure import AzureStorage
-from datamover.byhand import storage_named
-from datamover.credentials import AwsKeys, CredentialsText, parse_aws_profile
-from datamover.location import LocationSecrets, storage_of
-from datamover.options import RepositoryOptions
-from datamover.storage import FileStorage, GcsStorage, Reach, S3Storage, parse_endpoint
-from datamover.workfolder import WorkFolder, open_work_folder
+from datamover.arguments import RepositoryOptions
+from datamover.local.command import storage_named
+from datamover.runtime.work_dir import WorkFolder, open_work_folder
+from datamover.storage.azure import AzureStorage
+from datamover.storage.credentials import AwsKeys, CredentialsText, parse_aws_profile
+from datamover.storage.location import LocationSecrets, storage_of
+from datamover.storage.providers import FileStorage, GcsStorage, Reach, S3Storage, parse_endpoint
 
 _AWS_FILE = """\
 [default]

@@ -13,11 +13,11 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
-from datamover.background import Stop, run_in_background
-from datamover.backup import BackupRequest, back_up
-from datamover.byhand import ByHand
-from datamover.kopia import Kopia
-from datamover.names import examine_names, mangle
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.file_names import examine_names, mangle
+from datamover.kopia.process import Kopia
+from datamover.local.command import ByHand
+from datamover.runtime.cancellation import Stop, run_in_background
 from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.pods import MoverPod
 from tests.datamover.transfers import uploading
@@ -154,7 +154,7 @@ async def test_a_snapshot_that_cannot_be_taken_away_hides_no_names(
     async def fail(_: Kopia, snapshot_id: str) -> None:
         raise KopiaError(f"delete incomplete snapshot {snapshot_id}: the disk is full")
 
-    monkeypatch.setattr("datamover.backup.delete_snapshot", fail)
+    monkeypatch.setattr("datamover.data_path.backup.delete_snapshot", fail)
     with pytest.raises(DataPathError, match=r"^1 names would be lost: .*\\xff.*; and delete incomplete snapshot \w+: "):
         await by_hand.back_up(_fill(tmp_path / "volume", b"x/\xff", b"x/\xfe"), "", None)
 

@@ -13,9 +13,9 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import KopiaError
-from datamover.backup import BackupRequest, back_up
-from datamover.snapshot import list_snapshots
-from datamover.storage import FileStorage
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.kopia.snapshots import list_snapshots
+from datamover.storage.providers import FileStorage
 from tests.bed.pki import Authority
 from tests.datamover.places import opened
 from tests.datamover.plainkopia import PASSWORD
@@ -124,7 +124,7 @@ async def test_a_backup_opens_its_repository_whether_or_not_memory_is_short(
 async def test_a_reading_that_takes_longer_than_it_may_is_done_again_connected(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datamover.repository._UNCONNECTED_SECONDS", 0.05)
+    monkeypatch.setattr("datamover.kopia.repository._UNCONNECTED_SECONDS", 0.05)
     taken = []
 
     async def read() -> str:
@@ -185,7 +185,7 @@ def held(
 ) -> Iterator[_Held]:
     kind, connects = request.param
     if connects:
-        monkeypatch.setattr("datamover.repository._UNCONNECTED_SECONDS", 0.05)
+        monkeypatch.setattr("datamover.kopia.repository._UNCONNECTED_SECONDS", 0.05)
     # The kernel takes connections here, and nobody answers.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         _bucket(pod, s3, url=f"http://127.0.0.1:{silent.getsockname()[1]}")

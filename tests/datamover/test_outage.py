@@ -13,10 +13,10 @@ import pytest
 
 from core.clock import SystemClock
 from core.errors import DataPathError, RepositoryError
-from datamover.byhand import ByHand
-from datamover.limits import Limits
-from datamover.options import RepositoryOptions
-from datamover.signals import StopSignal
+from datamover.arguments import RepositoryOptions
+from datamover.local.command import ByHand
+from datamover.runtime.resources import Limits
+from datamover.runtime.signals import StopSignal
 from tests.datamover.plainkopia import PASSWORD
 from tests.datamover.processes import children_of
 from tests.datamover.s3server import S3Server, S3ServerError, run_s3_server

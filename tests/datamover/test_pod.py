@@ -17,9 +17,9 @@ from core.errors import RepositoryError
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository
-from datamover.scrub import Scrubber
-from datamover.surroundings import open_location
-from datamover.workfolder import WorkFolder
+from datamover.pod.cluster import open_location
+from datamover.runtime.redact import Scrubber
+from datamover.runtime.work_dir import WorkFolder
 from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.pods import REPOSITORY, MoverPod, repository_manifest
 from tests.datamover.processes import running_kopia

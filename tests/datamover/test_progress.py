@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from core.clock import SystemClock
-from datamover.progress import Direction, Meter, parse_size, sum_counters
-from datamover.reporter import report_times
+from datamover.kopia.progress import Direction, Meter, parse_size, sum_counters
+from datamover.pod.reporting import report_times
 
 
 class Hands:

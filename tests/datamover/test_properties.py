@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from core.contract import VolumeMode
-from datamover.backup import BackupRequest, back_up
-from datamover.kopia import Kopia
-from datamover.restore import RestoreRequest, restore
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.restore import RestoreRequest, restore
+from datamover.kopia.process import Kopia
 from tests.datamover.thorough import EXAMPLES, PATIENCE_SECONDS
 from tests.datamover.transfers import restoring, uploading
 from tests.datamover.trees import describe_tree

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from core.errors import KopiaError, RepositoryError
-from datamover.connection import CacheLimit, parse_cache_limit
-from datamover.credentials import AwsKeys
-from datamover.kopia import Kopia, kopia_environment
-from datamover.repository import NotInitializedError, Repository, RepositoryPlace
-from datamover.scrub import Scrubber
-from datamover.snapshot import list_snapshots
-from datamover.storage import FileStorage, S3Storage
-from datamover.workfolder import open_work_folder
+from datamover.kopia.client_config import CacheLimit, parse_cache_limit
+from datamover.kopia.process import Kopia, kopia_environment
+from datamover.kopia.repository import NotInitializedError, Repository, RepositoryPlace
+from datamover.kopia.snapshots import list_snapshots
+from datamover.runtime.redact import Scrubber
+from datamover.runtime.work_dir import open_work_folder
+from datamover.storage.credentials import AwsKeys
+from datamover.storage.providers import FileStorage, S3Storage
 from tests.datamover.places import configurations, opened, s3_storage
 from tests.datamover.plainkopia import PASSWORD
 from tests.datamover.s3server import S3Server, free_port

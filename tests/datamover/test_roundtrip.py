@@ -7,10 +7,10 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
-from datamover.backup import BackupRequest, back_up
-from datamover.byhand import ByHand
-from datamover.kopia import Kopia
-from datamover.restore import RestoreRequest, restore, write_done_file
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.restore import RestoreRequest, restore, write_done_file
+from datamover.kopia.process import Kopia
+from datamover.local.command import ByHand
 from tests.datamover.plainkopia import PlainKopia
 from tests.datamover.transfers import restoring, uploading
 from tests.datamover.trees import describe_tree, make_large_file, make_tree

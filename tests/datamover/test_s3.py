@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from core.errors import RepositoryError
-from datamover.credentials import AwsKeys
-from datamover.repository import NotInitializedError
-from datamover.snapshot import list_snapshots
-from datamover.storage import S3Storage
+from datamover.kopia.repository import NotInitializedError
+from datamover.kopia.snapshots import list_snapshots
+from datamover.storage.credentials import AwsKeys
+from datamover.storage.providers import S3Storage
 from tests.bed.pki import Authority
 from tests.datamover.places import configurations, opened, s3_storage
 from tests.datamover.s3server import S3Server, run_s3_server

@@ -1,8 +1,8 @@
 import pytest
 
 from core.errors import ConfigError
-from datamover.scrub import Scrubber
-from datamover.settings import UploaderSettings, parse_settings
+from datamover.kinds import UploaderSettings, parse_settings
+from datamover.runtime.redact import Scrubber
 
 
 def test_known_settings_are_read_and_unknown_ones_named() -> None:

@@ -9,12 +9,11 @@ from typing import Any, NoReturn
 import pytest
 
 from core.errors import AgentError, ConfigError, DataPathError, RepositoryError
-from datamover.kopia import Kopia, KopiaAnswer, Listener
-from datamover.progress import Direction, Meter
-from datamover.repository import Reachability
-from datamover.scrub import Scrubber
-from datamover.stall import StallLimits, Standstill, read_stall_limits
-from datamover.transfer import Care, Transfer
+from datamover.data_path.run import Care, StallLimits, Standstill, Transfer, read_stall_limits
+from datamover.kopia.process import Kopia, KopiaAnswer, Listener
+from datamover.kopia.progress import Direction, Meter
+from datamover.kopia.repository import Reachability
+from datamover.runtime.redact import Scrubber
 from tests.support.clock import LoopClock
 
 _DEAD = Reachability(answers=False, told="repository r (s3://b) does not answer: connection refused")

@@ -7,9 +7,9 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.errors import ServerError
 from core.kube.retry import Retry
-from datamover.limits import Limits
-from datamover.signals import StopSignal
-from datamover.surroundings import Surroundings
+from datamover.pod.cluster import Surroundings
+from datamover.runtime.resources import Limits
+from datamover.runtime.signals import StopSignal
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

@@ -9,10 +9,10 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import DataPathError
-from datamover.backup import BackupRequest, back_up
-from datamover.kopia import Kopia
-from datamover.progress import Direction
-from datamover.restore import RestoreRequest, restore
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.restore import RestoreRequest, restore
+from datamover.kopia.process import Kopia
+from datamover.kopia.progress import Direction
 from tests.datamover.transfers import restoring, transfer, uploading
 from tests.support.clock import LoopClock
 

@@ -10,8 +10,8 @@ from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.errors import ForbiddenError, UnreachableError
 from core.kube.transport import MERGE_PATCH, Request
-from datamover.http import Address
-from datamover.transport import PodTransport, pod_transport
+from datamover.pod.api_transport import PodTransport, pod_transport
+from datamover.pod.http import Address
 from tests.datamover.s3server import free_port
 
 

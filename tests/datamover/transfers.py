@@ -3,10 +3,9 @@
 from unittest.mock import AsyncMock
 
 from core.clock import Clock, SystemClock
-from datamover.progress import Direction, Meter
-from datamover.repository import Reachability
-from datamover.stall import StallLimits
-from datamover.transfer import Care, Transfer, Warn
+from datamover.data_path.run import Care, StallLimits, Transfer, Warn
+from datamover.kopia.progress import Direction, Meter
+from datamover.kopia.repository import Reachability
 
 __all__ = ["restoring", "transfer", "uploading"]
 

@@ -12,7 +12,7 @@ import pytest
 from core.clock import SystemClock
 from core.kube.errors import ForbiddenError
 from core.kube.transport import MERGE_PATCH, Request
-from datamover.transport import PodTransport, pod_transport
+from datamover.pod.api_transport import PodTransport, pod_transport
 from tests.support.apiserver import ApiServer
 
 __all__: list[str] = []

@@ -1,0 +1,1 @@
+"""One backup or restore through kopia, in either mode."""

@@ -1,0 +1,216 @@
+"""Block devices: a snapshot holds one as a folder with a single file, the device's bytes.
+
+Knows how kopia reads a device from its standard input, so that no byte passes through this
+process, and writes one to its standard output, from where a thread takes it: kopia would fill
+every hole with zeros. Does not know custom resources.
+Source: recordings of the peer, tests/recordings/velero-1.18.2/block-kopia-snapshots.json.
+
+A stream of bytes goes onto a device; where it is zero, the device may drop what it holds.
+
+Knows how a hole is made, and that what a device holds where it cannot make one must be written
+over. Does not know what the stream is.
+Source: Linux, fallocate(2); block/fops.c (a hole in a device reads as zeros, or is refused).
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from core.errors import DataPathError, KopiaError
+from datamover.data_path.run import Transfer
+from datamover.kopia.process import Kopia, KopiaFiles
+from datamover.kopia.snapshots import Snapshot
+from datamover.runtime.cancellation import Stop, run_in_background
+from datamover.runtime.child import WRITING, sync_device
+
+__all__ = ["HoleWriter", "copy_stream", "device_size", "open_device", "restore_device"]
+
+
+_PUNCH_HOLE: Final = 0x02
+
+
+_KEEP_SIZE: Final = 0x01
+"""Source: linux/falloc.h."""
+
+
+_PIECE_BYTES: Final = 64 * 1024
+"""The least hole: a multiple of every device's sector, and few enough in a device of terabytes."""
+
+
+_BUFFER_BYTES: Final = 16 * _PIECE_BYTES
+
+
+_ZEROS: Final = bytes(_BUFFER_BYTES)
+
+
+_NEVER: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+"""The device makes no holes; any other refusal may be about one place."""
+
+
+class HoleWriter:
+    """Writes in order to an open device, from its start."""
+
+    def __init__(self, fd: int, *, holes: bool = True) -> None:
+        """Write to `fd`; without `holes` zeros are written as any other bytes."""
+        self._fd = fd
+        self._holes = holes
+        self._fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        self._fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        self._end = 0
+        self._zeros = 0
+        self.hole_bytes = 0
+
+    def write(self, data: memoryview) -> None:
+        """Take what comes next: a multiple of the least hole, but for the last.
+
+        Raises:
+            OSError: the device did not take it.
+        """
+        start = 0
+        for at in range(0, len(data), _PIECE_BYTES):
+            piece = data[at : at + _PIECE_BYTES]
+            # Most pieces that are not zero differ in their first byte, and cost no comparison.
+            if piece[0] or bytes(piece) != _ZEROS[: len(piece)]:
+                self._put_zeros()
+            else:
+                self._put(data[start:at])
+                start = at + len(piece)
+                self._zeros += len(piece)
+        self._put(data[start:])
+
+    def finish(self) -> int:
+        """Write what is left, and return how many bytes of the device are what the stream said."""
+        self._put_zeros()
+        return self._end
+
+    def _put(self, data: memoryview) -> None:
+        while data:
+            count = os.pwrite(self._fd, data, self._end)
+            self._end += count
+            data = data[count:]
+
+    def _put_zeros(self) -> None:
+        """Make the zeros before this place a hole, or write them."""
+        count, self._zeros = self._zeros, 0
+        if not count:
+            return
+        if self._holes and self._punch(count):
+            self._end += count
+            self.hole_bytes += count
+            return
+        for at in range(0, count, _BUFFER_BYTES):
+            self._put(memoryview(_ZEROS)[: min(_BUFFER_BYTES, count - at)])
+
+    def _punch(self, count: int) -> bool:
+        if self._fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._end, count) == 0:
+            return True
+        self._holes = ctypes.get_errno() not in _NEVER
+        return False
+
+
+def copy_stream(source: int, target: int, stop: Stop) -> int:
+    """Write all that `source` gives onto `target`, and return how many bytes that were.
+
+    Both descriptors are closed at the end, which tells the program that writes to `source`.
+
+    Raises:
+        OSError: one of them failed.
+    """
+    try:
+        with suppress(OSError):
+            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
+        writer = HoleWriter(target)
+        # One buffer for all of it: a new one each time would cost more than the copying.
+        with memoryview(bytearray(_BUFFER_BYTES)) as buffer:
+            while not stop() and (count := _fill(buffer, source)):
+                writer.write(buffer[:count])
+        return writer.finish()
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+def _fill(buffer: memoryview, fd: int) -> int:
+    """Read into the buffer until it is full or the stream ends, and return how many bytes it holds."""
+    filled = 0
+    while filled < len(buffer) and (count := os.readv(fd, [buffer[filled:]])):
+        filled += count
+    return filled
+
+
+@contextmanager
+def open_device(path: Path, flags: int) -> Iterator[int]:
+    """Open a device, or a file that stands for one, and close it at the end.
+
+    Raises:
+        DataPathError: it cannot be opened.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC)
+    except OSError as e:
+        raise DataPathError(f"device {path} cannot be opened: {e.strerror}") from e
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def device_size(fd: int) -> int:
+    """Return the device's size in bytes; reading and writing begin at its start."""
+    size = os.lseek(fd, 0, os.SEEK_END)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return size
+
+
+async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, transfer: Transfer) -> None:
+    """Write the snapshot's device back to `target`, in order, and onto the disk.
+
+    Raises:
+        DataPathError: the target is smaller than the data: nothing was written.
+        KopiaError: the snapshot is not one of a device, or the transfer broke.
+    """
+    name, data = await _streamed_file(kopia, snapshot)
+    with open_device(target, os.O_WRONLY) as fd:
+        size = device_size(fd)
+        if size < snapshot.size_bytes:
+            raise DataPathError(
+                f"device {target} has {size} bytes, the data of snapshot {snapshot.snapshot_id} "
+                f"{snapshot.size_bytes}: nothing was written"
+            )
+        ours, kopias = os.pipe()
+        copy = partial(copy_stream, ours, os.dup(fd))
+        async with run_in_background(copy, name="device-writer") as copying:
+            try:
+                answer = await transfer.run(
+                    kopia,
+                    f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}",
+                    *("show", data),
+                    files=KopiaFiles(stdout_fd=kopias),
+                )
+            finally:
+                # The writer's end of the stream: it has all of it.
+                os.close(kopias)
+            try:
+                written = await copying
+            except OSError as e:
+                # kopia failed too then, because nobody took what it had.
+                raise answer.error(f"the device did not take the data: {e.strerror}") from e
+        answer.check()
+    if written != snapshot.size_bytes:
+        raise answer.error(f"{written} bytes of {snapshot.size_bytes} were written")
+    await transfer.wait_for(sync_device(target), WRITING)
+
+
+async def _streamed_file(kopia: Kopia, snapshot: Snapshot) -> tuple[str, str]:
+    """Return name and object of the only file of a device's snapshot."""
+    answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", "show", snapshot.root_object)
+    entries = answer.check().document().get("entries") or []
+    if len(entries) != 1 or entries[0].get("type") != "f":
+        raise KopiaError(f"snapshot {snapshot.snapshot_id} is not one of a block device: it holds no single file")
+    return entries[0]["name"], entries[0]["obj"]

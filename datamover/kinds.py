@@ -1,0 +1,164 @@
+"""The four kinds of load, as the mover sees them: what each one moves.
+
+Knows source paths, tags and snapshot IDs of each kind. Does not know how anything is moved.
+Source: Velero v1.18, pkg/datapath, pkg/uploader; tests/recordings/velero-1.18.2/kopia-snapshots.json.
+
+The uploader's settings that a custom resource carries.
+
+Knows their names, forms and defaults. Does not know where a resource keeps them.
+Source: Velero v1.18, pkg/uploader/util/uploader_config.go.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from core.contract import MoverVerb
+from core.errors import ConfigError, ContractError
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
+from core.models.names import ASYNC_OPERATION_ID_LABEL, PVC_NAME_ANNOTATION, RESTORE_UID_LABEL
+from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
+
+__all__ = ["LOAD_KINDS", "BackupPlan", "LoadKind", "RestorePlan", "UploaderSettings", "parse_settings", "plan_of"]
+
+
+_logger = logging.getLogger(__name__)
+
+
+_DATA_MOVER: Final = "snapshot-data-upload-download"
+
+
+_POD_VOLUME: Final = "snapshot-pod-volume"
+
+
+_RESTORE_KIND: Final = "Restore"
+
+
+@dataclass(frozen=True)
+class LoadKind:
+    """One kind: its flag on the mover's command line is its key in `LOAD_KINDS`."""
+
+    verb: MoverVerb
+    resource: Resource
+    model: type[Load]
+
+
+@dataclass(frozen=True)
+class BackupPlan:
+    """Under which source path a volume is backed up, the same for each backup, and the snapshot's tags."""
+
+    source: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """Which snapshot is restored, and whose UID the done file carries; empty: no such file."""
+
+    snapshot_id: str
+    done_owner_uid: str = ""
+
+
+LOAD_KINDS: Final[Mapping[str, LoadKind]] = {
+    "data-upload": LoadKind(MoverVerb.BACKUP, DATA_UPLOADS, DataUpload),
+    "data-download": LoadKind(MoverVerb.RESTORE, DATA_DOWNLOADS, DataDownload),
+    "pod-volume-backup": LoadKind(MoverVerb.BACKUP, POD_VOLUME_BACKUPS, PodVolumeBackup),
+    "pod-volume-restore": LoadKind(MoverVerb.RESTORE, POD_VOLUME_RESTORES, PodVolumeRestore),
+}
+
+
+def plan_of(cr: Load) -> BackupPlan | RestorePlan:
+    """Return what the load moves.
+
+    Raises:
+        ContractError: it is of no kind known here.
+    """
+    match cr:
+        case DataUpload():
+            source = f"{_DATA_MOVER}/kopia/{cr.spec.source_namespace}/{cr.spec.source_pvc}"
+            operation = cr.metadata.labels.get(ASYNC_OPERATION_ID_LABEL, "")
+            return BackupPlan(source, _tags(_DATA_MOVER) | {ASYNC_OPERATION_ID_LABEL: operation})
+        case PodVolumeBackup():
+            volume = cr.metadata.annotations.get(PVC_NAME_ANNOTATION) or cr.spec.volume
+            source = f"{_POD_VOLUME}/kopia/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
+            return BackupPlan(source, _tags(_POD_VOLUME))
+        case DataDownload():
+            return RestorePlan(cr.spec.snapshot_id)
+        case PodVolumeRestore():
+            return RestorePlan(cr.spec.snapshot_id, _restore_uid(cr))
+    raise ContractError(f"{cr.kind} {cr.name} is no load")
+
+
+def _tags(requester: str) -> dict[str, str]:
+    return {"snapshot-requester": requester, "snapshot-uploader": "kopia"}
+
+
+def _restore_uid(cr: PodVolumeRestore) -> str:
+    """Return the UID that the workload's init container waits for.
+
+    The peer takes the first owner, whatever its kind. What is written by hand may have none,
+    since an owner has to exist, but the label that a server sets too.
+    Source: Velero v1.18, writeCompletionMark in pkg/podvolume/restore_micro_service.go.
+    """
+    owners = cr.metadata.owner_references
+    uids = [*(owner.uid for owner in owners if owner.kind == _RESTORE_KIND), *(owner.uid for owner in owners)]
+    uid = next(iter(uids), "") or cr.metadata.labels.get(RESTORE_UID_LABEL, "")
+    if not uid:
+        _logger.warning("the PodVolumeRestore names no Restore, as owner or by label: no done file is written")
+    return uid
+
+
+_PARALLEL_UPLOAD: Final = "ParallelFilesUpload"
+
+
+_PARALLEL_DOWNLOAD: Final = "ParallelFilesDownload"
+
+
+_SPARSE: Final = "WriteSparseFiles"
+
+
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False", ""), False),
+}
+"""Source: Go, strconv.ParseBool."""
+
+
+@dataclass(frozen=True)
+class UploaderSettings:
+    """What a load asks for; None leaves the choice to the mover. `unknown` names the rest."""
+
+    parallel_upload: int | None = None
+    parallel_download: int | None = None
+    write_sparse_files: bool = False
+    unknown: tuple[str, ...] = ()
+
+
+def parse_settings(settings: Mapping[str, str]) -> UploaderSettings:
+    """Return what `settings` say.
+
+    Raises:
+        ConfigError: a known setting has a value it cannot have.
+    """
+    return UploaderSettings(
+        parallel_upload=_count(settings, _PARALLEL_UPLOAD),
+        parallel_download=_count(settings, _PARALLEL_DOWNLOAD),
+        write_sparse_files=_boolean(settings, _SPARSE),
+        unknown=tuple(sorted(settings.keys() - {_PARALLEL_UPLOAD, _PARALLEL_DOWNLOAD, _SPARSE})),
+    )
+
+
+def _count(settings: Mapping[str, str], name: str) -> int | None:
+    """Return a number of files; 0 leaves the choice to the mover, as an absent one does."""
+    text = settings.get(name, "0").strip()
+    if not text.isdecimal():
+        raise ConfigError(f"setting {name}: {text!r} is not a number of files such as 4")
+    return int(text) or None
+
+
+def _boolean(settings: Mapping[str, str], name: str) -> bool:
+    text = settings.get(name, "false").strip()
+    if text not in _BOOLEANS:
+        raise ConfigError(f"setting {name}: {text!r} is neither true nor false")
+    return _BOOLEANS[text]

@@ -1,0 +1,1 @@
+"""The kopia program: its process, its repositories and snapshots."""

@@ -1,0 +1,1 @@
+"""The mover as the agent starts it: in a pod, for one transfer."""

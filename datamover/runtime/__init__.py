@@ -1,0 +1,1 @@
+"""What a mover runs on; nothing here knows about kopia."""

@@ -1,0 +1,1 @@
+"""From a location and credentials to how kopia reaches a bucket."""
