@@ -14,7 +14,7 @@ from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBacku
 
 __all__: list[str] = []
 
-_FOLDER = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
+_FOLDER = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 _MODELS: dict[str, type[CustomResource]] = {
     model.kind_name: model
     for model in (

@@ -18,7 +18,7 @@ from tests.support.fakekube import FakeKube
 
 __all__: list[str] = []
 
-_RECORDED = Path(__file__).parents[1] / "recordings" / "velero-1.18.2" / "events-on-custom-resources.json"
+_RECORDED = Path(__file__).parents[2] / "recordings" / "velero-1.18.2" / "events-on-custom-resources.json"
 _ABOUT = ObjectRef("velero.io/v2alpha1", "DataUpload", "velero", "b1", "uid-1", "7")
 
 
