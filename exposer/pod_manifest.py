@@ -3,7 +3,7 @@
 Knows what a mover pod looks like, whatever volume it reaches. Does no I/O and does not know
 which kinds of mover there are (`exposer.pods`).
 Source: Velero v1.18, pkg/exposer/csi_snapshot.go and generic_restore.go, as recorded in
-tests/recordings/velero-1.18.2/pod-of-*.json; tests/exposer/test_pod_against_peer.py lists
+tests/recordings/velero-1.18.2/pod-of-*.json; tests/exposer/test_pods_velero.py lists
 every difference from these.
 """
 

@@ -1,7 +1,7 @@
 """Volumes of running pods on a real kubelet: out, back into a pod that waits, and what is refused.
 
 The claims' volumes are `local` ones: the paths of CSI volumes are covered by tests from the
-recordings (tests/exposer/test_kubelet_folders.py).
+recordings (tests/exposer/test_workload.py).
 """
 
 from __future__ import annotations

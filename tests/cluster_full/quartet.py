@@ -1,7 +1,7 @@
 """One load of each kind, held in mid-transfer, and what is true when it was well.
 
 The volumes are `local` ones: the paths of CSI volumes are covered by tests from the recordings
-(tests/exposer/test_kubelet_folders.py).
+(tests/exposer/test_workload.py).
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from exposer.model import Exposed, NotOwnerError, Waiting
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import BackupPVCSettings
 from exposer.snapshots import SOURCE_ANNOTATION
-from tests.exposer.inputs import snapshot_request
-from tests.exposer.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.world import Cut, cut_short, no_guard
+from tests.exposer.support.inputs import snapshot_request
+from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
+from tests.exposer.support.world import Cut, cut_short, no_guard
 
 BYSTANDERS = {
     "PersistentVolumeClaim app/data",

@@ -13,7 +13,7 @@ from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.model import NotOwnerError, Waiting
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import CacheVolume
-from tests.exposer.restore_steps import (
+from tests.exposer.support.restore_steps import (
     assert_clean,
     assert_handed_over,
     bind_target_elsewhere,
@@ -23,8 +23,8 @@ from tests.exposer.restore_steps import (
     rebind,
     remove_target,
 )
-from tests.exposer.scenes import RestoreScene
-from tests.exposer.world import Cut, cut_short, no_guard
+from tests.exposer.support.scenes import RestoreScene
+from tests.exposer.support.world import Cut, cut_short, no_guard
 from tests.support.fakekube import FakeKube
 
 

@@ -20,7 +20,7 @@ from core.models.names import OWNER_UID_LABEL
 from exposer.model import Owner, Waiting
 from exposer.ownership import ExposeRun, remove_owned
 from exposer.volumes import remove_claim
-from tests.exposer.world import no_guard
+from tests.exposer.support.world import no_guard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

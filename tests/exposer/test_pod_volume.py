@@ -11,8 +11,8 @@ from core.models.base import JsonDict
 from exposer.model import Exposed, LocatedVolume, NotOwnerError, PodVolumeRequest, Waiting
 from exposer.pod_volume import PodVolumeExposer
 from exposer.template import AgentTemplate
-from tests.exposer.inputs import pod_volume_request
-from tests.exposer.world import World, no_guard
+from tests.exposer.support.inputs import pod_volume_request
+from tests.exposer.support.world import World, no_guard
 
 RUNNING: JsonDict = {"phase": "Running"}
 WAITING_STATE: JsonDict = {"running": {"startedAt": "2026-11-21T11:15:23Z"}}

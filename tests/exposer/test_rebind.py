@@ -5,7 +5,7 @@ import pytest
 from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUMES
 from exposer.model import KeptVolume
-from tests.exposer.restore_steps import (
+from tests.exposer.support.restore_steps import (
     BYSTANDERS,
     assert_clean,
     assert_handed_over,
@@ -18,8 +18,8 @@ from tests.exposer.restore_steps import (
     remove_target,
     volume,
 )
-from tests.exposer.scenes import RestoreScene
-from tests.exposer.world import Cut, cut_short
+from tests.exposer.support.scenes import RestoreScene
+from tests.exposer.support.world import Cut, cut_short
 
 
 class Load:

@@ -17,8 +17,8 @@ from exposer.placement import NodeRule, NodeRules, Placement
 from exposer.settings import BackupPVCSettings
 from exposer.source_volume import place_backup
 from exposer.template import AgentTemplate
-from tests.exposer.inputs import snapshot_request
-from tests.exposer.world import Cut, World
+from tests.exposer.support.inputs import snapshot_request
+from tests.exposer.support.world import Cut, World
 
 ZONES = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
 FAST = "csi.vsphere.volume/fast-provisioning"

@@ -5,7 +5,7 @@ import pytest
 from core.errors import ContractError
 from core.models.base import JsonDict
 from exposer.template import AgentTemplate
-from tests.exposer.inputs import daemonset, template
+from tests.exposer.support.inputs import daemonset, template
 
 
 def host_path(name: str, path: str) -> JsonDict:

@@ -19,7 +19,7 @@ from exposer.template import AgentTemplate
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.expose_settings import MoverPlans
 from nodeagent.config.parse import parse_config
-from tests.exposer.inputs import snapshot_request
+from tests.exposer.support.inputs import snapshot_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

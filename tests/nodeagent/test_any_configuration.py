@@ -16,7 +16,7 @@ from exposer.settings import BackupPVCSettings, MoverOptions, MoverPlan
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.expose_settings import MoverPlans
 from nodeagent.config.parse import parse_config
-from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template
+from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.nodeagent.test_manifest_table import CONFIGURATIONS
 
 _SCALAR = (

@@ -1,7 +1,7 @@
 """What each kind asks its exposer for: from a recorded custom resource and the configuration in force.
 
 With what the recorded cluster was configured with, these are the very requests from which
-`tests/exposer/test_pod_against_peer.py` builds the recorded pods.
+`tests/exposer/test_pods_velero.py` builds the recorded pods.
 """
 
 import json
@@ -22,8 +22,8 @@ from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
-from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template
-from tests.exposer.world import no_guard
+from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
+from tests.exposer.support.world import no_guard
 from tests.support.golden import recorded
 from tests.support.scripted import answer, scripted_client
 

@@ -24,10 +24,10 @@ from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
-from tests.exposer.inputs import template
-from tests.exposer.scenes import BackupScene, RestoreScene
+from tests.exposer.support.inputs import template
+from tests.exposer.support.scenes import BackupScene, RestoreScene
+from tests.exposer.support.world import Cut, World, no_guard
 from tests.exposer.test_pod_volume import Scene
-from tests.exposer.world import Cut, World, no_guard
 from tests.support.golden import assert_golden, recorded
 
 SPOT = {"key": "spot", "operator": "DoesNotExist"}

@@ -16,7 +16,7 @@ from nodeagent.config.current import CurrentConfig
 from nodeagent.config.expose_settings import MoverPlans
 from nodeagent.config.parse import parse_config
 from nodeagent.startup import read_template
-from tests.exposer.inputs import daemonset
+from tests.exposer.support.inputs import daemonset
 from tests.support.scripted import answer, refusal, scripted_client
 
 TEMPLATE, OPTIONS = AgentTemplate("mover:1"), MoverOptions(log_level="debug")

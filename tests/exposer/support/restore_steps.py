@@ -3,8 +3,8 @@
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from core.models.base import JsonDict
 from exposer.model import Exposed, KeptVolume
-from tests.exposer.scenes import RestoreScene
-from tests.exposer.world import Cut, no_guard
+from tests.exposer.support.scenes import RestoreScene
+from tests.exposer.support.world import Cut, no_guard
 
 __all__ = [
     "BYSTANDERS",

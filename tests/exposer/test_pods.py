@@ -16,7 +16,7 @@ from exposer.placement import NodeRule, NodeRules, Placement
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
 from exposer.settings import BackupPVCSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
-from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request, template
+from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.support.golden import assert_golden, recorded
 
 ANYWHERE = Placement()

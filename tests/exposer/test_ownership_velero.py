@@ -17,8 +17,8 @@ from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import Exposed, Owner
 from exposer.ownership import belongs, made_by_peer
-from tests.exposer.scenes import HANDLE, BackupScene
-from tests.exposer.world import no_guard
+from tests.exposer.support.scenes import HANDLE, BackupScene
+from tests.exposer.support.world import no_guard
 
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
 NAME = "b1-q9txn"

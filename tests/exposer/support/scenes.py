@@ -12,8 +12,8 @@ from core.models.base import JsonDict
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import RestoreRequest, SnapshotRequest
-from tests.exposer.inputs import restore_request, snapshot_request
-from tests.exposer.world import World
+from tests.exposer.support.inputs import restore_request, snapshot_request
+from tests.exposer.support.world import World
 
 __all__ = ["HANDLE", "SOURCE_CONTENT", "BackupScene", "RestoreScene"]
 

@@ -9,10 +9,10 @@ from core.models.base import JsonDict
 from exposer.model import Exposed
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import CacheVolume
-from tests.exposer.restore_steps import clean_up, expose
-from tests.exposer.scenes import RestoreScene
+from tests.exposer.support.restore_steps import clean_up, expose
+from tests.exposer.support.scenes import RestoreScene
+from tests.exposer.support.world import Cut, World, cut_short, no_guard
 from tests.exposer.test_pod_volume import Scene
-from tests.exposer.world import Cut, World, cut_short, no_guard
 
 CACHE = CacheVolume("fast", 5000)
 

@@ -17,7 +17,7 @@ from exposer.snapshots import (
     build_backup_snapshot,
     parse_snapshot_source,
 )
-from tests.exposer.inputs import pod_volume_request, restore_request, snapshot_request
+from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.support.golden import recorded
 
 _STORED = {

@@ -17,8 +17,8 @@ from exposer.snapshots import (
     parse_snapshot_source,
     remembered_source,
 )
-from tests.exposer.inputs import restore_request, snapshot_request
-from tests.exposer.test_pod_against_peer import source_objects
+from tests.exposer.support.inputs import restore_request, snapshot_request
+from tests.exposer.test_pods_velero import source_objects
 from tests.support.golden import assert_golden, recorded
 
 OWNER = snapshot_request().owner
