@@ -10,7 +10,7 @@ from typing import Final
 
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
-from tests.nodeagent.loads import data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup, pod_volume_restore
 
 __all__ = [
     "CONFIG_MAP",

@@ -27,7 +27,7 @@ from core.kube.resources import (
 from core.kube.transport import Request
 from core.models.base import JsonDict
 from nodeagent.runtime.workqueue import Requeue
-from tests.nodeagent.simulation import BACKUP_DONE, RESTORE_DONE
+from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE
 
 __all__ = ["Rules", "Seen", "Shape", "volume_name"]
 

@@ -1,6 +1,6 @@
 """What else a cluster has, over a real API server: storage, scheduler, kubelet and movers.
 
-The rules are those of the fake's cluster (`tests.nodeagent.simulation`). Here stands how
+The rules are those of the fake's cluster (`tests.nodeagent.support.simulation`). Here stands how
 their reads and writes look to a real API server, and what it leaves to controllers beyond
 them: finalizers that protect claims and volumes, pods that a kubelet lets go.
 """
@@ -15,7 +15,7 @@ from core.kube.client import Selection
 from core.kube.errors import AlreadyExistsError, raise_for_status
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.transport import MERGE_PATCH, Request
-from tests.nodeagent.simulation import Controllers, Mover
+from tests.nodeagent.support.simulation import Controllers, Mover
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from core.kube.client import KubeClient
     from core.models.base import JsonDict
-    from tests.nodeagent.harness import Fuse
+    from tests.nodeagent.support.harness import Fuse
     from tests.support.apiserver import ApiServer
 
 __all__ = ["Matrix", "open_matrix"]

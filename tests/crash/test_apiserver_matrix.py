@@ -13,8 +13,8 @@ import pytest
 
 from tests.crash.matrix import open_matrix
 from tests.crash.worlds import is_write
-from tests.nodeagent.harness import Fault, Fuse
-from tests.nodeagent.loads import LOADS
+from tests.nodeagent.support.harness import Fault, Fuse
+from tests.nodeagent.support.transfers import LOADS
 
 if TYPE_CHECKING:
     from core.models.base import JsonDict

@@ -36,10 +36,10 @@ from nodeagent.runtime.settings import RepositoryController, Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import prepare
 from tests.crash.controllers import set_status
-from tests.nodeagent.dispatching import agent_pod
-from tests.nodeagent.harness import Fuse
-from tests.nodeagent.loads import LOADS, NODE, workload_pod
-from tests.nodeagent.simulation import LOAD_RESOURCES
+from tests.nodeagent.support.dispatching import agent_pod
+from tests.nodeagent.support.harness import Fuse
+from tests.nodeagent.support.simulation import LOAD_RESOURCES
+from tests.nodeagent.support.transfers import LOADS, NODE, workload_pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

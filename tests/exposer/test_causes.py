@@ -10,7 +10,7 @@ from core.kube.retry import Retry
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
 from exposer.model import Waiting
-from tests.nodeagent.hand_clock import HandClock
+from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

@@ -28,7 +28,7 @@ from nodeagent.config.source import read_config
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import SelfReport
 from nodeagent.runtime.transport import load_transport
-from tests.nodeagent.board import FakeBoard
+from tests.nodeagent.support.board import FakeBoard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine

@@ -26,8 +26,8 @@ from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.transport import load_transport
 from nodeagent.transfers.events import Story
 from nodeagent.transfers.status import StatusWriter
-from tests.nodeagent.dispatching import ScriptedKind, agent_pod
-from tests.nodeagent.loads import data_upload
+from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod
+from tests.nodeagent.support.transfers import data_upload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

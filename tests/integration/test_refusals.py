@@ -26,7 +26,7 @@ from nodeagent.runtime.settings import RepositoryController, Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import Plan
 from tests.bed.api import Api, ApiError, Json, Resource
-from tests.nodeagent.dispatching import agent_pod
+from tests.nodeagent.support.dispatching import agent_pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

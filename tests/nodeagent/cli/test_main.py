@@ -1,0 +1,183 @@
+"""First contact: help, version, and one line for everything that cannot work."""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigError
+from core.version import VERSION
+from nodeagent.cli.main import _parser
+from nodeagent.cli.serve import parse_settings
+from nodeagent.runtime.settings import Address, RepositoryController, Settings, node_name_from, parse_address
+
+_ROOT = Path(__file__).parents[3]
+_OUTSIDE = {
+    key: value
+    for key, value in os.environ.items()
+    if key not in {"NODE_NAME", "VELERO_NAMESPACE", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"}
+}
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "nodeagent", *arguments]
+    return subprocess.run(argv, cwd=_ROOT, env=_OUTSIDE, capture_output=True, text=True, check=False)
+
+
+def _settings(*arguments: str, **environ: str) -> Settings:
+    parsed: argparse.Namespace = _parser().parse_args(["serve", *arguments])
+    return parse_settings(parsed, {"NODE_NAME": "node-a", **environ})
+
+
+def test_version_is_that_of_the_package() -> None:
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["version"] == VERSION
+    assert _run("--version").stdout == f"node-agent {VERSION}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"]], ids=" ".join)
+def test_help_teaches_by_examples(arguments: list[str]) -> None:
+    done = _run(*arguments)
+    assert done.returncode == 0
+    assert "examples:" in done.stdout
+    assert "nodeagent serve" in done.stdout
+
+
+def test_every_flag_is_explained() -> None:
+    text = _run("serve", "--help").stdout
+    for flag in set(re.findall(r"--[a-z-]+", text)):
+        assert re.search(rf"(?m)^ +(?:-h, )?{flag}\b", text), flag
+
+
+def test_help_loads_no_library() -> None:
+    heavy = "{'aiohttp', 'kubernetes_asyncio', 'prometheus_client', 'pydantic'}"
+    code = f"import sys, nodeagent.__main__; print({heavy} & set(sys.modules))"
+    argv = [sys.executable, "-c", code]
+    assert subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "required: COMMAND"),
+        (["serv"], "invalid choice: 'serv'"),
+        (["serve"], "this is no pod of a cluster"),
+        (["serve", "--node-name=a", "--kubeconfig=/absent"], "kubeconfig /absent does not exist"),
+        (["serve", "--node-name=a", "--kubeconfig=pyproject.toml"], "kubeconfig pyproject.toml cannot be used"),
+        (["serve", "--resource-timeout=3x"], "'3x' is not a duration"),
+        (["serve", "--resource-timeout=-3m"], "not a positive duration"),
+        (["serve", "--client-qps=0"], "'0' is not a positive number"),
+        (["serve", "--client-qps=nan"], "'nan' is not a positive number"),
+        (["serve", "--client-qps=many"], "'many' is not a positive number"),
+        (["serve", "--client-burst=1.5"], "'1.5' is not a positive whole number"),
+        (["serve", "--metrics-address=8085"], "'8085' is not an address"),
+        (["serve", "--log-level=loud"], "invalid choice: 'loud'"),
+        (["serve", "--repository-controller=maybe"], "invalid choice: 'maybe'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_work_is_one_line_and_exit_code_2(arguments: list[str], told: str) -> None:
+    done = _run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
+    assert told in done.stderr
+
+
+def test_nothing_said_is_the_defaults() -> None:
+    settings = _settings()
+    assert settings == Settings(node_name="node-a")
+    assert settings.prepare_timeout == timedelta(minutes=30)
+    assert settings.resource_timeout == timedelta(minutes=10)
+    assert settings.node_gone_after == timedelta(minutes=5)
+    assert str(settings.metrics_address) == ":8085"
+    assert settings.datamover_names == {"velero", ""}
+
+
+def test_everything_said_is_taken() -> None:
+    settings = _settings(
+        "--node-name=node-b",
+        "--namespace=other",
+        "--kubeconfig=/k",
+        "--node-agent-configmap=agent",
+        "--backup-repository-configmap=repositories",
+        "--data-mover-prepare-timeout=1h",
+        "--resource-timeout=90s",
+        "--node-gone-after=7m",
+        "--metrics-address=127.0.0.1:1",
+        "--log-level=debug",
+        "--log-format=json",
+        "--datamover=mine",
+        "--repository-controller=off",
+        "--lease-duration=5s",
+        "--client-qps=7.5",
+        "--client-burst=9",
+        VELERO_NAMESPACE="velero",
+    )
+    assert settings == Settings(
+        node_name="node-b",
+        namespace="other",
+        kubeconfig="/k",
+        config_map_name="agent",
+        backup_repository_config_map="repositories",
+        prepare_timeout=timedelta(hours=1),
+        resource_timeout=timedelta(seconds=90),
+        node_gone_after=timedelta(minutes=7),
+        metrics_address=Address("127.0.0.1", 1),
+        log_level="debug",
+        log_format="json",
+        datamover_names=frozenset({"mine"}),
+        repository_controller=RepositoryController.OFF,
+        lease_duration=timedelta(seconds=5),
+        client_qps=7.5,
+        client_burst=9,
+    )
+
+
+def test_the_namespace_comes_from_the_environment() -> None:
+    assert _settings(VELERO_NAMESPACE="backups").namespace == "backups"
+
+
+def test_the_name_velero_includes_loads_that_name_nobody() -> None:
+    assert _settings("--datamover=velero", "--datamover=mine").datamover_names == {"velero", "mine", ""}
+
+
+@pytest.mark.parametrize(
+    ("environ", "kubeconfig", "told"),
+    [
+        ({}, None, "this is no pod of a cluster"),
+        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, None, "set NODE_NAME"),
+        ({"KUBECONFIG": "/k"}, None, "--node-name"),
+        ({}, "/k", "--node-name"),
+    ],
+    ids=["outside", "pod", "environment", "flag"],
+)
+def test_a_node_that_is_not_known_is_told(environ: dict[str, str], kubeconfig: str | None, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        node_name_from("", environ, kubeconfig=kubeconfig)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        (":8085", None, 8085),
+        ("127.0.0.1:80", "127.0.0.1", 80),
+        ("[::1]:80", "::1", 80),
+        ("localhost:0", "localhost", 0),
+    ],
+)
+def test_an_address_is_read_and_shown_alike(text: str, host: str | None, port: int) -> None:
+    assert parse_address(text) == Address(host, port)
+    assert str(parse_address(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "8085", ":", ":x", ":70000", ":-1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address"):
+        parse_address(text)

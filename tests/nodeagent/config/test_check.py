@@ -1,0 +1,230 @@
+"""`nodeagent check-config`: every mistake by its path, names against a cluster, exit codes for a pipeline."""
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigError
+from core.kube.transport import Request, Response
+from nodeagent.cli.main import main
+from nodeagent.config.check import _told_name, check_names
+from nodeagent.config.keys import Finding
+from nodeagent.config.parse import parse_config
+from nodeagent.config.source import document_in, read_document
+from tests.support.scripted import answer, refusal, scripted_client
+
+_ROOT = Path(__file__).parents[3]
+_TEN = _ROOT / "tests" / "data" / "ten-mistakes.yaml"
+_PATHS = [
+    "loadConcurrency.globalConfig",
+    "loadConcurrency.perNodeConfig[1].nodeSelector.matchLabels.disk",
+    "loadConcurrency.prepareQueueLength",
+    "loadAffinity[1].nodeSelector.matchExpressions[0].operator",
+    'backupPVC["fast.ssd"].readOnly',
+    "restorePVC",
+    "cachePVC.residentThresholdInMB",
+    "podResources.memoryLimit",
+    "priorityClassName",
+    "podLabels.team",
+]
+
+
+@dataclass(frozen=True)
+class _Done:
+    code: int
+    out: str
+    err: str
+
+
+_Command = Callable[..., _Done]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Command:
+    """Runs the command where there is no way to any cluster."""
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "VELERO_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def command(*arguments: str, stdin: str = "") -> _Done:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main(["check-config", *arguments])
+        captured = capsys.readouterr()
+        return _Done(code, captured.out, captured.err)
+
+    return command
+
+
+def test_ten_known_mistakes_are_told_by_ten_paths(run: _Command) -> None:
+    done = run(str(_TEN))
+    assert done.code == 1
+    told = re.findall(r"(?m)^error: (.*?): ", done.out)
+    assert sorted(told) == sorted(_PATHS)
+    assert done.out.endswith("ten-mistakes.yaml: 10 mistakes, no warnings\n")
+    assert "(did you mean NotIn?)" in done.out
+    assert "(did you mean 512M?)" in done.out
+    assert done.err == ""
+
+
+def test_the_same_as_json(run: _Command) -> None:
+    found = json.loads(run("--json", str(_TEN)).out)
+    assert sorted(mistake["path"] for mistake in found["mistakes"]) == sorted(_PATHS)
+    assert found["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "document", "code", "told"),
+    [
+        ([], '{"priorityClassName": "low"}', 0, "-: no mistakes, no warnings"),
+        ([], '{"priorityClass": "low"}', 0, "warning: priorityClass: unknown key"),
+        (["--strict"], '{"priorityClass": "low"}', 1, "-: no mistakes, 1 warning"),
+        ([], '{"priorityClassName": 1}', 1, "-: 1 mistake, no warnings"),
+        ([], "[]", 1, "error: the configuration is not a JSON object"),
+        ([], "no: json", 1, "error: the configuration is not JSON"),
+        (["--offline"], "{}", 0, "no mistakes"),
+        (["--kubeconfig=/absent"], "{}", 0, "warning: names were not checked against a cluster: kubeconfig /absent"),
+    ],
+    ids=["good", "unknown", "strict", "bad", "list", "no JSON", "offline", "no cluster"],
+)
+def test_the_exit_code_tells_a_pipeline(
+    run: _Command, arguments: list[str], document: str, code: int, told: str
+) -> None:
+    done = run(*arguments, "-", stdin=document)
+    assert (done.code, done.err) == (code, "")
+    assert told in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "give either a FILE or --from-cluster"),
+        (["a", "--from-cluster"], "give either a FILE or --from-cluster"),
+        (["--from-cluster", "--offline"], "exclude each other"),
+        (["/absent/file"], "/absent/file cannot be read"),
+        (["--from-cluster", "--kubeconfig=/absent"], "kubeconfig /absent does not exist"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_checked_ends_with_two_and_one_line(run: _Command, arguments: list[str], told: str) -> None:
+    done = run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(rf"error: .*{told}.*\n", done.err)
+
+
+@pytest.mark.parametrize(
+    ("text", "document"),
+    [
+        ('{"a": 1}', '{"a": 1}'),
+        ("not json", "not json"),
+        ('{"kind": "ConfigMap", "data": {"x": "{}"}}', "{}"),
+        ("kind: ConfigMap\ndata:\n  x: '{}'\n", "{}"),
+        ("kind: Namespace\n---\nkind: ConfigMap\ndata:\n  x: '{}'\n", "{}"),
+        ('{"kind": "List", "items": [{"kind": "ConfigMap", "data": {"x": "{}"}}]}', "{}"),
+        ("a: [", "a: ["),
+        ("\x00", "\x00"),
+    ],
+    ids=["document", "neither", "JSON manifest", "YAML manifest", "among others", "list", "broken", "binary"],
+)
+def test_a_file_is_a_document_or_a_manifest(text: str, document: str) -> None:
+    assert document_in(text) == document
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("kind: ConfigMap\n---\nkind: ConfigMap\n", "it holds 2 ConfigMaps"),
+        ("kind: ConfigMap\n", "exactly one key"),
+    ],
+    ids=["two", "empty"],
+)
+def test_a_file_that_holds_no_single_document_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        document_in(text)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "binary"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_document(str(path))
+
+
+_NAMES = {
+    "loadAffinity": [{"storageClass": "fasst", "nodeSelector": {"matchLabels": {"pool": "backup"}}}],
+    "loadConcurrency": {
+        "perNodeConfig": [
+            {"number": 1, "nodeSelector": {"matchLabels": {"pool": "db"}}},
+            {"number": 1, "nodeSelector": {"matchLabels": {"pool": "nobody"}}},
+        ]
+    },
+    "backupPVC": {"fast": {"storageClass": "slow"}, "gone.ssd": {}},
+    "cachePVC": {"storageClass": "kept"},
+    "priorityClassName": "data-moverr",
+}
+
+
+def _cluster(request: Request) -> Response:
+    items = {
+        "storageclasses": [
+            {"metadata": {"name": "fast"}, "reclaimPolicy": "Delete"},
+            {"metadata": {"name": "kept"}, "reclaimPolicy": "Retain"},
+        ],
+        "priorityclasses": [{"metadata": {"name": "data-mover"}}],
+        "nodes": [{"metadata": {"name": "a", "labels": {"pool": "db"}}}, {"metadata": {"name": "b"}}],
+    }
+    return answer({"metadata": {}, "items": items[request.path.rpartition("/")[2]]})
+
+
+async def test_names_that_the_cluster_does_not_know_are_told_with_a_hint() -> None:
+    config = parse_config(json.dumps(_NAMES)).config
+    assert [str(finding) for finding in await check_names(scripted_client(_cluster), config)] == [
+        "loadAffinity[0].storageClass: the cluster has no storage class fasst (did you mean fast?)",
+        "backupPVC.fast.storageClass: the cluster has no storage class slow",
+        'backupPVC["gone.ssd"]: the cluster has no storage class gone.ssd',
+        "cachePVC.storageClass: storage class kept has reclaimPolicy Retain: without Delete there is no cache volume",
+        (
+            "priorityClassName: the cluster has no priority class data-moverr: data movers get the default priority "
+            "(did you mean data-mover?)"
+        ),
+        "loadConcurrency.perNodeConfig[1].nodeSelector: it matches none of the 2 nodes",
+        "loadAffinity[0].nodeSelector: it matches none of the 2 nodes",
+    ]
+
+
+async def test_what_may_not_be_listed_is_told_and_checked_no_further() -> None:
+    config = parse_config(json.dumps(_NAMES)).config
+    findings = await check_names(scripted_client(lambda _: refusal(403, "not you")), config)
+    assert [finding.problem.split(" could")[0] for finding in findings] == [
+        "storage classes",
+        "priority classes",
+        "nodes",
+    ]
+    assert all(finding == Finding("", finding.problem) for finding in findings)
+
+
+async def test_a_configuration_without_names_asks_nothing() -> None:
+    def script(request: Request) -> Response:
+        raise AssertionError(request)
+
+    assert await check_names(scripted_client(script), parse_config('{"loadAffinity": [{}]}').config) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["serve", "--node-agent-configmap=a"], "a"),
+        (["serve", "--node-agent-configmap", "a", "--log-level=info"], "a"),
+        (["serve"], ""),
+        (["serve", "--node-agent-configmap"], ""),
+    ],
+    ids=" ".join,
+)
+def test_the_name_is_the_one_that_the_daemonset_was_told(arguments: list[str], name: str) -> None:
+    container = {"name": "node-agent", "args": arguments}
+    assert _told_name({"spec": {"template": {"spec": {"containers": [container]}}}}) == name

@@ -1,0 +1,169 @@
+"""An edited ConfigMap is in force within seconds, or said to be wrong."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.kube.client import KubeClient
+from core.kube.resources import CONFIG_MAPS
+from core.kube.retry import Retry
+from nodeagent.config.current import ConfigWatch, CurrentConfig
+from nodeagent.config.parse import parse_config
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.own_pod import SelfReport
+from tests.nodeagent.support.board import FakeBoard
+from tests.nodeagent.support.own_scene import OwnScene, running
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+NAMESPACE, NAME = "velero", "agent-config"
+_LIMIT_SECONDS = 5.0
+
+
+@dataclass
+class Scene(OwnScene):
+    async def edit(self, *values: str) -> None:
+        """Write the ConfigMap with so many keys, and give the agent the time it may take."""
+        data = {f"key-{index}": value for index, value in enumerate(values)} or None
+        whole = {"data": {f"key-{index}": None for index in range(3)} | (data or {})}
+        await self.client.patch(CONFIG_MAPS, NAMESPACE, NAME, whole)
+        await asyncio.sleep(_LIMIT_SECONDS)
+
+    @property
+    def slots(self) -> int:
+        return self.current.config.load_concurrency.global_config
+
+    def shown(self, name: str) -> list[str]:
+        return [line for line in self.metrics.render().decode().splitlines() if line.startswith(f"nodeagent_{name}")]
+
+
+def _text(slots: object) -> str:
+    return '{"loadConcurrency": {"globalConfig": %s}}' % slots  # noqa: UP031 - JSON is full of braces
+
+
+@asynccontextmanager
+async def _open_scene(started_with: str = _text(1)) -> AsyncIterator[Scene]:
+    scene = Scene.build(parse_config(started_with))
+    metadata = {"namespace": NAMESPACE, "name": NAME}
+    await scene.client.create(
+        CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"key-0": started_with}}
+    )
+    place = (NAMESPACE, NAME)
+    watch = ConfigWatch(scene.client, LoopClock(), place=place, current=scene.current, report=scene.report)
+    async with running(watch.run(), lead_seconds=1):
+        yield scene
+
+
+@pytest.mark.looptime
+async def test_an_edit_is_in_force_within_seconds_and_told() -> None:
+    async with _open_scene() as scene:
+        before = scene.current.digest
+        await scene.edit(_text(7))
+        assert scene.slots == 7
+        assert [reason for reason, _ in scene.board.told] == ["ConfigInForce"]
+        assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 1.0']
+        (info,) = scene.shown("config_info")
+        assert scene.current.digest in info
+        assert before not in info
+
+
+@pytest.mark.looptime
+async def test_an_unknown_key_in_an_edit_is_tolerated_and_told() -> None:
+    async with _open_scene() as scene:
+        await scene.edit('{"loadConcurrency": {"globalConfig": 7}, "priorityClass": "low"}')
+        assert scene.slots == 7
+        ((reason, message),) = scene.board.told
+        assert reason == "ConfigInForce"
+        assert "noted: priorityClass: unknown key; it changes nothing (did you mean priorityClassName?)" in message
+
+
+_BAD = {
+    "two keys": ([_text(2), _text(3)], "exactly one key"),
+    "no key": ([], "exactly one key"),
+    "no JSON": (["{"], "is not JSON"),
+    "no object": (["[1]"], "not a JSON object"),
+    "bad value": ([_text('"x"')], "loadConcurrency.globalConfig: expected a whole number"),
+}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("values", "told"), _BAD.values(), ids=list(_BAD))
+async def test_a_bad_edit_leaves_the_last_good_one_in_force_and_is_told(values: list[str], told: str) -> None:
+    async with _open_scene(_text(4)) as scene:
+        await scene.edit(*values)
+        assert scene.slots == 4
+        ((reason, message),) = scene.board.told
+        assert reason == "ConfigRefused"
+        assert told in message
+        assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
+        assert scene.current.digest in scene.shown("config_info")[0]
+        await scene.edit(_text(5))
+        assert scene.slots == 5
+        assert scene.current.valid
+        assert scene.board.told[-1][0] == "ConfigInForce"
+
+
+@pytest.mark.looptime
+async def test_a_deleted_config_map_leaves_the_last_good_one_in_force() -> None:
+    async with _open_scene(_text(4)) as scene:
+        await scene.client.delete(CONFIG_MAPS, NAMESPACE, NAME)
+        await asyncio.sleep(_LIMIT_SECONDS)
+        assert scene.slots == 4
+        ((reason, message),) = scene.board.told
+        assert (reason, "does not exist" in message) == ("ConfigRefused", True)
+
+
+@pytest.mark.looptime
+async def test_an_edit_while_the_watch_was_broken_is_seen() -> None:
+    async with _open_scene() as scene:
+        scene.kube.watches.cut()
+        await scene.edit(_text(9))
+        assert scene.slots == 9
+
+
+@pytest.mark.looptime
+async def test_what_was_wrong_at_start_is_told_as_an_event_once() -> None:
+    async with _open_scene(_text('"x"')) as scene:
+        assert [reason for reason, _ in scene.board.told] == ["ConfigMistake"]
+        assert scene.slots == 1
+        assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
+
+
+@pytest.mark.looptime
+async def test_without_a_config_map_there_is_nothing_to_follow() -> None:
+    kube, clock = FakeKube(), LoopClock()
+    report = SelfReport(FakeBoard(), Metrics("node-1"))
+    client = KubeClient(kube, Retry(clock))
+    await ConfigWatch(client, clock, place=(NAMESPACE, ""), current=CurrentConfig(), report=report).run()
+    assert kube.requests == []
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+_VALUES = st.lists(st.text() | _JSON.map(json.dumps), max_size=3)
+
+
+@given(edits=st.lists(st.none() | _VALUES, min_size=1, max_size=4))
+def test_no_content_of_a_config_map_ends_the_agent(edits: list[list[str] | None]) -> None:
+    async def live() -> None:
+        client = KubeClient(FakeKube(), Retry(LoopClock()))
+        current, board = CurrentConfig(parse_config(_text(4))), FakeBoard()
+        report = SelfReport(board, Metrics("node-1"))
+        watch = ConfigWatch(client, LoopClock(), place=(NAMESPACE, NAME), current=current, report=report)
+        metadata = {"namespace": NAMESPACE, "name": NAME}
+        for values in edits:
+            data = {str(index): value for index, value in enumerate(values or [])}
+            await watch._judge(None if values is None else {"metadata": metadata, "data": data})
+            assert current.valid != bool(current.refused)
+            assert current.config.load_concurrency.global_config >= 1
+
+    asyncio.run(live())

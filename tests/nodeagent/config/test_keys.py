@@ -1,0 +1,105 @@
+"""What is published about the configuration is made from the models.
+
+`UPDATE_GOLDEN=1 pytest tests/nodeagent/config/test_keys.py` writes it anew.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from nodeagent.config.keys import build_schema, known_paths
+from nodeagent.config.models import AgentConfig
+from nodeagent.config.parse import parse_config
+from nodeagent.config.value_types import LabelKey, LabelValue, ObjectName, QuantityText
+from tests.nodeagent.support.config_table import build_table
+
+_DOCS = Path(__file__).parents[3] / "docs"
+_SCHEMA = _DOCS / "config.schema.json"
+_PAGE = _DOCS / "configuration.md"
+_TABLE = re.compile(r"(?s)(<!-- keys: made from the models -->\n)(.*?)(\n<!-- end of keys -->)")
+
+
+def _fresh(path: Path, text: str) -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_the_published_schema_is_that_of_the_models() -> None:
+    _fresh(_SCHEMA, json.dumps(build_schema(), indent=2) + "\n")
+
+
+def test_the_table_of_keys_is_that_of_the_models() -> None:
+    page = _PAGE.read_text(encoding="utf-8")
+    assert _TABLE.search(page)
+    _fresh(_PAGE, _TABLE.sub(lambda found: found[1] + build_table() + found[3], page))
+
+
+def test_every_example_on_the_page_is_a_configuration_without_a_mistake() -> None:
+    blocks = re.findall(r"(?s)```json\n(.*?)```", _PAGE.read_text(encoding="utf-8"))
+    assert blocks
+    for block in blocks:
+        parsed = parse_config(block)
+        assert (parsed.mistakes, parsed.notes) == ((), ()), block
+
+
+_SAMPLES = st.text() | st.sampled_from(
+    [
+        "",
+        "a",
+        "A_b",
+        "a.b",
+        "example.com/name",
+        "Example.com/name",
+        "x" * 63,
+        "0",
+        "+1",
+        "1.",
+        ".5",
+        "100m",
+        "2E6",
+        "1e-3",
+    ]
+)
+
+
+@given(text=_SAMPLES, form=st.sampled_from([LabelKey, LabelValue, ObjectName, QuantityText]))
+def test_the_schema_refuses_no_text_that_the_agent_takes(text: str, form: Any) -> None:
+    adapter: TypeAdapter[str] = TypeAdapter(form)
+    try:
+        adapter.validate_python(text)
+    except ValidationError:
+        return
+    assert re.fullmatch(adapter.json_schema()["pattern"], text)
+
+
+def _with_examples(section: Any) -> list[tuple[str, Any]]:
+    """All examples but those that only make sense beside their neighbours, as in the example of the list."""
+    found = [(path, example) for path, info in known_paths(section) for example in info.examples or []]
+    return [(path, example) for path, example in found if not re.search(r"(tolerations|Expressions)\[\]\.", path)]
+
+
+@pytest.mark.parametrize(("path", "example"), _with_examples(AgentConfig), ids=str)
+def test_every_example_of_a_key_is_a_good_value(path: str, example: Any) -> None:
+    document = example
+    for part in reversed(path.split(".")):
+        if part == "<name>":
+            document = {"fast": document}
+        elif part.endswith("[]"):
+            # A rule needs its number, whatever else is shown of it.
+            needed = {"number": 1} if part == "perNodeConfig[]" else {}
+            document = {part.removesuffix("[]"): [needed | document]}
+        else:
+            document = {part: document}
+    assert parse_config(json.dumps(document)).mistakes == ()
+
+
+def test_every_key_says_what_it_does_and_has_an_example() -> None:
+    assert [path for path, info in known_paths(AgentConfig) if not info.description or not info.examples] == []

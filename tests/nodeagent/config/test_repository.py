@@ -1,0 +1,117 @@
+"""What `--backup-repository-configmap` says becomes the configuration of new repositories."""
+
+import asyncio
+import json
+
+import pytest
+
+from core.errors import ConfigError
+from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_REPOSITORIES, CONFIG_MAPS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from nodeagent.config.repository import RepositoryConfig, parse_settings_of
+from nodeagent.runtime.settings import RepositoryController
+from tests.nodeagent.leader.repositories.test_controller import build_keeper, open_scene
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+_NAME = "repository-config"
+
+
+def _config_map(**data: str) -> JsonDict:
+    metadata = {"namespace": "velero", "name": _NAME}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def _reader(kube: FakeKube) -> RepositoryConfig:
+    return RepositoryConfig(KubeClient(kube, Retry(LoopClock())), "velero", _NAME)
+
+
+def test_values_are_written_as_the_peer_writes_them() -> None:
+    document = {"cacheLimitMB": 2048, "fullMaintenanceInterval": "fastGC"}
+    parsed = parse_settings_of(_config_map(kopia=json.dumps(document), other='{"cacheLimitMB": 1}'))
+    assert parsed.settings == {"cacheLimitMB": "2048", "fullMaintenanceInterval": "fastGC"}
+    assert parsed.warnings == []
+
+
+def test_keys_that_kopia_does_not_know_are_handed_on_and_told() -> None:
+    parsed = parse_settings_of(_config_map(kopia='{"enableCompression": true, "cachelimit": 0.5, "x": null}'))
+    assert parsed.settings == {"enableCompression": "true", "cachelimit": "0.5"}
+    assert parsed.warnings == [
+        "kopia.enableCompression: unknown key; it is handed on to the BackupRepository",
+        "kopia.cachelimit: unknown key; it is handed on to the BackupRepository (did you mean cacheLimitMB?)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ('{"cacheLimitMB": 0}', "kopia.cacheLimitMB: expected a whole number of MiB of at least 1, found 0"),
+        ('{"cacheLimitMB": "2G"}', "kopia.cacheLimitMB: expected a whole number of MiB of at least 1, found 2G"),
+        ('{"cacheLimitMB": {}}', "kopia.cacheLimitMB: expected a text, a number, true or false"),
+        ('{"fullMaintenanceInterval": "fastgc"}', "found fastgc (did you mean fastGC?)"),
+    ],
+)
+def test_a_bad_value_counts_as_unset_and_is_told(document: str, told: str) -> None:
+    parsed = parse_settings_of(_config_map(kopia=document))
+    assert parsed.settings == {}
+    (warning,) = parsed.warnings
+    assert told in warning
+
+
+def test_a_type_without_a_key_has_no_settings() -> None:
+    assert parse_settings_of(_config_map(restic="{}")).settings == {}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [({"kopia": "{"}, "is not JSON"), ({"kopia": "[]"}, "is not a JSON object"), (None, "does not exist")],
+    ids=["no JSON", "no object", "missing"],
+)
+async def test_an_unusable_config_map_is_told_at_start(data: dict[str, str] | None, told: str) -> None:
+    kube = FakeKube()
+    if data is not None:
+        kube.put(_config_map(**data))
+    with pytest.raises(ConfigError, match=told):
+        await _reader(kube).check()
+
+
+@pytest.mark.looptime
+async def test_the_last_good_settings_stay_when_the_config_map_goes(caplog: pytest.LogCaptureFixture) -> None:
+    kube = FakeKube()
+    kube.put(_config_map(kopia='{"cacheLimitMB": 7}'))
+    reader = _reader(kube)
+    assert await reader.settings() == {"cacheLimitMB": "7"}
+    await KubeClient(kube, Retry(LoopClock())).delete(CONFIG_MAPS, "velero", _NAME)
+    assert await reader.settings() == {"cacheLimitMB": "7"}
+    assert reader.cache_limit_mib == 7
+    assert "the last good configuration of repositories stays in force" in caplog.text
+
+
+@pytest.mark.looptime
+async def test_without_a_config_map_nothing_is_asked() -> None:
+    kube = FakeKube()
+    reader = RepositoryConfig(KubeClient(kube, Retry(LoopClock())), "velero", "")
+    await reader.check()
+    assert (await reader.settings(), reader.cache_limit_mib, kube.requests) == ({}, None, [])
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("spec", "kept"),
+    [({}, {"cacheLimitMB": "2048"}), ({"repositoryConfig": {"cacheLimitMB": "5"}}, {"cacheLimitMB": "5"})],
+    ids=["none of its own", "its maker's"],
+)
+async def test_a_new_repository_gets_the_settings_unless_it_has_some(spec: JsonDict, kept: dict[str, str]) -> None:
+    scene = open_scene()
+    scene.kube.put(_config_map(kopia='{"cacheLimitMB": 2048}'))
+    scene.keeper = build_keeper(scene.kube, RepositoryController.AUTO, config_map=_NAME)
+    client = KubeClient(scene.kube, Retry(LoopClock()))
+    name = scene.repository["metadata"]["name"]
+    await client.patch(BACKUP_REPOSITORIES, "velero", name, {"spec": spec})
+    async with scene.running():
+        await scene.until_pod()
+        await asyncio.sleep(60)
+        assert scene.repository["spec"]["repositoryConfig"] == kept

@@ -1,0 +1,163 @@
+"""Whatever breaks at whatever request, a load reaches the same end.
+
+The requests of a run without faults are counted; then each of them in turn is the one at
+which the agent is stopped and started anew, or which fails. The matrix is made from that count.
+"""
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+
+import pytest
+
+from core.kube.transport import Request
+from core.models.base import JsonDict
+from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
+from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.transfers import LOADS
+
+pytestmark = pytest.mark.looptime
+
+LEAST_REQUESTS = 8
+FAULTS = list(Fault)
+STOPS = [Fault.STOP_BEFORE, Fault.STOP_AFTER]
+STEP_SECONDS = 0.25
+
+CHANGES = {
+    "DataUpload": ([], ["VolumeSnapshot {source}", "VolumeSnapshotContent /content-du-1"]),
+    "DataDownload": (["PersistentVolume /pvc-*"], []),
+    "PodVolumeBackup": ([], []),
+    "PodVolumeRestore": ([], []),
+}
+"""What a Completed load adds to all there is, and what it takes away: a DataUpload takes its snapshot over."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens to a load, and how it ends."""
+
+    end: str
+    mover: Mover
+    canceled: bool = False
+
+
+GOOD = Scenario("Completed", Mover(seconds=0.5))
+BROKEN = Scenario("Failed", Mover(seconds=0.5, exit_code=11, message="no space left"))
+LOST = Scenario("Completed", Mover(seconds=0.5, rejected="OutOfcpu", rejections=1))
+CANCELED = Scenario("Canceled", Mover(seconds=1000), canceled=True)
+
+
+def is_write(request: Request) -> bool:
+    return request.method != "GET"
+
+
+def is_read(request: Request) -> bool:
+    return request.method == "GET"
+
+
+async def run_agents(kind: str, fuse: Fuse, world: World) -> None:
+    """Run agents until the load is done; a new one where the fuse has stopped the first."""
+    async with world.agent(fuse):
+        await world.until(
+            lambda: (fuse.blown.is_set() and fuse.fault.stops) or world.done(kind),
+            every=STEP_SECONDS,
+        )
+    async with world.agent():
+        await world.until(lambda: world.done(kind), every=STEP_SECONDS)
+        # The provisioner reclaims a volume in its own time.
+        await asyncio.sleep(1)
+
+
+async def cancel_in_progress(kind: str, world: World) -> None:
+    await world.until(lambda: world.phase(kind) == "InProgress", every=STEP_SECONDS)
+    await world.stop(world.load(kind), "cancel")
+
+
+async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
+    """Return all that a run with that fuse is judged by; what differs from run to run is left out."""
+    async with open_world(accepted(LOADS[kind]()), mover=scenario.mover) as world:
+        world.cluster.tick_seconds = STEP_SECONDS
+        fuse.inner = world.kube
+        before = world.everything()
+        with suppress(TimeoutError):
+            # What is stuck differs from what is expected.
+            async with AsyncExitStack() as stack:
+                if scenario.canceled:
+                    canceler = asyncio.create_task(cancel_in_progress(kind, world), name="canceler")
+                    stack.push_async_callback(asyncio.wait, {canceler})
+                await run_agents(kind, fuse, world)
+        return summary(kind, world) | changes(before, world.everything())
+
+
+def changes(before: list[str], after: list[str]) -> JsonDict:
+    """Return what is there now and was not before, and the other way round."""
+    made, gone = Counter(after) - Counter(before), Counter(before) - Counter(after)
+    return {"made": sorted(made.elements()), "gone": sorted(gone.elements())}
+
+
+def summary(kind: str, world: World) -> JsonDict:
+    load = world.load(kind)
+    status = {key: value for key, value in load["status"].items() if not key.endswith("Timestamp")}
+    if status["phase"] != "Completed":
+        # How far it came says nothing about a bad end.
+        status.pop("progress", None)
+    found: JsonDict = {
+        "status": status,
+        "stamps": sorted(key for key in load["status"] if key.endswith("Timestamp")),
+        "finalizers": load["metadata"].get("finalizers"),
+    }
+    moved = world.cluster.moved.get(load["metadata"]["uid"], "")
+    if kind == "DataDownload":
+        claim, volume = world.target()
+        found["target"] = (claim["status"]["phase"], volume.get("spec", {}).get("persistentVolumeReclaimPolicy"))
+        # Whatever its name is: the claim must have the very volume that the mover filled.
+        found["data"] = volume.get("metadata", {}).get("name") == moved
+    elif status["phase"] == "Completed":
+        found["data"] = moved
+    return found
+
+
+def expected_changes(kind: str) -> JsonDict:
+    spec = LOADS[kind]()["spec"]
+    source = f"{spec.get('sourceNamespace')}/{spec.get('csiSnapshot', {}).get('volumeSnapshot')}"
+    made, gone = CHANGES[kind]
+    return {"made": made, "gone": [name.format(source=source) for name in gone]}
+
+
+async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bool = False) -> None:
+    counts = is_read if reads else is_write
+    calm = Fuse(counts=counts)
+    expected = await play(kind, scenario, calm)
+    assert expected["status"]["phase"] == scenario.end
+    if scenario.end == "Completed":
+        assert expected["data"]
+        assert {key: expected[key] for key in ("made", "gone")} == expected_changes(kind)
+    else:
+        assert expected["made"] == []
+    assert len(calm.counted) >= LEAST_REQUESTS
+    for at, request in enumerate(calm.counted):
+        found = await play(kind, scenario, Fuse(counts=counts, at=at, fault=fault))
+        assert found == expected, f"{fault.name} at {at}: {request}"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.lower())
+@pytest.mark.parametrize("kind", LOADS)
+async def test_every_write_may_be_the_one_that_breaks(kind: str, fault: Fault) -> None:
+    await check_matrix(kind, GOOD, fault)
+
+
+@pytest.mark.parametrize("fault", [*STOPS, Fault.SERVER_ERROR, Fault.LOST], ids=lambda fault: fault.name.lower())
+@pytest.mark.parametrize("kind", LOADS)
+async def test_every_read_may_be_the_one_that_breaks(kind: str, fault: Fault) -> None:
+    """A read is refused by no conflict, and one whose answer is lost is one that is lost."""
+    await check_matrix(kind, GOOD, fault, reads=True)
+
+
+@pytest.mark.parametrize("fault", STOPS, ids=lambda fault: fault.name.lower())
+@pytest.mark.parametrize("scenario", [BROKEN, CANCELED, LOST], ids=["broken", "canceled", "first mover lost"])
+@pytest.mark.parametrize("kind", LOADS)
+async def test_the_agent_may_be_stopped_at_every_write_of_a_bad_run(
+    kind: str, scenario: Scenario, fault: Fault
+) -> None:
+    await check_matrix(kind, scenario, fault)

@@ -1,0 +1,88 @@
+"""One operation on the cluster that takes too long ends its load, and is named."""
+
+from datetime import timedelta
+
+import pytest
+
+from core.errors import ContractError
+from core.kube.resources import PODS, VOLUME_SNAPSHOTS
+from core.models.base import JsonDict
+from core.models.names import OWNER_UID_LABEL
+from core.models.transfers import DataDownload, DataUpload
+from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.transfers import data_download, data_upload
+
+pytestmark = pytest.mark.looptime
+
+FOREIGN = "example.com/keep"
+
+
+def with_timeout(load: JsonDict, span: str) -> JsonDict:
+    load["spec"] = load["spec"] | {"operationTimeout": span}
+    return load
+
+
+def source_snapshot(world: World) -> JsonDict:
+    return next(s for s in world.kube.objects(VOLUME_SNAPSHOTS) if s["metadata"]["namespace"] != "velero")
+
+
+@pytest.mark.parametrize(
+    ("span", "seconds", "shown"),
+    [("2m0s", 120, "2m0s"), ("", 600, "10m0s"), ("0s", 600, "10m0s")],
+    ids=["of the load", "of the agent", "zero is none"],
+)
+async def test_a_source_snapshot_that_does_not_go_ends_its_load(span: str, seconds: float, shown: str) -> None:
+    async with open_world(with_timeout(accepted(data_upload()), span)) as world:
+        snapshot = source_snapshot(world)
+        snapshot["metadata"]["finalizers"] = [FOREIGN]
+        world.kube.put(snapshot)
+        async with world.agent():
+            world.cluster.tick_seconds = 5.0
+            await world.until(lambda: world.phase() == "Failed", seconds=seconds + 20, every=1)
+    meta = snapshot["metadata"]
+    name = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
+    assert world.load()["status"]["message"] == (
+        f"{name} is being deleted, held by {FOREIGN}; that took longer than {shown}"
+    )
+
+
+@pytest.mark.cause("operation-too-long")
+async def test_a_backup_snapshot_that_is_never_ready_ends_its_load() -> None:
+    async with open_world(with_timeout(accepted(data_upload()), "90s")) as world:
+        world.cluster.snapshots_become_ready = False
+        async with world.agent():
+            world.cluster.tick_seconds = 5.0
+            await world.until(lambda: world.phase() == "Failed", seconds=110, every=1)
+    message = world.load()["status"]["message"]
+    assert message == "VolumeSnapshot velero/du-1 is still being made; that took longer than 1m30s"
+
+
+async def test_a_handover_that_takes_longer_than_the_load_allows_ends_it() -> None:
+    async with open_world(with_timeout(accepted(data_download()), "90s")) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.cluster.binds = False
+        await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=110, every=1)
+        message = world.load("DataDownload")["status"]["message"]
+        assert message.startswith("data was moved, but not handed over within 1m30s: target claim app3/data")
+
+
+@pytest.mark.parametrize("make", [data_upload, data_download])
+@pytest.mark.parametrize(("span", "flag"), [("90s", "1m30s"), ("", "10m0s")], ids=["of the load", "of the agent"])
+async def test_the_mover_is_told_how_long_an_operation_may_take(make: object, span: str, flag: str) -> None:
+    load = with_timeout(accepted(make()), span)  # type: ignore[operator] # one of the two makers
+    async with open_world(load) as world, world.agent():
+        await world.until(lambda: world.kube.objects(PODS) != [])
+        (pod,) = world.kube.objects(PODS)
+    assert pod["metadata"]["labels"][OWNER_UID_LABEL] == load["metadata"]["uid"]
+    assert f"--resource-timeout={flag}" in pod["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize(("span", "expected"), [("90s", timedelta(seconds=90)), ("0s", None), ("", None)])
+def test_a_loads_own_timeout_is_read(span: str, expected: timedelta | None) -> None:
+    assert DataUpload.parse(with_timeout(data_upload(), span)).operation_timeout == expected
+    assert DataDownload.parse(with_timeout(data_download(), span)).operation_timeout == expected
+
+
+def test_a_timeout_that_is_no_duration_names_its_field() -> None:
+    with pytest.raises(ContractError, match="spec: operationTimeout: 'soon' is not a duration"):
+        DataUpload.parse(with_timeout(data_upload(), "soon"))

@@ -1,0 +1,55 @@
+"""Two agents of one node, as a rolling update that starts the new one first has them for a while."""
+
+import asyncio
+
+import pytest
+
+from core.models.base import JsonDict
+from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.transfers import LOADS
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.looptime
+
+RUNNING = {"InProgress", "Canceling"}
+
+
+def running(world: World, kind: str) -> int:
+    return sum(world.phase(kind, name) in RUNNING for name in ("first", "second"))
+
+
+@pytest.mark.parametrize("end", ["Completed", "Failed", "Canceled"])
+@pytest.mark.parametrize("kind", LOADS)
+async def test_two_agents_of_one_node_carry_a_load_out_once(kind: str, end: str) -> None:
+    broken = {"exit_code": 11, "message": "no space left"} if end == "Failed" else {}
+    mover = Mover(seconds=1000 if end == "Canceled" else 3, **broken)  # type: ignore[arg-type] # of each its own type
+    async with open_world(accepted(LOADS[kind]()), mover=mover) as world, world.agent(), world.agent():
+        before = world.everything()
+        if end == "Canceled":
+            await world.until(lambda: world.phase(kind) == "InProgress")
+            await world.stop(world.load(kind), "cancel")
+        await world.until(lambda: world.done(kind))
+        await asyncio.sleep(20)
+        assert world.phase(kind) == end
+        made = [name for name in world.everything() if name not in before]
+        assert made == (["PersistentVolume /pvc-*"] if (kind, end) == ("DataDownload", "Completed") else [])
+        assert len([reason for reason in world.reasons() if reason == end]) == 1
+
+
+@pytest.mark.parametrize("kind", LOADS)
+async def test_two_agents_of_one_node_share_its_slots(kind: str) -> None:
+    loads: list[JsonDict] = [accepted(LOADS[kind](name)) for name in ("first", "second")]
+    for load in loads:
+        ref = load["spec"].get("pod") or load["spec"].get("targetVolume") or load["spec"]["csiSnapshot"]
+        key = "volumeSnapshot" if "volumeSnapshot" in ref else "pvc" if "pvc" in ref else "name"
+        ref[key] = f"{ref[key]}-{load['metadata']['name']}"
+    most = 0
+    async with open_world(*loads) as world, world.agent(slots=1), world.agent(slots=1):
+        async with asyncio.timeout(300):
+            while not (world.done(kind, "first") and world.done(kind, "second")):
+                most = max(most, running(world, kind))
+                await asyncio.sleep(0.01)
+        assert [world.phase(kind, name) for name in ("first", "second")] == ["Completed", "Completed"]
+    assert most == 1

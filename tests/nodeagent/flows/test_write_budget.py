@@ -1,0 +1,164 @@
+"""How many requests a load costs that runs without trouble, by kind; docs/scaling.md rests on these numbers."""
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from core.kube.resources import PODS
+from core.kube.transport import Request, Response
+from core.models.base import JsonDict
+from core.models.names import OUTCOME_ANNOTATION
+from tests.nodeagent.support.dispatching import Gate
+from tests.nodeagent.support.harness import Fuse, accepted, open_world
+from tests.nodeagent.support.simulation import LOAD_RESOURCES, Mover
+from tests.nodeagent.support.transfers import LOADS, NAMESPACE, data_upload
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.looptime
+
+
+@dataclass
+class Tally(Fuse):
+    """Counts what an agent asks for, and what is refused."""
+
+    requests: list[Request] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+
+    async def request(self, request: Request) -> Response:
+        self.requests.append(request)
+        response = await super().request(request)
+        self.statuses.append(response.status)
+        return response
+
+    def count(self) -> dict[str, int]:
+        """Return how often what was asked for: reads in one sum, writes by verb and resource, progress apart."""
+        return dict(Counter(map(what, self.requests)))
+
+
+def what(request: Request) -> str:
+    if request.method == "GET":
+        return "reads"
+    body: JsonDict = json.loads(request.body or b"{}")
+    if request.method == "PATCH" and set(body.get("status", {})) == {"progress"}:
+        return "progress"
+    plural = request.path.split("/")[-1 if request.method == "POST" else -2]
+    return f"{request.method} {plural}"
+
+
+ON_THE_LOAD = 5
+"""Prepared, InProgress, the outcome kept, the end, and the marks taken off; the dispatcher's accept comes on top."""
+
+EVENTS = 3
+"""Prepared, Started, Completed; Accepted is the dispatcher's."""
+
+WRITES = {
+    "DataUpload": {
+        "POST volumesnapshotcontents": 1,
+        "POST volumesnapshots": 1,
+        "POST persistentvolumeclaims": 1,
+        "POST pods": 1,
+        # The source's set to Retain; ours notes which volume has to go before it.
+        "PATCH volumesnapshotcontents": 2,
+        "DELETE volumesnapshots": 2,
+        "DELETE volumesnapshotcontents": 2,
+        "DELETE persistentvolumeclaims": 1,
+        "DELETE pods": 1,
+    },
+    "DataDownload": {
+        "POST persistentvolumeclaims": 1,
+        "POST pods": 1,
+        # Retain, the new claim, and the policy it came with.
+        "PATCH persistentvolumes": 3,
+        "PATCH persistentvolumeclaims": 1,
+        "DELETE persistentvolumeclaims": 1,
+        "DELETE pods": 1,
+    },
+    "PodVolumeBackup": {"POST pods": 1, "DELETE pods": 1},
+    "PodVolumeRestore": {"POST pods": 1, "DELETE pods": 1},
+}
+MOST_READS = {"DataUpload": 46, "DataDownload": 29, "PodVolumeBackup": 15, "PodVolumeRestore": 15}
+
+
+@pytest.mark.parametrize("kind", LOADS)
+async def test_a_good_run_costs_a_fixed_number_of_writes(kind: str) -> None:
+    load = accepted(LOADS[kind]())
+    plural = LOAD_RESOURCES[kind].plural
+    async with open_world(load) as world:
+        tally = Tally(world.kube)
+        async with world.agent(tally):
+            await world.until(lambda: world.done(kind))
+    spent = tally.count()
+    assert spent.pop("reads") <= MOST_READS[kind]
+    # As many as the mover reported.
+    assert spent.pop("progress") == 1
+    assert spent == WRITES[kind] | {f"PATCH {plural}": ON_THE_LOAD, "POST events": EVENTS}
+    assert not {409, 422} & set(tally.statuses)
+
+
+@pytest.mark.parametrize("kind", LOADS)
+async def test_a_long_transfer_costs_nothing_but_its_progress(kind: str) -> None:
+    async def run(seconds: float) -> dict[str, int]:
+        async with open_world(accepted(LOADS[kind]()), mover=Mover(seconds=seconds)) as world:
+            tally = Tally(world.kube)
+            async with world.agent(tally):
+                await world.until(lambda: world.done(kind), seconds=5000)
+        return tally.count()
+
+    assert await run(240) == await run(3)
+
+
+async def test_the_last_progress_and_the_outcome_do_not_get_into_each_others_way() -> None:
+    async with open_world(accepted(data_upload())) as world:
+        tally = Tally(world.kube)
+        gate = Gate(tally, lambda request: what(request) == "progress")
+        async with world.agent(gate):
+            await world.until(lambda: gate.waiting == 1)
+            # The mover ends meanwhile, and its progress is still under way.
+            await asyncio.sleep(10)
+            assert world.phase() == "InProgress"
+            assert OUTCOME_ANNOTATION not in world.load()["metadata"].get("annotations", {})
+            gate.open.set()
+            await world.until(world.done)
+        assert world.phase() == "Completed"
+    assert 409 not in tally.statuses
+
+
+@pytest.mark.parametrize(("kind", "looks"), [("DataUpload", 0), ("PodVolumeBackup", 5)])
+async def test_a_load_that_waits_for_a_slot_is_not_read_at_each_change_of_its_pod(kind: str, looks: int) -> None:
+    load = accepted(LOADS[kind]())
+    name = load["metadata"]["name"]
+    async with open_world(load) as world:
+        tally = Tally(world.kube)
+        async with world.agent(tally, slots=0) as agent:
+            await world.until(lambda: world.phase(kind) == "Prepared")
+            assert "free slot" in world.load(kind)["status"]["message"]
+            tally.requests.clear()
+            for number in range(20):
+                change = {"metadata": {"annotations": {"changed": str(number)}}}
+                await world.cluster.client.patch(PODS, NAMESPACE, name, change)
+                await asyncio.sleep(2)
+            # The volume that a pod's load is about may go away: that alone is looked after.
+            assert tally.count() == ({"reads": looks} if looks else {})
+            agent._tools.slots.set_limit(1)
+            agent.slots_changed()
+            await world.until(lambda: world.done(kind))
+        assert world.phase(kind) == "Completed"
+
+
+@pytest.mark.parametrize("kind", LOADS)
+async def test_what_waiting_for_a_slot_costs_does_not_grow_with_the_time(kind: str) -> None:
+    async def wait(seconds: float) -> dict[str, int]:
+        async with open_world(accepted(LOADS[kind]())) as world:
+            tally = Tally(world.kube)
+            async with world.agent(tally, slots=0):
+                await world.until(lambda: world.phase(kind) == "Prepared")
+                tally.requests.clear()
+                await asyncio.sleep(seconds)
+        return {name: number for name, number in tally.count().items() if name != "reads"}
+
+    # Its message and its Event are those of Prepared.
+    assert await wait(10) == await wait(300) == {}

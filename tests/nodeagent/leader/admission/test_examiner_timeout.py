@@ -1,0 +1,102 @@
+"""Loads that have to wait, and those beside them: what is said, for how long, and in whose way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+import pytest
+
+from core.kube.transport import Request, Response, Transport
+from core.models.names import CANCEL_ASKED_ANNOTATION
+from tests.nodeagent.support.harness import accepted, open_world
+from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.transfers import LOADS, data_upload
+
+pytestmark = pytest.mark.looptime
+
+
+@dataclass
+class Silence(Transport):
+    """The agent's way to the API server, on which requests of one method about `name` are never answered."""
+
+    inner: Transport
+    method: str
+    name: str
+    swallowed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def request(self, request: Request) -> Response:
+        if request.method == self.method and self.name in request.path + (request.body or b"").decode():
+            self.swallowed.set()
+            await asyncio.Event().wait()
+        return await self.inner.request(request)
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self.inner.stream(request)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "DELETE"])
+@pytest.mark.parametrize("kind", LOADS)
+async def test_a_request_that_is_never_answered_holds_up_its_own_load_only(kind: str, method: str) -> None:
+    stuck, quick = accepted(LOADS[kind]("stuck")), accepted(data_upload("quick"))
+    async with open_world(stuck, quick, mover=Mover(seconds=1)) as world:
+        silence = Silence(world.kube, method, "stuck")
+        async with world.agent(silence, slots=2):
+            await asyncio.wait_for(silence.swallowed.wait(), 60)
+            await world.until(lambda: world.done(name="quick"), seconds=60)
+            await asyncio.sleep(30)
+            assert not world.done(kind, name="stuck")
+    assert world.phase(name="quick") == "Completed"
+
+
+async def test_the_hour_of_a_cancel_goes_on_while_agents_come_and_go() -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world:
+        async with world.agent():
+            await world.until(lambda: world.phase() == "InProgress")
+            await world.stop(world.load(), "cancel")
+            await world.until(lambda: world.phase() == "Canceling")
+        world.cluster.tick_seconds = 60.0
+        began = asyncio.get_running_loop().time()
+        for _ in range(3):
+            async with world.agent():
+                await asyncio.sleep(1100)
+        async with world.agent():
+            await world.until(world.done, seconds=500, every=10)
+        assert 3590 <= asyncio.get_running_loop().time() - began < 3700
+    load = world.load()
+    assert load["status"]["phase"] == "Canceled"
+    assert CANCEL_ASKED_ANNOTATION not in load["metadata"].get("annotations", {})
+
+
+@pytest.mark.parametrize("kind", LOADS)
+async def test_nothing_of_any_wait_is_left_in_the_message_of_a_completed_load(kind: str) -> None:
+    """It waits for its mover, for a slot and, where it has one, for its rebind, and says so each time."""
+    load = accepted(LOADS[kind]())
+    told: list[str] = []
+
+    def tells() -> bool:
+        message = world.load(kind)["status"].get("message", "")
+        if message and message not in told:
+            told.append(message)
+        return bool(message)
+
+    async with open_world(load, mover=Mover(starts=False, seconds=1)) as world:
+        world.cluster.binds = False
+        async with world.agent(slots=0):
+            await world.until(tells, seconds=30)
+            world.cluster.mover.starts = True
+            await world.until(lambda: world.phase(kind) == "Prepared")
+            await world.until(lambda: tells() and len(told) > 1, seconds=30)
+        async with world.agent():
+            await world.until(lambda: world.phase(kind) == "InProgress")
+            assert not tells()
+            if kind == "DataDownload":
+                await world.until(tells, seconds=60)
+            world.cluster.binds = True
+            await world.until(lambda: world.done(kind))
+    assert world.phase(kind) == "Completed"
+    assert "message" not in world.load(kind)["status"]
+    assert len(told) == (3 if kind == "DataDownload" else 2)

@@ -1,0 +1,86 @@
+"""Many loads with a place each: the order in which the API server sees them accepted, and what holds up none."""
+
+from itertools import zip_longest
+
+import pytest
+
+from core.kube.resources import DATA_UPLOADS, EVENTS
+from core.kube.transport import Request
+from tests.nodeagent.support.dispatching import Gate, Scene, most_held, open_scene
+
+pytestmark = pytest.mark.looptime
+
+_QUEUES = {"app-a": 300, "app-b": 150, "app-c": 90}
+"""More loads together than one pass looks at."""
+
+
+def _accepted_in_order(scene: Scene) -> list[str]:
+    """Return the names of accepted loads as the server's history has them."""
+    names: dict[str, None] = {}
+    for happening in scene.kube._store.history:
+        if happening.resource is DATA_UPLOADS and (happening.after or {}).get("status", {}).get("phase") == "Accepted":
+            names.setdefault((happening.after or {})["metadata"]["name"])
+    return list(names)
+
+
+def _add_queues(scene: Scene, *, share: int = 1) -> list[str]:
+    """Store loads of three namespaces, or a share of them, and return their names as they are to be admitted."""
+    lines = [[f"{queue}-{number:03}" for number in range(count // share)] for queue, count in _QUEUES.items()]
+    for queue, line in zip(_QUEUES, lines, strict=True):
+        for name in reversed(line):
+            scene.add(name, queue=queue)
+    return [name for turn in zip_longest(*lines) for name in turn if name is not None]
+
+
+async def test_every_load_is_accepted_in_its_turn_over_all_passes() -> None:
+    scene = open_scene("node-a", "node-b", limit=None)
+    names = _add_queues(scene)
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.accepted) == len(names))
+    assert _accepted_in_order(scene) == names
+    assert scene.accepted == names
+
+
+async def test_what_a_dead_dispatcher_reserved_is_accepted_oldest_first() -> None:
+    scene = open_scene(limit=None)
+    names = _add_queues(scene, share=10)
+    gate = Gate(scene.kube, _is_accept)
+    async with scene.dispatching(scene.dispatcher(gate)):
+        await scene.until(lambda: gate.waiting == 1)
+    assert scene.ledger() == {f"uid-of-{name}" for name in names}
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.accepted) == len(names))
+    accepted = _accepted_in_order(scene)
+    for queue in _QUEUES:
+        assert [name for name in accepted if name.startswith(queue)] == [n for n in names if n.startswith(queue)]
+
+
+async def test_a_story_that_takes_long_holds_up_no_accept() -> None:
+    scene = open_scene(limit=None)
+    for number in range(40):
+        scene.add(f"du-{number:02}")
+    gate = Gate(scene.kube, lambda request: request.method == "POST" and request.path.endswith("/events"))
+    async with scene.dispatching(scene.dispatcher(gate)):
+        await scene.until(lambda: len(_accepted_in_order(scene)) == 40)
+        assert not scene.kube.objects(EVENTS)
+        gate.open.set()
+        await scene.until(lambda: len(scene.kube.objects(EVENTS)) == 40)
+    assert all(scene.reasons(f"du-{number:02}") == ["Accepted"] for number in range(40))
+
+
+async def test_places_are_reserved_before_any_of_them_is_used() -> None:
+    scene = open_scene(limit=30)
+    names = _add_queues(scene, share=10)
+    gate = Gate(scene.kube, _is_accept)
+    async with scene.dispatching(scene.dispatcher(gate)):
+        await scene.until(lambda: gate.waiting == 1)
+        # One at a time, so that nobody sees the second before the first.
+        assert scene.ledger() == {f"uid-of-{name}" for name in names[:30]}
+        gate.open.set()
+        await scene.until(lambda: len(scene.accepted) == 30)
+    assert _accepted_in_order(scene) == names[:30]
+    assert most_held(scene.kube) == 30
+
+
+def _is_accept(request: Request) -> bool:
+    return request.method == "PATCH" and b'"phase": "Accepted"' in (request.body or b"")

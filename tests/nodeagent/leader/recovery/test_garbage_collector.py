@@ -1,0 +1,281 @@
+"""What is left of loads that were deleted by force goes, in order; nothing else does."""
+
+import asyncio
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
+from core.models.phases import Phase
+from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
+from nodeagent.leader.dispatcher import Dispatcher
+from nodeagent.leader.recovery.garbage_collector import find_vanished
+from tests.nodeagent.leader.admission.test_queue import entry
+from tests.nodeagent.support.dispatching import Scene, open_scene
+from tests.support.clock import LoopClock
+
+__all__: list[str] = []
+
+SOURCE = SnapshotSource.from_wire(
+    {
+        "snapshotUid": "uid-source",
+        "content": "source-content",
+        "contentUid": "uid-source-content",
+        "size": "1Gi",
+        "volumeMode": "Filesystem",
+    }
+)
+KINDS = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
+
+
+def put(scene: Scene, resource: Resource, name: str, **others: object) -> JsonDict:
+    """Store an object; `uid` is its own, `owner` the UID on its owner label, the rest its top level."""
+    meta: JsonDict = {"name": name, "uid": others.pop("uid", f"uid-{resource.plural}-{name}")}
+    if resource.namespaced:
+        meta["namespace"] = others.pop("namespace", "velero")
+    if owner := others.pop("owner", ""):
+        meta["labels"] = {OWNER_UID_LABEL: owner} | dict(others.pop("labels", {}))  # type: ignore[call-overload] # a table
+    for key in ("annotations", "finalizers"):
+        if key in others:
+            meta[key] = others.pop(key)
+    obj = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, "spec": {}}
+    return scene.kube.put(obj | others)
+
+
+def leave_backup(scene: Scene, owner: str) -> None:
+    """Store what an exposed DataUpload has made."""
+    put(scene, PODS, owner, owner=owner)
+    put(scene, PERSISTENT_VOLUME_CLAIMS, owner, owner=owner, spec={"volumeName": f"pv-{owner}"})
+    claim = {"uid": f"uid-persistentvolumeclaims-{owner}"}
+    spec = {"persistentVolumeReclaimPolicy": "Retain", "claimRef": claim}
+    put(scene, PERSISTENT_VOLUMES, f"pv-{owner}", spec=spec)
+    put(scene, VOLUME_SNAPSHOTS, owner, owner=owner)
+    reference = {"namespace": "velero", "name": owner}
+    put(
+        scene,
+        VOLUME_SNAPSHOT_CONTENTS,
+        owner,
+        owner=owner,
+        annotations={SOURCE_ANNOTATION: SOURCE.to_json()},
+        spec={"deletionPolicy": "Delete", "volumeSnapshotRef": reference},
+    )
+
+
+def names(scene: Scene, resource: Resource) -> list[str]:
+    return [
+        obj["metadata"]["name"] for obj in scene.kube.objects(resource) if "node-agent" not in obj["metadata"]["name"]
+    ]
+
+
+@pytest.mark.looptime
+async def test_what_a_load_left_that_was_deleted_by_force_goes_in_order() -> None:
+    scene = open_scene("node-a")
+    status = {"phase": "Accepted", "acceptedByNode": "node-a"}
+    scene.add("du", status=status, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.add("other", status=status, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
+    leave_backup(scene, "uid-of-du")
+    leave_backup(scene, "uid-of-other")
+    async with scene.dispatching():
+        await asyncio.sleep(100)
+        assert names(scene, PODS) == ["uid-of-du", "uid-of-other"]
+        client = scene.dispatcher()._tools.client
+        await client.patch(scene.kind.resource, "velero", "du", {"metadata": {"finalizers": []}})
+        await client.delete(scene.kind.resource, "velero", "du")
+        await scene.until(lambda: names(scene, PERSISTENT_VOLUME_CLAIMS) == ["uid-of-other"], seconds=70)
+        assert names(scene, PODS) == ["uid-of-other"]
+        # The snapshot waits for the volume, which its provisioner removes.
+        await asyncio.sleep(30)
+        assert names(scene, VOLUME_SNAPSHOTS) == ["uid-of-du", "uid-of-other"]
+        volume = scene.kube.objects(PERSISTENT_VOLUMES)[0]
+        assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+        await client.delete(PERSISTENT_VOLUMES, "", "pv-uid-of-du")
+        await scene.until(lambda: names(scene, VOLUME_SNAPSHOT_CONTENTS) == ["uid-of-other"], seconds=30)
+        assert [names(scene, kind) for kind in KINDS] == [["uid-of-other"]] * 4
+
+
+def leftovers(dispatcher: Dispatcher) -> JsonDict:
+    """Return what the status page says about leftovers; nothing while the dispatcher begins."""
+    shown: JsonDict = dispatcher.report().get("leftovers", {"vanishedLoads": 0, "waitsFor": [], "lastError": ""})
+    return shown
+
+
+def put_handed_over(scene: Scene, name: str, claim: JsonDict, *, owner: str = "vanished") -> None:
+    """Store a volume as it is between two claims."""
+    put(
+        scene,
+        PERSISTENT_VOLUMES,
+        name,
+        **({"owner": owner} if owner else {}),
+        spec={"persistentVolumeReclaimPolicy": "Retain", "claimRef": claim},
+        status={"phase": "Released"},
+    )
+
+
+@pytest.mark.looptime
+async def test_a_volume_that_was_to_be_handed_over_by_a_load_that_vanished_is_reclaimed_and_no_other() -> None:
+    scene = open_scene("node-a")
+    gone = {"namespace": "velero", "name": "dd", "uid": "uid-of-the-claim-that-is-gone"}
+    put_handed_over(scene, "lost", gone)
+    put_handed_over(scene, "somebodys", gone, owner="")
+    put_handed_over(scene, "of-the-target", {"namespace": "app", "name": "data", "uid": "uid-of-target"})
+    put_handed_over(scene, "of-another-agent", gone | {"namespace": "elsewhere"})
+    put_handed_over(scene, "let-go", {})
+    put(scene, PERSISTENT_VOLUME_CLAIMS, "taken", uid="uid-taken")
+    put_handed_over(scene, "taken", {"namespace": "velero", "name": "taken", "uid": "uid-taken"})
+    status = {"phase": "InProgress", "node": "node-a"}
+    scene.add("du", status=status, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
+    put_handed_over(scene, "under-way", gone, owner="uid-of-du")
+    client = scene.dispatcher()._tools.client
+
+    def condemned() -> list[str]:
+        volumes = scene.kube.objects(PERSISTENT_VOLUMES)
+        return [v["metadata"]["name"] for v in volumes if v["spec"]["persistentVolumeReclaimPolicy"] == "Delete"]
+
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: condemned() == ["lost"], seconds=60)
+        assert leftovers(dispatcher) == {
+            "vanishedLoads": 1,
+            "waitsFor": ["PersistentVolume lost is being deleted"],
+            "lastError": "",
+        }
+        await client.delete(PERSISTENT_VOLUMES, "", "lost")
+        await asyncio.sleep(700)
+        assert leftovers(dispatcher) == {"vanishedLoads": 0, "waitsFor": [], "lastError": ""}
+    assert condemned() == []
+    assert len(names(scene, PERSISTENT_VOLUMES)) == 6
+
+
+@pytest.mark.looptime
+async def test_a_role_that_may_not_list_volumes_keeps_nothing_else_from_being_swept() -> None:
+    scene = open_scene("node-a")
+    put(scene, PODS, "left", owner="vanished")
+    scene.kube.fail_next("GET", "/persistentvolumes", 403, times=1000)
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: "left" not in names(scene, PODS), seconds=60)
+        assert leftovers(dispatcher)["lastError"] == ""
+
+
+@pytest.mark.looptime
+async def test_what_keeps_leftovers_from_going_is_on_the_status_page() -> None:
+    scene = open_scene("node-a")
+    put(scene, PODS, "left", owner="vanished")
+    scene.kube.fail_next("DELETE", "/pods/left", 403, times=1000)
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: "left" in str(leftovers(dispatcher)["lastError"]), seconds=60)
+        assert leftovers(dispatcher)["vanishedLoads"] == 1
+
+
+@pytest.mark.looptime
+async def test_a_dispatcher_that_begins_sweeps_what_it_finds_and_nothing_of_anybody_elses() -> None:
+    scene = open_scene("node-a")
+    leave_backup(scene, "long-gone")
+    scene.kube.put(scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS)[0])
+    for kind in KINDS:
+        put(scene, kind, "not-labelled", spec={"volumeSnapshotRef": {"namespace": "velero"}})
+    put(scene, PODS, "init", owner="a-repository", labels={REPOSITORY_TYPE_LABEL: "kopia"})
+    put(scene, PODS, "elsewhere", owner="x", namespace="other")
+    put(
+        scene,
+        VOLUME_SNAPSHOT_CONTENTS,
+        "of-another-agent",
+        owner="y",
+        spec={"volumeSnapshotRef": {"namespace": "other"}},
+    )
+    client = scene.dispatcher()._tools.client
+    async with scene.dispatching():
+        await asyncio.sleep(20)
+        assert "long-gone" in names(scene, PODS)
+        await scene.until(lambda: "long-gone" not in names(scene, PERSISTENT_VOLUME_CLAIMS), seconds=60)
+        await client.delete(PERSISTENT_VOLUMES, "", "pv-long-gone")
+        await scene.until(lambda: "long-gone" not in names(scene, VOLUME_SNAPSHOT_CONTENTS), seconds=30)
+        await asyncio.sleep(1300)
+    assert names(scene, PODS) == ["elsewhere", "init", "not-labelled"]
+    assert names(scene, VOLUME_SNAPSHOT_CONTENTS) == ["not-labelled", "of-another-agent"]
+    assert names(scene, PERSISTENT_VOLUME_CLAIMS) == names(scene, VOLUME_SNAPSHOTS) == ["not-labelled"]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("untouched", [True, False], ids=["source is there", "source half taken over"])
+async def test_the_snapshot_of_a_source_that_is_still_there_survives(untouched: bool) -> None:
+    scene = open_scene("node-a")
+    leave_backup(scene, "gone")
+    await scene.dispatcher()._tools.client.delete(PERSISTENT_VOLUMES, "", "pv-gone")
+    reference = {"namespace": "app", "name": "source"}
+    put(
+        scene,
+        VOLUME_SNAPSHOT_CONTENTS,
+        "source-content",
+        uid="uid-source-content",
+        spec={"volumeSnapshotRef": reference},
+    )
+    if untouched:
+        put(scene, VOLUME_SNAPSHOTS, "source", uid="uid-source", namespace="app")
+    policies = set()
+    async with scene.dispatching():
+        async with asyncio.timeout(100):
+            while "gone" in names(scene, VOLUME_SNAPSHOTS) or "gone" in names(scene, VOLUME_SNAPSHOT_CONTENTS):
+                for content in scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS):
+                    policies.add(content["spec"].get("deletionPolicy"))
+                await asyncio.sleep(0.01)
+    last = [h.before for h in scene.kube._store.history if h.after is None and h.resource == VOLUME_SNAPSHOT_CONTENTS]
+    ours = next(obj for obj in last if obj is not None and obj["metadata"]["name"] == "gone")
+    assert ours["spec"]["deletionPolicy"] == ("Retain" if untouched else "Delete")
+    assert names(scene, VOLUME_SNAPSHOT_CONTENTS) == (["source-content"] if untouched else [])
+    assert ours["metadata"]["annotations"][VOLUME_ANNOTATION] == "pv-gone"
+
+
+@pytest.mark.looptime
+async def test_one_that_cannot_be_removed_holds_up_no_other_and_is_tried_again() -> None:
+    scene = open_scene("node-a")
+    for owner in ("a", "b"):
+        put(scene, PODS, owner, owner=owner)
+    scene.kube.fail_next("DELETE", "pods/a", 403, times=3)
+    async with scene.dispatching():
+        await scene.until(lambda: names(scene, PODS) == ["a"], seconds=60)
+        await scene.until(lambda: names(scene, PODS) == [], seconds=60)
+
+
+@pytest.mark.looptime
+async def test_objects_of_no_form_that_anybody_expects_hold_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    scene = open_scene("node-a")
+    leave_backup(scene, "a")
+    # Whatever its definition says: what was stored before it said so is as it was.
+    put(scene, VOLUME_SNAPSHOT_CONTENTS, "source-content", uid=SOURCE.content_uid)
+    put(scene, PERSISTENT_VOLUMES, "odd", owner="b", spec={"claimRef": {"uid": "x", "namespace": "velero"}})
+    put(scene, PODS, "c", owner="c")
+    client = KubeClient(scene.kube, Retry(LoopClock()))
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: "c" not in names(scene, PODS), seconds=60)
+        await client.delete(PERSISTENT_VOLUMES, "", "pv-a")
+        await scene.until(lambda: "KeyError" in dispatcher.report()["leftovers"]["lastError"], seconds=60)
+        await asyncio.sleep(60)
+        scene.add("du")
+        await scene.until(lambda: scene.phase("du") == "Accepted", seconds=5)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "a step of the sweep failed: 'volumeSnapshotRef'"
+    ]
+    assert "odd" in names(scene, PERSISTENT_VOLUMES)
+
+
+@pytest.mark.parametrize(
+    ("load", "left"),
+    [
+        pytest.param(entry("du", node_label="n", finalizer=True, phase=Phase.ACCEPTED), True, id="accepted"),
+        pytest.param(entry("du", node_label="n", finalizer=True, phase=Phase.COMPLETED), True, id="clean-up is due"),
+        pytest.param(entry("du", phase=Phase.COMPLETED), False, id="released"),
+        pytest.param(entry("du"), False, id="nobody's yet"),
+    ],
+)
+def test_only_a_load_that_may_have_left_something_is_a_reason_to_sweep(load: object, left: bool) -> None:
+    assert find_vanished({"du": load}, {}) is left  # type: ignore[dict-item] # an entry
+    assert find_vanished({"du": load}, {"du": load}) is False  # type: ignore[dict-item] # an entry

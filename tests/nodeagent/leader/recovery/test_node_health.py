@@ -1,0 +1,81 @@
+"""Which nodes count as lost."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import NODES
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from nodeagent.leader.recovery.node_health import NodeHealth, explain_node_loss
+from tests.nodeagent.support.dispatching import cluster_node
+from tests.nodeagent.support.hand_clock import NOON
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+FIVE = timedelta(minutes=5)
+SINCE = "2026-11-21T12:00:00Z"
+UNKNOWN = {"status": "Unknown", "lastTransitionTime": SINCE, "reason": "NodeStatusUnknown", "message": "no word"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "seconds", "words"),
+    [
+        pytest.param(None, 0, "node n does not exist any more", id="no such node"),
+        pytest.param({"status": "True", "lastTransitionTime": SINCE}, 9999, "", id="ready"),
+        pytest.param({}, 9999, "", id="never said anything"),
+        pytest.param({"status": "Unknown"}, 9999, "", id="no time"),
+        pytest.param(UNKNOWN, 299, "", id="not yet"),
+        pytest.param(UNKNOWN, 300, "node n is not Ready for 5m0s: NodeStatusUnknown: no word", id="unknown"),
+        pytest.param(
+            {"status": "False", "lastTransitionTime": SINCE}, 300, "node n is not Ready for 5m0s", id="without words"
+        ),
+    ],
+)
+def test_a_node_is_lost_when_it_is_gone_or_not_ready_for_long(
+    condition: JsonDict | None, seconds: float, words: str
+) -> None:
+    now = NOON + timedelta(seconds=seconds)
+    assert explain_node_loss("n", condition, now=now, gone_after=FIVE) == words
+
+
+async def losses(kube: FakeKube, *labels: str) -> list[str]:
+    """Return what is said of the nodes with those label values once the nodes were listed."""
+    clock = LoopClock()
+    health = NodeHealth(KubeClient(kube, Retry(clock)), clock, gone_after=FIVE)
+    before = [health.explain_loss(label, label) for label in labels]
+    assert not any(before)
+    task = asyncio.create_task(health.run(), name="node health")
+    await asyncio.sleep(5)
+    found = [health.explain_loss(label, label) for label in labels]
+    for node in kube.objects(NODES):
+        await KubeClient(kube, Retry(clock)).delete(NODES, "", node["metadata"]["name"])
+    await asyncio.sleep(5)
+    assert not any(health.explain_loss(label, label) for label in labels)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return found
+
+
+@pytest.mark.looptime
+async def test_nodes_are_known_by_their_label_values() -> None:
+    kube, long = FakeKube(), "n" * 70
+    kube.put(cluster_node("node-a"))
+    kube.put(cluster_node("node-b", ready=False))
+    kube.put(cluster_node(long))
+    found = await losses(kube, "node-a", "node-b", "node-c", long[:57] + "5e9d2f", "n" * 57)
+    assert [text.partition(":")[0] for text in found[:3]] == [
+        "",
+        "node node-b is not Ready for 5m0s",
+        "node node-c does not exist any more",
+    ]
+
+
+@pytest.mark.looptime
+async def test_without_the_right_to_see_nodes_none_is_lost() -> None:
+    kube = FakeKube()
+    kube.put(cluster_node("node-a"))
+    kube.fail_next("GET", "/nodes", 403, times=100)
+    assert await losses(kube, "node-b") == [""]

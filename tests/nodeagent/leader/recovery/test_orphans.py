@@ -1,0 +1,191 @@
+"""Loads that nobody works on find somebody, or are cleaned up."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import EVENTS
+from core.kube.retry import Retry
+from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
+from exposer.causes import CauseFinder
+from exposer.csi_snapshot import CSISnapshotExposer
+from exposer.generic_restore import GenericRestoreExposer
+from exposer.model import Waiting
+from exposer.pod_volume import PodVolumeExposer
+from exposer.settings import MoverPlan
+from exposer.template import AgentTemplate
+from nodeagent.transfers.kinds.base import Admission, Kind, Verdict
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
+from tests.nodeagent.support.dispatching import agent_pod, open_scene
+from tests.nodeagent.support.transfers import mover_pod
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+RECORDINGS = Path(__file__).parents[3] / "recordings" / "velero-1.18.2"
+
+
+async def test_an_accepted_load_goes_to_another_agent_once_its_own_is_gone_for_a_while() -> None:
+    scene = open_scene("node-a", "node-b")
+    accepted_at = "2026-11-21T12:00:00Z"
+    status = {"phase": "Accepted", "acceptedByNode": "node-a", "acceptedTimestamp": accepted_at}
+    scene.add("du", status=status, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
+    async with scene.dispatching():
+        await asyncio.sleep(60)
+        scene.kube.put(agent_pod("node-a", ready=False))
+        await asyncio.sleep(25)
+        assert scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-a"
+        await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=15)
+        await scene.until(lambda: scene.reasons("du") == ["Reassigned"])
+    assert scene.load("du")["status"] == status | {"acceptedByNode": "node-b"}
+
+
+@pytest.mark.parametrize(
+    ("status", "pod_node", "node"),
+    [
+        pytest.param({"phase": "InProgress", "node": "node-c"}, "", "node-c", id="its node, even without an agent"),
+        pytest.param({"phase": "Prepared"}, "node-b", "node-b", id="the mover pod's node"),
+        pytest.param({"phase": "Accepted", "acceptedByNode": "node-b"}, "", "node-b", id="the accepting node"),
+        pytest.param({"phase": "Accepted", "acceptedByNode": "node-c"}, "", "node-a", id="a live agent instead"),
+    ],
+)
+async def test_a_load_that_the_peers_agent_accepted_gets_its_label(
+    status: dict[str, str], pod_node: str, node: str
+) -> None:
+    scene = open_scene("node-a", "node-b")
+    scene.add("du", status=status, finalizers=[DATA_MOVER_FINALIZER])
+    if pod_node:
+        scene.kube.put(mover_pod(scene.load("du"), node=pod_node))
+    async with scene.dispatching():
+        await scene.until(lambda: NODE_LABEL in scene.load("du")["metadata"]["labels"], seconds=5)
+    assert scene.load("du")["metadata"]["labels"][NODE_LABEL] == node
+    assert scene.load("du")["status"]["phase"] == status["phase"]
+
+
+@pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
+async def test_a_load_that_was_made_with_its_phase_and_is_nowhere_gives_its_place_back(phase: str) -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("made", status={"phase": phase}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.add("next")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phases() == {"made": "Failed", "next": "Accepted"}, seconds=15)
+    told = f"it is {phase}, but nothing tells which node has it, and there is no data mover pod"
+    assert scene.load("made")["status"]["message"] == told
+
+
+async def test_a_final_load_without_owner_is_cleaned_up_and_unmarked() -> None:
+    scene = open_scene("node-b")
+    scene.add("synced", status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER, "other/one"])
+    labels = {NODE_LABEL: "node-a", "other": "1"}
+    marks = {OUTCOME_ANNOTATION: "{}", "other": "1"}
+    scene.add("left", status={"phase": "Failed"}, annotations=marks, labels=labels, finalizers=[DATA_MOVER_FINALIZER])
+    scene.add("done", status={"phase": "Completed"})
+    done = scene.load("done")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.kind.cleaned == ["synced"], seconds=5)
+        await scene.until(lambda: scene.kind.cleaned == ["synced", "left"], seconds=40)
+        await asyncio.sleep(1)
+    assert scene.load("synced")["metadata"]["finalizers"] == ["other/one"]
+    left = scene.load("left")["metadata"]
+    assert "finalizers" not in left
+    assert left["labels"] == {"other": "1"}
+    assert left["annotations"] == {"other": "1"}
+    assert scene.load("done") == done
+
+
+async def test_clean_ups_without_an_agent_and_what_they_wait_for_are_on_the_status_page() -> None:
+    scene = open_scene("node-b")
+    for name in ("held", "refused"):
+        scene.add(name, status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.kind.held["held"] = Waiting("CleaningUp", "Pod velero/held is being deleted")
+    scene.kube.fail_next("PATCH", "/datauploads/refused", 403, times=3)
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: "refused" in str(dispatcher.report().get("ownerless")), seconds=10)
+        await scene.until(lambda: "held is" in str(dispatcher.report()["ownerless"]["waitsFor"]), seconds=10)
+        shown = dispatcher.report()["ownerless"]
+        assert (shown["loads"], shown["waitsFor"]) == ({"CLEAN_UP": 2}, ["Pod velero/held is being deleted"])
+        scene.kind.held.clear()
+        await scene.until(lambda: dispatcher.report()["ownerless"]["loads"] == {}, seconds=200)
+        assert dispatcher.report()["ownerless"]["lastError"].startswith("DataUpload velero/refused: ")
+
+
+async def test_a_load_that_ended_before_anybody_accepted_it_is_cleaned_up_too() -> None:
+    """Its source snapshot was made for it, and nobody else removes that."""
+    scene = open_scene("node-a")
+    scene.kind.answers["du"] = Admission(Verdict.FAILS, "LocationMissing", "there is no such location")
+    scene.add("du", finalizers=["other/one"])
+    async with scene.dispatching():
+        await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=10)
+        await scene.until(lambda: scene.load("du")["metadata"]["finalizers"] == ["other/one"], seconds=1)
+    assert scene.phase("du") == "Failed"
+
+
+async def test_a_new_load_that_is_deleted_with_our_finalizer_goes_away() -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("du", deletionTimestamp="2026-11-21T12:00:00Z", finalizers=[DATA_MOVER_FINALIZER])
+    async with scene.dispatching():
+        await scene.until(lambda: not scene.phases(), seconds=10)
+    assert scene.kind.cleaned == ["du"]
+
+
+async def test_a_load_that_cannot_be_read_says_once_which_fields_are_wrong() -> None:
+    scene = open_scene("node-a")
+    load = scene.add("du")
+    del load["spec"]["sourceNamespace"]
+    scene.kube.put(load)
+    foreign = scene.add("foreign")
+    foreign["spec"] = {"datamover": "somebody-elses"}
+    scene.kube.put(foreign)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reasons("du") == ["Unreadable"], seconds=10)
+        await asyncio.sleep(60)
+    (event,) = scene.kube.objects(EVENTS)
+    assert (event["involvedObject"]["name"], event["type"]) == ("du", "Warning")
+    assert (
+        "DataUpload velero/du cannot be read: spec: Object missing required field `sourceNamespace`" in event["message"]
+    )
+
+
+def real_kinds(kube: FakeKube) -> list[Kind]:
+    client = KubeClient(kube, Retry(LoopClock()))
+    causes, names = CauseFinder(client, LoopClock()), frozenset({"velero", ""})
+
+    def plan() -> MoverPlan:
+        return MoverPlan(AgentTemplate(image="mover:1", host_pods_mounted=True))
+
+    return [
+        DataUploadKind(client, CSISnapshotExposer(client, causes), plan, names),
+        DataDownloadKind(client, GenericRestoreExposer(client, causes), plan, names),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), plan, names),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), plan, names),
+    ]
+
+
+@pytest.mark.parametrize("recording", ["dataupload", "datadownload", "podvolumebackup", "podvolumerestore"])
+async def test_a_recorded_load_that_was_synced_from_another_cluster_loses_its_finalizer_and_nothing_else(
+    recording: str,
+) -> None:
+    """Neither its node nor anything that it was about is in this cluster."""
+    scene = open_scene("node-a")
+    versions = [each["object"] for each in json.loads((RECORDINGS / f"{recording}.json").read_text())]
+    synced = [
+        load for load in versions if load["metadata"].get("finalizers") and load["status"].get("phase") == "Completed"
+    ]
+    scene.kube.put(synced[-1])
+    (before,) = scene.loads()
+    scene.kind, *scene.others = real_kinds(scene.kube)  # type: ignore[assignment] # as good as scripted ones
+    async with scene.dispatching():
+        await scene.until(lambda: "finalizers" not in scene.loads()[0]["metadata"], seconds=20)
+        await asyncio.sleep(60)
+    (after,) = scene.loads()
+    for load in (before, after):
+        del load["metadata"]["resourceVersion"]
+    del before["metadata"]["finalizers"]
+    assert after == before
+    assert scene.kube.objects(EVENTS) == []

@@ -1,0 +1,411 @@
+"""BackupRepositories become Ready through an init pod, or say why not."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.events import EventRecorder
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, EVENTS, PODS, SECRETS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from exposer.causes import CauseFinder
+from exposer.settings import MoverPlan
+from exposer.template import AgentTemplate
+from exposer.workload import ONTO_ANY_NODE
+from nodeagent.config.repository import RepositoryConfig
+from nodeagent.leader.repositories.controller import RepositoryKeeper, RepositoryTools
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.settings import RepositoryController
+from nodeagent.transfers.events import Story
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+RECORDED = Path(__file__).parents[3] / "recordings" / "velero-1.18.2" / "backuprepository.json"
+SERVER = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "velero", "namespace": "velero", "labels": {"component": "velero"}},
+    "spec": {"replicas": 0},
+}
+GOOD = json.dumps({"uniqueID": "abc"})
+
+
+@dataclass
+class Scene:
+    """A fake API server with one location, and a keeper that works on it."""
+
+    kube: FakeKube
+    keeper: RepositoryKeeper
+    pods_seen: list[str] = field(default_factory=list)
+
+    @property
+    def repository(self) -> JsonDict:
+        return self.kube.objects(BACKUP_REPOSITORIES)[0]
+
+    @property
+    def phase(self) -> str:
+        return str(self.repository.get("status", {}).get("phase", ""))
+
+    @property
+    def message(self) -> str:
+        return str(self.repository.get("status", {}).get("message", ""))
+
+    @property
+    def pod(self) -> JsonDict | None:
+        return next(iter(self.kube.objects(PODS)), None)
+
+    def set_pod(self, **status: object) -> None:
+        assert self.pod is not None
+        self.kube.put(self.pod | {"status": status})
+
+    def end_pod(self, exit_code: int, message: str) -> None:
+        state = {"terminated": {"exitCode": exit_code, "message": message}}
+        phase = "Failed" if exit_code else "Succeeded"
+        self.set_pod(phase=phase, containerStatuses=[{"name": "init", "state": state}])
+
+    def reasons(self) -> list[str]:
+        return [event["reason"] for event in self.kube.objects(EVENTS)]
+
+    async def until_pod(self, *, seconds: float = 30.0) -> JsonDict:
+        async with asyncio.timeout(seconds):
+            while self.pod is None:
+                await asyncio.sleep(0.05)
+        return self.pod
+
+    async def until_phase(self, phase: str, *, seconds: float = 30.0) -> None:
+        async with asyncio.timeout(seconds):
+            while self.phase != phase:
+                await asyncio.sleep(0.05)
+
+    async def fail_once(self, message: str = "the bucket does not exist") -> None:
+        await self.until_pod()
+        self.end_pod(12, message)
+        await self.until_phase("NotReady")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Scene"]:
+        task = asyncio.create_task(self.keeper.run(), name="keeper")
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def build_keeper(kube: FakeKube, mode: RepositoryController, *, config_map: str = "") -> RepositoryKeeper:
+    clock = LoopClock()
+    client = KubeClient(kube, Retry(clock))
+    tools = RepositoryTools(
+        client=client,
+        clock=clock,
+        story=Story(EventRecorder(client, clock, component="node-agent", host="node-a")),
+        metrics=Metrics("node-a"),
+        plan=lambda: MoverPlan(AgentTemplate(image="mover:1")),
+        new_settings=RepositoryConfig(client, "velero", config_map).settings,
+        check_leading=lambda: None,
+        causes=CauseFinder(client, clock),
+    )
+    return RepositoryKeeper(tools, namespace="velero", mode=mode)
+
+
+def open_scene(mode: RepositoryController = RepositoryController.AUTO) -> Scene:
+    kube = FakeKube()
+    kube.put(json.loads(RECORDED.read_text())[0]["object"])
+    location = {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "keys", "key": "cloud"}}
+    meta = {"name": "default", "namespace": "velero"}
+    kube.put({"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": meta, "spec": location})
+    put_secret(kube, "keys", cloud="wrong")
+    return Scene(kube, build_keeper(kube, mode))
+
+
+def put_secret(kube: FakeKube, name: str, **data: str) -> None:
+    coded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
+    kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "velero"}, "data": coded})
+
+
+async def test_a_new_repository_becomes_ready_as_the_peers_server_makes_it() -> None:
+    scene = open_scene()
+    async with scene.running():
+        pod = await scene.until_pod()
+        assert pod["metadata"]["name"] == "app-default-kopia-init"
+        assert pod["metadata"]["ownerReferences"][0]["uid"] == scene.repository["metadata"]["uid"]
+        assert "--backup-repository=app-default-kopia" in pod["spec"]["containers"][0]["args"]
+        scene.set_pod(phase="Running")
+        await asyncio.sleep(30)
+        assert scene.phase == ""
+        scene.end_pod(0, GOOD)
+        await scene.until_phase("Ready", seconds=2)
+        await asyncio.sleep(1)
+    assert scene.pod is None
+    assert scene.repository["spec"] == json.loads(RECORDED.read_text())[-1]["object"]["spec"]
+    assert scene.repository["status"] == {"phase": "Ready", "lastMaintenanceTime": "2026-11-21T12:00:30Z"}
+    assert scene.reasons() == ["Ready"]
+
+
+async def test_the_password_is_made_when_absent_and_never_overwritten() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.until_pod()
+    made = [secret for secret in scene.kube.objects(SECRETS) if secret["metadata"]["name"] == "velero-repo-credentials"]
+    assert base64.b64decode(made[0]["data"]["repository-password"]) == b"static-passw0rd"
+    other = open_scene()
+    put_secret(other.kube, "velero-repo-credentials", **{"repository-password": "mine"})
+    async with other.running():
+        await other.until_pod()
+    passwords = [secret["data"] for secret in other.kube.objects(SECRETS)][1]
+    assert base64.b64decode(passwords["repository-password"]) == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "said", "message"),
+    [
+        (12, "the bucket does not exist", "the bucket does not exist"),
+        (137, "", "init pod velero/app-default-kopia-init ended: exit code 137"),
+        (0, "nonsense", "its result cannot be read; it said: nonsense"),
+    ],
+)
+async def test_a_failure_is_told_by_the_init_pods_own_words(exit_code: int, said: str, message: str) -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.until_pod()
+        scene.end_pod(exit_code, said)
+        await scene.until_phase("NotReady", seconds=2)
+        await asyncio.sleep(1)
+        assert scene.message.endswith(message)
+        assert scene.pod is None
+        assert scene.reasons() == ["NotReady"]
+        # It is not tried again before five minutes are over, and then it is told once.
+        await asyncio.sleep(290)
+        assert scene.pod is None
+        await scene.until_pod()
+        assert (scene.phase, scene.message) == ("New", "")
+
+
+@pytest.mark.parametrize("mended", ["secret", "password", "location"])
+async def test_what_was_mended_is_tried_at_once(mended: str) -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.fail_once()
+        await asyncio.sleep(60)
+        assert scene.pod is None
+        if mended == "location":
+            location = next(
+                o for o in scene.kube.objects(BACKUP_STORAGE_LOCATIONS) if o["metadata"]["name"] == "default"
+            )
+            scene.kube.put(location | {"spec": location["spec"] | {"objectStorage": {"bucket": "right"}}})
+        else:
+            put_secret(scene.kube, "keys" if mended == "secret" else "velero-repo-credentials", cloud="right")
+        await scene.until_pod(seconds=6)
+        scene.end_pod(0, GOOD)
+        await scene.until_phase("Ready", seconds=2)
+        assert scene.message == ""
+
+
+async def test_a_load_that_needs_the_repository_has_it_tried_again_unless_that_was_just_done() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.fail_once()
+        scene.keeper.want("app", "default")
+        await asyncio.sleep(10)
+        assert scene.pod is None
+        await scene.until_pod(seconds=11)
+        await scene.fail_once()
+        await asyncio.sleep(60)
+        assert scene.pod is None
+        scene.keeper.want("other", "default")
+        await asyncio.sleep(6)
+        assert scene.pod is None
+        scene.keeper.want("app", "default")
+        await scene.until_pod(seconds=1)
+
+
+async def test_a_pod_that_cannot_start_tells_why_after_ninety_seconds() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.until_pod()
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+        scene.set_pod(phase="Pending", conditions=[condition])
+        await asyncio.sleep(85)
+        assert scene.phase == ""
+        await scene.until_phase("NotReady", seconds=20)
+        assert scene.message == "no node takes pod velero/app-default-kopia-init: 0/1 nodes"
+        await asyncio.sleep(1)
+        assert scene.pod is None
+
+
+@pytest.mark.cause("repository-not-made")
+async def test_what_keeps_the_init_pod_from_running_is_told_on_the_repository_within_ten_seconds() -> None:
+    async with open_scene().running() as scene:
+        pod = await scene.until_pod()
+        scene.kube.put(pod | {"spec": pod["spec"] | {"nodeName": "node-a"}, "status": {"phase": "Pending"}})
+        began = asyncio.get_running_loop().time()
+        scene.kube.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"namespace": "velero", "name": "mount"},
+                "involvedObject": {"uid": pod["metadata"]["uid"]},
+                "type": "Warning",
+                "reason": "FailedMount",
+                "message": "no such secret",
+            }
+        )
+        async with asyncio.timeout(30):
+            while not scene.message:
+                await asyncio.sleep(0.05)
+        name = f"velero/{pod['metadata']['name']}"
+        assert scene.message == f"pod {name} cannot start on node node-a yet: FailedMount: no such secret"
+        assert asyncio.get_running_loop().time() - began <= 10.5
+        assert scene.phase != "NotReady"
+        assert scene.reasons()[-1] == "FailedMount"
+
+
+async def test_a_pod_that_no_node_takes_is_let_onto_one_that_takes_no_new_pods() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.until_pod()
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "1 cordoned"}
+        scene.set_pod(phase="Pending", conditions=[condition])
+        await asyncio.sleep(5)
+        assert scene.pod is not None
+        before = scene.pod["spec"].get("tolerations", [])
+        assert ONTO_ANY_NODE not in before
+        await asyncio.sleep(16)
+        assert scene.pod["spec"]["tolerations"] == [*before, ONTO_ANY_NODE]
+        version = scene.pod["metadata"]["resourceVersion"]
+        await asyncio.sleep(30)
+        assert scene.pod["metadata"]["resourceVersion"] == version
+        scene.end_pod(0, GOOD)
+        await scene.until_phase("Ready", seconds=2)
+
+
+async def test_a_pod_that_is_refused_is_told_at_once() -> None:
+    scene = open_scene()
+    scene.kube.fail_next("POST", "pods", 403)
+    async with scene.running():
+        await scene.until_phase("NotReady", seconds=2)
+    assert "create Pod velero/app-default-kopia-init: 403" in scene.message
+
+
+async def test_a_second_pod_comes_only_once_the_first_is_gone() -> None:
+    scene = open_scene()
+    async with scene.running():
+        pod = await scene.until_pod()
+        meta = pod["metadata"] | {"finalizers": ["x/y"], "deletionTimestamp": "2026-11-21T12:00:00Z"}
+        scene.kube.put(pod | {"metadata": meta})
+        await asyncio.sleep(60)
+        assert scene.phase == ""
+        assert [pod["metadata"]["uid"] for pod in scene.kube.objects(PODS)] == [pod["metadata"]["uid"]]
+        await _drop_finalizers(scene.kube, pod)
+        async with asyncio.timeout(12):
+            while scene.pod is None or scene.pod["metadata"]["uid"] == pod["metadata"]["uid"]:
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("what", ["lost-applied", "lost", 500])
+async def test_a_create_whose_answer_is_lost_makes_no_second_pod(what: str) -> None:
+    scene = open_scene()
+    scene.kube.fail_next("POST", "pods", what)  # type: ignore[arg-type] # a table of faults
+    async with scene.running():
+        await scene.until_pod()
+        scene.set_pod(phase="Running")
+        await asyncio.sleep(20)
+        scene.end_pod(0, GOOD)
+        await scene.until_phase("Ready", seconds=2)
+
+
+async def test_a_keeper_that_starts_anew_goes_on_with_the_pod_it_finds() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.until_pod()
+    scene.end_pod(0, GOOD)
+    scene.keeper = build_keeper(scene.kube, RepositoryController.AUTO)
+    async with scene.running():
+        await scene.until_phase("Ready", seconds=2)
+        await asyncio.sleep(1)
+    assert scene.pod is None
+    assert [request.method for request in scene.kube.requests if request.path.endswith("/pods")].count("POST") == 1
+
+
+async def test_a_result_that_was_written_before_a_crash_is_not_written_twice() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.until_pod()
+        scene.kube.fail_next("DELETE", "pods", 403)
+        scene.end_pod(12, "wrong key")
+        await scene.until_phase("NotReady")
+    version = scene.repository["metadata"]["resourceVersion"]
+    scene.keeper = build_keeper(scene.kube, RepositoryController.AUTO)
+    async with scene.running():
+        async with asyncio.timeout(5):
+            while scene.pod is not None:
+                await asyncio.sleep(0.1)
+        assert scene.repository["metadata"]["resourceVersion"] == version
+
+
+async def test_somebody_elses_pod_of_that_name_is_named_after_a_while_and_left_alone() -> None:
+    scene = open_scene()
+    meta = {"name": "app-default-kopia-init", "namespace": "velero"}
+    scene.kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}})
+    async with scene.running():
+        await scene.until_phase("NotReady", seconds=120)
+        await asyncio.sleep(10)
+    assert "velero/app-default-kopia-init is in the way" in scene.message
+    assert scene.pod is not None
+
+
+@pytest.mark.parametrize(
+    ("mode", "server", "ours"),
+    [
+        (RepositoryController.AUTO, True, False),
+        (RepositoryController.ON, True, True),
+        (RepositoryController.OFF, False, False),
+        (RepositoryController.OFF, True, False),
+    ],
+)
+async def test_whose_repositories_are_is_decided_by_the_mode_and_the_server(
+    mode: RepositoryController, server: bool, ours: bool
+) -> None:
+    scene = open_scene(mode)
+    if server:
+        scene.kube.put(SERVER)
+    async with scene.running():
+        await asyncio.sleep(70)
+    assert (scene.pod is not None) is ours
+    secrets = {secret["metadata"]["name"] for secret in scene.kube.objects(SECRETS)}
+    assert ("velero-repo-credentials" in secrets) is ours
+
+
+async def test_a_server_that_comes_later_is_noticed_before_anything_is_made() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.fail_once()
+        await asyncio.sleep(1)
+        scene.kube.put(SERVER)
+        put_secret(scene.kube, "keys", cloud="right")
+        await asyncio.sleep(400)
+    assert scene.pod is None
+
+
+async def test_a_restic_repository_is_left_alone() -> None:
+    scene = open_scene()
+    repository = scene.repository
+    scene.kube.put(repository | {"spec": repository["spec"] | {"repositoryType": "restic"}})
+    async with scene.running():
+        await asyncio.sleep(60)
+    assert scene.pod is None
+    assert scene.phase == ""
+
+
+async def _drop_finalizers(kube: FakeKube, pod: JsonDict) -> None:
+    client = KubeClient(kube, Retry(LoopClock()))
+    await client.patch(PODS, "velero", pod["metadata"]["name"], {"metadata": {"finalizers": []}})

@@ -1,0 +1,289 @@
+"""The dispatcher: who is admitted, who waits and is told why, who is ended."""
+
+import asyncio
+
+import pytest
+
+from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL
+from core.models.transfers import DataDownload
+from nodeagent.transfers.kinds.base import Admission, Verdict
+from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod, most_held, open_scene
+
+pytestmark = pytest.mark.looptime
+
+NOON = "2026-11-21T12:00:00Z"
+
+
+def waits(reason: str = "SnapshotNotReady", *, patient: bool = False) -> Admission:
+    return Admission(Verdict.WAITS, reason, f"waits: {reason}", patient=patient)
+
+
+async def test_one_write_makes_a_load_accepted() -> None:
+    scene = open_scene("node-a")
+    scene.add("du", status={"message": "waits for something"}, finalizers=["other/finalizer"])
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reasons("du") != [])
+    load = scene.load("du")
+    assert load["status"] == {"phase": "Accepted", "acceptedByNode": "node-a", "acceptedTimestamp": NOON}
+    assert load["metadata"]["finalizers"] == ["other/finalizer", DATA_MOVER_FINALIZER]
+    assert load["metadata"]["labels"][NODE_LABEL] == "node-a"
+    assert load["metadata"]["labels"][EXPOSE_ON_GOING_LABEL] == "true"
+    assert scene.ledger() == {"uid-of-du"}
+    assert scene.accepted == ["du"]
+    assert scene.reasons("du") == ["Accepted"]
+
+
+async def test_places_go_round_the_namespaces_and_are_given_again_once_they_are_free() -> None:
+    scene = open_scene("node-a", limit=2)
+    for name, queue in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")):
+        scene.add(name, queue=queue)
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.accepted) == 2)
+        for _ in range(3):
+            done = len(scene.accepted)
+            scene.set_status(scene.accepted[done - 2], phase="InProgress")
+            await scene.until(lambda done=done: len(scene.accepted) > done)  # type: ignore[misc] # this round's
+    assert scene.accepted == ["a1", "b1", "a2", "b2", "a3"]
+    assert most_held(scene.kube) == 2
+
+
+async def test_the_turn_outlives_a_change_of_the_dispatcher() -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("a1", queue="a")
+    scene.add("a2", queue="a")
+    scene.add("b1", queue="b")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.accepted == ["a1"])
+    scene.set_status("a1", phase="Completed")
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.accepted) == 2)
+    assert scene.accepted == ["a1", "b1"]
+
+
+async def test_loads_are_spread_over_the_live_agents() -> None:
+    scene = open_scene("node-a", "node-b", limit=None)
+    scene.kube.put(agent_pod("node-c", ready=False))
+    scene.kube.put(agent_pod("node-d", deletionTimestamp=NOON, finalizers=["x/y"]))
+    for number in range(6):
+        scene.add(f"du-{number}")
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.accepted) == 6)
+    nodes = [scene.load(name)["status"]["acceptedByNode"] for name in sorted(scene.accepted)]
+    assert nodes == ["node-a", "node-b"] * 3
+
+
+@pytest.mark.cause("queue-full")
+async def test_a_load_that_only_the_queue_holds_back_is_told_so_once() -> None:
+    scene = open_scene("node-a", limit=1)
+    for name in ("du-1", "du-2", "du-3"):
+        scene.add(name)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.message("du-3") != "")
+        assert scene.message("du-2") == "waits for a place in prepareQueueLength (1, all taken): number 1 in line"
+        assert scene.message("du-3").endswith("number 2 in line")
+        version = scene.load("du-3")["metadata"]["resourceVersion"]
+        scene.set_status("du-1", phase="InProgress")
+        await scene.until(lambda: scene.phase("du-2") == "Accepted")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.ledger() == {"uid-of-du-2"})
+    assert scene.message("du-2") == ""
+    assert scene.load("du-3")["metadata"]["resourceVersion"] == version
+
+
+async def test_restores_go_first_only_where_that_is_asked_for() -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.restores_first = True
+    scene.others.append(ScriptedKind(DataDownload))
+    scene.add("a1", queue="a")
+    scene.add("b1", queue="b")
+    for name, queue in (("a-restore", "a"), ("c-restore", "c")):
+        scene.add_kind(DataDownload, name, queue=queue)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.accepted == ["a-restore"])
+        scene.set_status("a-restore", phase="InProgress")
+        await scene.until(lambda: scene.accepted == ["a-restore", "c-restore"])
+        scene.restores_first = False
+        scene.set_status("c-restore", phase="InProgress")
+        await scene.until(lambda: len(scene.accepted) == 3)
+        scene.add_kind(DataDownload, "b-restore", queue="b")
+        scene.set_status("a1", phase="InProgress")
+        await scene.until(lambda: len(scene.accepted) == 4)
+    # Both were made in the same second: by name.
+    assert scene.accepted[2:] == ["a1", "b-restore"]
+
+
+async def test_a_load_that_waits_takes_no_place_and_says_why_once() -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("du-1")
+    scene.add("du-2")
+    scene.kind.answers["du-1"] = waits()
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du-2") == "Accepted" and len(scene.kind.checked) > 5)
+        assert (scene.phase("du-1"), scene.message("du-1")) == ("", "waits: SnapshotNotReady")
+        assert scene.reasons("du-1") == ["SnapshotNotReady"]
+        scene.set_status("du-2", phase="InProgress")
+        del scene.kind.answers["du-1"]
+        await scene.until(lambda: scene.phase("du-1") == "Accepted", seconds=8)
+    assert scene.message("du-1") == ""
+
+
+async def test_a_load_that_can_never_start_fails_with_the_cause() -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("du-1")
+    scene.add("du-2")
+    scene.kind.answers["du-2"] = Admission(Verdict.FAILS, "LocationMissing", "BackupStorageLocation x is not there")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reasons("du-2") == ["Failed"], seconds=5)
+    # Even though there is no place for it.
+    assert scene.phases() == {"du-1": "Accepted", "du-2": "Failed"}
+    assert scene.load("du-2")["status"]["completionTimestamp"] == NOON
+    assert scene.message("du-2") == "BackupStorageLocation x is not there"
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+async def test_a_waiting_load_that_is_to_end_is_canceled_without_a_place(how: str) -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("du-1")
+    if how == "delete":
+        scene.add("du-2", deletionTimestamp=NOON, finalizers=["some/other"])
+    else:
+        load = scene.add("du-2")
+        scene.kube.put(load | {"spec": load["spec"] | {"cancel": True}})
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du-2") == "Canceled", seconds=3)
+    assert scene.message("du-2").startswith("canceled while New: ")
+    assert "uid-of-du-2" not in scene.ledger()
+
+
+@pytest.mark.cause("could-not-start")
+async def test_what_cannot_start_for_the_prepare_timeout_fails_with_its_cause() -> None:
+    scene = open_scene("node-a")
+    scene.add("du", creationTimestamp=NOON)
+    scene.kind.answers["du"] = waits("LocationUnavailable")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=1900)
+    assert scene.message("du") == "could not start within 30m0s: waits: LocationUnavailable"
+    assert "2026-11-21T12:30:00Z" <= scene.load("du")["status"]["completionTimestamp"] <= "2026-11-21T12:30:06Z"
+
+
+async def test_a_load_that_is_old_already_is_given_a_minute() -> None:
+    scene = open_scene("node-a")
+    scene.add("du", creationTimestamp="2026-11-21T09:00:00Z")
+    scene.kind.answers["du"] = waits("LocationUnavailable")
+    async with scene.dispatching():
+        await asyncio.sleep(55)
+        assert scene.phase("du") == ""
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=15)
+
+
+async def test_patient_waits_and_the_queue_itself_do_not_count_as_failing_to_start() -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("du-1", creationTimestamp="2026-11-21T09:00:00Z")
+    scene.kind.answers["du-1"] = waits(patient=True)
+    scene.add("du-2", status={"message": "waits for a place in prepareQueueLength (1, all taken): number 1 in line"})
+    scene.kind.answers["du-2"] = waits("LocationUnavailable")
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.kind.checked) > 20)
+        assert scene.phases() == {"du-1": "", "du-2": ""}
+        await scene.until(lambda: scene.phase("du-2") == "Failed", seconds=1900)
+
+
+async def test_without_a_live_agent_loads_wait_for_one() -> None:
+    scene = open_scene("node-a")
+    scene.kube.put(agent_pod("node-a", ready=False))
+    scene.add("du-1")
+    scene.add("du-2")
+    scene.kind.answers["du-2"] = Admission(Verdict.READY, node="node-b")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.message("du-1") == "no node agent is ready in namespace velero")
+        assert scene.message("du-2") == "no node agent is ready on node node-b"
+        scene.kube.put(agent_pod("node-a"))
+        await scene.until(lambda: scene.phase("du-1") == "Accepted", seconds=8)
+        assert scene.phase("du-2") == ""
+        scene.kube.put(agent_pod("node-b"))
+        await scene.until(lambda: scene.phase("du-2") == "Accepted", seconds=8)
+    assert scene.load("du-2")["status"]["acceptedByNode"] == "node-b"
+
+
+async def test_the_metrics_and_the_status_page_show_the_queue_as_it_is() -> None:
+    scene = open_scene("node-a", limit=1)
+    for name, queue in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("c1", "c")):
+        scene.add(name, queue=queue)
+    scene.kind.answers["c1"] = waits(patient=True)
+    dispatcher = scene.dispatcher()
+    metrics = dispatcher._tools.metrics
+
+    def shown(metric: str, **labels: str) -> float | None:
+        return metrics._registry.get_sample_value(f"nodeagent_{metric}", {"node": "node-a"} | labels)
+
+    def position(name: str) -> float | None:
+        return shown("queue_position", kind="DataUpload", name=name)
+
+    async with scene.dispatching(dispatcher):
+        await scene.until(lambda: scene.message("a2") != "" and scene.message("c1") != "")
+        await asyncio.sleep(2)
+        assert [position(name) for name in ("a1", "a2", "b1", "c1")] == [None, 2, 1, None]
+        report = dispatcher.report()
+        assert [(one["name"], one["position"]) for one in report["line"]] == [("b1", 1), ("a2", 2)]
+        assert [(one["name"], one["message"]) for one in report["waiting"]] == [("c1", "waits: SnapshotNotReady")]
+        assert (report["inLine"], report["phases"]) == (2, {"Accepted": 1, "New": 3})
+        assert shown("queue_length", kind="DataUpload", state="New") == 3
+        told = scene.message("a2")
+        scene.set_status("b1", phase="Canceled")
+        # No pass has a reason to run now; the metrics follow all the same.
+        await asyncio.sleep(1.5)
+        assert [position("b1"), position("a2")] == [None, 1]
+        assert shown("queue_length", kind="DataUpload", state="New") == 2
+        # What the reader was told stays: it was true when it was written.
+        assert scene.message("a2") == told
+    assert [position("a2"), shown("queue_length", kind="DataUpload", state="New")] == [None, 0]
+
+
+async def test_another_data_movers_load_is_left_alone() -> None:
+    scene = open_scene("node-a", limit=1)
+    load = scene.add("theirs")
+    theirs = scene.kube.put(load | {"spec": load["spec"] | {"datamover": "acme", "cancel": True}})
+    scene.add("ours")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("ours") == "Accepted")
+    assert scene.load("theirs") == theirs
+
+
+async def test_a_load_that_cannot_be_checked_holds_up_no_other() -> None:
+    scene = open_scene("node-a")
+    scene.add("du-1")
+    scene.add("du-2")
+    scene.kube.fail_next("GET", "datauploads/du-1", 403, times=3)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du-2") == "Accepted", seconds=2)
+        assert scene.phase("du-1") == ""
+        # One look each five seconds.
+        await scene.until(lambda: scene.phase("du-1") == "Accepted", seconds=20)
+
+
+async def test_with_nothing_to_do_the_dispatcher_is_silent() -> None:
+    """For as long as even the shortest watch lasts: a watch that ends is opened anew, and that is a request."""
+    scene = open_scene("node-a")
+    scene.add("du", status={"phase": "Completed"})
+    async with scene.dispatching():
+        await asyncio.sleep(5)
+        asked = len(scene.kube.requests)
+        await asyncio.sleep(200)
+    assert len(scene.kube.requests) == asked
+
+
+async def test_a_hundred_loads_cost_a_fixed_number_of_requests_each() -> None:
+    scene = open_scene("node-a", "node-b", limit=None)
+    for number in range(400):
+        scene.add(f"du-{number:03}", queue=f"ns-{number % 7}")
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: len(scene.accepted) == 400, seconds=60)
+        assert dispatcher.report()["placesTaken"] == 400
+    wanted = [f"du-{number:03}" for number in range(400)]
+    assert sorted(scene.accepted) == wanted
+    # One read, one accept, one Event each; and a few that they share.
+    assert len(scene.kube.requests) < 3 * 400 + 30
+    # In order: each namespace's own, oldest name first.
+    for queue in range(7):
+        own = [name for name in scene.accepted if int(name[3:]) % 7 == queue]
+        assert own == sorted(own)

@@ -1,0 +1,194 @@
+"""The limit is never exceeded: lost answers, paused dispatchers, two at a time, crashes."""
+
+import asyncio
+import random
+from typing import Literal
+
+import pytest
+
+from core.kube.transport import Request
+from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL
+from core.models.transfers import DataUpload
+from nodeagent.transfers.kinds.base import Admission, Verdict
+from tests.nodeagent.support.dispatching import RESOURCES, Gate, Scene, ScriptedKind, most_held, open_scene
+
+pytestmark = pytest.mark.looptime
+
+Fault = Literal["lost", "lost-applied"] | int
+WAITS = Admission(Verdict.WAITS, "SnapshotNotReady", "the snapshot is not ready")
+
+
+def is_accept(request: Request) -> bool:
+    return request.method == "PATCH" and b'"phase": "Accepted"' in (request.body or b"")
+
+
+async def test_an_accept_of_a_paused_dispatcher_comes_too_late() -> None:
+    scene = open_scene(limit=1)
+    scene.add("du-1")
+    gate = Gate(scene.kube, is_accept)
+    async with scene.dispatching(scene.dispatcher(gate)):
+        await scene.until(lambda: gate.waiting == 1)
+        scene.add("du-2")
+        async with scene.dispatching():
+            # Its place is reserved, so the new dispatcher goes on with it, and with no other.
+            await scene.until(lambda: scene.phase("du-1") == "Accepted")
+            assert scene.accepted == ["du-1"]
+            gate.open.set()
+            await asyncio.sleep(20)
+    assert scene.accepted == ["du-1"]
+    assert most_held(scene.kube) == 1
+
+
+async def test_a_place_is_taken_back_only_behind_a_fence() -> None:
+    scene = open_scene(limit=1)
+    scene.add("du-1")
+    # Paused right behind the reservation: whatever it would ask of the load comes late.
+    gate = Gate(scene.kube, lambda request: "datauploads/du-1" in request.path and bool(scene.ledger()))
+    async with scene.dispatching(scene.dispatcher(gate)):
+        await scene.until(lambda: gate.waiting == 1)
+        scene.kind.answers["du-1"] = WAITS
+        scene.add("du-2")
+        async with scene.dispatching():
+            await scene.until(lambda: scene.phase("du-2") == "Accepted")
+            assert ACCEPT_FENCE_ANNOTATION in scene.load("du-1")["metadata"]["annotations"]
+            gate.open.set()
+            await asyncio.sleep(5)
+            assert scene.phase("du-1") == ""
+            del scene.kind.answers["du-1"]
+            scene.set_status("du-2", phase="InProgress")
+            await scene.until(lambda: scene.phase("du-1") == "Accepted")
+    assert "annotations" not in scene.load("du-1")["metadata"]
+    assert most_held(scene.kube) == 1
+
+
+async def test_a_fence_that_cannot_be_written_leaves_the_place_taken() -> None:
+    scene = open_scene(limit=1)
+    scene.add("du-1")
+    scene.add("du-2")
+    gate = Gate(scene.kube, is_accept)
+    async with scene.dispatching(scene.dispatcher(gate)):
+        await scene.until(lambda: gate.waiting == 1)
+    scene.kind.answers["du-1"] = WAITS
+    scene.set_status("du-1", message=WAITS.message)
+    scene.kube.fail_next("PATCH", "datauploads/du-1", 403, times=3)
+    async with scene.dispatching():
+        await asyncio.sleep(2)
+        assert scene.ledger() == {"uid-of-du-1"}
+        await scene.until(lambda: scene.phase("du-2") == "Accepted")
+    assert scene.ledger() == {"uid-of-du-2"}
+
+
+@pytest.mark.parametrize("what", ["lost", "lost-applied", 409, 500])
+async def test_an_accept_that_got_no_answer_is_looked_at_again(what: Fault) -> None:
+    scene = open_scene(limit=1)
+    scene.add("du-1")
+    scene.add("du-2")
+    scene.kube.fail_next("PATCH", "datauploads/du-1", what)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du-1") == "Accepted")
+        await asyncio.sleep(10)
+        # Whether an answer came or not, the load is told of once.
+        assert scene.accepted == ["du-1"]
+        assert scene.reasons("du-1") == ["Accepted"]
+        assert scene.ledger() == {"uid-of-du-1"}
+        scene.set_status("du-1", phase="InProgress")
+        await scene.until(lambda: scene.phase("du-2") == "Accepted")
+    assert most_held(scene.kube) == 1
+
+
+@pytest.mark.parametrize("what", ["lost", "lost-applied", 409, 500])
+@pytest.mark.parametrize("times", [1, 7])
+async def test_a_ledger_write_that_got_no_answer_delays_but_loses_nothing(what: Fault, times: int) -> None:
+    scene = open_scene(limit=1)
+    async with scene.dispatching():
+        await asyncio.sleep(1)
+        scene.kube.fail_next("PATCH", "configmaps", what, times=times)
+        scene.add("du-1")
+        scene.add("du-2")
+        await scene.until(lambda: scene.phase("du-1") == "Accepted")
+        scene.set_status("du-1", phase="InProgress")
+        await scene.until(lambda: scene.phase("du-2") == "Accepted")
+    assert most_held(scene.kube) == 1
+
+
+async def test_what_is_already_accepted_counts_and_a_lowered_limit_admits_nothing() -> None:
+    scene = open_scene(limit=2)
+    for number in range(3):
+        scene.add(f"old-{number}", status={"phase": "Prepared"}, labels={NODE_LABEL: "node-a"})
+    scene.add("new")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.message("new") != "")
+        assert len(scene.ledger()) == 3
+        scene.set_status("old-0", phase="InProgress")
+        await asyncio.sleep(10)
+        assert scene.phase("new") == ""
+        scene.set_status("old-1", phase="Failed")
+        await scene.until(lambda: scene.phase("new") == "Accepted")
+
+
+async def test_the_ledger_of_a_dispatcher_that_died_is_settled() -> None:
+    scene = open_scene(limit=3)
+    for name in ("done", "gone", "taken", "reserved"):
+        scene.add(name)
+    gate = Gate(scene.kube, is_accept)
+    async with scene.dispatching(scene.dispatcher(gate)):
+        await scene.until(lambda: gate.waiting == 1)
+    assert scene.ledger() == {"uid-of-done", "uid-of-gone", "uid-of-reserved"}
+    scene.set_status("done", phase="Completed")
+    scene.kube.put(scene.load("taken") | {"status": {"phase": "Accepted"}})
+    await scene.dispatcher()._tools.client.delete(scene.kind.resource, "velero", "gone")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.accepted == ["reserved"])
+    assert scene.ledger() == {"uid-of-taken", "uid-of-reserved"}
+
+
+async def _carry(scene: Scene, chance: random.Random) -> None:
+    """Bring accepted loads on, as their agents would, at odd moments."""
+    following = {"Accepted": "Prepared", "Prepared": "InProgress", "InProgress": "Completed"}
+    while True:
+        for name, phase in scene.phases().items():
+            if phase in following and chance.random() < 0.3:
+                scene.set_status(name, phase=following[phase])
+        await asyncio.sleep(0.4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_two_dispatchers_that_both_believe_to_lead_never_exceed_the_limit(seed: int) -> None:
+    chance = random.Random(seed)
+    scene = open_scene("node-a", "node-b", limit=3)
+    scene.others += [ScriptedKind(model) for model in RESOURCES if model is not DataUpload]
+    for number in range(24):
+        scene.add_kind(list(RESOURCES)[number % 4], f"load-{number:02}", queue=f"ns-{number % 3}")
+    carrying = asyncio.create_task(_carry(scene, chance))
+    faults: list[Fault] = ["lost", "lost-applied", 409, 500]
+    async with scene.dispatching(), scene.dispatching():
+        for _ in range(15):
+            await asyncio.sleep(chance.uniform(0, 4))
+            part = chance.choice(["datauploads", "podvolume", "configmaps"])
+            scene.kube.fail_next("PATCH", part, chance.choice(faults), times=chance.randint(1, 6))
+        await scene.until(lambda: set(scene.phases().values()) == {"Completed"}, seconds=900)
+    carrying.cancel()
+    await asyncio.gather(carrying, return_exceptions=True)
+    assert most_held(scene.kube) == 3
+
+
+async def test_a_limit_that_is_edited_is_in_force_at_once() -> None:
+    scene = open_scene("node-a", limit=1)
+    for number in range(6):
+        scene.add(f"du-{number}")
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: len(scene.accepted) == 1)
+        await scene.until(lambda: scene.message("du-5") != "")
+        scene.limit = 3
+        dispatcher.look()
+        await scene.until(lambda: len(scene.accepted) == 3, seconds=1)
+        scene.limit = 2
+        dispatcher.look()
+        scene.set_status("du-0", phase="InProgress")
+        await asyncio.sleep(20)
+        assert len(scene.accepted) == 3
+        scene.set_status("du-1", phase="InProgress")
+        await scene.until(lambda: len(scene.accepted) == 4, seconds=1)
+        scene.limit = None
+        dispatcher.look()
+        await scene.until(lambda: len(scene.accepted) == 6, seconds=1)

@@ -1,0 +1,211 @@
+"""Who leads, and for how long after the last sign of life."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import LEASES
+from core.kube.retry import Retry
+from core.kube.transport import Transport
+from core.models.base import JsonDict
+from nodeagent.leader.election import LeaderElection, NotLeaderError
+from tests.nodeagent.support.dispatching import Gate
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+
+@dataclass
+class Candidate:
+    """One process that runs for the Lease, and what it did: when it began and ended to lead."""
+
+    identity: str
+    election: LeaderElection
+    story: list[tuple[str, float]] = field(default_factory=list)
+
+    async def lead(self) -> None:
+        self.story.append(("began", asyncio.get_running_loop().time()))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.story.append(("ended", asyncio.get_running_loop().time()))
+
+    @property
+    def leads(self) -> bool:
+        return bool(self.story) and self.story[-1][0] == "began"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Candidate"]:
+        task = asyncio.create_task(self.election.run(self.lead), name=f"election {self.identity}")
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def candidate(transport: Transport, identity: str = "a") -> Candidate:
+    clock = LoopClock()
+    client = KubeClient(transport, Retry(clock))
+    election = LeaderElection(client, clock, namespace="velero", identity=identity, duration=timedelta(seconds=15))
+    return Candidate(identity, election)
+
+
+def lease(kube: FakeKube) -> JsonDict:
+    return kube.objects(LEASES)[0]
+
+
+async def until_one_leads(*candidates: Candidate, seconds: float = 60.0) -> Candidate:
+    async with asyncio.timeout(seconds):
+        while not any(one.leads for one in candidates):
+            await asyncio.sleep(0.05)
+    return next(one for one in candidates if one.leads)
+
+
+async def test_the_first_one_makes_the_lease_and_keeps_it() -> None:
+    kube = FakeKube()
+    async with candidate(kube).running() as first:
+        await until_one_leads(first)
+        began = lease(kube)
+        assert began["spec"]["holderIdentity"] == "a"
+        assert began["spec"]["leaseDurationSeconds"] == 15
+        assert began["spec"]["leaseTransitions"] == 0
+        assert began["spec"]["acquireTime"].startswith("2026-11-21T12:00:0")
+        assert len(began["spec"]["acquireTime"]) == len("2026-11-21T12:00:00.000000Z")
+        await asyncio.sleep(300)
+        assert first.leads
+        assert first.election.may_write
+        assert first.election.holder == "a"
+    assert lease(kube)["spec"]["renewTime"] > began["spec"]["renewTime"]
+    assert lease(kube)["spec"]["acquireTime"] == began["spec"]["acquireTime"]
+
+
+async def test_a_clean_stop_hands_the_lease_over_within_two_seconds() -> None:
+    kube = FakeKube()
+    first, second = candidate(kube, "a"), candidate(kube, "b")
+    async with second.running():
+        await until_one_leads(second)
+    second.story.clear()
+    async with first.running():
+        await until_one_leads(first)
+        async with second.running():
+            await asyncio.sleep(100)
+            assert second.story == []
+            leading = next(task for task in asyncio.all_tasks() if task.get_name() == "election a")
+            stopped_at = asyncio.get_running_loop().time()
+            leading.cancel()
+            await until_one_leads(second, seconds=2)
+            assert first.story[-1][0] == "ended"
+            assert second.story[0][1] - stopped_at <= 2
+            assert lease(kube)["spec"]["leaseTransitions"] == 2
+
+
+async def test_a_dead_holder_is_followed_once_its_time_is_over() -> None:
+    kube = FakeKube()
+    gate = Gate(kube, lambda request: True)
+    gate.open.set()
+    first, second = candidate(gate, "a"), candidate(kube, "b")
+    async with first.running():
+        await until_one_leads(first)
+        async with second.running():
+            await asyncio.sleep(60)
+            gate.open.clear()
+            died_at = asyncio.get_running_loop().time()
+            while not second.leads:
+                # Nobody may write while somebody else leads.
+                assert not (first.election.may_write and second.election.may_write)
+                await asyncio.sleep(0.05)
+            assert 10 <= second.story[0][1] - died_at <= 17
+            assert first.story[-1][0] == "ended"
+            assert first.story[-1][1] - died_at <= 11.1
+            with pytest.raises(NotLeaderError):
+                first.election.check()
+            gate.open.set()
+
+
+async def test_a_holder_that_sleeps_too_long_may_not_write_when_it_wakes() -> None:
+    kube = FakeKube()
+    async with candidate(kube).running() as first:
+        await until_one_leads(first)
+        held = first.election._held
+        assert held is not None
+        held.renewed_at_seconds -= 10
+        assert not first.election.may_write
+        # Nobody took it meanwhile: the next renewal makes it right again.
+        await asyncio.sleep(6)
+        assert first.election.may_write
+        assert first.leads
+
+
+async def test_losing_the_lease_ends_the_leaders_work_and_nothing_is_taken_back() -> None:
+    kube = FakeKube()
+    async with candidate(kube).running() as first:
+        await until_one_leads(first)
+        stored = lease(kube)
+        kube.put(stored | {"spec": stored["spec"] | {"holderIdentity": "b"}})
+        await asyncio.sleep(6)
+        assert not first.leads
+        assert lease(kube)["spec"]["holderIdentity"] == "b"
+        assert first.election.holder == "b"
+
+
+@pytest.mark.parametrize("what", ["lost", "lost-applied", 500, 429])
+async def test_a_renewal_that_gets_no_answer_is_tried_again(what: str) -> None:
+    kube = FakeKube()
+    async with candidate(kube).running() as first:
+        await until_one_leads(first)
+        kube.fail_next("PATCH", "leases", what, times=2)  # type: ignore[arg-type] # a table of faults
+        await asyncio.sleep(60)
+        assert [what for what, _ in first.story] == ["began"]
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+@pytest.mark.parametrize("what", ["lost", "lost-applied", 500, 403])
+async def test_taking_the_lease_survives_a_failure(method: str, what: str) -> None:
+    kube = FakeKube()
+    if method == "PATCH":
+        async with candidate(kube, "before").running() as before:
+            await until_one_leads(before)
+        assert lease(kube)["spec"]["holderIdentity"] == ""
+    kube.fail_next(method, "leases", what)  # type: ignore[arg-type] # a table of faults
+    async with candidate(kube).running() as first:
+        await until_one_leads(first)
+    assert lease(kube)["spec"]["holderIdentity"] == ""
+
+
+async def test_many_stand_bys_fight_little_and_ask_nothing_while_they_wait() -> None:
+    kube = FakeKube()
+    candidates = [candidate(kube, f"agent-{number}") for number in range(20)]
+    tasks = [asyncio.create_task(one.election.run(one.lead)) for one in candidates]
+    leader = await until_one_leads(*candidates)
+    await asyncio.sleep(5)
+    asked = len(kube.requests)
+    await asyncio.sleep(100)
+    assert sum(one.leads for one in candidates) == 1
+    # The leader's renewals, one each five seconds.
+    assert len(kube.requests) - asked <= 21
+    tasks[candidates.index(leader)].cancel()
+    await asyncio.sleep(0.1)
+    follower = await until_one_leads(*(one for one in candidates if one is not leader), seconds=2)
+    assert follower is not leader
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert lease(kube)["spec"]["holderIdentity"] == ""
+
+
+async def test_work_that_breaks_gives_the_lease_back_and_is_told() -> None:
+    async def broken() -> None:
+        raise RuntimeError("broken")
+
+    kube = FakeKube()
+    with pytest.raises(ExceptionGroup) as caught:
+        await candidate(kube).election.run(broken)
+    assert caught.group_contains(RuntimeError, match="broken")
+    assert lease(kube)["spec"]["holderIdentity"] == ""

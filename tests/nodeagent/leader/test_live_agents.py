@@ -1,0 +1,102 @@
+"""Agents say which configuration they have in force, and one of them compares."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import PODS
+from core.kube.retry import Retry
+from core.models.names import CONFIG_ANNOTATION
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.live import NO_CONFIG, ConfigAnnouncer
+from nodeagent.config.parse import parse_config
+from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents, describe_difference
+from tests.nodeagent.support.board import FakeBoard
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+
+@asynccontextmanager
+async def _comparing(in_force: dict[str, str]) -> AsyncIterator[FakeBoard]:
+    board = FakeBoard()
+    task = asyncio.create_task(ConfigAgreement(LoopClock(), board).run(lambda: in_force))
+    try:
+        yield board
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_different_configurations_are_told_after_a_minute_and_once() -> None:
+    in_force = {"node-1": "aaa", "node-2": "bbb", "node-3": "aaa"}
+    async with _comparing(in_force) as board:
+        await asyncio.sleep(55)
+        assert board.told == []
+        await asyncio.sleep(600)
+        ((reason, message),) = board.told
+        assert reason == "ConfigsDiffer"
+        assert "bbb on 1 (node-2), aaa on 2 (node-1, node-3)" in message
+        in_force["node-2"] = "aaa"
+        await asyncio.sleep(60)
+        assert board.reasons == ["ConfigsDiffer", "ConfigsAgree"]
+
+
+@pytest.mark.looptime
+async def test_an_edit_on_its_way_to_all_agents_is_not_told() -> None:
+    in_force = {"node-1": "aaa", "node-2": "aaa"}
+    async with _comparing(in_force) as board:
+        for digest in ("bbb", "ccc", "ddd"):
+            in_force["node-1"] = digest
+            await asyncio.sleep(30)
+            in_force["node-2"] = digest
+            await asyncio.sleep(30)
+        assert board.told == []
+
+
+@pytest.mark.parametrize("in_force", [{}, {"a": "x"}, {"a": "x", "b": "x"}], ids=["nobody", "one", "all alike"])
+def test_agents_that_agree_are_nothing_to_tell(in_force: dict[str, str]) -> None:
+    assert describe_difference(in_force) == ""
+
+
+def test_many_nodes_are_told_by_their_number() -> None:
+    difference = describe_difference({f"node-{index}": "aaa" for index in range(5)} | {"other": "bbb"})
+    assert "aaa on 5 (node-0, node-1, node-2, …)" in difference
+
+
+@pytest.mark.looptime
+async def test_an_agent_announces_each_configuration_once_and_again_where_that_failed() -> None:
+    current, board = CurrentConfig(), FakeBoard(broken=2)
+    task = asyncio.create_task(ConfigAnnouncer(board, current).run())
+    await asyncio.sleep(100)
+    assert board.annotations == [(CONFIG_ANNOTATION, NO_CONFIG)]
+    current.take(parse_config("{}"))
+    await asyncio.sleep(100)
+    assert board.annotations[1:] == [(CONFIG_ANNOTATION, current.digest)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_the_dispatcher_knows_the_configurations_of_live_agents_by_their_pods() -> None:
+    kube = FakeKube()
+    for node, digest, ready in (("a", "abc", True), ("b", "def", True), ("c", "xyz", False), ("d", None, True)):
+        metadata = {"namespace": "velero", "name": f"agent-{node}", "labels": {"role": "node-agent"}}
+        if digest:
+            metadata |= {"annotations": {CONFIG_ANNOTATION: digest}}
+        condition = {"type": "Ready", "status": str(ready)}
+        spec, status = {"nodeName": node}, {"conditions": [condition]}
+        kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status})
+    client = KubeClient(kube, Retry(LoopClock()))
+    agents = LiveAgents(client, LoopClock(), namespace="velero", on_change=lambda: None)
+    task = asyncio.create_task(agents.run())
+    await agents.wait_synced()
+    assert agents.configs() == {"a": "abc", "b": "def"}
+    await client.patch(PODS, "velero", "agent-b", {"metadata": {"annotations": {CONFIG_ANNOTATION: "abc"}}})
+    await asyncio.sleep(1)
+    assert agents.configs() == {"a": "abc", "b": "abc"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

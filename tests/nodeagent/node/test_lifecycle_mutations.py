@@ -1,0 +1,45 @@
+"""No small change to the rules goes unnoticed by what their tests expect of them."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import nodeagent.leader.recovery.orphans as care_module
+import nodeagent.node.lifecycle as lifecycle_module
+from nodeagent.leader.recovery.orphans import decide_care
+from nodeagent.node.lifecycle import Action, View, decide
+from tests.nodeagent.leader.recovery.test_orphans_rules import every_case, expected
+from tests.nodeagent.node.test_lifecycle import TABLE, every_view
+from tests.support.mutants import make_mutants
+
+LEAST_MUTANTS = 90
+
+
+def action_of(view: View) -> Action:
+    """Return what the table of the tests says about `view`."""
+    (row,) = [row for row in TABLE if row.covers(view)]
+    return row.action
+
+
+def survives(function: Callable[..., Any], cases: Iterable[tuple[tuple[Any, ...], Any]]) -> bool:
+    """Whether `function` gives what is expected in each of `cases`: arguments, and the answer."""
+    try:
+        return all(function(*arguments) is answer for arguments, answer in cases)
+    except Exception:  # noqa: BLE001 - a change that makes a rule raise is noticed too
+        return False
+
+
+def test_every_change_to_the_life_cycle_is_noticed() -> None:
+    cases = [((view,), action_of(view)) for view in every_view()]
+    assert survives(decide, cases)
+    mutants = list(make_mutants(inspect.getsource(lifecycle_module), "decide", vars(lifecycle_module)))
+    assert len(mutants) >= LEAST_MUTANTS
+    assert [mutant.what for mutant in mutants if survives(mutant.function, cases)] == []
+
+
+def test_every_change_to_the_care_for_loads_without_an_owner_is_noticed() -> None:
+    cases = [((load, owner), expected(load, owner)) for load, owner in every_case()]
+    assert survives(decide_care, cases)
+    mutants = list(make_mutants(inspect.getsource(care_module), "decide_care", vars(care_module)))
+    assert len(mutants) >= LEAST_MUTANTS
+    assert [mutant.what for mutant in mutants if survives(mutant.function, cases)] == []

@@ -1,0 +1,319 @@
+"""Loads on their way from Accepted to the end, in a simulated cluster and virtual time."""
+
+import asyncio
+
+import pytest
+
+from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
+from core.models.base import JsonDict
+from core.models.names import (
+    DATA_MOVER_FINALIZER,
+    EXPOSE_ON_GOING_LABEL,
+    NODE_LABEL,
+    OUTCOME_ANNOTATION,
+    OWNER_UID_LABEL,
+)
+from nodeagent.runtime.metrics import Metrics
+from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.transfers import NODE, data_download, data_upload
+
+pytestmark = pytest.mark.looptime
+
+LOADS = {"DataUpload": data_upload, "DataDownload": data_download}
+
+
+async def run_to_the_end(load: JsonDict, *, mover: Mover | None = None) -> World:
+    async with open_world(load, mover=mover) as world, world.agent():
+        await world.until(lambda: world.done(load["kind"]))
+        # The provisioner reclaims a volume in its own time.
+        await asyncio.sleep(1)
+        return world
+
+
+async def test_an_upload_completes_and_leaves_nothing() -> None:
+    world = await run_to_the_end(accepted(data_upload()))
+    load = world.load()
+    assert load["status"] == load["status"] | {
+        "phase": "Completed",
+        "node": NODE,
+        "nodeOS": "linux",
+        "path": "/uid",
+        "snapshotID": "kopia-1",
+        "incrementalBytes": 600,
+        "progress": {"totalBytes": 1000, "bytesDone": 1000},
+    }
+    assert {"acceptedTimestamp", "startTimestamp", "completionTimestamp"} <= load["status"].keys()
+    assert "message" not in load["status"]
+    assert world.left() == {"persistentvolumeclaims": ["data"]}
+
+
+async def test_a_download_completes_into_its_target_claim() -> None:
+    world = await run_to_the_end(accepted(data_download()))
+    status = world.load("DataDownload")["status"]
+    assert (status["phase"], status["progress"]) == ("Completed", {"totalBytes": 1000, "bytesDone": 1000})
+    assert "nodeOS" not in status
+    claim, volume = world.target()
+    assert (claim["status"]["phase"], claim["spec"]["volumeName"]) == ("Bound", volume["metadata"]["name"])
+    assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+    assert world.left() == {"persistentvolumeclaims": ["data"], "persistentvolumes": [volume["metadata"]["name"]]}
+
+
+async def test_a_volume_carries_the_owner_label_only_while_it_is_handed_over() -> None:
+    """If its load vanishes then, nothing else tells the sweeper whose it was."""
+    load = accepted(data_download())
+    async with open_world(load) as world, world.agent():
+        world.cluster.binds = False
+        await world.until(lambda: world.target()[1] != {})
+        await asyncio.sleep(5)
+        _, volume = world.target()
+        assert volume["metadata"]["labels"][OWNER_UID_LABEL] == load["metadata"]["uid"]
+        assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+        world.cluster.binds = True
+        await world.until(lambda: world.done("DataDownload"))
+        _, volume = world.target()
+    assert OWNER_UID_LABEL not in volume["metadata"].get("labels", {})
+    assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+
+
+@pytest.mark.parametrize("kind", LOADS)
+async def test_nothing_of_the_agent_is_left_on_a_finished_load(kind: str) -> None:
+    meta = (await run_to_the_end(accepted(LOADS[kind]()))).load(kind)["metadata"]
+    assert not meta.get("finalizers")
+    assert not {NODE_LABEL, EXPOSE_ON_GOING_LABEL} & meta["labels"].keys()
+    assert OUTCOME_ANNOTATION not in meta.get("annotations", {})
+
+
+async def test_the_events_tell_the_story_once() -> None:
+    world = await run_to_the_end(accepted(data_upload()))
+    assert world.reasons() == ["Prepared", "Started", "Completed"]
+
+
+async def test_progress_reaches_the_status_while_data_moves() -> None:
+    metrics = Metrics(NODE)
+    async with open_world(accepted(data_upload())) as world, world.agent(metrics=metrics):
+        await world.until(lambda: world.load()["status"].get("progress", {}).get("bytesDone") == 400)
+        assert world.phase() == "InProgress"
+        assert b"nodeagent_rate_bytes_per_second{" in metrics.render()
+        await world.until(world.done)
+    text = metrics.render().decode()
+    assert f'nodeagent_moved_bytes_total{{kind="DataUpload",node="{NODE}"}} 1000.0' in text
+    assert f'nodeagent_sent_bytes_total{{kind="DataUpload",node="{NODE}"}} 50.0' in text
+    assert f'podVolume_data_upload_success_total{{node="{NODE}"}} 1.0' in text
+    assert "nodeagent_rate_bytes_per_second{" not in text
+
+
+async def test_bytes_are_not_counted_again_after_a_restart() -> None:
+    metrics = Metrics(NODE)
+    async with open_world(accepted(data_upload()), mover=Mover(seconds=20)) as world:
+        async with world.agent():
+            await world.until(lambda: world.load()["status"].get("progress", {}).get("bytesDone") == 400)
+        async with world.agent(metrics=metrics):
+            await world.until(world.done)
+    text = metrics.render().decode()
+    assert f'nodeagent_moved_bytes_total{{kind="DataUpload",node="{NODE}"}} 600.0' in text
+    assert f'nodeagent_sent_bytes_total{{kind="DataUpload",node="{NODE}"}} 0.0' in text
+
+
+@pytest.mark.parametrize(
+    ("mover", "words"),
+    [
+        pytest.param(Mover(exit_code=12, message="wrong password"), "wrong password", id="the mover says why"),
+        pytest.param(Mover(exit_code=137, message="", reason="OOMKilled"), "OOMKilled", id="killed"),
+        pytest.param(Mover(message="nonsense"), "cannot be read; it said: nonsense", id="unreadable result"),
+        pytest.param(
+            Mover(exit_code=14, message="SIGTERM: data path is canceled"), "was stopped", id="stopped unasked"
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", LOADS)
+async def test_a_mover_that_fails_ends_its_load_as_failed(kind: str, mover: Mover, words: str) -> None:
+    world = await run_to_the_end(accepted(LOADS[kind]()), mover=mover)
+    assert world.phase(kind) == "Failed"
+    assert words in world.load(kind)["status"]["message"]
+    assert world.left() == {"persistentvolumeclaims": ["data"]}
+    assert world.reasons()[-1] == "Failed"
+
+
+async def test_the_end_of_the_log_stands_in_for_a_mover_that_said_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with open_world(accepted(data_upload()), mover=Mover(exit_code=11, message="")) as world, world.agent():
+        world.kube.logs["velero", "du-1"] = "first line\nkopia: no space left\n"
+        await world.until(world.done)
+        assert "kopia: no space left" in world.load()["status"]["message"]
+    taken = [record for record in caplog.records if record.getMessage().startswith("mover: ")]
+    assert [record.getMessage() for record in taken] == ["mover: first line", "mover: kopia: no space left"]
+    assert taken[0].__dict__["fields"]["name"] == "du-1"
+
+
+@pytest.mark.parametrize("phase", ["Accepted", "Prepared", "InProgress"])
+@pytest.mark.parametrize("by", ["cancel", "deletion"])
+@pytest.mark.parametrize("kind", LOADS)
+async def test_a_cancel_is_honoured_in_every_phase(kind: str, by: str, phase: str) -> None:
+    load = accepted(LOADS[kind]())
+    mover = Mover(starts=phase != "Accepted", seconds=100)
+    async with open_world(load, mover=mover) as world, world.agent(slots=0 if phase == "Prepared" else 1):
+        await world.until(lambda: world.phase(kind) == phase and world.kube.objects(PODS) != [])
+        await world.stop(load, by)
+        await world.until(lambda: world.done(kind) and world.kube.objects(PODS) == [])
+        if by == "cancel":
+            status = world.load(kind)["status"]
+            assert status["phase"] == "Canceled"
+            assert {"startTimestamp", "completionTimestamp"} <= status.keys()
+        else:
+            assert world.load(kind) == {}
+        await asyncio.sleep(1)
+        assert world.left() == {"persistentvolumeclaims": ["data"]}
+
+
+async def test_a_mover_that_never_answers_a_cancel_is_removed_after_an_hour() -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world, world.agent():
+        await world.until(lambda: world.phase() == "InProgress")
+        await world.stop(world.load(), "cancel")
+        await world.until(lambda: world.phase() == "Canceling")
+        world.cluster.tick_seconds = 60.0
+        began = asyncio.get_running_loop().time()
+        await world.until(world.done, seconds=4000, every=10)
+        assert 3600 <= asyncio.get_running_loop().time() - began < 3700
+        assert world.phase() == "Canceled"
+        assert "did not stop within 1h0m0s" in world.load()["status"]["message"]
+        assert world.kube.objects(PODS) == []
+
+
+@pytest.mark.cause("not-prepared-in-time")
+async def test_a_load_that_is_not_prepared_in_time_fails_and_says_what_it_waited_for() -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(starts=False)) as world, world.agent():
+        world.cluster.tick_seconds = 60.0
+        await world.until(lambda: world.load()["status"].get("message", "") != "", seconds=10)
+        assert world.reasons() != []
+        await world.until(world.done, seconds=2000, every=10)
+        status = world.load()["status"]
+        assert status["phase"] == "Failed"
+        assert status["message"].startswith("not prepared within 30m0s: ")
+        assert "completionTimestamp" in status
+        assert world.left() == {"persistentvolumeclaims": ["data"]}
+
+
+async def test_a_pod_that_disappears_ends_its_load_as_failed() -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(seconds=100)) as world, world.agent():
+        await world.until(lambda: world.phase() == "InProgress")
+        await world.cluster.client.delete(PODS, "velero", "du-1")
+        await world.until(world.done)
+        assert world.phase() == "Failed"
+        assert "data mover pod velero/du-1 is gone" in world.load()["status"]["message"]
+
+
+async def test_a_mover_on_another_node_is_taken_over_by_that_nodes_agent() -> None:
+    async with open_world(accepted(data_upload())) as world:
+        world.cluster.node = "node-b"
+        async with world.agent(node=NODE), world.agent(node="node-b"):
+            await world.until(lambda: world.phase() == "InProgress")
+            load = world.load()
+            assert (load["metadata"]["labels"][NODE_LABEL], load["status"]["node"]) == ("node-b", "node-b")
+            assert load["status"]["acceptedByNode"] == NODE
+            await world.until(world.done)
+            assert world.phase() == "Completed"
+            assert world.left() == {"persistentvolumeclaims": ["data"]}
+
+
+@pytest.mark.cause("waiting-for-slot")
+async def test_one_slot_is_given_to_one_load_after_the_other_and_each_says_that_it_waits() -> None:
+    loads = []
+    for number in range(4):
+        load = accepted(data_upload(f"du-{number}"))
+        load["status"]["acceptedTimestamp"] = f"2026-11-21T12:00:0{9 - number}Z"
+        load["spec"] = load["spec"] | {"csiSnapshot": load["spec"]["csiSnapshot"] | {"volumeSnapshot": f"vs-{number}"}}
+        loads.append(load)
+    most = 0
+    order: list[str] = []
+    async with open_world(*loads, mover=Mover(seconds=10)) as world, world.agent(slots=1):
+        phases = ["InProgress", "Prepared", "Prepared", "Prepared"]
+        await world.until(lambda: sorted(world.phase(name=f"du-{n}") for n in range(4)) == phases, seconds=9)
+
+        def look() -> bool:
+            nonlocal most
+            running = [
+                o["metadata"]["name"] for o in world.kube.objects(DATA_UPLOADS) if o["status"]["phase"] == "InProgress"
+            ]
+            most = max(most, len(running))
+            order.extend(name for name in running if name not in order)
+            return all(world.done(name=f"du-{n}") for n in range(4))
+
+        await world.until(look)
+        assert most == 1
+        assert order[1:] == [name for name in ("du-3", "du-2", "du-1", "du-0") if name != order[0]]
+        told = [e for e in world.kube.objects(EVENTS) if "waiting for a free slot" in e["message"]]
+        assert len({e["involvedObject"]["name"] for e in told}) == len(told) == 3
+
+
+async def test_a_restarted_agent_counts_what_runs_before_it_starts_anything() -> None:
+    running, waiting = accepted(data_upload("du-1")), accepted(data_upload("du-2"))
+    async with open_world(running, waiting, mover=Mover(seconds=50)) as world:
+        async with world.agent(slots=1):
+            await world.until(lambda: "InProgress" in {world.phase(name="du-1"), world.phase(name="du-2")})
+            await world.until(
+                lambda: {world.phase(name="du-1"), world.phase(name="du-2")} == {"InProgress", "Prepared"}
+            )
+        async with world.agent(slots=1):
+            await asyncio.sleep(10)
+            assert {world.phase(name="du-1"), world.phase(name="du-2")} == {"InProgress", "Prepared"}
+            await world.until(lambda: world.done(name="du-1") and world.done(name="du-2"))
+
+
+async def test_a_volume_that_cannot_be_handed_over_is_dropped_and_the_load_fails() -> None:
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        claim, _ = world.target()
+        await world.cluster.client.delete(*world.claim_path(claim))
+        await world.until(lambda: world.done("DataDownload"))
+        assert world.phase("DataDownload") == "Failed"
+        assert "target claim app3/data is gone" in world.load("DataDownload")["status"]["message"]
+        assert world.left() == {}
+
+
+@pytest.mark.cause("unreadable")
+async def test_a_load_that_cannot_be_read_is_left_alone_and_says_so_once() -> None:
+    load = accepted(data_upload())
+    async with open_world(load) as world:
+        broken = load | {"spec": {"snapshotType": "CSI"}}
+        world.kube.put(broken)
+        async with world.agent():
+            await asyncio.sleep(5)
+            world.kube.put(broken | {"status": {"phase": "Accepted", "message": "touched"}})
+            await asyncio.sleep(5)
+        assert world.reasons() == ["Unreadable"]
+        assert world.load()["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
+
+
+async def test_a_slow_load_holds_up_no_other_one() -> None:
+    stuck, quick = accepted(data_upload("stuck")), accepted(data_upload("quick"))
+    stuck["spec"] = stuck["spec"] | {"csiSnapshot": stuck["spec"]["csiSnapshot"] | {"volumeSnapshot": "unready"}}
+    async with open_world(stuck, quick) as world, world.agent():
+        world.unready_snapshot("unready")
+        await world.until(lambda: world.done(name="quick"), seconds=10)
+        assert world.phase(name="stuck") == "Accepted"
+        await world.until(lambda: "unready" in world.load(name="stuck")["status"].get("message", ""), seconds=10)
+
+
+async def test_the_status_page_shows_loads_and_slots() -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(seconds=20)) as world, world.agent(slots=2) as agent:
+        await world.until(lambda: world.load()["status"].get("progress", {}).get("bytesDone") == 400)
+        await asyncio.sleep(0.5)
+        report = agent.report()
+    assert report["slots"] == {"used": 1, "total": 2, "waiting": 0}
+    assert [(load["name"], load["phase"], load["progress"]["bytesDone"]) for load in report["loads"]] == [
+        ("du-1", "InProgress", 400)
+    ]
+
+
+async def test_an_agent_is_not_ready_before_it_saw_everything() -> None:
+    async with open_world() as world, world.agent() as agent:
+        assert agent.not_synced() == [
+            "DataUploads",
+            "DataDownloads",
+            "PodVolumeBackups",
+            "PodVolumeRestores",
+            "mover pods",
+        ]
+        await asyncio.sleep(1)
+        assert agent.not_synced() == []

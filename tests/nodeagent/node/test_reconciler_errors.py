@@ -1,0 +1,178 @@
+"""What becomes of a load when the cluster refuses, forgets or takes too long."""
+
+import asyncio
+
+import pytest
+
+from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUMES, PODS
+from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
+from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.simulation import BACKUP_DONE, Mover
+from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upload
+
+pytestmark = pytest.mark.looptime
+
+
+async def end_pod(world: World, *, exit_code: int, message: str) -> None:
+    terminated = {"exitCode": exit_code, "message": message}
+    status = {"phase": "Failed", "containerStatuses": [{"name": "mover", "state": {"terminated": terminated}}]}
+    await world.cluster.client.patch(PODS, NAMESPACE, "du-1", {"status": status})
+
+
+async def test_an_object_that_is_refused_as_invalid_fails_its_load_at_once() -> None:
+    async with open_world(accepted(data_upload())) as world, world.agent():
+        world.kube.fail_next("POST", "/pods", 422)
+        await world.until(world.done, seconds=10)
+        assert world.phase() == "Failed"
+        assert "create Pod velero/du-1: 422" in world.load()["status"]["message"]
+        await asyncio.sleep(1)
+        assert world.left() == {"persistentvolumeclaims": ["data"]}
+
+
+@pytest.mark.cause("rights-missing")
+async def test_a_right_that_is_missing_is_waited_for_and_told() -> None:
+    async with open_world(accepted(data_upload())) as world, world.agent():
+        world.kube.fail_next("POST", "/pods", 403, times=4)
+        await world.until(
+            lambda: "create Pod velero/du-1: 403" in world.load()["status"].get("message", ""), seconds=20
+        )
+        await world.until(world.done)
+        assert world.phase() == "Completed"
+        assert "message" not in world.load()["status"]
+        assert world.reasons().count("Forbidden") == 1
+
+
+async def test_a_right_to_clean_up_that_is_missing_delays_the_end_only_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with open_world(accepted(data_upload())) as world, world.agent():
+        world.kube.fail_next("DELETE", "/pods", 403, times=2)
+        await world.until(world.done, seconds=100)
+        assert world.phase() == "Completed"
+        assert world.kube.objects(PODS) == []
+        assert world.reasons().count("StepFailed") == 1
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert ["delete Pod velero/du-1: 403" in record.getMessage() for record in told] == [True]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "message", "words"),
+    [(12, "wrong password", "wrong password"), (0, BACKUP_DONE, "ended before its data path was started")],
+    ids=["says why", "claims a success"],
+)
+async def test_a_mover_that_ends_before_it_was_started_fails_its_load(exit_code: int, message: str, words: str) -> None:
+    async with open_world(accepted(data_upload())) as world, world.agent(slots=0):
+        await world.until(lambda: world.phase() == "Prepared")
+        await end_pod(world, exit_code=exit_code, message=message)
+        await world.until(world.done, seconds=10)
+        assert world.phase() == "Failed"
+        assert words in world.load()["status"]["message"]
+
+
+async def test_a_pod_that_goes_away_after_a_cancel_was_asked_for_is_canceled() -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world, world.agent():
+        await world.until(lambda: world.phase() == "InProgress")
+        await world.stop(world.load(), "cancel")
+        await world.until(lambda: world.phase() == "Canceling")
+        await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
+        await world.until(world.done, seconds=10)
+        assert world.phase() == "Canceled"
+
+
+@pytest.mark.cause("handover-too-long")
+async def test_a_handover_that_takes_too_long_fails_the_load() -> None:
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.cluster.binds = False
+        await world.until(lambda: world.load("DataDownload")["status"].get("message", "") != "", seconds=30)
+        assert "Binding" in world.reasons()
+        world.cluster.tick_seconds = 5
+        await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=700, every=5)
+        message = world.load("DataDownload")["status"]["message"]
+        assert message.startswith("data was moved, but not handed over within 10m0s: target claim app3/data")
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "times", "reason"),
+    [
+        ("PATCH", "/persistentvolumes", 4, "Forbidden"),
+        # What a DataDownload's volume is must be read before anything is done to it.
+        ("GET", "/persistentvolumes/", 2, "StepFailed"),
+    ],
+    ids=["handover", "step before it"],
+)
+async def test_what_is_refused_after_the_transfer_is_told_and_goes_on_once_it_is_allowed(
+    verb: str, path: str, times: int, reason: str
+) -> None:
+    told = f"{verb.lower()} PersistentVolume"
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.kube.fail_next(verb, path, 403, times=times)
+        await world.until(lambda: told in world.load("DataDownload")["status"].get("message", ""), seconds=20)
+        await world.until(lambda: world.done("DataDownload"))
+        assert world.phase("DataDownload") == "Completed"
+        assert "message" not in world.load("DataDownload")["status"]
+        assert world.reasons().count(reason) == 1
+
+
+async def test_a_handover_that_is_refused_for_long_fails_its_load() -> None:
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.kube.fail_next("PATCH", "/persistentvolumes", 403, times=100_000)
+        world.cluster.tick_seconds = 5
+        await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=700, every=5)
+        message = world.load("DataDownload")["status"]["message"]
+        assert message.startswith("data was moved, but not handed over within 10m0s: patch PersistentVolume pvc-")
+
+
+async def test_a_volume_that_may_not_be_changed_at_all_is_given_up_at_once() -> None:
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.kube.fail_next("PATCH", "/persistentvolumes", 422)
+        await world.until(lambda: world.done("DataDownload"), seconds=30)
+        assert world.phase("DataDownload") == "Failed"
+        assert "422" in world.load("DataDownload")["status"]["message"]
+        assert world.left() == {"persistentvolumeclaims": ["data"]}
+
+
+async def test_an_outcome_that_somebody_made_unreadable_is_written_anew() -> None:
+    async with open_world(accepted(data_upload())) as world:
+        async with world.agent():
+            await world.until(lambda: world.phase() == "InProgress")
+        await world.cluster.client.patch(
+            DATA_UPLOADS, NAMESPACE, "du-1", {"metadata": {"annotations": {OUTCOME_ANNOTATION: "garbage"}}}
+        )
+        async with world.agent():
+            await world.until(world.done)
+        assert world.phase() == "Completed"
+
+
+async def test_an_agent_that_lost_a_load_to_another_makes_nothing_for_it() -> None:
+    load = accepted(data_upload())
+    async with open_world(load, mover=Mover(starts=False)) as world:
+        async with world.agent():
+            await world.until(lambda: world.kube.objects(PODS) != [])
+            label = {"metadata": {"labels": {NODE_LABEL: "node-b"}}}
+            await world.cluster.client.patch(DATA_UPLOADS, NAMESPACE, "du-1", label)
+            await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
+            await asyncio.sleep(20)
+            assert world.kube.objects(PODS) == []
+        async with world.agent(node="node-b"):
+            await world.until(lambda: world.kube.objects(PODS) != [])
+
+
+async def test_a_completed_download_does_not_depend_on_its_pod_once_the_outcome_is_kept() -> None:
+    async with open_world(accepted(data_download())) as world:
+        world.cluster.binds = False
+        async with world.agent():
+            await world.until(
+                lambda: OUTCOME_ANNOTATION in world.load("DataDownload")["metadata"].get("annotations", {})
+            )
+            await world.until(lambda: world.kube.objects(PODS) == [])
+        world.cluster.binds = True
+        async with world.agent():
+            await world.until(lambda: world.done("DataDownload"))
+        assert world.phase("DataDownload") == "Completed"
+        claim, volume = world.target()
+        assert volume["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"]
+        assert len(world.kube.objects(PERSISTENT_VOLUMES)) == 1

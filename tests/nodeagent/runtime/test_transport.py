@@ -1,0 +1,269 @@
+"""Where the agent's way to the API server comes from."""
+
+import asyncio
+import json
+import stat
+import subprocess
+import sys
+from asyncio.sslproto import SSLProtocol
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from core.errors import ConfigError
+from core.kube.errors import ForbiddenError, UnreachableError
+from core.kube.transport import MERGE_PATCH, Request
+from core.models.base import JsonDict
+from nodeagent.runtime.transport import load_transport
+
+__all__: list[str] = []
+
+_ROOT = Path(__file__).parents[3]
+_LINE = b"x" * 3_000_000
+
+
+class Server:
+    """A few answers over plain HTTP; what was asked is kept."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, str, str]] = []
+        self.url = ""
+        self.released = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        body = (await request.read()).decode()
+        told = (request.method, request.path_qs, headers.get("Authorization", ""), headers.get("Content-Type", ""))
+        self.asked.append(told)
+        match request.path:
+            case "/refused":
+                return web.json_response({"message": "no", "reason": "Forbidden"}, status=403)
+            case "/busy":
+                return web.Response(status=429, headers={"Retry-After": "7"})
+            case "/silent":
+                await self.released.wait()
+            case "/cut":
+                response = web.StreamResponse(headers={"Content-Length": "100"})
+                await response.prepare(request)
+                await response.write(b"one\ntw")
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            case "/lines":
+                return web.Response(body=b"one\n" + _LINE + b"\ntwo")
+        return web.json_response({"body": body})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    serving = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", serving.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    serving.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield serving
+    serving.released.set()
+    await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_a_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def write_kubeconfig(folder: Path, url: str, user: object, **context: str) -> str:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "k", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", **context}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+async def test_requests_carry_token_query_body_and_type(server: Server, tmp_path: Path) -> None:
+    transport, namespace = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t1"}, namespace="ns"))
+    patch = Request("PATCH", "/api/v1/pods", {"labelSelector": "a in (b,c)"}, b'{"x":"\xc3\xbc"}', MERGE_PATCH)
+    response = await transport.request(patch)
+    await transport.close()
+    assert namespace == "ns"
+    assert json.loads(response.body) == {"body": '{"x":"ü"}'}
+    method, path, token, content_type = server.asked[0]
+    assert (method, token, content_type) == ("PATCH", "Bearer t1", MERGE_PATCH)
+    assert path.startswith("/api/v1/pods?labelSelector=")
+
+
+async def test_kubeconfig_of_the_environment_counts(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, server.url, {"token": "t2"}))
+    transport, namespace = await load_transport(None)
+    await transport.request(Request("GET", "/version"))
+    await transport.close()
+    assert namespace == ""
+    assert server.asked[0][2] == "Bearer t2"
+
+
+async def test_exec_plugin_is_asked_for_a_token(server: Server, tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin"
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t3"}}
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
+    plugin.chmod(stat.S_IRWXU)
+    run: JsonDict = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin), "args": [], "env": None}
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"exec": run}))
+    await transport.request(Request("GET", "/version"))
+    await transport.close()
+    assert server.asked[0][2] == "Bearer t3"
+
+
+async def test_answers_of_any_status_come_back(server: Server, tmp_path: Path) -> None:
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+    refused = await transport.request(Request("GET", "/refused"))
+    busy = await transport.request(Request("GET", "/busy"))
+    await transport.close()
+    assert refused.status == 403
+    assert (busy.status, busy.retry_after) == (429, "7")
+
+
+async def test_stream_yields_lines_of_any_length(server: Server, tmp_path: Path) -> None:
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+    async with transport.stream(Request("GET", "/lines")) as lines:
+        found = [line async for line in lines]
+    await transport.close()
+    assert found == [b"one", _LINE, b"two"]
+
+
+async def test_broken_stream_is_unreachable_after_its_whole_lines(server: Server, tmp_path: Path) -> None:
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+    async with transport.stream(Request("GET", "/cut")) as lines:
+        assert await anext(lines) == b"one"
+        with pytest.raises(UnreachableError, match="GET /cut"):
+            await anext(lines)
+    await transport.close()
+
+
+async def test_refused_stream_raises_on_entering(server: Server, tmp_path: Path) -> None:
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+    with pytest.raises(ForbiddenError):
+        async with transport.stream(Request("GET", "/refused")):
+            pass
+    await transport.close()
+
+
+async def test_no_answer_in_time_is_unreachable(server: Server, tmp_path: Path) -> None:
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+    with pytest.raises(UnreachableError, match="no answer in time"):
+        await transport.request(Request("GET", "/silent", timeout_seconds=0.2))
+    await transport.close()
+
+
+async def test_canceled_stream_is_closed(server: Server, tmp_path: Path) -> None:
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+
+    async def read() -> None:
+        async with transport.stream(Request("GET", "/silent")) as lines:
+            await anext(lines)
+
+    task = asyncio.create_task(read(), name="reader")
+    while not server.asked:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await transport.close()
+    await transport.close()
+
+
+async def test_tls_connections_are_given_small_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch is a connection, and each has its own buffer for as long as it lives."""
+    monkeypatch.setattr(SSLProtocol, "max_size", 256 * 1024)
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, "https://127.0.0.1:1", {"token": "t"}))
+    await transport.close()
+    # A record of TLS must fit, with what it is wrapped in.
+    assert 17 * 1024 <= SSLProtocol.max_size <= 64 * 1024
+
+
+async def test_nobody_listening_is_unreachable(tmp_path: Path) -> None:
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, "http://127.0.0.1:1", {"token": "t"}))
+    with pytest.raises(UnreachableError):
+        await transport.request(Request("GET", "/version"))
+    with pytest.raises(UnreachableError):
+        async with transport.stream(Request("GET", "/version")):
+            pass
+    await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "does not exist"),
+        ("", "cannot be used"),
+        ("a: [b", "cannot be used"),
+        ("just text", "cannot be used"),
+        ("apiVersion: v1\nkind: Config\n", "current-context"),
+    ],
+    ids=["absent", "empty", "no-yaml", "text", "no-context"],
+)
+async def test_unusable_kubeconfig_is_told_in_one_line(tmp_path: Path, content: str | None, said: str) -> None:
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=said) as error:
+        await load_transport(str(path))
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+async def test_neither_pod_nor_kubeconfig_is_told_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"~/\.kube/config does not exist: give --kubeconfig FILE") as error:
+        await load_transport(None)
+    assert "\n" not in str(error.value)
+
+
+async def test_pod_without_its_account_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    with pytest.raises(ConfigError, match="the pod's service account cannot be used"):
+        await load_transport(None)
+
+
+def test_the_generated_classes_of_the_library_are_not_loaded() -> None:
+    """They are 20 MiB in each agent."""
+    count = "print(sum('kubernetes_asyncio.client' in name for name in sys.modules))"
+    code = f"import sys, nodeagent.runtime.transport; {count}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 10
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({}, None),
+        ({"https_proxy": "http://proxy:3128"}, "http://proxy:3128"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "cluster.test"}, None),
+        ({"http_proxy": "http://proxy:3128"}, None),
+    ],
+    ids=["none", "proxy", "not for this host", "for another scheme"],
+)
+async def test_the_environment_names_a_proxy(
+    environment: dict[str, str], proxy: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("https_proxy", "http_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, "https://cluster.test:6443", {"token": "t"}))
+    assert transport._endpoint.options.get("proxy") == proxy
+    await transport.close()

@@ -1,0 +1,317 @@
+"""Dispatchers around the fake API server: loads that wait, agents that are there, a scripted kind.
+
+`Gate` stands between a dispatcher and the server and holds chosen requests back for as long as
+a test likes: the dispatcher that was paused in the middle of something.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import ClassVar
+
+from core.kube.client import KubeClient
+from core.kube.events import EventRecorder
+from core.kube.resources import (
+    CONFIG_MAPS,
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    EVENTS,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
+    Resource,
+)
+from core.kube.retry import Retry
+from core.kube.transport import Request, Response, Transport
+from core.models.base import JsonDict
+from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
+from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
+from exposer.model import Exposed, Guard, Waiting
+from nodeagent.config.models import LoadConcurrency, NodeRule
+from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.dispatcher import Dispatcher
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.transfers.events import Story
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission
+from nodeagent.transfers.outcome import Outcome
+from nodeagent.transfers.status import StatusWriter
+from tests.nodeagent.support.transfers import (
+    NAMESPACE,
+    data_download,
+    data_upload,
+    pod_volume_backup,
+    pod_volume_restore,
+)
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__ = ["RESOURCES", "Gate", "Scene", "ScriptedKind", "agent_pod", "cluster_node", "most_held", "open_scene"]
+
+
+RESOURCES: Mapping[type[Load], Resource] = {
+    DataUpload: DATA_UPLOADS,
+    DataDownload: DATA_DOWNLOADS,
+    PodVolumeBackup: POD_VOLUME_BACKUPS,
+    PodVolumeRestore: POD_VOLUME_RESTORES,
+}
+_BUILDERS = {
+    DataUpload: data_upload,
+    DataDownload: data_download,
+    PodVolumeBackup: pod_volume_backup,
+    PodVolumeRestore: pod_volume_restore,
+}
+
+
+@dataclass(frozen=True)
+class ScriptedKind:
+    """Loads of one kind whose admission a test decides, by name; READY unless it says otherwise.
+
+    `checked` and `cleaned` are the names asked for, in order. `nodes` are what loads are bound to,
+    `held` what their clean-up waits for.
+    """
+
+    model: type[Load] = DataUpload
+    answers: dict[str, Admission] = field(default_factory=dict)
+    checked: list[str] = field(default_factory=list)
+    cleaned: list[str] = field(default_factory=list)
+    held: dict[str, Waiting] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
+    bound_to_node: bool = False
+    datamovers: frozenset[str] = frozenset({"", "velero"})
+
+    finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
+    pod_label: ClassVar[str] = DATA_UPLOAD_LABEL
+    status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"acceptedByNode", "node"}
+
+    @property
+    def name(self) -> str:
+        return self.model.kind_name
+
+    @property
+    def resource(self) -> Resource:
+        return RESOURCES[self.model]
+
+    @property
+    def restores(self) -> bool:
+        return self.model in {DataDownload, PodVolumeRestore}
+
+    def parse(self, raw: JsonDict) -> Load:
+        return self.model.parse(raw)
+
+    def managed(self, cr: Load) -> bool:
+        return getattr(cr.spec, "datamover", "") in self.datamovers
+
+    def queue_namespace(self, cr: Load) -> str:
+        if isinstance(cr, DataUpload):
+            return cr.spec.source_namespace
+        if isinstance(cr, DataDownload):
+            return cr.spec.target_volume.namespace
+        return cr.spec.pod.namespace if isinstance(cr, PodVolumeBackup | PodVolumeRestore) else ""
+
+    async def check_admission(self, cr: Load) -> Admission:
+        self.checked.append(cr.name)
+        await asyncio.sleep(0)
+        return self.answers.get(cr.name, READY)
+
+    async def clean_up(self, cr: Load) -> Waiting | None:
+        self.cleaned.append(cr.name)
+        return self.held.get(cr.name)
+
+    async def read_node(self, cr: Load) -> str:
+        return self.nodes.get(cr.name, "")
+
+    async def confirm_volume(self, cr: Load) -> None:
+        pass
+
+    async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
+        raise NotImplementedError
+
+    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:
+        raise NotImplementedError
+
+    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:
+        raise NotImplementedError
+
+    def parse_result(self, message: str) -> JsonDict:
+        raise NotImplementedError
+
+    def count(self, cr: Load, metrics: Metrics) -> None:
+        pass
+
+    def final_status(self, outcome: Outcome) -> JsonDict:
+        raise NotImplementedError
+
+
+@dataclass
+class Gate(Transport):
+    """Holds back requests that `holds` chooses until `open` is set; `waiting` counts them."""
+
+    inner: Transport
+    holds: Callable[[Request], bool]
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+
+    async def request(self, request: Request) -> Response:
+        if self.holds(request) and not self.open.is_set():
+            self.waiting += 1
+            await self.open.wait()
+        return await self.inner.request(request)
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self.inner.stream(request)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Scene:
+    """A fake API server, and dispatchers that work on it."""
+
+    kube: FakeKube
+    kind: ScriptedKind = field(default_factory=ScriptedKind)
+    limit: int | None = 2
+    accepted: list[str] = field(default_factory=list)
+    others: list[ScriptedKind] = field(default_factory=list)
+    restores_first: bool = False
+    per_node: tuple[NodeRule, ...] = ()
+
+    def add(self, name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object) -> JsonDict:
+        """Store a DataUpload; `queue` is the namespace of its volume."""
+        return self.add_kind(DataUpload, name, queue=queue, status=status, **meta)
+
+    def add_kind(
+        self, model: type[Load], name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object
+    ) -> JsonDict:
+        """Store a load; `queue` is the namespace of its volume."""
+        load = _BUILDERS[model](name, status=status)
+        load["metadata"] |= {"creationTimestamp": "2026-11-21T12:00:00Z"} | meta
+        spec = load["spec"]
+        spec["sourceNamespace"] = queue
+        for part in ("pod", "targetVolume"):
+            if part in spec:
+                spec[part]["namespace"] = queue
+        return self.kube.put(load)
+
+    def loads(self) -> list[JsonDict]:
+        """Return the loads of all kinds."""
+        return [load for resource in RESOURCES.values() for load in self.kube.objects(resource)]
+
+    def load(self, name: str) -> JsonDict:
+        return next(load for load in self.loads() if load["metadata"]["name"] == name)
+
+    def phase(self, name: str) -> str:
+        return self._told(name, "phase")
+
+    def message(self, name: str) -> str:
+        return self._told(name, "message")
+
+    def _told(self, name: str, key: str) -> str:
+        found = (self.kube._store.find(resource, NAMESPACE, name) for resource in RESOURCES.values())
+        return str(next(load for load in found if load is not None).get("status", {}).get(key, ""))
+
+    def phases(self) -> Mapping[str, str]:
+        # Asked for all the time: without a copy of everything.
+        loads = [load for resource in RESOURCES.values() for load in self.kube._store.all(resource)]
+        return {load["metadata"]["name"]: str(load.get("status", {}).get("phase", "")) for load in loads}
+
+    def set_status(self, name: str, **status: object) -> None:
+        """Write status fields, as a load's agent would."""
+        load = self.load(name)
+        self.kube.put(load | {"status": load.get("status", {}) | status})
+
+    def ledger(self) -> set[str]:
+        """Return the UIDs that the ledger holds."""
+        maps = self.kube.objects(CONFIG_MAPS)
+        return set(maps[0]["data"]["uids"].split()) if maps else set()
+
+    def reasons(self, name: str) -> list[str]:
+        events = [e for e in self.kube.objects(EVENTS) if e["involvedObject"]["name"] == name]
+        return [e["reason"] for e in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"]))]
+
+    def dispatcher(
+        self, transport: Transport | None = None, check_leading: Callable[[], None] = lambda: None
+    ) -> Dispatcher:
+        """Return a dispatcher that believes to lead, for as long as `check_leading` lets it."""
+        clock = LoopClock()
+        client = KubeClient(transport or self.kube, Retry(clock))
+        tools = DispatchTools(
+            client=client,
+            clock=clock,
+            status=StatusWriter(client, clock),
+            story=Story(EventRecorder(client, clock, component="node-agent", host="node-a")),
+            metrics=Metrics("node-a"),
+            check_leading=check_leading,
+        )
+        rules = DispatchRules(NAMESPACE, [self.kind, *self.others], self._concurrency, timedelta(minutes=30))
+        return Dispatcher(tools, rules, on_accepted=lambda cr: self.accepted.append(cr.name))
+
+    def _concurrency(self) -> LoadConcurrency:
+        return LoadConcurrency(
+            prepare_queue_length=self.limit, restores_first=self.restores_first, per_node_config=self.per_node
+        )
+
+    @asynccontextmanager
+    async def dispatching(self, dispatcher: Dispatcher | None = None) -> AsyncIterator[Dispatcher]:
+        """Run a dispatcher for the time of the context."""
+        dispatcher = dispatcher or self.dispatcher()
+        task = asyncio.create_task(dispatcher.run(), name="dispatcher")
+        try:
+            yield dispatcher
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def until(self, condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
+        """Wait in virtual time until `condition` holds."""
+        pause_seconds = 0.05 if seconds < 200 else 1.0
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(pause_seconds)
+
+
+def agent_pod(node: str, *, ready: bool = True, **meta: object) -> JsonDict:
+    """Return the pod of the agent on `node`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"node-agent-{node}", "namespace": NAMESPACE, "labels": AGENT_LABELS} | meta,
+        "spec": {"nodeName": node},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+def cluster_node(name: str, *, ready: bool = True, since: str = "2026-11-21T11:00:00Z") -> JsonDict:
+    """Return the Node of that name, which is Ready, or not, `since` a time."""
+    condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": since}
+    if not ready:
+        condition |= {"reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status."}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name},
+        "status": {"conditions": [condition]},
+    }
+
+
+def open_scene(*nodes: str, limit: int | None = 2) -> Scene:
+    """Return a scene with a live agent on each of `nodes`."""
+    kube = FakeKube()
+    for node in nodes or ("node-a",):
+        kube.put(agent_pod(node))
+        kube.put(cluster_node(node))
+    return Scene(kube, limit=limit)
+
+
+def most_held(kube: FakeKube) -> int:
+    """Return how many loads were Accepted or Prepared at most, over every resourceVersion there was."""
+    holding: set[str] = set()
+    most = 0
+    for happening in kube._store.history:
+        if happening.resource in RESOURCES.values():
+            obj = happening.after or happening.before or {}
+            phase = (happening.after or {}).get("status", {}).get("phase", "")
+            (holding.add if phase in {"Accepted", "Prepared"} else holding.discard)(obj["metadata"]["uid"])
+            most = max(most, len(holding))
+    return most

@@ -1,0 +1,336 @@
+"""An agent's owner side in a simulated cluster, with an API that fails where it is told to.
+
+`Fuse` stands between the agent and the fake API server: it counts the agent's requests and
+at one of them stops the agent, or lets the request fail.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from core.kube import resources
+from core.kube.client import KubeClient
+from core.kube.errors import UnreachableError
+from core.kube.events import EventRecorder
+from core.kube.resources import (
+    EVENTS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.retry import Retry
+from core.kube.transport import Request, Response, Transport
+from core.models.base import JsonDict
+from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, POD_VOLUME_FINALIZER
+from exposer.causes import CauseFinder
+from exposer.csi_snapshot import CSISnapshotExposer
+from exposer.generic_restore import GenericRestoreExposer
+from exposer.pod_volume import PodVolumeExposer
+from exposer.settings import MoverPlan
+from exposer.template import AgentTemplate
+from nodeagent.node.lifecycle import Limits, Site
+from nodeagent.node.progress import ProgressFollower
+from nodeagent.node.reconciler import Reconciler
+from nodeagent.node.slots import Slots
+from nodeagent.node.steps import Tools
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.transfers.events import Story
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
+from nodeagent.transfers.mover_pod import MoverLogs
+from nodeagent.transfers.status import StatusWriter
+from tests.nodeagent.support.simulation import LOAD_RESOURCES, Cluster, Mover
+from tests.nodeagent.support.transfers import NAMESPACE, NODE, workload_pod
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__ = ["Fault", "Fuse", "World", "accepted", "build_agent", "open_world"]
+
+OUTAGE = 6
+ACCEPTED_AT = "2026-11-21T12:00:00Z"
+_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class Fault(Enum):
+    """What happens at the chosen request."""
+
+    STOP_BEFORE = auto()
+    STOP_AFTER = auto()
+    CONFLICT = auto()
+    SERVER_ERROR = auto()
+    LOST = auto()
+    LOST_APPLIED = auto()
+
+    @property
+    def lasts(self) -> int:
+        """At how many requests in a row it happens."""
+        return OUTAGE if self in {Fault.SERVER_ERROR, Fault.LOST} else 1
+
+    @property
+    def stops(self) -> bool:
+        """Whether the agent is stopped there."""
+        return self in {Fault.STOP_BEFORE, Fault.STOP_AFTER}
+
+
+@dataclass
+class Fuse(Transport):
+    """The agent's way to the API server; blows at request number `at`.
+
+    `counts` chooses the requests that are counted. An outage lasts for `OUTAGE` of them: longer
+    than one request is tried again. An agent that is stopped sends nothing any more.
+    """
+
+    inner: Transport = field(default_factory=FakeKube)
+    counts: Callable[[Request], bool] = lambda request: request.method != "GET"
+    at: int = 1_000_000
+    fault: Fault = Fault.STOP_BEFORE
+    counted: list[str] = field(default_factory=list)
+    blown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def request(self, request: Request) -> Response:
+        if self.fault.stops and self.blown.is_set():
+            raise UnreachableError(f"{request.method} {request.path}: the agent is stopped")
+        if not self.counts(request):
+            return await self.inner.request(request)
+        self.counted.append(f"{request.method} {request.path}")
+        if not self.at <= len(self.counted) - 1 < self.at + self.fault.lasts:
+            return await self.inner.request(request)
+        try:
+            if self.fault in {Fault.STOP_AFTER, Fault.LOST_APPLIED}:
+                await self.inner.request(request)
+        finally:
+            # Also where a slow server lost the answer by itself.
+            self.blown.set()
+        if self.fault.stops:
+            await asyncio.Event().wait()
+        if self.fault in {Fault.LOST, Fault.LOST_APPLIED}:
+            raise UnreachableError(f"{request.method} {request.path}: no answer")
+        status = 409 if self.fault is Fault.CONFLICT else 500
+        return Response(status, json.dumps({"message": "injected", "reason": "Injected"}).encode())
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self.inner.stream(request)
+
+    async def close(self) -> None:
+        pass
+
+
+def build_agent(
+    transport: Transport, *, node: str = NODE, slots: int = 1, metrics: Metrics | None = None
+) -> Reconciler:
+    """Return the owner side of the agent of `node`, wired as the product wires it."""
+    clock = LoopClock()
+    client = KubeClient(transport, Retry(clock))
+    metrics = metrics or Metrics(node)
+    status = StatusWriter(client, clock)
+    plan = MoverPlan(AgentTemplate(image="mover:1", host_pods_mounted=True))
+    datamovers = frozenset({"velero", ""})
+    tools = Tools(
+        client=client,
+        clock=clock,
+        status=status,
+        story=Story(EventRecorder(client, clock, component="node-agent", host=node)),
+        logs=MoverLogs(client),
+        progress=ProgressFollower(client, clock, status=status, metrics=metrics),
+        slots=Slots(slots),
+        metrics=metrics,
+    )
+    causes = CauseFinder(client, clock)
+    kinds: list[Kind] = [
+        DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: plan, datamovers),
+        DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: plan, datamovers),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
+    ]
+    return Reconciler(tools, Site(node, NAMESPACE), limits=Limits(), kinds=kinds)
+
+
+@dataclass
+class World:
+    """A cluster with what a load needs, and what a test asks of it."""
+
+    kube: FakeKube
+    cluster: Cluster
+
+    def load(self, kind: str = "DataUpload", name: str = "") -> JsonDict:
+        """Return the only load of `kind`, or the one of that name."""
+        loads = [o for o in self.kube.objects(LOAD_RESOURCES[kind]) if name in {"", o["metadata"]["name"]}]
+        return loads[0] if loads else {}
+
+    def phase(self, kind: str = "DataUpload", name: str = "") -> str:
+        """Return the load's phase, empty where it is gone."""
+        return str(self.load(kind, name).get("status", {}).get("phase", ""))
+
+    def reasons(self) -> list[str]:
+        """Return the reasons of the agent's Events, in order."""
+        events = [e for e in self.kube.objects(EVENTS) if e.get("source", {}).get("component") == "node-agent"]
+        return [e["reason"] for e in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"]))]
+
+    def left(self) -> dict[str, list[str]]:
+        """Return the names of everything beside loads and Events."""
+        kinds: tuple[Resource, ...] = (
+            PODS,
+            PERSISTENT_VOLUME_CLAIMS,
+            PERSISTENT_VOLUMES,
+            VOLUME_SNAPSHOTS,
+            VOLUME_SNAPSHOT_CONTENTS,
+        )
+        names = {r.plural: sorted(o["metadata"]["name"] for o in self.kube.objects(r)) for r in kinds}
+        return {plural: found for plural, found in names.items() if found}
+
+    def everything(self) -> list[str]:
+        """Return every object of every kind as `Kind namespace/name`, Events left out; a UID in a name is a star."""
+        return sorted(
+            _UID.sub("*", f"{resource.kind} {obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}")
+            for resource in vars(resources).values()
+            if isinstance(resource, Resource) and resource is not EVENTS
+            for obj in self.kube.objects(resource)
+        )
+
+    def target(self) -> tuple[JsonDict, JsonDict]:
+        """Return the claim a DataDownload restores into, and its volume (empty: none)."""
+        claim = next(o for o in self.kube.objects(PERSISTENT_VOLUME_CLAIMS) if o["metadata"]["namespace"] != NAMESPACE)
+        volumes = {o["metadata"]["name"]: o for o in self.kube.objects(PERSISTENT_VOLUMES)}
+        return claim, volumes.get(claim["spec"].get("volumeName", ""), {})
+
+    def claim_path(self, claim: JsonDict) -> tuple[Resource, str, str]:
+        """Return resource, namespace and name of a claim."""
+        return PERSISTENT_VOLUME_CLAIMS, claim["metadata"]["namespace"], claim["metadata"]["name"]
+
+    def unready_snapshot(self, name: str) -> None:
+        """Let a source snapshot be one that is still taken."""
+        snapshot = next(o for o in self.kube.objects(VOLUME_SNAPSHOTS) if o["metadata"]["name"] == name)
+        self.kube.put(snapshot | {"status": {"readyToUse": False}})
+
+    async def stop(self, load: JsonDict, by: str) -> None:
+        """Ask for the end of a load by `cancel` or by `deletion`."""
+        resource, name = LOAD_RESOURCES[load["kind"]], load["metadata"]["name"]
+        if by == "cancel":
+            await self.cluster.client.patch(resource, NAMESPACE, name, {"spec": {"cancel": True}})
+        else:
+            await self.cluster.client.delete(resource, NAMESPACE, name)
+
+    async def until(self, condition: Callable[[], bool], *, seconds: float = 300.0, every: float = 0.05) -> None:
+        """Wait in virtual time until `condition` holds, looking `every` so many seconds."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(every)
+
+    def done(self, kind: str = "DataUpload", name: str = "") -> bool:
+        """Whether the load has left the agent's hands, cleaned up."""
+        meta = self.load(kind, name).get("metadata")
+        return meta is None or NODE_LABEL not in meta.get("labels", {})
+
+    @asynccontextmanager
+    async def agent(self, transport: Transport | None = None, **options: object) -> AsyncIterator[Reconciler]:
+        """Run an agent for the time of the context."""
+        reconciler = build_agent(transport or self.kube, **options)  # type: ignore[arg-type] # passed through
+        task = asyncio.create_task(reconciler.run(), name="agent")
+        try:
+            yield reconciler
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def accepted(load: JsonDict, *, node: str = NODE) -> JsonDict:
+    """Return `load` as the dispatcher accepts it for `node`."""
+    load["metadata"]["labels"] |= {NODE_LABEL: node, EXPOSE_ON_GOING_LABEL: "true"}
+    by_pod = load["kind"].startswith("PodVolume")
+    load["metadata"]["finalizers"] = [POD_VOLUME_FINALIZER if by_pod else DATA_MOVER_FINALIZER]
+    load["status"] = {"phase": "Accepted", "acceptedTimestamp": ACCEPTED_AT}
+    if not by_pod:
+        load["status"]["acceptedByNode"] = node
+    return load
+
+
+@asynccontextmanager
+async def open_world(*loads: JsonDict, mover: Mover | None = None) -> AsyncIterator[World]:
+    """Run a cluster that holds `loads` and the volumes they are about."""
+    kube = FakeKube()
+    clock = LoopClock()
+    cluster = Cluster(KubeClient(kube, Retry(clock)), mover or Mover(), kube=kube)
+    for load in loads:
+        kube.put(load)
+        for obj in _volumes_of(load):
+            kube.put(obj)
+    task = asyncio.create_task(cluster.run(), name="cluster")
+    try:
+        yield World(kube, cluster)
+    finally:
+        task.cancel()
+        # A cluster that has died by itself would explain whatever else went wrong.
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def _volumes_of(load: JsonDict) -> list[JsonDict]:
+    name = load["metadata"]["name"]
+    if load["kind"].startswith("PodVolume"):
+        return [workload_pod(load)]
+    if load["kind"] == "DataDownload":
+        target = load["spec"]["targetVolume"]
+        return [_claim(target["namespace"], target["pvc"])]
+    source = load["spec"]["csiSnapshot"]["volumeSnapshot"]
+    namespace = load["spec"]["sourceNamespace"]
+    group = "snapshot.storage.k8s.io/v1"
+    return [
+        _claim(namespace, load["spec"]["sourcePVC"], volume="pv-source"),
+        {
+            "apiVersion": group,
+            "kind": "VolumeSnapshot",
+            "metadata": {
+                "name": source,
+                "namespace": namespace,
+                "uid": f"vs-{name}",
+                # Before the load, as a server takes it.
+                "creationTimestamp": "2026-11-21T10:59:00Z",
+            },
+            "spec": {"source": {"persistentVolumeClaimName": load["spec"]["sourcePVC"]}},
+            "status": {
+                "readyToUse": True,
+                "restoreSize": "1Gi",
+                "boundVolumeSnapshotContentName": f"content-{name}",
+            },
+        },
+        {
+            "apiVersion": group,
+            "kind": "VolumeSnapshotContent",
+            "metadata": {"name": f"content-{name}", "uid": f"vsc-{name}"},
+            "spec": {
+                "deletionPolicy": "Delete",
+                "driver": "hostpath.csi.k8s.io",
+                "source": {"volumeHandle": "v"},
+                "volumeSnapshotRef": {"name": source, "namespace": namespace, "uid": f"vs-{name}"},
+            },
+            "status": {"readyToUse": True, "snapshotHandle": f"handle-{name}"},
+        },
+    ]
+
+
+def _claim(namespace: str, name: str, *, volume: str = "") -> JsonDict:
+    spec: JsonDict = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+        "storageClassName": "",
+    }
+    claim: JsonDict = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+        "status": {"phase": "Pending"},
+    }
+    if volume:
+        spec["volumeName"] = volume
+        claim["status"] = {"phase": "Bound"}
+    return claim

@@ -1,0 +1,52 @@
+"""A fake cluster and one part of an agent that tells of itself, with all that it works with."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+from core.kube.client import KubeClient
+from core.kube.retry import Retry
+from nodeagent.config.current import CurrentConfig
+from nodeagent.config.parse import ParsedConfig
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.own_pod import SelfReport
+from tests.nodeagent.support.board import FakeBoard
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__ = ["OwnScene", "running"]
+
+
+@dataclass
+class OwnScene:
+    """Where one part of an agent is at work with the configuration `current`."""
+
+    kube: FakeKube
+    client: KubeClient
+    current: CurrentConfig
+    board: FakeBoard = field(default_factory=FakeBoard)
+    metrics: Metrics = field(default_factory=lambda: Metrics("node-1"))
+
+    @classmethod
+    def build(cls, parsed: ParsedConfig) -> Self:
+        kube = FakeKube()
+        return cls(kube, KubeClient(kube, Retry(LoopClock())), CurrentConfig(parsed))
+
+    @property
+    def report(self) -> SelfReport:
+        return SelfReport(self.board, self.metrics)
+
+
+@asynccontextmanager
+async def running(part: Coroutine[None, None, None], *, lead_seconds: float) -> AsyncIterator[None]:
+    """Have `part` run, from so long before what is inside; it has not ended when that has."""
+    task = asyncio.create_task(part)
+    try:
+        await asyncio.sleep(lead_seconds)
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

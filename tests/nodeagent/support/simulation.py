@@ -1,0 +1,273 @@
+"""What else a cluster has: storage, scheduler, kubelet and movers, one node.
+
+Level-based like the real controllers: every tenth of a second each rule looks at what there
+is and does what is missing. `Mover` says what a mover does once it may start. `Cluster` has
+them around the fake API server; `tests.crash` has them around a real one.
+"""
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from core.kube.client import KubeClient
+from core.kube.errors import ConflictError, NotFoundError
+from core.kube.resources import (
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    EVENTS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.models.base import JsonDict
+from core.models.names import OWNER_UID_LABEL
+from tests.nodeagent.support.transfers import NODE
+from tests.support.fakekube import FakeKube
+
+__all__ = ["BACKUP_DONE", "LOAD_RESOURCES", "RESTORE_DONE", "Cluster", "Controllers", "Mover"]
+
+BACKUP_DONE = json.dumps(
+    {
+        "snapshotID": "kopia-1",
+        "source": {"byPath": "/uid", "volumeMode": "Filesystem"},
+        "totalBytes": 1000,
+        "incrementalBytes": 600,
+    }
+)
+RESTORE_DONE = json.dumps({"target": {"byPath": "/uid", "volumeMode": "Filesystem"}, "totalBytes": 1000})
+LOAD_RESOURCES = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
+CANCELED = "the data path is canceled"
+
+
+@dataclass
+class Mover:
+    """What a mover does: how long it moves data, and how it ends.
+
+    `stubborn`: it never answers a cancel. `message` of None is the good result of its kind.
+    `rejected` is why the kubelet does not take the first `rejections` pods.
+    """
+
+    seconds: float = 3.0
+    exit_code: int = 0
+    message: str | None = None
+    reason: str = ""
+    stubborn: bool = False
+    starts: bool = True
+    rejected: str = ""
+    rejections: int = 1_000_000
+
+
+@dataclass
+class Controllers(ABC):
+    """The controllers; `run` them beside the agent.
+
+    `moved` tells by a load's UID whose data its last good mover had: the handle of a snapshot,
+    a volume's name, or a folder.
+    """
+
+    client: KubeClient
+    mover: Mover = field(default_factory=Mover)
+    node: str = NODE
+    tick_seconds: float = 0.1
+    binds: bool = True
+    snapshots_become_ready: bool = True
+    moved: dict[str, str] = field(default_factory=dict)
+    _started_at: dict[str, float] = field(default_factory=dict)
+    _refused: int = 0
+
+    async def run(self) -> None:
+        while True:
+            for rule in self._rules():
+                # Somebody may delete or change an object between the look at it and the act: then the next look tells.
+                with suppress(NotFoundError, ConflictError):
+                    await rule()
+            await asyncio.sleep(self.tick_seconds)
+
+    def _rules(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Yield what is looked at in turn."""
+        yield from (self._snapshots, self._claims, self._volumes, self._pods)
+
+    async def _snapshots(self) -> None:
+        contents = {o["metadata"]["name"]: o for o in await self._all(VOLUME_SNAPSHOT_CONTENTS)}
+        snapshots = {o["metadata"]["uid"]: o for o in await self._all(VOLUME_SNAPSHOTS)}
+        for snapshot in snapshots.values():
+            name = snapshot["spec"]["source"].get("volumeSnapshotContentName", "")
+            content = contents.get(name)
+            if content is None or (snapshot.get("status") or {}).get("readyToUse"):
+                continue
+            if not self.snapshots_become_ready:
+                continue
+            uid = {"uid": snapshot["metadata"]["uid"]}
+            ready = {"readyToUse": True, "restoreSize": "1Gi"}
+            await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"volumeSnapshotRef": uid}})
+            status = ready | {"boundVolumeSnapshotContentName": name}
+            await self._set_status(VOLUME_SNAPSHOTS, snapshot, status)
+        for content in contents.values():
+            uid = content["spec"]["volumeSnapshotRef"].get("uid", "")
+            if uid and uid not in snapshots and content["spec"]["deletionPolicy"] == "Delete":
+                await self.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", content["metadata"]["name"])
+
+    async def _claims(self) -> None:
+        """Provision the claims that the agent has made; those of workloads wait for a volume."""
+        for claim in await self._all(PERSISTENT_VOLUME_CLAIMS):
+            meta, spec = claim["metadata"], claim["spec"]
+            if OWNER_UID_LABEL not in meta.get("labels", {}) or spec.get("volumeName"):
+                continue
+            name = f"pvc-{meta['uid']}"
+            reference = {key: meta[key] for key in ("namespace", "name", "uid")}
+            volume = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": name},
+                "spec": {
+                    "accessModes": spec["accessModes"],
+                    "capacity": {"storage": spec["resources"]["requests"]["storage"]},
+                    "claimRef": reference | {"kind": "PersistentVolumeClaim"},
+                    "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": name},
+                    "persistentVolumeReclaimPolicy": "Delete",
+                },
+            }
+            await self._make(PERSISTENT_VOLUMES, volume, {"phase": "Bound"})
+            await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": {"volumeName": name}})
+            await self._set_status(PERSISTENT_VOLUME_CLAIMS, claim, {"phase": "Bound"})
+
+    async def _volumes(self) -> None:
+        claims = {o["metadata"]["uid"]: o for o in await self._all(PERSISTENT_VOLUME_CLAIMS)}
+        for volume in await self._all(PERSISTENT_VOLUMES):
+            spec, name = volume["spec"], volume["metadata"]["name"]
+            claim = claims.get((spec.get("claimRef") or {}).get("uid", ""))
+            if claim is None:
+                if spec["persistentVolumeReclaimPolicy"] == "Delete":
+                    await self.client.delete(PERSISTENT_VOLUMES, "", name)
+                elif volume["status"]["phase"] != "Released":
+                    await self._set_status(PERSISTENT_VOLUMES, volume, {"phase": "Released"})
+            elif self.binds and claim["spec"].get("volumeName") == name:
+                for resource, obj in ((PERSISTENT_VOLUMES, volume), (PERSISTENT_VOLUME_CLAIMS, claim)):
+                    if (obj.get("status") or {}).get("phase") != "Bound":
+                        await self._set_status(resource, obj, {"phase": "Bound"})
+
+    async def _pods(self) -> None:
+        for pod in await self._all(PODS):
+            if not pod["metadata"].get("ownerReferences"):
+                # A workload's: the test itself says what becomes of it.
+                continue
+            phase = (pod.get("status") or {}).get("phase", "Pending")
+            if phase == "Pending" and self.mover.starts:
+                await self._start(pod)
+            elif phase == "Running":
+                await self._move_data(pod)
+
+    async def _move_data(self, pod: JsonDict) -> None:
+        load = await self._load_of(pod)
+        if load is None or self.mover.stubborn:
+            return
+        status = load.get("status") or {}
+        stop = load["spec"].get("cancel") or load["metadata"].get("deletionTimestamp")
+        now = asyncio.get_running_loop().time()
+        if stop and status.get("phase") in {"InProgress", "Canceling"}:
+            await self._end(pod, 14, CANCELED)
+        elif status.get("phase") == "InProgress":
+            began = self._started_at.setdefault(pod["metadata"]["uid"], now)
+            if now == began:
+                await self._tell_progress(load, 400)
+            if now - began >= self.mover.seconds:
+                done = BACKUP_DONE if load["kind"] in {"DataUpload", "PodVolumeBackup"} else RESTORE_DONE
+                message = done if self.mover.message is None else self.mover.message
+                self.moved[load["metadata"]["uid"]] = await self._data_of(pod)
+                await self._end(pod, self.mover.exit_code, message)
+
+    async def _end(self, pod: JsonDict, exit_code: int, message: str) -> None:
+        terminated = {"exitCode": exit_code, "message": message, "reason": self.mover.reason}
+        status = {
+            "phase": "Failed" if exit_code else "Succeeded",
+            "containerStatuses": [{"name": "mover", "state": {"terminated": terminated}}],
+        }
+        await self._set_status(PODS, pod, status)
+
+    async def _tell_progress(self, load: JsonDict, done_bytes: int) -> None:
+        meta = load["metadata"]
+        message = {"totalBytes": 1000, "doneBytes": done_bytes, "bytesPerSecond": 100, "sentBytes": 50}
+        place = {"namespace": meta["namespace"]}
+        event = {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": place | {"name": f"{meta['name']}.{done_bytes}"},
+            "involvedObject": place | {"kind": load["kind"], "name": meta["name"], "uid": meta["uid"]},
+            "reason": "Data-Path-Progress",
+            "message": json.dumps(message),
+        }
+        await self._make(EVENTS, event)
+
+    async def _load_of(self, pod: JsonDict) -> JsonDict | None:
+        uids = {reference["uid"] for reference in pod["metadata"].get("ownerReferences", [])}
+        loads = [o for resource in LOAD_RESOURCES.values() for o in await self._all(resource)]
+        return next((load for load in loads if load["metadata"]["uid"] in uids), None)
+
+    async def _data_of(self, pod: JsonDict) -> str:
+        """Return whose data a mover has before it: a snapshot's, a new volume's, or a folder's."""
+        namespace = pod["metadata"]["namespace"]
+        uids = {reference["uid"] for reference in pod["metadata"]["ownerReferences"]}
+        volume = next(each for each in pod["spec"]["volumes"] if each["name"] in uids)
+        if "hostPath" in volume:
+            return str(volume["hostPath"]["path"])
+        name = volume["persistentVolumeClaim"]["claimName"]
+        claim = await self.client.get(PERSISTENT_VOLUME_CLAIMS, namespace, name)
+        source = claim["spec"].get("dataSource")
+        if not source:
+            return str(claim["spec"]["volumeName"])
+        snapshot = await self.client.get(VOLUME_SNAPSHOTS, namespace, source["name"])
+        content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
+        content = await self.client.get(VOLUME_SNAPSHOT_CONTENTS, "", content_name)
+        return str(content["spec"]["source"]["snapshotHandle"])
+
+    # -- how objects are read and written ------------------------------------------------------
+
+    @abstractmethod
+    async def _all(self, resource: Resource) -> list[JsonDict]:
+        """Return all objects of a kind."""
+
+    @abstractmethod
+    async def _make(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
+        """Make an object with a status."""
+
+    @abstractmethod
+    async def _start(self, pod: JsonDict) -> None:
+        """Let a pod run on the node."""
+
+    @abstractmethod
+    async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
+        """Change an object's status."""
+
+    async def _patch(self, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
+        meta = obj["metadata"]
+        await self.client.patch(resource, meta.get("namespace", ""), meta["name"], patch)
+
+
+@dataclass
+class Cluster(Controllers):
+    """The controllers of the fake API server."""
+
+    kube: FakeKube = field(default_factory=FakeKube)
+
+    async def _all(self, resource: Resource) -> list[JsonDict]:
+        return self.kube.objects(resource)
+
+    async def _make(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
+        self.kube.put(obj | ({"status": status} if status else {}))
+
+    async def _start(self, pod: JsonDict) -> None:
+        self._refused += 1 if self.mover.rejected else 0
+        refused = 0 < self._refused <= self.mover.rejections
+        status = {"phase": "Failed", "reason": self.mover.rejected} if refused else {"phase": "Running"}
+        await self._patch(PODS, pod, {"spec": {"nodeName": self.node}, "status": status})
+
+    async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
+        await self._patch(resource, obj, {"status": status})

@@ -1,0 +1,112 @@
+"""Loads and mover pods as JSON dicts, for the tests of the life cycle."""
+
+import json
+from pathlib import Path
+
+from core.models.base import JsonDict
+from core.models.names import NODE_LABEL, OWNER_UID_LABEL
+
+__all__ = [
+    "LOADS",
+    "NAMESPACE",
+    "NODE",
+    "data_download",
+    "data_upload",
+    "mover_pod",
+    "pod_volume_backup",
+    "pod_volume_restore",
+    "workload_pod",
+]
+
+NAMESPACE = "velero"
+NODE = "node-a"
+_RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
+
+
+def _first_recorded(kind: str) -> JsonDict:
+    recorded = json.loads((_RECORDINGS / f"{kind}.json").read_text())
+    load: JsonDict = recorded[0]["object"]
+    return load
+
+
+def _load(kind: str, name: str, *, node: str, meta: JsonDict, status: JsonDict) -> JsonDict:
+    load = _first_recorded(kind)
+    metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-of-{name}", "resourceVersion": "1"}
+    metadata["creationTimestamp"] = "2026-11-21T11:00:00Z"
+    labels = load["metadata"]["labels"] | ({NODE_LABEL: node} if node else {})
+    load["metadata"] = metadata | {"labels": labels} | meta
+    load["status"] = status
+    return load
+
+
+def data_upload(name: str = "du-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
+    """Return a DataUpload, New and nobody's unless told otherwise."""
+    return _load("dataupload", name, node=node, meta=dict(meta), status=status or {})
+
+
+def data_download(name: str = "dd-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
+    """Return a DataDownload, New and nobody's unless told otherwise."""
+    return _load("datadownload", name, node=node, meta=dict(meta), status=status or {})
+
+
+def pod_volume_backup(
+    name: str = "pvb-1", *, node: str = "", status: JsonDict | None = None, **meta: object
+) -> JsonDict:
+    """Return a PodVolumeBackup, New and nobody's unless told otherwise; its pod is on `NODE`."""
+    return _load("podvolumebackup", name, node=node, meta=dict(meta), status=status or {})
+
+
+def pod_volume_restore(
+    name: str = "pvr-1", *, node: str = "", status: JsonDict | None = None, **meta: object
+) -> JsonDict:
+    """Return a PodVolumeRestore, New and nobody's unless told otherwise."""
+    return _load("podvolumerestore", name, node=node, meta=dict(meta), status=status or {})
+
+
+def workload_pod(load: JsonDict, *, node: str = NODE, status: JsonDict | None = None, **meta: object) -> JsonDict:
+    """Return the pod that a PodVolumeBackup or PodVolumeRestore is about; it runs, or waits for its data."""
+    ref, volume = load["spec"]["pod"], load["spec"]["volume"]
+    waits = load["kind"] == "PodVolumeRestore"
+    waiting = {"name": "restore-wait", "state": {"running": {"startedAt": "2026-11-21T11:00:00Z"}}}
+    mounts = [{"name": volume, "mountPath": "/data"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": ref["name"], "namespace": ref["namespace"], "uid": ref["uid"]} | meta,
+        "spec": {
+            "nodeName": node,
+            "initContainers": [{"name": "restore-wait", "volumeMounts": mounts}] if waits else [],
+            "containers": [{"name": "app", "volumeMounts": mounts}],
+            "volumes": [{"name": volume, "emptyDir": {}}],
+        },
+        "status": status
+        or ({"phase": "Pending", "initContainerStatuses": [waiting]} if waits else {"phase": "Running"}),
+    }
+
+
+def mover_pod(load: JsonDict, *, node: str = NODE, **status: object) -> JsonDict:
+    """Return the mover pod of `load` on `node`; `status` is the pod's."""
+    meta = load["metadata"]
+    reference = {"apiVersion": load["apiVersion"], "kind": load["kind"], "name": meta["name"], "uid": meta["uid"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": f"pod-of-{meta['uid']}",
+            "labels": {OWNER_UID_LABEL: meta["uid"]},
+            "ownerReferences": [reference | {"controller": True}],
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "mover"}]},
+        "status": status or {"phase": "Pending"},
+    }
+
+
+LOADS = {
+    "DataUpload": data_upload,
+    "DataDownload": data_download,
+    "PodVolumeBackup": pod_volume_backup,
+    "PodVolumeRestore": pod_volume_restore,
+}
+"""What makes a load of each kind."""

@@ -1,0 +1,249 @@
+"""What is particular to DataUploads and DataDownloads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from core.errors import ExposeError, ResultError
+from core.kube.client import KubeClient
+from core.kube.transport import Request, Response
+from core.models.base import JsonDict
+from core.models.names import OUTCOME_ANNOTATION
+from core.models.phases import Phase
+from exposer.model import Exposed, Guard, KeptVolume, RestoreRequest, SnapshotRequest, Waiting
+from exposer.settings import MoverPlan
+from exposer.template import AgentTemplate
+from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.outcome import Outcome
+from tests.nodeagent.support.transfers import data_download, data_upload
+from tests.support.scripted import answer, refusal, scripted_client
+
+PLAN = MoverPlan(AgentTemplate(image="mover:1"))
+LOCATION = {
+    "apiVersion": "velero.io/v1",
+    "kind": "BackupStorageLocation",
+    "metadata": {"name": "default", "namespace": "velero"},
+    "spec": {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "cloud", "key": "k"}},
+}
+TRUSTING = {"provider": "aws", "objectStorage": {"bucket": "b", "caCertRef": {"name": "ca", "key": "k"}}}
+LOCATION_PATH = "/apis/velero.io/v1/namespaces/velero/backupstoragelocations/default"
+SECRET_PATH = "/api/v1/namespaces/velero/secrets/cloud"
+CLAIM_PATH = "/api/v1/namespaces/app3/persistentvolumeclaims/data"
+READY_WORLD: dict[str, JsonDict] = {LOCATION_PATH: LOCATION, SECRET_PATH: {"data": {"k": "eA=="}}, CLAIM_PATH: {}}
+
+
+def client(world: Mapping[str, JsonDict]) -> KubeClient:
+    def script(request: Request) -> Response:
+        found = world.get(request.path)
+        return answer(found) if found is not None else refusal(404, "not found")
+
+    return scripted_client(script)
+
+
+@dataclass
+class FakeExposer:
+    """Answers as it is told and notes what it was asked for."""
+
+    found: Waiting | Exception | None = None
+    dropped: list[KeptVolume] = field(default_factory=list)
+    cleaned: int = 0
+
+    async def check(self, request: SnapshotRequest | RestoreRequest) -> Waiting | None:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    async def ensure(self, request: SnapshotRequest | RestoreRequest, guard: Guard) -> Exposed | Waiting:
+        raise NotImplementedError
+
+    async def clean_up(self, request: SnapshotRequest | RestoreRequest) -> Waiting | None:
+        self.cleaned += 1
+        return None
+
+    async def read_volume(self, request: RestoreRequest) -> KeptVolume:
+        return KeptVolume("pv-1", "Delete")
+
+    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+        return Waiting("Binding", kept.pv_name)
+
+    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+        self.dropped.append(kept)
+        return None
+
+
+def uploads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None) -> DataUploadKind:
+    return DataUploadKind(client(world), exposer or FakeExposer(), lambda: PLAN, frozenset({"velero", ""}))
+
+
+def downloads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None) -> DataDownloadKind:
+    return DataDownloadKind(client(world), exposer or FakeExposer(), lambda: PLAN, frozenset({"velero", ""}))
+
+
+async def admission(kind: DataUploadKind | DataDownloadKind, load: JsonDict) -> Admission:
+    return await kind.check_admission(kind.parse(load))
+
+
+async def test_a_load_whose_world_is_ready_may_start() -> None:
+    verdicts = [
+        (await admission(uploads(READY_WORLD), data_upload())).verdict,
+        (await admission(downloads(READY_WORLD), data_download())).verdict,
+    ]
+    assert verdicts == [Verdict.READY, Verdict.READY]
+
+
+@pytest.mark.parametrize(
+    ("world", "verdict", "words"),
+    [
+        pytest.param({}, Verdict.FAILS, "BackupStorageLocation velero/default does not exist", id="no location"),
+        pytest.param({LOCATION_PATH: LOCATION}, Verdict.FAILS, "Secret velero/cloud", id="no secret"),
+        pytest.param(
+            READY_WORLD | {SECRET_PATH: {"data": {"other": ""}}},
+            Verdict.FAILS,
+            "Secret velero/cloud of BackupStorageLocation default has no key k",
+            id="no such key",
+        ),
+        pytest.param(
+            READY_WORLD | {LOCATION_PATH: LOCATION | {"status": {"phase": "Unavailable", "message": "no bucket"}}},
+            Verdict.WAITS,
+            "BackupStorageLocation velero/default is Unavailable: no bucket",
+            id="unavailable",
+        ),
+        pytest.param(
+            READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": TRUSTING}},
+            Verdict.FAILS,
+            "Secret velero/ca of BackupStorageLocation default does not exist",
+            id="no CA",
+        ),
+        pytest.param(
+            READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": {"provider": "aws"}}},
+            Verdict.WAITS,
+            "objectStorage",
+            id="unreadable",
+            marks=pytest.mark.cause("location-unreadable"),
+        ),
+    ],
+)
+@pytest.mark.cause("location-secret-missing")
+async def test_an_unusable_location_is_named(world: Mapping[str, JsonDict], verdict: Verdict, words: str) -> None:
+    for found in (await admission(uploads(world), data_upload()), await admission(downloads(world), data_download())):
+        assert found.verdict is verdict
+        assert words in found.message
+        assert not found.patient
+
+
+async def test_a_snapshot_that_is_still_taken_is_waited_for_without_end() -> None:
+    exposer = FakeExposer(Waiting("SnapshotNotReady", "still being made"))
+    found = await admission(uploads(READY_WORLD, exposer), data_upload())
+    assert found == Admission(Verdict.WAITS, "SnapshotNotReady", "still being made", patient=True)
+
+
+async def test_a_snapshot_that_goes_wrong_is_waited_for_like_any_other_trouble() -> None:
+    exposer = FakeExposer(Waiting("SnapshotError", "no space left", trouble=True))
+    found = await admission(uploads(READY_WORLD, exposer), data_upload())
+    assert found == Admission(Verdict.WAITS, "SnapshotError", "no space left", trouble=True)
+
+
+async def test_a_missing_snapshot_fails() -> None:
+    found = await admission(uploads(READY_WORLD, FakeExposer(ExposeError("VolumeSnapshot a/b is gone"))), data_upload())
+    assert (found.verdict, found.message) == (Verdict.FAILS, "VolumeSnapshot a/b is gone")
+
+
+@pytest.mark.parametrize("change", [{"snapshotType": "Magic"}, {"csiSnapshot": None}], ids=["type", "no snapshot"])
+@pytest.mark.cause("snapshot-type")
+async def test_another_snapshot_type_is_refused_and_leaves_nothing_to_clean(change: JsonDict) -> None:
+    load = data_upload()
+    load["spec"] |= change
+    exposer = FakeExposer()
+    kind = uploads(READY_WORLD, exposer)
+    assert (await admission(kind, load)).verdict is Verdict.FAILS
+    if load["spec"]["csiSnapshot"] is None:
+        assert await kind.clean_up(kind.parse(load)) is None
+        assert exposer.cleaned == 0
+
+
+async def test_a_missing_target_claim_is_permanent_after_two_minutes() -> None:
+    world = {path: obj for path, obj in READY_WORLD.items() if path != CLAIM_PATH}
+    found = await admission(downloads(world), data_download())
+    assert (found.verdict, found.patient, found.limit) == (Verdict.WAITS, False, timedelta(minutes=2))
+    assert "PersistentVolumeClaim app3/data" in found.message
+
+
+async def test_an_unconsumed_target_claim_waits() -> None:
+    found = await admission(downloads(READY_WORLD, FakeExposer(Waiting("R", "first pod"))), data_download())
+    assert found == Admission(Verdict.WAITS, "R", "first pod")
+
+
+async def test_a_bound_target_claim_fails() -> None:
+    found = await admission(downloads(READY_WORLD, FakeExposer(ExposeError("bound already"))), data_download())
+    assert (found.verdict, found.message) == (Verdict.FAILS, "bound already")
+
+
+@pytest.mark.parametrize(("datamover", "ours"), [("", True), ("velero", True), ("another", False)])
+def test_only_loads_for_this_mover_are_managed(datamover: str, ours: bool) -> None:
+    for kind, load in ((uploads({}), data_upload()), (downloads({}), data_download())):
+        load["spec"]["datamover"] = datamover
+        assert kind.managed(kind.parse(load)) is ours
+
+
+def test_a_load_queues_for_its_volumes_namespace() -> None:
+    assert uploads({}).queue_namespace(uploads({}).parse(data_upload())) == "app"
+    assert downloads({}).queue_namespace(downloads({}).parse(data_download())) == "app3"
+
+
+def test_the_final_status_of_an_upload_is_as_recorded() -> None:
+    kind = uploads({})
+    result = kind.parse_result(
+        '{"snapshotID":"74b3","emptySnapshot":false,"source":{"byPath":"/69e4","volumeMode":"Filesystem"},'
+        '"totalBytes":50000000,"incrementalBytes":50000000}'
+    )
+    assert kind.final_status(Outcome(phase=Phase.COMPLETED, result=result)) == {
+        "path": "/69e4",
+        "snapshotID": "74b3",
+        "incrementalBytes": 50000000,
+        "progress": {"totalBytes": 50000000, "bytesDone": 50000000},
+    }
+
+
+def test_the_final_status_of_a_download_is_as_recorded() -> None:
+    kind = downloads({})
+    result = kind.parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
+    status = kind.final_status(Outcome(phase=Phase.COMPLETED, result=result))
+    assert status == {"progress": {"totalBytes": 50000000, "bytesDone": 50000000}}
+
+
+def test_a_result_of_the_other_kind_is_refused() -> None:
+    with pytest.raises(ResultError):
+        downloads({}).parse_result('{"snapshotID":"s","source":{"byPath":"/x"}}')
+
+
+@pytest.mark.parametrize(
+    ("phase", "dropped"),
+    [(Phase.FAILED, [KeptVolume("pv-1", "Retain")]), (Phase.COMPLETED, [])],
+    ids=["failed", "completed"],
+)
+async def test_the_kept_volume_is_dropped_unless_it_was_handed_over(phase: Phase, dropped: list[KeptVolume]) -> None:
+    kept = Outcome(phase=Phase.COMPLETED, pv_name="pv-1", reclaim_policy="Retain")
+    load = data_download(status={"phase": str(phase)}, annotations={OUTCOME_ANNOTATION: kept.to_json()})
+    exposer = FakeExposer()
+    kind = downloads({}, exposer)
+    assert await kind.clean_up(kind.parse(load)) is None
+    assert (exposer.dropped, exposer.cleaned) == (dropped, 1)
+
+
+async def test_the_written_volume_is_kept_with_the_outcome() -> None:
+    kind = downloads({})
+    cr = kind.parse(data_download())
+    outcome = await kind.keep(cr, Outcome(phase=Phase.COMPLETED))
+    assert (outcome.pv_name, outcome.reclaim_policy) == ("pv-1", "Delete")
+    assert await kind.complete(cr, outcome) == Waiting("Binding", "pv-1")
+
+
+async def test_an_upload_is_complete_with_its_outcome() -> None:
+    kind = uploads({})
+    cr, outcome = kind.parse(data_upload()), Outcome(phase=Phase.COMPLETED)
+    assert await kind.keep(cr, outcome) == outcome
+    assert await kind.complete(cr, outcome) is None

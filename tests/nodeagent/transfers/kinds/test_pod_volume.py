@@ -1,0 +1,205 @@
+"""PodVolumeBackups and PodVolumeRestores: what is particular to them, and their way to the end."""
+
+import asyncio
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import PODS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.names import NODE_LABEL, POD_VOLUME_FINALIZER
+from exposer.causes import CauseFinder
+from exposer.pod_volume import PodVolumeExposer
+from exposer.settings import MoverPlan
+from exposer.template import AgentTemplate
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
+from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.transfers import NODE, pod_volume_backup, pod_volume_restore, workload_pod
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+LOADS = {"PodVolumeBackup": pod_volume_backup, "PodVolumeRestore": pod_volume_restore}
+BUILT_IN = frozenset({"velero", ""})
+LOCATION = {
+    "apiVersion": "velero.io/v1",
+    "kind": "BackupStorageLocation",
+    "metadata": {"name": "default", "namespace": "velero"},
+    "spec": {"provider": "aws", "objectStorage": {"bucket": "b"}},
+}
+
+
+def kind_of(
+    name: str, kube: FakeKube, *, reachable: bool = True, names: frozenset[str] = BUILT_IN
+) -> PodVolumeBackupKind | PodVolumeRestoreKind:
+    client = KubeClient(kube, Retry(LoopClock()))
+    exposer = PodVolumeExposer(client, CauseFinder(client, LoopClock()))
+    plan = MoverPlan(AgentTemplate("mover:1", host_pods_mounted=reachable))
+    if name == "PodVolumeBackup":
+        return PodVolumeBackupKind(client, exposer, lambda: plan, names)
+    return PodVolumeRestoreKind(client, exposer, lambda: plan, names)
+
+
+async def admission(load: JsonDict, *objects: JsonDict, reachable: bool = True) -> Admission:
+    """Return what is said of `load` in a cluster that holds `objects`."""
+    kube = FakeKube()
+    for obj in objects:
+        kube.put(obj)
+    kind = kind_of(load["kind"], kube, reachable=reachable)
+    return await kind.check_admission(kind.parse(load))
+
+
+@pytest.mark.parametrize("name", LOADS)
+async def test_a_load_goes_to_the_node_of_its_pod(name: str) -> None:
+    load = LOADS[name]()
+    assert await admission(load, LOCATION, workload_pod(load)) == Admission(Verdict.READY, node=NODE)
+
+
+@pytest.mark.parametrize("name", LOADS)
+@pytest.mark.cause("pod-volumes-off")
+async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
+    load, restic = LOADS[name](), LOADS[name]()
+    restic["spec"]["uploaderType"] = "restic"
+    pod = workload_pod(load)
+    answers = [
+        await admission(restic, LOCATION, pod),
+        await admission(load, pod),
+        await admission(load, LOCATION),
+        await admission(load, LOCATION, pod, reachable=False),
+    ]
+
+    assert {answer.verdict for answer in answers} == {Verdict.FAILS}
+    assert [answer.message.partition(":")[0] for answer in answers] == [
+        "restic is not supported",
+        "BackupStorageLocation velero/default does not exist",
+        f"workload pod {pod['metadata']['namespace']}/writer is gone",
+        "volumes of pods cannot be reached",
+    ]
+
+
+@pytest.mark.cause("wrong-node")
+async def test_a_backup_for_another_node_than_its_pods_fails() -> None:
+    load = pod_volume_backup()
+    answer = await admission(load, LOCATION, workload_pod(load, node="node-b"))
+    expected = "workload pod app/writer runs on node node-b, and not on node-a"
+    assert answer == Admission(Verdict.FAILS, "WrongNode", expected)
+
+
+async def test_a_restore_waits_for_its_pod_without_end() -> None:
+    load = pod_volume_restore()
+    answer = await admission(load, LOCATION, workload_pod(load, status={"phase": "Pending"}))
+    assert (answer.verdict, answer.reason, answer.patient) == (Verdict.WAITS, "WorkloadNotWaiting", True)
+
+
+async def test_the_node_of_a_load_is_known_before_it_is_exposed() -> None:
+    kube = FakeKube()
+    backup, restore = pod_volume_backup(), pod_volume_restore()
+    kube.put(workload_pod(restore, node="node-c"))
+    nodes = [await (k := kind_of(load["kind"], kube)).read_node(k.parse(load)) for load in (backup, restore)]
+    assert nodes == [backup["spec"]["node"], "node-c"]
+
+
+@pytest.mark.parametrize(("names", "ours"), [({""}, True), ({"velero"}, True), ({"other"}, False)])
+def test_pod_volumes_are_the_built_in_movers(names: set[str], ours: bool) -> None:
+    for name, make in LOADS.items():
+        kind = kind_of(name, FakeKube(), names=frozenset(names))
+        assert kind.managed(kind.parse(make())) is ours
+
+
+async def run(load: JsonDict, *, mover: Mover | None = None) -> World:
+    async with open_world(accepted(load), mover=mover) as world, world.agent():
+        await world.until(lambda: world.done(load["kind"]))
+        return world
+
+
+async def test_a_backup_completes_with_the_fields_that_its_definition_has() -> None:
+    world = await run(pod_volume_backup())
+    load = world.load("PodVolumeBackup")
+    stamps = {key for key in load["status"] if key.endswith("Timestamp")}
+    assert {key: value for key, value in load["status"].items() if key not in stamps} == {
+        "phase": "Completed",
+        "path": "/uid",
+        "snapshotID": "kopia-1",
+        "incrementalBytes": 600,
+        "progress": {"totalBytes": 1000, "bytesDone": 1000},
+    }
+    assert stamps == {"acceptedTimestamp", "startTimestamp", "completionTimestamp"}
+    assert POD_VOLUME_FINALIZER not in load["metadata"].get("finalizers", [])
+    assert NODE_LABEL not in load["metadata"]["labels"]
+    assert world.left() == {"pods": ["writer"]}
+
+
+async def test_a_backup_is_counted_as_the_peer_counts_it() -> None:
+    metrics = Metrics(NODE)
+    owner = {"apiVersion": "velero.io/v1", "kind": "Backup", "name": "b1", "uid": "uid-of-b1"}
+    backup = accepted(pod_volume_backup(ownerReferences=[owner]))
+    async with open_world(backup, mover=Mover(seconds=4.5)) as world, world.agent(metrics=metrics):
+        await world.until(lambda: world.phase("PodVolumeBackup") == "InProgress")
+        begun = metrics.render().decode()
+        await world.until(lambda: world.done("PodVolumeBackup"))
+    done = metrics.render().decode()
+
+    count = 'podVolume_pod_volume_backup_{}_count{{node="node-a"}} {}'
+    assert count.format("enqueue", "1.0") in begun
+    assert count.format("dequeue", "0.0") in begun
+    assert count.format("dequeue", "1.0") in done
+    labels = 'backupName="velero/b1",node="node-a",operation="pvb-1-default-app-kopia-backup",pod_volume_backup="pvb-1"'
+    gauge = f"podVolume_pod_volume_operation_latency_seconds_gauge{{{labels}}}"
+    (line,) = [row for row in done.splitlines() if row.startswith(gauge)]
+    assert float(line.split()[-1]) in {4.0, 5.0}
+
+
+async def test_a_restore_completes_and_tells_its_node() -> None:
+    world = await run(pod_volume_restore())
+    status = world.load("PodVolumeRestore")["status"]
+    assert (status["phase"], status["node"]) == ("Completed", NODE)
+    assert not {"nodeOS", "acceptedByNode", "path", "snapshotID"} & status.keys()
+    assert world.left() == {"pods": ["writer"]}
+
+
+@pytest.mark.parametrize("phase", ["Accepted", "Prepared", "InProgress"])
+@pytest.mark.parametrize("name", LOADS)
+async def test_a_load_fails_when_its_workload_goes(name: str, phase: str) -> None:
+    """An empty volume must not become a good backup, nor pass for a filled one."""
+    load = accepted(LOADS[name]())
+    ref = load["spec"]["pod"]
+    async with open_world(load, mover=Mover(seconds=5, starts=phase != "Accepted")) as world:
+        async with world.agent(slots=0 if phase == "Prepared" else 1):
+            await world.until(lambda: world.phase(name) == phase)
+            await world.cluster.client.delete(PODS, ref["namespace"], ref["name"])
+        # A new agent has a slot for it.
+        async with world.agent():
+            await world.until(lambda: world.done(name))
+    status = world.load(name)["status"]
+    expected = f"workload pod {ref['namespace']}/writer is gone: it does not exist"
+    assert (status["phase"], status["message"]) == ("Failed", expected)
+    assert world.left() == {}
+
+
+@pytest.mark.parametrize("name", LOADS)
+async def test_a_load_that_waits_for_a_slot_sees_within_ten_seconds_that_its_workload_is_gone(name: str) -> None:
+    load = accepted(LOADS[name]())
+    ref = load["spec"]["pod"]
+    async with open_world(load) as world, world.agent(slots=0):
+        await world.until(lambda: world.phase(name) == "Prepared")
+        await asyncio.sleep(60)
+        await world.cluster.client.delete(PODS, ref["namespace"], ref["name"])
+        await world.until(lambda: world.phase(name) == "Failed", seconds=10)
+    assert world.load(name)["status"]["message"] == f"workload pod {ref['namespace']}/writer is gone: it does not exist"
+
+
+async def test_what_the_mover_said_is_told_beside_the_cause() -> None:
+    load = accepted(pod_volume_backup())
+    mover = Mover(seconds=3, exit_code=11, message="cannot read /uid/file")
+    async with open_world(load, mover=mover) as world, world.agent():
+        await world.until(lambda: world.phase("PodVolumeBackup") == "InProgress")
+        await world.cluster.client.delete(PODS, "app", "writer")
+        await world.until(lambda: world.done("PodVolumeBackup"))
+    assert world.load("PodVolumeBackup")["status"]["message"] == (
+        "workload pod app/writer is gone: it does not exist; the data mover said: cannot read /uid/file"
+    )

@@ -1,0 +1,63 @@
+"""A clean-up that does not come about: told, tried on, in nobody's way."""
+
+import asyncio
+
+import pytest
+
+from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
+from core.models.base import JsonDict
+from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upload
+
+pytestmark = pytest.mark.looptime
+
+LOADS = {"DataUpload": data_upload, "DataDownload": data_download}
+FOREIGN = "example.com/keep"
+
+
+async def hold_claim(world: World, name: str, *, finalizers: list[str]) -> None:
+    patch: JsonDict = {"metadata": {"finalizers": finalizers}}
+    await world.cluster.client.patch(PERSISTENT_VOLUME_CLAIMS, NAMESPACE, name, patch)
+
+
+def told(world: World) -> list[str]:
+    return [event["message"] for event in world.kube.objects(EVENTS) if event["reason"] == "CleanUpStuck"]
+
+
+@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.cause("clean-up-stuck")
+async def test_what_somebody_else_holds_back_is_told_once_and_goes_when_it_is_let_go(kind: str) -> None:
+    load = accepted(LOADS[kind]())
+    name = load["metadata"]["name"]
+    async with open_world(load, mover=Mover(exit_code=11, message="no space left")) as world, world.agent() as agent:
+        await world.until(lambda: world.phase(kind) == "InProgress")
+        await hold_claim(world, name, finalizers=[FOREIGN])
+        await world.until(lambda: world.phase(kind) == "Failed")
+        status = world.load(kind)["status"]
+        world.cluster.tick_seconds = 5.0
+        await asyncio.sleep(580)
+        assert told(world) == []
+        await world.until(lambda: told(world) != [], seconds=100, every=1)
+        await asyncio.sleep(1800)
+        claim = f"PersistentVolumeClaim velero/{name} is being deleted, held by {FOREIGN}"
+        assert told(world) == [f"not cleaned up for 10m0s: {claim}; it is tried again"]
+        assert [entry["waitsFor"] for entry in agent.report()["loads"]] == [claim]
+        assert world.load(kind)["status"] == status
+        await hold_claim(world, name, finalizers=[])
+        await world.until(lambda: world.done(kind), seconds=100, every=1)
+
+
+async def test_a_stuck_clean_up_is_in_nobodys_way() -> None:
+    stuck, others = accepted(data_upload("stuck")), [accepted(data_upload(f"du-{n}")) for n in range(3)]
+    for load in (stuck, *others):
+        source = {"volumeSnapshot": f"vs-{load['metadata']['name']}"}
+        load["spec"] = load["spec"] | {"csiSnapshot": load["spec"]["csiSnapshot"] | source}
+    async with open_world(stuck, *others, mover=Mover(seconds=1)) as world, world.agent(slots=1):
+        await world.until(
+            lambda: any(c["metadata"]["name"] == "stuck" for c in world.kube.objects(PERSISTENT_VOLUME_CLAIMS))
+        )
+        await hold_claim(world, "stuck", finalizers=[FOREIGN])
+        await world.until(lambda: all(world.done(name=f"du-{n}") for n in range(3)), seconds=60)
+        await world.until(lambda: world.phase(name="stuck") == "Completed", seconds=60)
+        assert not world.done(name="stuck")

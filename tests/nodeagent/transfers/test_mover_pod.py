@@ -1,0 +1,125 @@
+"""What a mover pod tells: how it is, and who took it away."""
+
+import pytest
+
+from core.models.base import JsonDict
+from nodeagent.transfers.mover_pod import PodState, explain_loss, is_ours, pod_node, pod_state, trim_pod, was_killed
+from tests.nodeagent.support.transfers import NODE, data_upload, mover_pod
+
+DELETED = "2026-11-21T12:00:00Z"
+DISRUPTION = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "PreemptionByScheduler",
+    "message": "default-scheduler: preempting to accommodate a higher priority pod",
+}
+
+
+def ended(exit_code: int, **terminated: object) -> JsonDict:
+    """Return the status of a pod whose container ended."""
+    phase = "Failed" if exit_code else "Succeeded"
+    return {"phase": phase, "containerStatuses": [{"state": {"terminated": {"exitCode": exit_code} | terminated}}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        pytest.param({"phase": "Pending"}, PodState.PENDING, id="pending"),
+        pytest.param({"phase": "Running"}, PodState.RUNNING, id="running"),
+        pytest.param(ended(0) | {"phase": "Running"}, PodState.ENDED, id="container ended"),
+        pytest.param(ended(0), PodState.ENDED, id="succeeded"),
+        pytest.param(ended(12, message="wrong password"), PodState.ENDED, id="failed"),
+        pytest.param(ended(137, reason="OOMKilled"), PodState.ENDED, id="out of its own memory"),
+        pytest.param({"phase": "Succeeded"}, PodState.ENDED, id="succeeded, no container known"),
+        pytest.param({"phase": "Failed", "reason": "Evicted"}, PodState.DISPLACED, id="evicted before it began"),
+        pytest.param(ended(137) | {"reason": "Evicted"}, PodState.DISPLACED, id="evicted"),
+        pytest.param({"phase": "Failed", "reason": "NodeAffinity"}, PodState.DISPLACED, id="refused by the kubelet"),
+        pytest.param(ended(14) | {"conditions": [DISRUPTION]}, PodState.DISPLACED, id="preempted"),
+        pytest.param(ended(137, reason="ContainerStatusUnknown"), PodState.DISPLACED, id="container lost"),
+        pytest.param(ended(255, reason="Unknown"), PodState.DISPLACED, id="node rebooted"),
+        pytest.param(ended(137, reason="Error"), PodState.DISPLACED, id="killed"),
+        pytest.param(
+            ended(128, reason="StartError", message="failed to start shim: start failed: : signal: killed: unknown"),
+            PodState.DISPLACED,
+            id="killed while it was started",
+        ),
+        pytest.param(
+            ended(128, reason="StartError", message="exec: python: no such file"), PodState.ENDED, id="no program"
+        ),
+        pytest.param({"phase": "Failed"}, PodState.DISPLACED, id="failed without a container"),
+    ],
+)
+def test_a_pods_state_is_read_from_its_status(status: JsonDict, state: PodState) -> None:
+    assert pod_state(mover_pod(data_upload(), **status)) is state
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        pytest.param({"phase": "Pending"}, PodState.LEAVING, id="pending"),
+        pytest.param({"phase": "Running"}, PodState.LEAVING, id="running"),
+        pytest.param(ended(14), PodState.DISPLACED, id="ended"),
+    ],
+)
+def test_a_pod_that_is_being_deleted_is_leaving_until_it_ended(status: JsonDict, state: PodState) -> None:
+    pod = mover_pod(data_upload(), **status)
+    pod["metadata"]["deletionTimestamp"] = DELETED
+    assert pod_state(pod) is state
+
+
+def test_no_pod_is_absent() -> None:
+    assert pod_state(None) is PodState.ABSENT
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        pytest.param({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory", id="evicted"),
+        pytest.param({"reason": "NodeAffinity"}, "NodeAffinity", id="no words"),
+        pytest.param({"conditions": [DISRUPTION]}, f"PreemptionByScheduler: {DISRUPTION['message']}", id="preempted"),
+        pytest.param({"conditions": [DISRUPTION | {"status": "False"}]}, "", id="no disruption"),
+        pytest.param({"phase": "Running"}, "", id="nobody says"),
+        pytest.param(ended(137, reason="Error"), "killed by signal 9 (exit code 137)", id="killed"),
+    ],
+)
+def test_who_took_a_pod_away_is_told_in_their_words(status: JsonDict, words: str) -> None:
+    assert explain_loss(mover_pod(data_upload(), **status)) == words
+
+
+def test_a_trimmed_pod_reads_like_the_whole_one() -> None:
+    pod = mover_pod(data_upload(), **(ended(14) | {"conditions": [DISRUPTION]}))
+    pod["spec"]["containers"][0]["image"] = "x" * 1000
+    small = trim_pod(pod)
+    assert (pod_state(small), explain_loss(small), pod_node(small), is_ours(small)) == (
+        PodState.DISPLACED,
+        explain_loss(pod),
+        NODE,
+        True,
+    )
+    assert "containers" not in small["spec"]
+
+
+def test_a_pod_that_was_killed_tells_its_memory_limit_trimmed_or_not() -> None:
+    pod = mover_pod(data_upload(), **ended(137, reason="Error"))
+    pod["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Mi", "cpu": "1"}}
+    words = "killed by signal 9 (exit code 137), probably for lack of memory (its limit is 64Mi)"
+    assert [explain_loss(each) for each in (pod, trim_pod(pod))] == [words, words]
+
+
+@pytest.mark.parametrize(
+    ("status", "meta", "killed"),
+    [
+        pytest.param(ended(137, reason="Error"), {}, True, id="nobody says why"),
+        pytest.param(ended(137), {}, True, id="no word at all"),
+        pytest.param(ended(137, reason="Error"), {"deletionTimestamp": DELETED}, False, id="deleted"),
+        pytest.param(ended(137, reason="Error") | {"reason": "Evicted"}, {}, False, id="evicted"),
+        pytest.param(ended(137, reason="Error") | {"conditions": [DISRUPTION]}, {}, False, id="preempted"),
+        pytest.param(ended(137, reason="ContainerStatusUnknown"), {}, False, id="container lost"),
+        pytest.param(ended(143, reason="Error"), {}, False, id="another signal"),
+        pytest.param({"phase": "Running"}, {}, False, id="running"),
+    ],
+)
+def test_only_a_kill_that_nobody_explains_is_one(status: JsonDict, meta: JsonDict, *, killed: bool) -> None:
+    pod = mover_pod(data_upload(), **status)
+    pod["metadata"] |= meta
+    assert was_killed(pod) is killed

@@ -1,0 +1,153 @@
+"""The one writer of phases."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.kube.transport import Request, Response
+from core.models.base import JsonDict
+from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL
+from core.models.phases import TRANSITIONS, IllegalMoveError, Phase
+from core.models.transfers import Load, Progress
+from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
+from nodeagent.transfers.status import Change, StatusWriter
+from tests.nodeagent.support.hand_clock import HandClock
+from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.support.scripted import answer, scripted_client
+
+STAMP = "2026-11-21T12:30:00Z"
+UPLOADS = DataUploadKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+DOWNLOADS = DataDownloadKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+BACKUPS = PodVolumeBackupKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+RESTORES = PodVolumeRestoreKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
+
+
+class Recorder:
+    """Takes patches and answers with the object they were meant for."""
+
+    def __init__(self, load: JsonDict) -> None:
+        self.patches: list[JsonDict] = []
+        self._load = load
+        self.writer = StatusWriter(scripted_client(self._answer), HandClock(1800.0))
+
+    def _answer(self, request: Request) -> Response:
+        self.patches.append(json.loads(request.body or b"{}"))
+        return answer(self._load)
+
+    @property
+    def patch(self) -> JsonDict:
+        assert len(self.patches) == 1
+        return self.patches[0]
+
+
+def upload(phase: Phase, **status: Any) -> JsonDict:
+    labels = {EXPOSE_ON_GOING_LABEL: "true"} if phase in {Phase.ACCEPTED, Phase.PREPARED} else {}
+    return data_upload(status={"phase": str(phase)} | status, labels=labels, resourceVersion="7")
+
+
+async def moved(load: JsonDict, to: Phase, change: Change | None = None, kind: Kind = UPLOADS) -> JsonDict:
+    recorder = Recorder(load)
+    await recorder.writer.move(kind, kind.parse(load), to, change)
+    return recorder.patch
+
+
+@pytest.mark.parametrize("to", Phase, ids=str)
+@pytest.mark.parametrize("phase", Phase, ids=str)
+async def test_only_moves_of_the_table_are_written(phase: Phase, to: Phase) -> None:
+    recorder = Recorder(upload(phase))
+    cr = UPLOADS.parse(upload(phase))
+    change = Change(status={"message": "why"})
+    if to in TRANSITIONS[phase]:
+        await recorder.writer.move(UPLOADS, cr, to, change)
+        assert recorder.patch["status"]["phase"] == to
+    else:
+        with pytest.raises(IllegalMoveError):
+            await recorder.writer.move(UPLOADS, cr, to, change)
+        assert recorder.patches == []
+
+
+async def test_failed_needs_a_message() -> None:
+    with pytest.raises(IllegalMoveError, match="without a message"):
+        await moved(upload(Phase.ACCEPTED), Phase.FAILED, Change(status={"message": ""}))
+
+
+async def test_a_write_holds_only_if_nobody_else_wrote() -> None:
+    patch = await moved(upload(Phase.PREPARED), Phase.IN_PROGRESS)
+    assert patch["metadata"]["uid"] == "uid-of-du-1"
+    assert patch["metadata"]["resourceVersion"] == "7"
+
+
+async def test_an_accepted_load_is_marked_and_stamped() -> None:
+    change = Change(status={"acceptedByNode": "node-a"}, labels={NODE_LABEL: "node-a"}, finalizers=["f"])
+    patch = await moved(upload(Phase.NEW), Phase.ACCEPTED, change)
+    assert patch["status"] == {"phase": "Accepted", "acceptedTimestamp": STAMP, "acceptedByNode": "node-a"}
+    assert patch["metadata"]["labels"] == {EXPOSE_ON_GOING_LABEL: "true", NODE_LABEL: "node-a"}
+    assert patch["metadata"]["finalizers"] == ["f"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "load"),
+    [(UPLOADS, data_upload), (DOWNLOADS, data_download), (BACKUPS, pod_volume_backup), (RESTORES, pod_volume_restore)],
+    ids=["dataupload", "datadownload", "podvolumebackup", "podvolumerestore"],
+)
+async def test_an_accepted_load_has_the_status_fields_of_the_peers(
+    kind: Kind, load: Callable[[], JsonDict], request: pytest.FixtureRequest
+) -> None:
+    patch = await moved(load(), Phase.ACCEPTED, Change(status={"acceptedByNode": "node-a"}), kind)
+
+    recorded = json.loads((RECORDINGS / f"{request.node.callspec.id}.json").read_text())
+    peers = next(s for s in (one["object"].get("status") or {} for one in recorded) if s.get("phase") == "Accepted")
+    assert patch["status"].keys() == peers.keys() - {"progress"}
+    assert patch["status"].get("node") == peers.get("node")
+
+
+async def test_a_started_load_loses_the_mark_and_a_stale_message() -> None:
+    patch = await moved(upload(Phase.PREPARED, message="waiting"), Phase.IN_PROGRESS)
+    assert patch["status"] == {"phase": "InProgress", "startTimestamp": STAMP, "message": None}
+    assert patch["metadata"]["labels"] == {EXPOSE_ON_GOING_LABEL: None}
+
+
+async def test_an_end_has_both_timestamps_although_nothing_was_started() -> None:
+    patch = await moved(upload(Phase.ACCEPTED), Phase.FAILED, Change(status={"message": "why"}))
+    assert patch["status"] == {
+        "phase": "Failed",
+        "message": "why",
+        "startTimestamp": STAMP,
+        "completionTimestamp": STAMP,
+    }
+
+
+async def test_an_end_keeps_the_start() -> None:
+    load = upload(Phase.IN_PROGRESS, startTimestamp="2026-11-21T12:00:00Z")
+    patch = await moved(load, Phase.COMPLETED)
+    assert "startTimestamp" not in patch["status"]
+
+
+async def test_a_field_that_the_kind_lacks_is_never_written() -> None:
+    load = data_download(status={"phase": "Accepted"})
+    change = Change(status={"node": "node-a", "nodeOS": "linux", "path": "/x"})
+    patch = await moved(load, Phase.PREPARED, change, DOWNLOADS)
+    assert patch["status"] == {"phase": "Prepared", "node": "node-a"}
+
+
+async def test_a_report_writes_message_and_progress_and_no_phase() -> None:
+    load = upload(Phase.IN_PROGRESS)
+    recorder = Recorder(load)
+    cr: Load = UPLOADS.parse(load)
+    await recorder.writer.report(UPLOADS, cr, message="", progress=Progress(total_bytes=9, bytes_done=3))
+    assert recorder.patch["status"] == {"message": None, "progress": {"totalBytes": 9, "bytesDone": 3}}
+
+
+async def test_annotating_never_writes_a_phase() -> None:
+    recorder = Recorder(upload(Phase.IN_PROGRESS))
+    cr = UPLOADS.parse(upload(Phase.IN_PROGRESS))
+    with pytest.raises(IllegalMoveError):
+        await recorder.writer.annotate(UPLOADS, cr, Change(status={"phase": "Completed"}))
+    assert recorder.patches == []
