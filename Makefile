@@ -89,7 +89,7 @@ soak: setup ## loads and faults at random for SECONDS, by a SEED if given; 20 mi
 
 test-mover-full: venv unit-tools ## the mover: more random trees, more kills, and storage that goes away; half an hour
 	$(step)
-	@MOVER_TESTS=full $(pytest) -s tests/datamover/test_{properties,kill,outage}.py
+	@MOVER_TESTS=full $(pytest) -s tests/datamover/flows/test_{properties,kill,outage}.py
 
 # -- to measure it ----------------------------------------------------------------------------------------------------
 .PHONY: bench-mover

@@ -22,7 +22,7 @@ from benchmarks.runs import FULL, QUICK, Benchmark, Plan
 from benchmarks.stages import Stages
 from core.clock import SystemClock
 from tests.bed.pki import Authority
-from tests.datamover.s3server import run_s3_server
+from tests.datamover.support.s3server import run_s3_server
 from tests.support.tools import tool
 
 __all__ = ["main"]

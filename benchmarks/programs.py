@@ -16,9 +16,9 @@ from benchmarks.disks import Disks
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from core.contract import BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
 from datamover.runtime.resources import Limits
-from tests.datamover.plainkopia import PASSWORD
-from tests.datamover.pods import REPOSITORY
-from tests.datamover.s3server import S3Server
+from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.pods import REPOSITORY
+from tests.datamover.support.s3server import S3Server
 from tests.support.tools import tool
 
 __all__ = ["BARE_BUCKET", "TUNED", "BareKopia", "Mover"]

@@ -20,7 +20,7 @@ from benchmarks.processes import BenchmarkError
 from benchmarks.programs import BARE_BUCKET, TUNED, BareKopia, Mover
 from benchmarks.stages import Stages
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
-from tests.datamover.s3server import S3Server
+from tests.datamover.support.s3server import S3Server
 
 __all__ = ["FULL", "LEAST_PAIRS", "QUICK", "Benchmark", "Plan", "pairs_fit"]
 

@@ -16,10 +16,10 @@ from datamover.runtime.redact import Scrubber
 from datamover.runtime.resources import Limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkFolder
-from tests.datamover.plainkopia import IDENTITY, PASSWORD, PlainKopia
-from tests.datamover.processes import children_of
-from tests.datamover.s3server import S3Server, run_s3_server
-from tests.datamover.trees import make_tree
+from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
+from tests.datamover.support.processes import children_of
+from tests.datamover.support.s3server import S3Server, run_s3_server
+from tests.datamover.support.trees import make_tree
 from tests.support.tools import tool
 
 

@@ -1,0 +1,245 @@
+"""Names that are not UTF-8: kopia changes them, and the mover says so."""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from core.contract import VolumeMode
+from core.errors import DataPathError, KopiaError
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.file_names import examine_names, mangle
+from datamover.kopia.process import Kopia
+from datamover.local.command import ByHand
+from datamover.runtime.cancellation import Stop, run_in_background
+from tests.datamover.support.data_paths import uploading
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.pods import MoverPod
+from tests.support.fakekube import FakeKube
+
+
+def _go_on() -> bool:
+    return False
+
+
+def _fill(root: Path, *names: bytes) -> Path:
+    """Make a file of each path; its content is its path."""
+    for name in names:
+        path = root / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name)
+    return root
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"\xff", b"a\xe2\x82b", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf0\x9f\x98", "größe ☃ 😀".encode(), b"\xef\xbf\xbd"],
+    ids=repr,
+)
+async def test_a_name_is_mangled_as_kopia_does_it(name: bytes, by_hand: ByHand, tmp_path: Path) -> None:
+    backup = await by_hand.back_up(_fill(tmp_path / "volume", name), "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [mangle(name)]
+
+
+async def test_mangled_names_are_warned_of(
+    by_hand: ByHand, tmp_path: Path, caplog: pytest.LogCaptureFixture, kopia: PlainKopia
+) -> None:
+    volume = _fill(tmp_path / "volume", b"plain", b"caf\xe9/one", b"caf\xe9/tw\xf6", b"deep/er/\xff", "☃".encode())
+    await by_hand.back_up(volume, "", None)
+    (said,) = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+    assert said.startswith("3 names are not UTF-8")
+    assert "caf\\xe9" in said
+    assert len(kopia.snapshots()) == 1
+
+
+@pytest.mark.parametrize(
+    "names",
+    [(b"x/\xff", b"x/\xfe"), (b"x/\xff", b"x/\xef\xbf\xbd"), (b"x/a\xe2\x82", b"x/a\xff\xff")],
+    ids=["both", "one is valid", "as many bytes"],
+)
+async def test_names_that_become_one_fail_the_backup_and_leave_no_snapshot(
+    names: tuple[bytes, bytes], by_hand: ByHand, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    volume = _fill(tmp_path / "volume", *names, b"other/\xff")
+    with pytest.raises(DataPathError, match="1 names would be lost") as failed:
+        await by_hand.back_up(volume, "", None)
+    assert all(name.decode(errors="backslashreplace") in str(failed.value) for name in names)
+    assert kopia.snapshots() == []
+
+
+_LONG = ("имя" * 40).encode("cp1251")
+"""120 bytes, of which kopia makes 360."""
+
+
+async def test_names_that_grow_too_long_fail_the_backup_and_leave_no_snapshot(
+    by_hand: ByHand, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    volume = _fill(tmp_path / "volume", b"dir/" + _LONG, *(b"x%d" % number + _LONG for number in range(4)))
+    with pytest.raises(DataPathError, match=r"^5 names would be too long to restore: .*255 bytes") as failed:
+        await by_hand.back_up(volume, "", None)
+    paths = str(failed.value).partition("Rename them: ")[2].split("; ")
+    assert len(paths) == 3
+    shown = _LONG.decode(errors="backslashreplace")
+    assert set(paths) <= {f"dir/{shown}", *(f"x{number}{shown}" for number in range(4))}
+    assert kopia.snapshots() == []
+
+
+async def test_a_load_with_a_name_that_grows_too_long_fails_by_its_path(
+    tmp_path: Path, repository: Path, kopia_program: Path
+) -> None:
+    place = shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository(phase="Ready")
+    pod.put_load("DataUpload")
+    assert await pod.run("data-upload", _fill(tmp_path / "volume", b"dir/" + _LONG, b"plain")) == 10
+    assert f"dir/{_LONG.decode(errors='backslashreplace')}" in pod.message
+    kopia = PlainKopia(kopia_program, tmp_path)
+    kopia.connect(place)
+    assert kopia.snapshots() == []
+
+
+_DEEP = b"/".join([b"\xe9" * 85] * 15)
+"""A path of 3839 bytes as kopia keeps it."""
+
+
+@pytest.mark.parametrize(
+    ("path", "too_long"),
+    [
+        (b"\xe9" * 85, 0),
+        (b"\xe9" * 85 + b"a", 1),
+        ("я".encode() * 127 + b"a", 0),
+        (_DEEP + b"/a" + b"\xe9" * 72, 0),
+        (_DEEP + b"/aa" + b"\xe9" * 72, 1),
+        (_DEEP + b"/" + b"\xe9" * 84 + b"/plain", 2),
+    ],
+    ids=["255", "256", "255 of UTF-8", "path of 4057", "path of 4058", "and all below"],
+)
+def test_a_name_has_255_bytes_and_a_path_4057_at_most_as_kopia_keeps_them(
+    tmp_path: Path, path: bytes, too_long: int
+) -> None:
+    report = examine_names(_fill_folder(tmp_path / "v", path), _go_on)
+    assert report.too_long == too_long
+    assert all(len(shown) <= 1001 for shown in report.longest)
+
+
+def _fill_folder(root: Path, path: bytes) -> Path:
+    (root / os.fsdecode(path)).mkdir(parents=True)
+    return root
+
+
+def test_what_kopia_skips_may_have_any_name(tmp_path: Path) -> None:
+    volume = _fill(tmp_path / "v", b"plain")
+    os.mkfifo(os.fsencode(volume) + b"/" + _LONG)
+    report = examine_names(volume, _go_on)
+    assert report.too_long == 0
+    report.check()
+
+
+def test_names_that_are_lost_and_names_that_are_too_long_are_reported_together(tmp_path: Path) -> None:
+    report = examine_names(_fill(tmp_path / "v", b"x/\xff", b"x/\xfe", _LONG), _go_on)
+    with pytest.raises(DataPathError, match=r"^1 names would be lost: .*\. 1 names would be too long"):
+        report.check()
+
+
+async def test_a_snapshot_that_cannot_be_taken_away_hides_no_names(
+    by_hand: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: Kopia, snapshot_id: str) -> None:
+        raise KopiaError(f"delete incomplete snapshot {snapshot_id}: the disk is full")
+
+    monkeypatch.setattr("datamover.data_path.backup.delete_snapshot", fail)
+    with pytest.raises(DataPathError, match=r"^1 names would be lost: .*\\xff.*; and delete incomplete snapshot \w+: "):
+        await by_hand.back_up(_fill(tmp_path / "volume", b"x/\xff", b"x/\xfe"), "", None)
+
+
+def test_the_same_name_in_two_folders_and_what_kopia_skips_do_not_collide(tmp_path: Path) -> None:
+    volume = _fill(tmp_path / "v", b"a/\xff", b"b/\xfe")
+    with socket.socket(socket.AF_UNIX) as here:
+        here.bind(os.fsencode(volume) + b"/a/\xfd")
+    os.mkfifo(os.fsencode(volume) + b"/b/\xfd")
+    report = examine_names(volume, _go_on)
+    assert (report.mangled, report.collisions) == (2, 0)
+    report.check()
+
+
+def test_folders_and_links_collide_too_and_all_is_counted(tmp_path: Path) -> None:
+    volume = _fill(tmp_path / "v", b"a/\xff/file", *(b"b/%c" % byte for byte in range(0x80, 0xC0)))
+    (volume / "a" / os.fsdecode(b"\xfe")).symlink_to("nowhere")
+    report = examine_names(volume, _go_on)
+    assert (report.mangled, report.collisions) == (66, 64)
+    assert (len(report.examples), len(report.colliding)) == (3, 3)
+
+
+def test_the_walk_ends_when_it_is_told_to_and_passes_over_what_is_gone(tmp_path: Path) -> None:
+    volume = _fill(tmp_path / "v", b"\xff")
+    assert examine_names(volume, lambda: True).mangled == 0
+    assert examine_names(tmp_path / "gone", _go_on).mangled == 0
+
+
+async def test_a_load_tells_by_an_event_what_it_warns_of(tmp_path: Path, repository: Path) -> None:
+    shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository(phase="Ready")
+    pod.put_load("DataUpload", dataMoverConfig={"Speed": "high", "Colour": "red"})
+    assert await pod.run("data-upload", _fill(tmp_path / "volume", b"\xff", b"dir/\xfe")) == 0
+    warned = [message for reason, message in pod.events() if reason == "Data-Path-Warning"]
+    assert warned[0] == "settings not known here are ignored: Colour, Speed"
+    assert warned[1].startswith("2 names are not UTF-8")
+    assert len(warned) == 2
+    assert json.loads(pod.message)["totalBytes"] == 6
+
+
+async def test_background_work_that_hangs_is_left_behind() -> None:
+    hang = threading.Event()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with run_in_background(lambda _: hang.wait(30), name="hangs"):
+        pass
+    assert loop.time() - began < 2
+    hang.set()
+
+
+async def test_background_work_hears_of_the_end_and_what_it_raises_is_raised() -> None:
+    ended = threading.Event()
+
+    def until_stopped(stop: Stop) -> None:
+        while not stop():
+            ended.wait(0.001)
+        ended.set()
+
+    async with run_in_background(until_stopped, name="stopped"):
+        pass
+    assert ended.is_set()
+
+    def fail(_: Stop) -> None:
+        raise DataPathError("from the thread")
+
+    with pytest.raises(DataPathError, match="from the thread"):
+        async with run_in_background(fail, name="fails") as failing:
+            await failing
+
+
+async def test_a_cancel_between_transfer_and_end_leaves_no_snapshot(
+    connected: Kopia, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    warned, never = asyncio.Event(), asyncio.Event()
+
+    async def warn(_: str) -> None:
+        warned.set()
+        await never.wait()
+
+    volume = _fill(tmp_path / "volume", b"\xff")
+    request = BackupRequest(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+    running = asyncio.create_task(back_up(connected, request, uploading(warn)))
+    await warned.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert kopia.snapshots() == []

@@ -1,0 +1,107 @@
+"""What kopia saves of an upload that takes long does not outlive one that breaks."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import AsyncMock
+
+import pytest
+
+from core.contract import VolumeMode
+from core.errors import KopiaError
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.kopia.process import Kopia
+from datamover.kopia.snapshots import remove_incomplete
+from tests.datamover.support.data_paths import uploading
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.processes import running_kopia
+from tests.datamover.support.trees import make_large_file
+
+pytestmark = pytest.mark.timeout(300)
+
+_SOURCE = "some/volume"
+_OFTEN = timedelta(milliseconds=100)
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    return make_large_file(tmp_path / "volume" / "file", 200).parent
+
+
+def _manifests(repository: Path) -> int:
+    return sum(1 for _ in repository.glob("q*/**/*.f"))
+
+
+@asynccontextmanager
+async def _kopia_frozen_after_a_checkpoint(repository: Path, kopia: PlainKopia) -> AsyncIterator[int]:
+    """Enter once an upload has left a checkpoint; it stands still from then on."""
+    async with asyncio.timeout(200):
+        while not (found := running_kopia("snapshot create")):
+            await asyncio.sleep(0.002)
+        before = _manifests(repository)
+        while not any("incomplete" in one for one in kopia.snapshots()):
+            os.kill(found[0].pid, signal.SIGCONT)
+            while _manifests(repository) == before:
+                await asyncio.sleep(0.002)
+            os.kill(found[0].pid, signal.SIGSTOP)
+            before = _manifests(repository)
+    yield found[0].pid
+
+
+async def _break_off(kopia: Kopia, volume: Path, repository: Path, *, peer: PlainKopia, cancel: bool) -> None:
+    """Back up until there is a checkpoint, and then no further."""
+    request = BackupRequest(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoints=_OFTEN)
+    running = asyncio.create_task(back_up(kopia, request, uploading()))
+    async with _kopia_frozen_after_a_checkpoint(repository, peer) as pid:
+        assert not running.done()
+        if cancel:
+            running.cancel()
+        else:
+            os.kill(pid, signal.SIGKILL)
+    with pytest.raises(asyncio.CancelledError if cancel else KopiaError):
+        await running
+
+
+@pytest.mark.parametrize("cancel", [True, False], ids=["canceled", "killed"])
+async def test_an_upload_that_breaks_leaves_no_checkpoint(
+    cancel: bool,
+    connected: Kopia,
+    volume: Path,
+    kopia: PlainKopia,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("datamover.data_path.backup._CANCELED_TIME", timedelta(seconds=20))
+    await _break_off(connected, volume, volume.parent / "repository", peer=kopia, cancel=cancel)
+    assert kopia.snapshots() == []
+
+
+async def test_the_next_backup_takes_away_what_there_was_no_time_for(
+    connected: Kopia, volume: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what a mover left that was killed itself; nothing of it is a parent."""
+    monkeypatch.setattr("datamover.data_path.backup._CANCELED_TIME", timedelta(0))
+    await _break_off(connected, volume, volume.parent / "repository", peer=kopia, cancel=True)
+    left = [one["id"] for one in kopia.snapshots()]
+    warn = AsyncMock()
+    request = BackupRequest(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, frugal=True)
+    backup = await back_up(connected, request, uploading(warn))
+    assert left
+    warn.assert_awaited_once_with(f"{len(left)} incomplete snapshots that broken uploads had left were removed")
+    assert [one["id"] for one in kopia.snapshots()] == [backup.snapshot_id]
+    assert backup.incremental_bytes == backup.total_bytes
+
+
+async def test_other_sources_and_complete_snapshots_are_let_alone(
+    connected: Kopia, tree: Path, kopia: PlainKopia
+) -> None:
+    """The parents of a source, too, which kopia lists where the source itself has none."""
+    for source in ("some", "some/volume", "some/volume/below"):
+        await back_up(connected, BackupRequest(tree, VolumeMode.FILESYSTEM, source, parallel=2), uploading())
+    assert len(kopia.snapshots()) == 3
+    for source in ("some/volume", "some/volume/below/more"):
+        assert await remove_incomplete(connected, f"default@default:{source}") == 0
+    assert len(kopia.snapshots()) == 3

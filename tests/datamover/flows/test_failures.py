@@ -1,0 +1,109 @@
+"""Transfers that break: a clear error, and nothing half-made left behind."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from core.errors import DataPathError, KopiaError
+from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.snapshots import delete_snapshot
+from datamover.local.command import ByHand
+from tests.datamover.conftest import hand_for
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.processes import running_kopia
+from tests.datamover.support.trees import describe_tree, make_large_file
+
+_UNREADABLE = Path("/proc/sys/net/ipv4/route")
+"""A folder whose file `flush` nobody can read, not even root."""
+
+
+def _packs(repository: Path) -> list[Path]:
+    """What of the data has reached the repository."""
+    return [path for path in repository.glob("p*/**/*") if path.is_file()]
+
+
+async def _until_half_way(repository: Path, verb: str = "snapshot create") -> int:
+    """Return kopia's process ID once data has been sent, and more is on its way."""
+    async with asyncio.timeout(30):
+        while not (_packs(repository) and (found := running_kopia(verb))):
+            await asyncio.sleep(0.005)
+    return found[0].pid
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_large_file(tmp_path_factory.mktemp("large") / "file", 150).parent
+
+
+async def test_a_read_error_fails_the_backup_names_the_file_and_leaves_no_snapshot(
+    repository: Path, kopia: PlainKopia
+) -> None:
+    with pytest.raises(KopiaError, match=f"back up {_UNREADABLE}: 1 entries could not be read, the first: flush: "):
+        await hand_for(str(repository)).back_up(_UNREADABLE, "", None)
+    assert kopia.snapshots() == []
+
+
+async def test_an_incomplete_snapshot_is_not_restored(repository: Path, kopia: PlainKopia, tmp_path: Path) -> None:
+    kopia.run("snapshot", "create", str(_UNREADABLE), "--fail-fast", "--json", fails=True)
+    (incomplete,) = kopia.snapshots()
+    with pytest.raises(DataPathError, match="is not restored: 1 entries could not be read"):
+        await hand_for(str(repository)).restore(incomplete["id"], tmp_path / "out", None)
+    assert not (tmp_path / "out").exists()
+
+
+async def _back_up_and_end_kopia(hand: ByHand, volume: Path, repository: Path, number: signal.Signals) -> None:
+    """Back up, and send kopia a signal half way."""
+    async with asyncio.TaskGroup() as group:
+        ender = group.create_task(_until_half_way(repository))
+        ender.add_done_callback(lambda found: os.kill(found.result(), number))
+        try:
+            await hand.back_up(volume, "", None)
+        finally:
+            await ender
+
+
+async def test_the_snapshot_that_kopia_saves_on_sigterm_is_taken_away(
+    repository: Path, large: Path, kopia: PlainKopia
+) -> None:
+    with pytest.raises(ExceptionGroup) as failed:
+        await _back_up_and_end_kopia(hand_for(str(repository)), large, repository, signal.SIGTERM)
+    assert failed.group_contains(KopiaError, match=f"back up {large}: it is incomplete")
+    assert kopia.snapshots() == []
+
+
+async def test_a_killed_kopia_leaves_a_repository_that_the_next_backup_uses(
+    repository: Path, large: Path, tmp_path: Path
+) -> None:
+    hand = hand_for(str(repository))
+    with pytest.raises(ExceptionGroup) as failed:
+        await _back_up_and_end_kopia(hand, large, repository, signal.SIGKILL)
+    backup = await hand.back_up(large, "", None)
+    await hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert failed.group_contains(KopiaError, match="kopia ended with signal 9")
+    assert describe_tree(tmp_path / "out") == describe_tree(large)
+
+
+async def test_a_restore_that_breaks_tells_why(repository: Path, tree: Path, tmp_path: Path) -> None:
+    """First a target that is no folder, then a repository whose data is damaged."""
+    hand = hand_for(str(repository))
+    backup = await hand.back_up(tree, "", None)
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(KopiaError, match=rf"restore snapshot {backup.snapshot_id} to [^\n]*\n(.*\n)*.*not a directory"):
+        await hand.restore(backup.snapshot_id, tmp_path / "file", None)
+    for pack in _packs(repository):
+        pack.write_bytes(b"\0" * pack.stat().st_size)
+    with pytest.raises(KopiaError, match=rf"restore snapshot {backup.snapshot_id} to [^\n]*\n(.*\n)*.*decrypt"):
+        await hand.restore(backup.snapshot_id, tmp_path / "out", None)
+
+
+async def test_a_snapshot_that_a_killed_kopia_had_told_of_but_not_written_needs_no_removal(connected: Kopia) -> None:
+    await delete_snapshot(connected, "0123456789abcdef0123456789abcdef")
+
+
+def test_an_error_holds_what_kopia_says_of_it_and_no_pleasantries() -> None:
+    lines = ["Snapshotting default@default:a/b ...", "Unable to estimate", "upload error: no such file or directory"]
+    told = str(KopiaAnswer("back up /volume", 1, b"", lines).error())
+    assert told == "back up /volume: kopia ended with exit code 1\nupload error: no such file or directory"

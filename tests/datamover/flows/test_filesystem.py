@@ -1,0 +1,186 @@
+"""What a live file system does to a backup, and what kopia keeps of it: see docs/limits.md."""
+
+import asyncio
+import os
+import shutil
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from datamover.local.command import ByHand
+from tests.datamover.support.mounts import need_root
+from tests.datamover.support.processes import running_kopia
+from tests.datamover.support.trees import describe_tree, make_large_file
+
+
+@asynccontextmanager
+async def _at_work() -> AsyncIterator[None]:
+    """Enter once kopia reads the volume."""
+    async with asyncio.timeout(30):
+        while not running_kopia("snapshot create"):
+            await asyncio.sleep(0.001)
+    yield
+
+
+async def test_files_that_vanish_before_they_are_reached_are_left_out(by_hand: ByHand, tmp_path: Path) -> None:
+    volume = make_large_file(tmp_path / "volume" / "a", 100).parent
+    (volume / "z").mkdir()
+    for number in range(500):
+        (volume / "z" / str(number)).touch()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(by_hand.back_up(volume, "", None))
+        async with _at_work():
+            for path in (volume / "z").iterdir():
+                path.unlink()
+    await by_hand.restore(running.result().snapshot_id, tmp_path / "out", None)
+    assert (tmp_path / "out" / "a").read_bytes() == (volume / "a").read_bytes()
+    assert {path.name for path in (tmp_path / "out" / "z").iterdir()} <= {str(number) for number in range(500)}
+
+
+@pytest.mark.parametrize("change", ["grow", "shrink"])
+async def test_a_file_that_changes_while_it_is_read_is_kept_as_it_was_read(
+    by_hand: ByHand, tmp_path: Path, change: str
+) -> None:
+    """Its beginning is what it always was; how much of the change is kept depends on the moment."""
+    file = make_large_file(tmp_path / "volume" / "file", 100)
+    before = file.read_bytes()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(by_hand.back_up(file.parent, "", None))
+        async with _at_work():
+            if change == "grow":
+                with file.open("ab") as growing:
+                    growing.write(b"more" * 1000)
+            else:
+                os.truncate(file, 1 << 20)
+    backup = running.result()
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    kept = (tmp_path / "out" / "file").read_bytes()
+    assert len(kept) >= 1 << 20
+    assert (before + b"more" * 1000).startswith(kept.rstrip(b"\0"))
+    assert backup.total_bytes == len(kept)
+
+
+async def test_sockets_pipes_and_devices_are_skipped(by_hand: ByHand, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "file").write_text("kept")
+    os.mkfifo(volume / "pipe")
+    if os.geteuid() == 0:
+        os.mknod(volume / "null", 0o20666, os.makedev(1, 3))
+    with socket.socket(socket.AF_UNIX) as here:
+        here.bind(str(volume / "socket"))
+    backup = await by_hand.back_up(volume, "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
+
+
+async def test_what_a_new_file_system_holds_is_no_obstacle(by_hand: ByHand, tree: Path, tmp_path: Path) -> None:
+    """`lost+found` on both sides: it is a folder like any other."""
+    for folder in (tree, tmp_path / "out"):
+        (folder / "lost+found").mkdir(parents=True, mode=0o700)
+    (tree / "lost+found" / "#12").write_text("found again")
+    backup = await by_hand.back_up(tree, "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert describe_tree(tmp_path / "out") == describe_tree(tree)
+
+
+# -- what kopia does not keep -----------------------------------------------------------------------------------------
+_ACCESS_LIST = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", tag, rights, who)
+    for tag, rights, who in [
+        (1, 6, 2**32 - 1),
+        (2, 7, 12345),
+        (4, 4, 2**32 - 1),
+        (16, 7, 2**32 - 1),
+        (32, 4, 2**32 - 1),
+    ]
+)
+"""Source: linux/posix_acl_xattr.h: user 12345 may do everything."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("user.note", b"x"), ("system.posix_acl_access", _ACCESS_LIST)], ids=["attribute", "ACL"]
+)
+async def test_extended_attributes_and_access_lists_are_not_kept(
+    by_hand: ByHand, tmp_path: Path, name: str, value: bytes
+) -> None:
+    file = make_large_file(tmp_path / "volume" / "file", 1)
+    os.setxattr(file, name, value)
+    backup = await by_hand.back_up(file.parent, "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert name in os.listxattr(file)
+    assert name not in os.listxattr(tmp_path / "out" / "file")
+
+
+async def test_access_times_are_not_kept(by_hand: ByHand, tmp_path: Path) -> None:
+    file = make_large_file(tmp_path / "volume" / "file", 1)
+    os.utime(file, ns=(1_000_000_000, 2_000_000_000))
+    backup = await by_hand.back_up(file.parent, "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    restored = (tmp_path / "out" / "file").stat()
+    assert restored.st_mtime_ns == 2_000_000_000
+    assert restored.st_atime_ns != 1_000_000_000
+
+
+async def test_a_folders_own_time_becomes_the_latest_of_what_is_in_it(by_hand: ByHand, tmp_path: Path) -> None:
+    file = make_large_file(tmp_path / "volume" / "folder" / "file", 1)
+    os.utime(file, ns=(2_000_000_000, 2_000_000_000))
+    os.utime(file.parent, ns=(1_000_000_000, 1_000_000_000))
+    backup = await by_hand.back_up(tmp_path / "volume", "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert (tmp_path / "out" / "folder").stat().st_mtime_ns == 2_000_000_000
+
+
+async def test_an_owner_that_the_target_refuses_is_passed_over(
+    by_hand: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with NFS, where root is nobody; the peer's restore goes on likewise."""
+    need_root("owners")
+    file = make_large_file(tmp_path / "volume" / "file", 1)
+    os.chown(file, 12345, 12345)
+    backup = await by_hand.back_up(file.parent, "", None)
+    program = tmp_path / "bin" / "kopia"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec setpriv --bounding-set=-chown {shutil.which("kopia")} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    restored = tmp_path / "out" / "file"
+    assert restored.read_bytes() == file.read_bytes()
+    assert (restored.stat().st_uid, file.stat().st_uid) == (0, 12345)
+
+
+async def test_a_name_that_grows_to_all_that_a_file_system_holds_comes_back(by_hand: ByHand, tmp_path: Path) -> None:
+    """85 bytes that are not UTF-8 are 255 bytes as kopia keeps them."""
+    folder = tmp_path / "volume" / os.fsdecode(b"\xe9" * 85)
+    folder.mkdir(parents=True)
+    (folder / os.fsdecode(b"\xff" * 85)).write_text("content")
+    backup = await by_hand.back_up(folder.parent, "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert (tmp_path / "out" / ("\ufffd" * 85) / ("\ufffd" * 85)).read_text() == "content"
+
+
+async def test_which_names_are_one_file_is_not_kept_but_its_content_is(by_hand: ByHand, tmp_path: Path) -> None:
+    file = make_large_file(tmp_path / "volume" / "file", 1)
+    (file.parent / "same").hardlink_to(file)
+    backup = await by_hand.back_up(file.parent, "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    restored = [tmp_path / "out" / name for name in ("file", "same")]
+    assert not restored[0].samefile(restored[1])
+    assert restored[0].read_bytes() == restored[1].read_bytes() == file.read_bytes()
+    assert backup.total_bytes == 2 << 20
+
+
+async def test_what_kopias_own_files_name_is_not_kept(by_hand: ByHand, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / ".kopiaignore").write_text("cache\n")
+    (volume / "cache").write_text("left out")
+    (volume / "data").write_text("kept")
+    backup = await by_hand.back_up(volume, "", None)
+    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".kopiaignore", "data"]

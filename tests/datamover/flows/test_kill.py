@@ -1,0 +1,136 @@
+"""kopia or the mover is killed outright at some moment of a transfer: the next one goes on without repair."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from core.errors import KopiaError
+from tests.datamover.conftest import hand_for
+from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
+from tests.datamover.support.processes import running_kopia
+from tests.datamover.support.thorough import KILLS, PATIENCE_SECONDS
+from tests.datamover.support.trees import describe_tree, make_large_file
+
+_SIZE_MIB = 64
+_ROOT = Path(__file__).parents[3]
+
+
+def _stored(repository: Path) -> int:
+    """How many bytes of data have reached the repository."""
+    total = 0
+    for path in repository.glob("p*/**/*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return total
+
+
+class Moments:
+    """When the kills came: parts of the data that had been sent, and whether that was before the last byte."""
+
+    def __init__(self) -> None:
+        self.parts: list[float] = []
+        self.during = 0
+
+    def add(self, part: float, *, ended: bool) -> None:
+        self.parts.append(part)
+        self.during += part > 0 and not ended
+
+    def check(self, who: str) -> None:
+        shown = ", ".join(f"{part:.0%}" for part in self.parts)
+        print(f"\n{who} killed when so much had been sent: {shown}; {self.during} in mid-transfer")  # noqa: T201 - the moments are the result
+        assert self.during >= len(self.parts) * 3 / 4
+
+
+@contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@asynccontextmanager
+async def _running_kopia(volume: Path, repository: Path) -> AsyncIterator[Callable[[], int]]:
+    """Back up in this process; yield what finds the process to kill."""
+
+    async def back_up() -> None:
+        try:
+            await hand_for(str(repository)).back_up(volume, "", None)
+        except KopiaError as e:
+            assert "kopia ended with signal 9" in str(e)  # noqa: PT017 - it may also have ended well before
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(back_up())
+        yield lambda: next((one.pid for one in running_kopia("snapshot create")), 0)
+
+
+@asynccontextmanager
+async def _running_mover(volume: Path, repository: Path) -> AsyncIterator[Callable[[], int]]:
+    """Back up in a process of its own; yield what finds it, once its kopia is at work."""
+    mover = subprocess.Popen(
+        [sys.executable, "-m", "datamover", "backup", "--source", volume, "--repository", repository, "--json"],
+        cwd=_ROOT,
+        env={**os.environ, "KOPIA_PASSWORD": PASSWORD},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    kopias = []
+
+    def find() -> int:
+        kopias.extend(running_kopia("snapshot create", mover.pid))
+        return mover.pid if kopias else 0
+
+    try:
+        yield find
+    finally:
+        mover.kill()
+        mover.wait()
+    async with asyncio.timeout(10):
+        while any(Path(f"/proc/{one.pid}/exe").exists() for one in kopias):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.timeout(PATIENCE_SECONDS)
+@pytest.mark.parametrize("run", [_running_kopia, _running_mover], ids=["kopia", "the mover"])
+async def test_a_kill_at_any_moment_needs_no_repair(
+    run: Callable[[Path, Path], AbstractAsyncContextManager[Callable[[], int]]],
+    repository: Path,
+    tmp_path: Path,
+    kopia: PlainKopia,
+    request: pytest.FixtureRequest,
+) -> None:
+    moments = Moments()
+    for number in range(KILLS):
+        volume = make_large_file(tmp_path / f"volume {number}" / "file", _SIZE_MIB).parent
+        before = _stored(repository)
+        wanted = (number + 0.1) / KILLS * (_SIZE_MIB << 20)
+        async with run(volume, repository) as find, asyncio.timeout(60):
+            while not (pid := find()):
+                await asyncio.sleep(0.001)
+            with _closing(os.pidfd_open(pid)) as process:
+                while (sent := _stored(repository) - before) < wanted:
+                    await asyncio.sleep(0.001)
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+        snapshots = kopia.snapshots()
+        moments.add(sent / (_SIZE_MIB << 20), ended=len(snapshots) > number)
+        assert all("incomplete" not in one for one in snapshots)
+        for one in snapshots[number:]:
+            kopia.run("snapshot", "delete", one["id"], "--delete")
+        backup = await hand_for(str(repository)).back_up(volume, "", None)
+        await hand_for(str(repository)).restore(backup.snapshot_id, tmp_path / "out", None)
+        assert describe_tree(tmp_path / "out") == describe_tree(volume)
+        for folder in (tmp_path / "out", volume):
+            shutil.rmtree(folder)
+    kopia.run("snapshot", "verify", "--verify-files-percent=100")
+    moments.check(request.node.callspec.id)

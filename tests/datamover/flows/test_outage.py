@@ -1,0 +1,131 @@
+"""The bucket goes away in the middle of a transfer: a clear error, once kopia has given up."""
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from core.clock import SystemClock
+from core.errors import DataPathError, RepositoryError
+from datamover.arguments import RepositoryOptions
+from datamover.local.command import ByHand
+from datamover.runtime.resources import Limits
+from datamover.runtime.signals import StopSignal
+from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.processes import children_of
+from tests.datamover.support.s3server import S3Server, S3ServerError, run_s3_server
+from tests.datamover.support.trees import make_large_file
+
+_SIZE_MIB = 200
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    (tmp_path / "s3").mkdir()
+    # Some of these tests end it themselves.
+    with suppress(S3ServerError), run_s3_server(tmp_path / "s3") as server:
+        server.make_bucket("backups")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+        yield server
+
+
+@pytest.fixture
+def hand(server: S3Server) -> ByHand:
+    options = RepositoryOptions("s3://backups/prefix", PASSWORD, endpoint=server.url, region="us-east-1")
+    return ByHand(options, os.environ, limits=Limits(2), clock=SystemClock(), stop=StopSignal())
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    return make_large_file(tmp_path / "volume" / "file", _SIZE_MIB).parent
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA_MOVER_STALL_TIMEOUT", "4s")
+
+
+def _remove_bucket(server: S3Server) -> None:
+    shutil.rmtree(server.folder / "backups")
+
+
+def _kill_server(server: S3Server) -> None:
+    (running,) = [one for one in children_of(os.getpid()) if server.url.removeprefix("http://") in one.arguments]
+    os.kill(running.pid, signal.SIGKILL)
+
+
+async def _broken_off(moving: Awaitable[object], begun: Callable[[], bool], end: Callable[[], None]) -> DataPathError:
+    """Return what a transfer ends with when, once it has begun, the other side goes away."""
+    task = asyncio.ensure_future(moving)
+    while not begun():
+        assert not task.done(), task.exception()
+        await asyncio.sleep(0.002)
+    end()
+    with pytest.raises(DataPathError) as failed:
+        await task
+    return failed.value
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    "gone",
+    [(_kill_server, "the endpoint cannot be reached"), (_remove_bucket, "the bucket does not exist")],
+    ids=["server", "bucket"],
+)
+async def test_a_backup_whose_storage_is_gone_for_good_is_told_of_and_given_up(
+    server: S3Server,
+    hand: ByHand,
+    volume: Path,
+    caplog: pytest.LogCaptureFixture,
+    gone: tuple[Callable[[S3Server], None], str],
+) -> None:
+    """kopia alone would try for many minutes, and say nothing."""
+    end, cause = gone
+    bucket = server.folder / "backups" / "prefix"
+    error = await _broken_off(hand.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: end(server))
+    assert isinstance(error, RepositoryError)
+    place = re.escape(f"repository s3://backups/prefix/ at {server.url}")
+    told = rf"no progress for \d+s: {place} does not answer: {cause}: "
+    assert re.match(rf"back up {volume}: {told}", str(error))
+    assert any(re.match(told, one.message) for one in caplog.records)
+    assert server.secret_key not in str(error) + caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_a_backup_names_the_cause(server: S3Server, hand: ByHand, volume: Path) -> None:
+    bucket = server.folder / "backups" / "prefix"
+    error = await _broken_off(
+        hand.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: _remove_bucket(server)
+    )
+    assert str(error).startswith(f"back up {volume}: the bucket does not exist\n")
+    assert server.secret_key not in str(error)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (_remove_bucket, "a file of the repository is missing"),
+        pytest.param(_kill_server, "the endpoint cannot be reached", marks=pytest.mark.slow),
+    ],
+    ids=["bucket", "server"],
+)
+async def test_a_restore_names_the_cause(
+    server: S3Server, hand: ByHand, volume: Path, end: Callable[[S3Server], None], cause: str
+) -> None:
+    backup = await hand.back_up(volume, "", None)
+    target = volume.parent / "out"
+    error = await _broken_off(
+        hand.restore(backup.snapshot_id, target, None), lambda: any(target.glob("*")), lambda: end(server)
+    )
+    assert str(error).startswith(f"restore snapshot {backup.snapshot_id} to {target}: {cause}\n")
+    assert server.secret_key not in str(error)

@@ -1,0 +1,86 @@
+"""What a custom resource asks of the uploader reaches kopia, and what it asks in vain is told."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.datamover.support.commandlines import record_kopia
+from tests.datamover.support.pods import MoverPod
+from tests.support.fakekube import FakeKube
+
+_FLAGS = {
+    "DataUpload": "data-upload",
+    "DataDownload": "data-download",
+    "PodVolumeBackup": "pod-volume-backup",
+    "PodVolumeRestore": "pod-volume-restore",
+}
+
+_CPUS = 2
+"""What the pod of the tests may use."""
+
+
+@pytest.fixture
+def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
+    """A pod whose repository is there and Ready."""
+    shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository(phase="Ready")
+    return pod
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return record_kopia(tmp_path, monkeypatch)
+
+
+def _flags(record: Path, verb: str) -> set[str]:
+    """Return the flags of the last call of `verb`."""
+    called = [line.split() for line in record.read_text().splitlines() if f" {verb} " in line]
+    return {word for word in called[-1] if word.startswith("--")}
+
+
+@dataclass(frozen=True)
+class _Way:
+    """The two kinds that bring a volume out and back, and where they keep their settings."""
+
+    out: str
+    back: str
+    key: str
+
+    async def go(self, pod: MoverPod, tree: Path, settings: dict[str, str]) -> None:
+        given: dict[str, Any] = {self.key: settings}
+        pod.put_load(self.out, **given)
+        assert await pod.run(_FLAGS[self.out], tree) == 0
+        shutil.rmtree(pod.folder / "out", ignore_errors=True)
+        (pod.folder / "out").mkdir()
+        pod.put_load(self.back, snapshotID=pod.result["snapshotID"], **given)
+        assert await pod.run(_FLAGS[self.back], pod.folder / "out") == 0
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        _Way("DataUpload", "DataDownload", "dataMoverConfig"),
+        _Way("PodVolumeBackup", "PodVolumeRestore", "uploaderSettings"),
+    ],
+    ids=["snapshot data", "pod volumes"],
+)
+async def test_settings_reach_kopia(pod: MoverPod, tree: Path, record: Path, way: _Way) -> None:
+    await way.go(pod, tree, {})
+    assert f"--parallel={_CPUS}" in _flags(record, "snapshot create")
+    assert f"--parallel={2 * _CPUS}" in _flags(record, "restore")
+    assert "--write-sparse-files" not in _flags(record, "restore")
+    await way.go(pod, tree, {"ParallelFilesUpload": "5", "ParallelFilesDownload": "3", "WriteSparseFiles": "true"})
+    assert "--parallel=5" in _flags(record, "snapshot create")
+    assert {"--parallel=3", "--write-sparse-files"} <= _flags(record, "restore")
+
+
+async def test_settings_that_nobody_knows_are_told_and_ignored(pod: MoverPod, tree: Path) -> None:
+    unknown: dict[str, Any] = {"NewSetting": "x", "Another": "y"}
+    pod.put_load("DataUpload", dataMoverConfig=unknown)
+    assert await pod.run("data-upload", tree) == 0
+    told = "settings not known here are ignored: Another, NewSetting"
+    assert ("Data-Path-Warning", told) in pod.events()

@@ -1,0 +1,65 @@
+"""Readings while real data moves: as fine for a restore as for a backup."""
+
+import asyncio
+import os
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+
+from core.contract import BackupResult, ProgressMessage, RestoreResult, VolumeMode
+from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.restore import RestoreRequest, restore
+from datamover.kopia.process import Kopia
+from datamover.kopia.progress import Meter
+from tests.datamover.support.data_paths import restoring, uploading
+from tests.datamover.support.trees import make_large_file
+
+_SIZE = 300 << 20
+_LEAST = 3
+"""How many different readings a second of transfer gives at least."""
+
+
+async def _watch(
+    moving: Awaitable[BackupResult | RestoreResult], meter: Meter
+) -> tuple[list[ProgressMessage], BackupResult | RestoreResult]:
+    readings = []
+    task = asyncio.ensure_future(moving)
+    while not task.done():
+        readings.append(await meter.read())
+        await asyncio.sleep(0.02)
+    return readings, task.result()
+
+
+def _check(readings: list[ProgressMessage]) -> None:
+    done = [one.done_bytes for one in readings]
+    assert done == sorted(done)
+    assert len({count for count in done if 0 < count < _SIZE}) >= _LEAST
+    assert all(one.done_bytes <= one.total_bytes for one in readings if one.total_bytes)
+    assert any(one.bytes_per_second for one in readings)
+
+
+@pytest.mark.parametrize("mode", list(VolumeMode), ids=str)
+async def test_progress_is_fine_and_never_goes_back(connected: Kopia, tmp_path: Path, mode: VolumeMode) -> None:
+    file = make_large_file(tmp_path / "volume" / "file", _SIZE >> 20)
+    target = tmp_path / "target"
+    device = mode is VolumeMode.BLOCK
+    if device:
+        target.touch()
+        os.truncate(target, _SIZE)
+
+    async def unheard(message: str) -> None:
+        pytest.fail(message)
+
+    transfer = uploading(unheard)
+    request = BackupRequest(file if device else file.parent, mode, "some/volume", parallel=2)
+    out, backup = await _watch(back_up(connected, request, transfer), transfer.meter)
+    assert isinstance(backup, BackupResult)
+    transfer = restoring()
+    wanted = RestoreRequest(backup.snapshot_id, target, mode, 2)
+    back, _ = await _watch(restore(connected, wanted, transfer), transfer.meter)
+    _check(out)
+    _check(back)
+    # Known before the first byte: of a device its size, of a snapshot what its manifest says.
+    for readings in [back, *([out] if device else [])]:
+        assert {one.total_bytes for one in readings if one.done_bytes} == {_SIZE}

@@ -1,0 +1,210 @@
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from core.errors import KopiaError, RepositoryError
+from datamover.kopia.client_config import CacheLimit, parse_cache_limit
+from datamover.kopia.process import Kopia, kopia_environment
+from datamover.kopia.repository import NotInitializedError, Repository, RepositoryPlace
+from datamover.kopia.snapshots import list_snapshots
+from datamover.runtime.redact import Scrubber
+from datamover.runtime.work_dir import open_work_folder
+from datamover.storage.credentials import AwsKeys
+from datamover.storage.providers import FileStorage, S3Storage
+from tests.datamover.support.places import configurations, opened, s3_storage
+from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.s3server import S3Server, free_port
+
+_RECORDED = Path(__file__).parents[2] / "recordings/velero-1.18.2/kopia-repository-status.json"
+
+
+async def test_a_new_repository_has_the_peers_form_and_is_found_again(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path / "r")
+    with opened(storage) as repository:
+        created = await repository.ensure()
+        answer = await repository.kopia.call("status", "repository", "status", "--json")
+    with opened(storage) as again:
+        assert await again.ensure() == created
+    recorded, made = json.loads(_RECORDED.read_text()), answer.document()
+    for part in ("contentFormat", "objectFormat", "blobRetention"):
+        assert made[part] == recorded[part]
+    assert made["clientOptions"]["username"] == made["clientOptions"]["hostname"] == "default"
+
+
+async def test_connecting_creates_nothing(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    with (
+        opened(FileStorage(tmp_path / "r")) as repository,
+        pytest.raises(NotInitializedError, match="repository under test: no repository is there"),
+    ):
+        await repository.connect()
+    assert not list((tmp_path / "r").glob("kopia.*"))
+
+
+async def test_a_place_that_holds_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "kopia.maintenance.f").write_text("x")
+    with (
+        opened(FileStorage(tmp_path / "r")) as repository,
+        pytest.raises(RepositoryError, match="the place is not empty"),
+    ):
+        await repository.ensure()
+
+
+async def test_a_second_creator_is_noticed(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(FileStorage(tmp_path / "r")) as ours:
+        connect = ours.connect
+
+        async def connect_to_the_others(*, read_only: bool = False, cache_name: str = "") -> None:
+            if cache_name:
+                (tmp_path / "r").rename(tmp_path / "lost")
+                repository.rename(tmp_path / "r")
+            await connect(read_only=read_only, cache_name=cache_name)
+
+        monkeypatch.setattr(ours, "connect", connect_to_the_others)
+        with pytest.raises(RepositoryError, match="somebody else created it"):
+            await ours.ensure()
+
+
+async def test_a_wrong_password_is_told(repository: Path) -> None:
+    with (
+        opened(FileStorage(repository), "another password") as ours,
+        pytest.raises(RepositoryError, match=r"^repository under test: the repository password does not match"),
+    ):
+        await ours.connect()
+
+
+async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
+    with opened(s3_storage(s3, s3.make_bucket("keys"))) as repository:
+        await repository.ensure()
+        written = repository._folder.config_file.read_text()
+        assert repository._folder.config_file.stat().st_mode & 0o777 == 0o600
+    assert s3.secret_key not in written
+    assert s3.access_key not in written
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        ({"secret_key": "wrong-secret-key"}, "the secret access key is not accepted"),
+        ({"access_key": "wrong-access-key"}, "the access key is not known there"),
+        ({"bucket": "no-such-bucket"}, "the bucket does not exist"),
+        ({"url": f"http://127.0.0.1:{free_port()}"}, "the endpoint cannot be reached"),
+    ],
+    ids=["secret key", "access key", "bucket", "endpoint"],
+)
+async def test_what_keeps_a_bucket_from_being_used_is_told(s3: S3Server, wrong: dict[str, str], cause: str) -> None:
+    with (
+        opened(s3_storage(s3, s3.make_bucket("causes"), **wrong)) as repository,
+        pytest.raises(RepositoryError, match=f"^repository under test: {cause}: [^\n]+$") as refused,
+    ):
+        await repository.ensure()
+    assert "wrong-secret-key" not in str(refused.value)
+
+
+@pytest.mark.parametrize("read_only", [True, False], ids=["to read", "to write"])
+async def test_a_folders_configuration_is_kopias_own(repository: Path, *, read_only: bool) -> None:
+    ours, theirs = await configurations(FileStorage(repository), read_only=read_only)
+    assert ours == theirs
+
+
+async def test_a_buckets_configuration_is_kopias_own(s3: S3Server) -> None:
+    storage = s3_storage(s3, s3.make_bucket("config"))
+    with opened(storage) as repository:
+        await repository.ensure()
+    ours, theirs = await configurations(storage, read_only=False)
+    assert ours == theirs
+
+
+async def test_what_cannot_be_read_is_told_as_connecting_tells_it(repository: Path) -> None:
+    with opened(FileStorage(repository), "another password") as ours:
+        kopia = ours.kopia
+        with pytest.raises(RepositoryError, match=r"^repository under test: the repository password does not match"):
+            await ours.opening(read_only=True)(partial(list_snapshots, kopia))
+
+
+async def test_a_reading_that_fails_for_no_cause_of_the_repositorys_runs_again_connected(repository: Path) -> None:
+    answers = iter([KopiaError("broken"), KopiaError("told")])
+
+    async def read() -> None:
+        raise next(answers)
+
+    with opened(FileStorage(repository)) as ours:
+        with pytest.raises(KopiaError, match="told"):
+            await ours.opening(read_only=True)(read)
+        assert await list_snapshots(ours.kopia) == []
+
+
+@pytest.fixture
+def silent_endpoint() -> Iterator[str]:
+    """An address where the kernel takes connections, and nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+async def test_an_endpoint_that_never_answers_is_given_up(s3: S3Server, silent_endpoint: str) -> None:
+    with (
+        opened(s3_storage(s3, "any", url=silent_endpoint), seconds=1) as repository,
+        pytest.raises(RepositoryError, match="repository under test: the storage did not answer within 1 s"),
+    ):
+        await repository.connect()
+
+
+async def test_whether_the_storage_answers_is_told(
+    s3: S3Server, silent_endpoint: str, repository: Path, tmp_path: Path
+) -> None:
+    bucket = s3.make_bucket("asked")
+    found = []
+    for storage in (
+        FileStorage(repository),
+        s3_storage(s3, bucket),
+        s3_storage(s3, "no-such-bucket"),
+        s3_storage(s3, bucket, url=f"http://127.0.0.1:{free_port()}"),
+        s3_storage(s3, bucket, url=silent_endpoint),
+        FileStorage(tmp_path / "gone" / "repository"),
+    ):
+        with opened(storage, seconds=10) as asked:
+            answer = await asked.ask()
+            found.append((answer.answers, answer.told.split(": ")[0:2]))
+    assert found == [
+        (True, ["the storage of repository under test answers"]),
+        (True, ["the storage of repository under test answers"]),
+        (False, ["repository under test does not answer", "the bucket does not exist"]),
+        (False, ["repository under test does not answer", "the endpoint cannot be reached"]),
+        (False, ["repository under test does not answer", "nothing within 10 s"]),
+        (False, ["repository under test does not answer", "the folder is not there or cannot be read"]),
+    ]
+
+
+async def test_a_custom_authority_is_taken_for_what_it_is(s3: S3Server) -> None:
+    storage = S3Storage("b", "p/", s3.url.replace("http", "https"), keys=AwsKeys("a", "b" * 8), ca_pem=b"no pem")
+    with opened(storage) as repository, pytest.raises(RepositoryError, match="cannot parse provided CA"):
+        await repository.connect()
+
+
+@pytest.mark.parametrize(
+    ("config", "total"), [({}, 5000), ({"cacheLimitMB": "100"}, 100), ({"cacheLimitMB": "much"}, 5000)]
+)
+def test_cache_is_divided_four_to_one(config: Mapping[str, str], total: int) -> None:
+    limit = parse_cache_limit(dict(config))
+    assert limit == CacheLimit(total)
+    assert f"--content-cache-size-mb={total * 4 // 5}" in limit.arguments
+    assert f"--metadata-cache-size-mb={total // 5}" in limit.arguments
+
+
+async def test_kopia_keeps_to_the_cache_it_was_given(repository: Path, tmp_path: Path) -> None:
+    with open_work_folder(os.environ, str(tmp_path / "volume")) as folder:
+        reach = FileStorage(repository).reach(folder)
+        environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
+        place = RepositoryPlace("repository under test", FileStorage(repository), reach)
+        await Repository(Kopia(environment, Scrubber()), place, folder, cache=CacheLimit(100)).connect()
+        caching = json.loads(folder.config_file.read_text())["caching"]
+    sizes = {caching[kind] >> 20 for kind in ("maxCacheSize", "contentCacheSizeLimitBytes")}
+    assert sizes == {80}
+    assert {caching[kind] >> 20 for kind in ("maxMetadataCacheSize", "metadataCacheSizeLimitBytes")} == {20}
+    assert (tmp_path / "volume" / "kopia-cache").is_dir()

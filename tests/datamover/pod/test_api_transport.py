@@ -1,0 +1,137 @@
+"""The pod's transport against a server of a few lines."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from core.clock import SystemClock
+from core.errors import ConfigError
+from core.kube.errors import ForbiddenError, UnreachableError
+from core.kube.transport import MERGE_PATCH, Request
+from datamover.pod.api_transport import PodTransport, pod_transport
+from datamover.pod.http import Address
+from tests.datamover.support.s3server import free_port
+
+
+class Server:
+    """Answers every request with `answer`, and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.asked: list[str] = []
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = next((int(line[16:]) for line in head.split(b"\r\n") if line[:16] == b"Content-Length: "), 0)
+                self.asked.append((head + await reader.readexactly(length)).decode())
+                writer.write(self.answer)
+                await writer.drain()
+                await self.hold.wait()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+def _transport(port: int, folder: Path) -> PodTransport:
+    return PodTransport(Address("127.0.0.1", port, authority=None), folder / "token", SystemClock())
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[tuple[Server, PodTransport]]:
+    serving = Server()
+    listening = await asyncio.start_server(serving.serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    (tmp_path / "token").write_text("first-token\n")
+    transport = _transport(port, tmp_path)
+    yield serving, transport
+    await transport.close()
+    serving.hold.set()
+    listening.close()
+    await listening.wait_closed()
+    await asyncio.sleep(0.05)
+
+
+async def test_a_request_carries_the_token_of_the_moment(server: tuple[Server, PodTransport], tmp_path: Path) -> None:
+    serving, transport = server
+    await transport.request(Request("GET", "/api/v1/pods", {"fieldSelector": "metadata.name=a b"}))
+    (tmp_path / "token").write_text("second-token")
+    await transport.request(Request("PATCH", "/api/v1/pods/x", body=b'{"a":1}', content_type=MERGE_PATCH))
+    first, second = serving.asked
+    assert first.startswith("GET /api/v1/pods?fieldSelector=metadata.name%3Da+b HTTP/1.1")
+    assert "Authorization: Bearer first-token\r\n" in first
+    assert "Authorization: Bearer second-token\r\n" in second
+    assert "Content-Type: application/merge-patch+json\r\n" in second
+    assert second.endswith('{"a":1}')
+
+
+async def test_an_answer_of_any_status_comes_back(server: tuple[Server, PodTransport]) -> None:
+    serving, transport = server
+    serving.answer = b"HTTP/1.1 429 Too Many\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy"
+    response = await transport.request(Request("GET", "/x"))
+    assert (response.status, response.body, response.retry_after) == (429, b"busy", "7")
+
+
+async def test_a_stream_is_read_line_by_line_however_long_a_line_is(server: tuple[Server, PodTransport]) -> None:
+    serving, transport = server
+    long = b"x" * 300_000
+    serving.answer = (
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 300012\r\n\r\none\n" + long + b"\nlast\nno"
+    )
+    async with transport.stream(Request("GET", "/x", {"watch": "true"})) as lines:
+        assert [line async for line in lines] == [b"one", long, b"last", b"no"]
+
+
+async def test_a_refused_stream_raises_what_the_server_said(server: tuple[Server, PodTransport]) -> None:
+    serving, transport = server
+    body = b'{"message": "no rights", "reason": "Forbidden"}'
+    serving.answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with pytest.raises(ForbiddenError, match="no rights"):
+        async with transport.stream(Request("GET", "/x")):
+            pass
+
+
+async def test_silence_breaks_a_stream(server: tuple[Server, PodTransport]) -> None:
+    serving, transport = server
+    serving.hold.clear()
+    serving.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\none\n"
+    seen = []
+    with pytest.raises(UnreachableError):
+        async with transport.stream(Request("GET", "/x", timeout_seconds=0.1)) as lines:
+            seen.extend([line async for line in lines])
+
+
+async def test_nobody_listening_is_unreachable(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    transport = _transport(free_port(), tmp_path)
+    with pytest.raises(UnreachableError, match="GET /x"):
+        await transport.request(Request("GET", "/x"))
+    await transport.close()
+
+
+def test_outside_a_pod_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_HOST"):
+        pod_transport({}, SystemClock())
+    with pytest.raises(ConfigError, match=r"ca\.crt cannot be read"):
+        pod_transport({"KUBERNETES_SERVICE_HOST": "::1"}, SystemClock(), tmp_path)
+
+
+async def test_one_connection_serves_one_request_after_the_other(server: tuple[Server, PodTransport]) -> None:
+    serving, transport = server
+    for _ in range(3):
+        await transport.request(Request("GET", "/x"))
+    assert (len(serving.asked), serving.connections) == (3, 1)
+
+
+async def test_requests_at_the_same_time_do_not_wait_for_each_other(server: tuple[Server, PodTransport]) -> None:
+    serving, transport = server
+    async with transport.stream(Request("GET", "/x", {"watch": "true"})):
+        await transport.request(Request("GET", "/x"))
+    assert serving.connections == 2

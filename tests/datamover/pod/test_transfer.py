@@ -1,0 +1,439 @@
+"""Loads as a pod carries them out, from the custom resource to the termination message."""
+
+import asyncio
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.clock import Deadline
+from core.contract import BackupResult, parse_result
+from core.errors import RepositoryError
+from core.kube.resources import BACKUP_REPOSITORIES
+from core.models.base import JsonDict
+from core.models.storage import BackupRepository
+from datamover.pod.cluster import open_location
+from datamover.runtime.redact import Scrubber
+from datamover.runtime.work_dir import WorkFolder
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.pods import REPOSITORY, MoverPod, repository_manifest
+from tests.datamover.support.processes import running_kopia
+from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.trees import describe_tree, make_large_file
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+
+@pytest.fixture
+async def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
+    """A pod whose repository is there and Ready."""
+    place = tmp_path / "backups" / "kopia" / "app"
+    shutil.copytree(_new_repository, place)
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository(phase="Ready")
+    return pod
+
+
+@pytest.fixture
+def peer(pod: MoverPod, kopia_program: Path) -> PlainKopia:
+    """The peer's side: kopia by itself on the pod's repository."""
+    kopia = PlainKopia(kopia_program, pod.folder)
+    kopia.connect(pod.folder / "backups" / "kopia" / "app")
+    return kopia
+
+
+async def test_a_data_upload_and_a_data_download_bring_a_volume_back(
+    pod: MoverPod, tree: Path, tmp_path: Path, peer: PlainKopia
+) -> None:
+    pod.put_load("DataUpload")
+    assert await pod.run("data-upload", tree) == 0
+    backup = parse_result(BackupResult, pod.message)
+    _check_events(pod, backup.total_bytes)
+    pod.put_load("DataDownload", snapshotID=backup.snapshot_id)
+    (tmp_path / "target").mkdir()
+    assert await pod.run("data-download", tmp_path / "target") == 0
+    assert describe_tree(tmp_path / "target") == describe_tree(tree)
+    assert pod.result == {
+        "target": {"byPath": str(tmp_path / "target"), "volumeMode": "Filesystem"},
+        "totalBytes": backup.total_bytes,
+    }
+    (snapshot,) = peer.snapshots()
+    assert snapshot["source"]["path"] == "snapshot-data-upload-download/kopia/app/data"
+    assert snapshot["tags"] == {
+        "tag:snapshot-requester": "snapshot-data-upload-download",
+        "tag:snapshot-uploader": "kopia",
+        "tag:velero.io/async-operation-id": "du-1",
+    }
+
+
+def _check_events(pod: MoverPod, total: int) -> None:
+    """The Events tell the story of a load that completed."""
+    events = pod.events()
+    assert events[0] == ("Data-Path-Started", "Data path for load started")
+    assert events[-2:] == [
+        ("Data-Path-Completed", pod.message),
+        ("Data-Path-Stopped", "Data path for load stopped"),
+    ]
+    last = _last_progress(pod)
+    assert (last["totalBytes"], last["doneBytes"]) == (total, total)
+
+
+async def test_the_last_progress_tells_all_that_was_sent_and_found_there_already(pod: MoverPod, tmp_path: Path) -> None:
+    """Also of a load that ends before the first reading, and of what is sent after the last."""
+    packs = pod.folder / "backups" / "kopia" / "app"
+    before = _stored_bytes(packs)
+    make_large_file(tmp_path / "volume" / "one", 5)
+    pod.put_load("DataUpload")
+    assert await pod.run("data-upload", tmp_path / "volume") == 0
+    first, sent = _last_progress(pod), _stored_bytes(packs) - before
+    shutil.copy(tmp_path / "volume" / "one", tmp_path / "volume" / "same")
+    assert await pod.run("data-upload", tmp_path / "volume") == 0
+    second = _last_progress(pod)
+    assert first["totalBytes"] == first["doneBytes"] == 5 << 20
+    assert first["sentBytes"] == pytest.approx(sent, rel=0.01)
+    assert second["totalBytes"] == 10 << 20
+    assert second["sentBytes"] < 1 << 20
+    assert second["dedupedBytes"] == pytest.approx(5 << 20, rel=0.01)
+
+
+def _stored_bytes(repository: Path) -> int:
+    return sum(path.stat().st_size for path in repository.rglob("*.f"))
+
+
+def _last_progress(pod: MoverPod) -> dict[str, int]:
+    told = [message for reason, message in pod.events() if reason == "Data-Path-Progress"]
+    return dict(json.loads(told[-1]))
+
+
+async def test_a_pod_volume_comes_back_with_the_done_file(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
+    pod.put_load("PodVolumeBackup")
+    assert await pod.run("pod-volume-backup", tree) == 0
+    pod.put_load("PodVolumeRestore", snapshotID=pod.result["snapshotID"])
+    target = tmp_path / "target"
+    target.mkdir()
+    assert await pod.run("pod-volume-restore", target) == 0
+    assert [path.name for path in (target / ".velero").iterdir()] == ["uid-of-restore"]
+    shutil.rmtree(target / ".velero")
+    assert describe_tree(target) == describe_tree(tree)
+
+
+async def test_nothing_moves_before_the_phase_is_in_progress(pod: MoverPod, tree: Path) -> None:
+    pod.put_load("DataUpload", phase="Prepared")
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.run("data-upload", tree))
+        await pod.wait_for(lambda: any("watch" in request.query for request in pod.kube.requests))
+        assert not pod.events()
+        assert not any(request.method == "POST" for request in pod.kube.requests)
+        pod.put_load("DataUpload")
+    assert running.result() == 0
+
+
+@pytest.mark.looptime
+async def test_the_first_progress_arrives_within_a_second_however_long_the_repository_takes(tmp_path: Path) -> None:
+    """From the moment that the load is seen InProgress."""
+    pod = MoverPod(FakeKube(), tmp_path, LoopClock())
+    pod.put_repository(phase="New")
+    pod.put_load("DataUpload")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pod.run("data-upload", tmp_path))
+        await pod.wait_for(lambda: bool(pod.reasons()))
+        async with asyncio.timeout(1):
+            await pod.wait_for(lambda: "Data-Path-Progress" in dict(pod.events()))
+        _signal(pod)
+    assert pod.reasons()[0] == "Data-Path-Started"
+
+
+@pytest.mark.parametrize(
+    ("spec", "phase", "said"),
+    [
+        ({"cancel": True}, "Prepared", "DataUpload velero/load was canceled: data path is canceled"),
+        ({}, "Canceling", "DataUpload velero/load was canceled: data path is canceled"),
+        ({}, "Failed", "DataUpload velero/load is already Failed: data path is canceled"),
+    ],
+    ids=["cancel", "canceling", "final"],
+)
+async def test_a_load_that_is_over_before_it_began_ends_canceled(
+    pod: MoverPod, tree: Path, spec: dict[str, bool], phase: str, said: str
+) -> None:
+    pod.put_load("DataUpload", phase=phase, **spec)
+    assert await pod.run("data-upload", tree) == 14
+    assert pod.message == said
+
+
+async def test_a_custom_resource_that_is_gone_ends_the_load(pod: MoverPod, tree: Path) -> None:
+    assert await pod.run("data-upload", tree) == 14
+    assert pod.message == "DataUpload velero/load is gone: data path is canceled"
+
+
+def _cancel(pod: MoverPod) -> None:
+    pod.put_load("DataUpload", cancel=True)
+
+
+def _signal(pod: MoverPod) -> None:
+    pod.stop._take(signal.SIGTERM, None)
+
+
+@pytest.mark.parametrize("end", [_cancel, _signal], ids=["spec.cancel", "SIGTERM"])
+async def test_a_cancel_kills_kopia_and_leaves_no_snapshot(
+    pod: MoverPod, tmp_path: Path, peer: PlainKopia, end: Callable[[MoverPod], None]
+) -> None:
+    make_large_file(tmp_path / "volume" / "large", 100)
+    pod.put_load("DataUpload")
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.run("data-upload", tmp_path / "volume"))
+        await pod.wait_for(lambda: "Data-Path-Started" in pod.reasons() and bool(running_kopia("snapshot create")))
+        end(pod)
+        async with asyncio.timeout(2):
+            await asyncio.shield(running)
+    assert running.result() == 14
+    assert pod.message.endswith("data path is canceled")
+    assert pod.reasons() == ["Data-Path-Started", "Data-Path-Canceled", "Data-Path-Stopped"]
+    assert peer.snapshots() == []
+
+
+async def test_a_backup_repository_is_made_where_none_is_and_waited_for(pod: MoverPod, tree: Path) -> None:
+    kube = FakeKube()
+    fresh = MoverPod(kube, pod.folder)
+    fresh.put_load("DataUpload")
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(fresh.run("data-upload", tree))
+        await fresh.wait_for(lambda: "Data-Path-Waiting" in dict(fresh.events()))
+        (made,) = fresh.stored()
+        assert "Data-Path-Ready" not in dict(fresh.events())
+        fresh.put_repository(phase="Ready")
+    assert running.result() == 0
+    assert dict(fresh.events())["Data-Path-Ready"] == f"BackupRepository velero/{REPOSITORY} is ready"
+    assert made["spec"] == {
+        "backupStorageLocation": "default",
+        "maintenanceFrequency": "0s",
+        "repositoryType": "kopia",
+        "volumeNamespace": "app",
+    }
+    assert made["metadata"]["labels"] == {
+        "velero.io/repository-type": "kopia",
+        "velero.io/storage-location": "default",
+        "velero.io/volume-namespace": "app",
+    }
+
+
+@pytest.mark.cause("repository-not-made")
+@pytest.mark.looptime
+async def test_a_repository_is_waited_for_by_a_watch_and_made_anew_when_it_is_gone(tmp_path: Path) -> None:
+    """One that nobody makes ready ends the load; nothing is asked again and again meanwhile."""
+    pod = MoverPod(FakeKube(), tmp_path, LoopClock())
+    pod.put_repository(phase="New")
+    pod.put_load("DataUpload")
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.run("data-upload", tmp_path))
+        await pod.wait_for(lambda: _asked(pod, "watch"))
+        before = len(pod.kube.requests)
+        await asyncio.sleep(15)
+        meanwhile = [one for one in pod.kube.requests[before:] if not one.path.endswith("/events")]
+        pod.put_repository(phase="New", message="no node takes its pod")
+        await pod.wait_for(lambda: "no node takes its pod" in str(pod.events()))
+        await pod.around.client.delete(BACKUP_REPOSITORIES, "velero", REPOSITORY)
+    assert running.result() == 12
+    assert meanwhile == []
+    waits = [message for reason, message in pod.events() if reason == "Data-Path-Waiting"]
+    unmade, stuck = "its controller has not made it ready yet", "no node takes its pod"
+    assert waits == [f"waiting for BackupRepository velero/{REPOSITORY}: {why}" for why in (unmade, stuck, unmade)]
+    assert pod.message == f"BackupRepository velero/{REPOSITORY} is still New: no controller has made it ready in time"
+    assert [one["metadata"]["name"] for one in pod.stored()] == [REPOSITORY]
+
+
+def _asked(pod: MoverPod, word: str) -> bool:
+    """Whether the repositories were asked for with `word` in the query."""
+    return any(word in one.query and "/backuprepositories" in one.path for one in pod.kube.requests)
+
+
+async def test_a_repository_that_is_not_ready_ends_the_load_with_its_message(pod: MoverPod, tree: Path) -> None:
+    pod.put_repository(phase="NotReady", message="the bucket is on fire")
+    pod.put_load("DataUpload")
+    assert await pod.run("data-upload", tree) == 12
+    assert pod.message == "BackupRepository velero/app-default-kopia is not ready: the bucket is on fire"
+    assert pod.reasons() == ["Data-Path-Started", "Data-Path-Failed", "Data-Path-Stopped"]
+
+
+async def _ensure_repository(pod: MoverPod) -> BackupRepository:
+    """Return the repository of a volume of namespace app-dr, in location default."""
+
+    async def ignore(_: str) -> None:
+        """Drop what is waited for."""
+
+    deadline = Deadline.after(pod.clock, timedelta())
+    return await pod.around.reader.ensure_repository("app-dr", "default", deadline=deadline, on_wait=ignore)
+
+
+def _ready(volume_namespace: str, location: str, **metadata: Any) -> JsonDict:
+    manifest = repository_manifest(volume_namespace, location)
+    return manifest | {"metadata": manifest["metadata"] | metadata, "status": {"phase": "Ready"}}
+
+
+_APP_DR = _ready("app-dr", "default")
+
+
+@pytest.mark.cause("repository-mismatch")
+@pytest.mark.parametrize(
+    ("other", "pairs"),
+    [
+        (_ready("app", "dr-default"), ('"app"', '"dr-default"')),
+        (_ready("app", "dr-default", labels=_APP_DR["metadata"]["labels"]), ('"app"', '"dr-default"')),
+        (_ready("other", "default", labels=_APP_DR["metadata"]["labels"]), ('"other"', '"default"')),
+        (_APP_DR | {"spec": _APP_DR["spec"] | {"repositoryType": "restic"}}, ('"app-dr"', '"default"', '"restic"')),
+    ],
+    ids=["name", "name and labels", "labels", "type"],
+)
+async def test_a_repository_of_another_namespace_location_or_type_is_not_used(
+    tmp_path: Path, other: JsonDict, pairs: tuple[str, ...]
+) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    before = pod.kube.put(other)
+    with pytest.raises(RepositoryError) as failed:
+        await _ensure_repository(pod)
+    assert pod.stored() == [before]
+    found, wanted = str(failed.value).split(", not for ")
+    assert f"BackupRepository velero/{other['metadata']['name']} is for " in found
+    assert all(word in found for word in pairs)
+    assert all(word in wanted for word in ('"app-dr"', '"default"', '"kopia"'))
+
+
+@pytest.mark.parametrize("repository_type", ["kopia", ""])
+async def test_a_repository_without_labels_is_used_by_its_spec(tmp_path: Path, repository_type: str) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.kube.put(
+        _ready("app-dr", "default", labels={}) | {"spec": _APP_DR["spec"] | {"repositoryType": repository_type}}
+    )
+    # Users can edit labels: this one has those that are wanted.
+    pod.kube.put(_ready("a", "other", labels=_APP_DR["metadata"]["labels"]))
+    found = await _ensure_repository(pod)
+    assert (found.name, found.spec.volume_namespace) == ("app-dr-default-kopia", "app-dr")
+
+
+async def test_of_several_repositories_with_the_same_labels_only_those_that_fit_count(tmp_path: Path) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.kube.put(_ready("a", "other", labels=_APP_DR["metadata"]["labels"]))
+    pod.kube.put(_ready("app-dr", "default", name="z"))
+    assert (await _ensure_repository(pod)).name == "z"
+
+
+async def test_a_load_does_not_write_into_the_repository_of_another_namespace(pod: MoverPod, tree: Path) -> None:
+    repository = pod.folder / "backups" / "kopia" / "app"
+    before = sorted(repository.rglob("*"))
+    pod.kube.put(_ready("app", "default", name="app-dr-default-kopia", labels=_APP_DR["metadata"]["labels"]))
+    pod.put_load("DataUpload", sourceNamespace="app-dr")
+    assert await pod.run("data-upload", tree) == 12
+    assert 'app-dr-default-kopia is for volume namespace "app"' in pod.message
+    assert sorted(repository.rglob("*")) == before
+
+
+async def test_a_repository_is_not_opened_in_another_location(tmp_path: Path) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    location = await pod.around.reader.location("default")
+    other = BackupRepository.parse(pod.kube.put(_ready("app", "dr-default")))
+    folder = WorkFolder(tmp_path, tmp_path / "cache")
+    with pytest.raises(RepositoryError, match=r'"dr-default" .*, not for .* "default"'):
+        await open_location(pod.around, location, other, folder=folder, scrubber=Scrubber())
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"backupStorageLocation": "none"}, "BackupStorageLocation velero/none does not exist"),
+        ({"dataMoverConfig": {"ParallelFilesUpload": "x"}}, "setting ParallelFilesUpload: 'x' is not a number"),
+    ],
+    ids=["location", "setting"],
+)
+async def test_what_is_wrong_with_a_load_is_told(pod: MoverPod, tree: Path, spec: dict[str, Any], said: str) -> None:
+    pod.put_load("DataUpload", **spec)
+    assert await pod.run("data-upload", tree) != 0
+    assert pod.message.startswith(said)
+
+
+async def test_a_wrong_repository_password_is_told_and_not_shown(pod: MoverPod, tree: Path) -> None:
+    pod.put_secret("velero-repo-credentials", "repository-password", "quite another one")
+    pod.put_load("DataUpload")
+    assert await pod.run("data-upload", tree) == 12
+    assert pod.message.startswith("backup repository app-default-kopia (")
+    assert "kopia/app): the repository password does not match: " in pod.message
+    assert "quite another one" not in pod.message
+
+
+async def test_nothing_is_backed_up_to_a_read_only_location(pod: MoverPod, tree: Path) -> None:
+    config = {"fspath": str(pod.folder / "backups")}
+    pod.put_location(config, provider="velero.io/fs", accessMode="ReadOnly")
+    pod.put_load("DataUpload")
+    assert await pod.run("data-upload", tree) == 12
+    assert "is read-only" in pod.message
+
+
+async def test_events_that_cannot_be_written_do_not_fail_a_load(pod: MoverPod, tree: Path) -> None:
+    pod.put_load("DataUpload")
+    pod.kube.fail_next("POST", "/events", 500, times=100)
+    assert await pod.run("data-upload", tree) == 0
+    assert pod.result["totalBytes"] > 0
+
+
+async def test_a_refused_watch_fails_the_load(pod: MoverPod, tree: Path) -> None:
+    pod.put_load("DataUpload")
+    pod.kube.fail_next("GET", "/datauploads", 403)
+    assert await pod.run("data-upload", tree) == 1
+    assert pod.message.startswith("list DataUpload velero: 403")
+
+
+async def test_a_new_repository_in_a_bucket_takes_a_backup(s3: S3Server, tree: Path, tmp_path: Path) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, bucket=s3.make_bucket("pod"), credential=_CLOUD)
+    pod.put_secret("cloud", "key", s3.credentials_file)
+    pod.put_repository()
+    assert await pod.init() == 0
+    created = pod.result["uniqueID"]
+    assert await pod.init() == 0
+    assert pod.result["uniqueID"] == created
+    pod.put_repository(phase="Ready")
+    pod.put_load("DataUpload")
+    assert await pod.run("data-upload", tree) == 0
+    backup = pod.result["snapshotID"]
+    assert (s3.folder / "pod" / "kopia" / "app" / "kopia.repository").is_file()
+    pod.put_load("DataDownload", snapshotID=backup)
+    assert await pod.run("data-download", tmp_path / "out") == 0
+    assert describe_tree(tmp_path / "out") == describe_tree(tree)
+
+
+async def test_inherited_credentials_reach_a_bucket(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cloud").write_text(s3.credentials_file)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "cloud"))
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, bucket=s3.make_bucket("inherited"))
+    pod.put_repository()
+    assert await pod.init() == 0
+
+
+async def test_a_wrong_secret_key_is_told_and_not_shown(s3: S3Server, tmp_path: Path) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_location({"s3Url": s3.url}, bucket=s3.make_bucket("wrong"), credential=_CLOUD)
+    pod.put_secret("cloud", "key", s3.credentials_file.replace(s3.secret_key, "not-the-secret-key"))
+    pod.put_repository()
+    assert await pod.init() == 12
+    assert "the secret access key is not accepted" in pod.message
+    assert f"s3://wrong/kopia/app/ at {s3.url}" in pod.message
+    assert "not-the-secret-key" not in pod.message
+
+
+async def test_no_repository_is_created_in_a_read_only_location(tmp_path: Path) -> None:
+    (tmp_path / "backups" / "kopia" / "app").mkdir(parents=True)
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_location({"fspath": str(tmp_path / "backups")}, provider="velero.io/fs", accessMode="ReadOnly")
+    pod.put_repository()
+    assert await pod.init() == 12
+    assert "is read-only: none is created" in pod.message
+    assert not list((tmp_path / "backups" / "kopia" / "app").glob("kopia.*"))
+
+
+_CLOUD = {"name": "cloud", "key": "key"}

@@ -1,0 +1,110 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from core.errors import DataPathError
+from datamover.runtime.child import ChildCommand, run_child
+
+
+def _shell(script: str, **files: int) -> ChildCommand:
+    return ChildCommand(["sh", "-c", script], {"PATH": os.environ["PATH"]}, **files)
+
+
+def _gone(pid: int) -> bool:
+    """Whether the process has ended, a zombie included: who collects it is not the test's matter."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 5
+    while not _gone(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+async def test_output_and_exit_code_come_back_and_lines_are_split_at_carriage_returns() -> None:
+    lines: list[str] = []
+    end = await run_child(_shell(r"printf 'out'; printf 'one\rtwo\nthree' >&2; exit 3"), lines.append)
+    assert (end.exit_code, end.output) == (3, b"out")
+    assert lines == ["one", "two", "three"]
+
+
+async def test_large_output_on_both_pipes_does_not_block() -> None:
+    lines: list[str] = []
+    end = await run_child(_shell("for p in 1 2; do head -c 3000000 /dev/zero | tr '\\0' 'x' >&$p; done"), lines.append)
+    assert len(end.output) == 3_000_000
+    assert sum(map(len, lines)) == 3_000_000
+
+
+async def test_standard_input_and_output_may_be_open_files(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("from a file")
+    with (tmp_path / "in").open() as given, (tmp_path / "out").open("w") as taken:
+        await run_child(_shell("cat", stdin_fd=given.fileno(), stdout_fd=taken.fileno()), print)
+    assert (tmp_path / "out").read_text() == "from a file"
+
+
+async def test_cancellation_kills_a_child_that_ignores_signals() -> None:
+    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(
+        run_child(_shell("trap '' TERM INT; echo $$ >&2; exec sleep 1000"), lambda line: started.set_result(int(line)))
+    )
+    pid = await started
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert _gone(pid)
+
+
+async def test_a_killed_child_that_hangs_in_the_kernel_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(
+        run_child(_shell("echo $$ >&2; exec sleep 1000"), lambda line: started.set_result(int(line)))
+    )
+    pid = await started
+    with monkeypatch.context() as hangs:
+        hangs.setattr("asyncio.subprocess.Process.kill", lambda _: None)
+        running.cancel()
+        async with asyncio.timeout(2):
+            await asyncio.wait({running})
+    assert running.cancelled()
+    assert not _gone(pid)
+    os.kill(pid, signal.SIGKILL)
+    _wait_gone(pid)
+
+
+async def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(DataPathError, match="no-such-program cannot be started: No such file"):
+        await run_child(ChildCommand(["no-such-program"], {}), print)
+
+
+async def test_the_child_dies_when_its_owner_is_killed() -> None:
+    owner = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent("""
+                import asyncio, os, sys
+                from datamover.child import ChildCommand, run_child
+                command = ChildCommand(["sh", "-c", "echo $$ >&2; exec sleep 1000"], os.environ)
+                asyncio.run(run_child(command, lambda line: print(line, flush=True)))
+            """),
+        ],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    assert owner.stdout is not None
+    with owner.stdout:
+        child = int(owner.stdout.readline())
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    _wait_gone(child)

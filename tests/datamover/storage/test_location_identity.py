@@ -1,0 +1,108 @@
+"""A bucket whose keys nobody wrote down: the pod's service account takes a role (IRSA), again and again."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS
+from tests.bed.pki import Authority
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.sts import TokenService, serve_tokens
+from tests.datamover.support.trees import describe_tree
+from tests.support.fakekube import FakeKube
+
+_ARN = "arn:aws:iam::123456789012:role/backups"
+_TOKEN = "token-of-the-service-account"
+_REGION = "eu-west-1"
+_CLOUD = {"name": "cloud", "key": "key"}
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(_TOKEN)
+    return file
+
+
+@pytest.fixture
+async def service(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TokenService]:
+    service = TokenService(_TOKEN, s3.access_key, s3.secret_key)
+    async with serve_tokens(service, Authority(tmp_path / "authority"), _REGION, monkeypatch):
+        yield service
+
+
+@pytest.fixture
+def pod(s3: S3Server, tmp_path: Path) -> MoverPod:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, bucket=s3.make_bucket("identity"))
+    pod.put_repository()
+    return pod
+
+
+def _by_the_pods_environment(_pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As EKS does it for a service account with a role."""
+    monkeypatch.setenv("AWS_ROLE_ARN", _ARN)
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token_file))
+    monkeypatch.setenv("AWS_REGION", _REGION)
+
+
+def _beside_a_profile_without_keys(pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As installers leave a Secret that nobody filled."""
+    _by_the_pods_environment(pod, token_file, monkeypatch)
+    (pod.folder / "cloud").write_text("[default]\nregion=eu-west-1\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(pod.folder / "cloud"))
+
+
+def _by_the_locations_profile(pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on OpenShift; what the environment has is for others."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-somebody-else")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key-of-somebody-else")
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/other")
+    text = f"[default]\nrole_arn = {_ARN}\nweb_identity_token_file = {token_file}\nregion = {_REGION}\n"
+    (location,) = pod.kube.objects(BACKUP_STORAGE_LOCATIONS)
+    pod.put_location(location["spec"]["config"], bucket="identity", credential=_CLOUD)
+    pod.put_secret("cloud", "key", text)
+
+
+@pytest.fixture(
+    params=[_by_the_pods_environment, _beside_a_profile_without_keys, _by_the_locations_profile],
+    ids=["environment", "empty profile", "profile"],
+)
+def _given(request: pytest.FixtureRequest, pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request.param(pod, token_file, monkeypatch)
+
+
+@pytest.mark.usefixtures("_given")
+async def test_a_role_of_the_service_account_reaches_a_bucket(service: TokenService, pod: MoverPod) -> None:
+    assert await pod.init() == 0, pod.message
+    assert set(service.hosts) == {f"sts.{_REGION}.amazonaws.com:443"}
+    assert {(one["Action"], one["RoleArn"]) for one in service.asked} == {("AssumeRoleWithWebIdentity", _ARN)}
+
+
+@pytest.mark.usefixtures("service")
+async def test_whole_loads_are_carried_out_by_a_role(
+    pod: MoverPod, tree: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _by_the_pods_environment(pod, token_file, monkeypatch)
+    assert await pod.init() == 0, pod.message
+    pod.put_repository(phase="Ready")
+    pod.put_load("DataUpload")
+    assert await pod.run("data-upload", tree) == 0, pod.message
+    pod.put_load("DataDownload", snapshotID=pod.result["snapshotID"])
+    assert await pod.run("data-download", pod.folder / "out") == 0, pod.message
+    assert describe_tree(pod.folder / "out") == describe_tree(tree)
+
+
+async def test_a_role_that_may_not_be_taken_is_named(
+    service: TokenService, pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kopia goes on without any keys, and the storage can only say that it refuses."""
+    _by_the_pods_environment(pod, token_file, monkeypatch)
+    token_file.write_text("an-expired-token")
+    assert await pod.init() == 12
+    assert "the credentials may not use it" in pod.message
+    assert f"{_ARN}, if the token in {token_file} may take that role" in pod.message
+    assert "an-expired-token" not in pod.message
+    assert service.asked

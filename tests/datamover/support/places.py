@@ -1,0 +1,58 @@
+"""Repositories in places that a test names, as a mover opens them."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from core.models.base import JsonDict
+from datamover.kopia.process import Kopia, kopia_environment
+from datamover.kopia.repository import Repository, RepositoryPlace
+from datamover.runtime.redact import Scrubber
+from datamover.runtime.work_dir import open_work_folder
+from datamover.storage.credentials import AwsKeys
+from datamover.storage.providers import S3Storage, Storage
+from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.s3server import S3Server
+
+__all__ = ["configurations", "opened", "s3_storage"]
+
+
+@contextmanager
+def opened(storage: Storage, password: str = PASSWORD, seconds: float = 30) -> Iterator[Repository]:
+    with open_work_folder(os.environ) as folder:
+        reach = storage.reach(folder)
+        environment = kopia_environment(os.environ, folder, {**reach.environment, "KOPIA_PASSWORD": password})
+        kopia = Kopia(environment, Scrubber([password, *reach.secrets({})]))
+        place = RepositoryPlace("repository under test", storage, reach)
+        yield Repository(kopia, place, folder, connect_seconds=seconds)
+
+
+def s3_storage(server: S3Server, name: str, **other: str) -> S3Storage:
+    keys = AwsKeys(other.get("access_key", server.access_key), other.get("secret_key", server.secret_key))
+    return S3Storage(other.get("bucket", name), "p/kopia/app/", other.get("url", server.url), "us-east-1", keys)
+
+
+async def configurations(storage: Storage, *, read_only: bool) -> tuple[JsonDict, JsonDict]:
+    """Return the configuration that is written without connecting, and kopia's own, both without what nobody set."""
+
+    async def read() -> JsonDict:
+        config: JsonDict = json.loads(repository._folder.config_file.read_text())
+        return config
+
+    with opened(storage) as repository:
+        ours = await repository.opening(read_only=read_only)(read)
+        await repository.connect(read_only=read_only)
+        theirs = await read()
+        # kopia tells a cache beside its configuration by its name alone.
+        theirs["caching"]["cacheDirectory"] = str(repository._folder.path / theirs["caching"]["cacheDirectory"])
+        return _without_zeros(ours), _without_zeros(theirs)
+
+
+def _without_zeros(config: JsonDict) -> JsonDict:
+    """Leave out what kopia writes of settings that nobody made."""
+    return {
+        key: _without_zeros(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key != "description" and value not in ("", None, "0s")
+    }

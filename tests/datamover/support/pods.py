@@ -1,0 +1,186 @@
+"""A mover in its pod, without one: FakeKube around it, real kopia in it."""
+
+import asyncio
+import base64
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from core.clock import Clock, SystemClock
+from core.contract import VolumeMode
+from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
+from datamover.arguments import LoadOptions
+from datamover.pod.cluster import Surroundings
+from datamover.pod.command import run_init
+from datamover.pod.transfer import PodLoad
+from datamover.runtime.resources import Limits
+from datamover.runtime.signals import StopSignal
+from tests.datamover.support.plainkopia import PASSWORD
+from tests.support.fakekube import FakeKube
+
+__all__ = ["REPOSITORY", "MoverPod", "repository_manifest"]
+
+REPOSITORY: Final = "app-default-kopia"
+_NAMESPACE: Final = "velero"
+_POLL_SECONDS: Final = 0.02
+
+
+def _meta(name: str, **more: Any) -> JsonDict:
+    return {"name": name, "namespace": _NAMESPACE, **more}
+
+
+def repository_manifest(volume_namespace: str, location: str) -> JsonDict:
+    """Return a BackupRepository as Velero's server leaves it, without status."""
+    labels = {
+        "velero.io/volume-namespace": volume_namespace,
+        "velero.io/storage-location": location,
+        "velero.io/repository-type": "kopia",
+    }
+    return {
+        "apiVersion": "velero.io/v1",
+        "kind": "BackupRepository",
+        "metadata": _meta(f"{volume_namespace}-{location}-kopia", labels=labels),
+        "spec": {
+            "volumeNamespace": volume_namespace,
+            "backupStorageLocation": location,
+            "repositoryType": "kopia",
+            "maintenanceFrequency": "1h0m0s",
+        },
+    }
+
+
+@dataclass
+class MoverPod:
+    """The cluster a mover sees: a folder as location, the password, the repository."""
+
+    kube: FakeKube
+    folder: Path
+    clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        self.stop = StopSignal()
+        self.put_location({"fspath": str(self.folder / "backups")}, provider="velero.io/fs")
+        self.put_secret(REPO_CREDENTIALS_SECRET, REPO_CREDENTIALS_KEY, f" {PASSWORD}\n")
+
+    def put_secret(self, name: str, key: str, value: str) -> None:
+        data = {key: base64.b64encode(value.encode()).decode()}
+        self.kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": _meta(name), "data": data})
+
+    def put_location(self, config: dict[str, str], *, provider: str = "velero.io/aws", **spec: Any) -> None:
+        storage = {"bucket": spec.pop("bucket", "bkt")}
+        self.kube.put(
+            {
+                "apiVersion": "velero.io/v1",
+                "kind": "BackupStorageLocation",
+                "metadata": _meta("default"),
+                "spec": {"provider": provider, "config": config, "objectStorage": storage, **spec},
+            }
+        )
+
+    def put_repository(self, **status: str) -> None:
+        self.kube.put(repository_manifest("app", "default") | {"status": status})
+
+    def put_load(self, kind: str, phase: str = "InProgress", **spec: Any) -> None:
+        """Create the load `load`, or change it; `spec` goes over the least one of its kind."""
+        labels = {"velero.io/async-operation-id": "du-1"}
+        owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "r", "uid": "uid-of-restore"}
+        version = "v2alpha1" if kind.startswith("Data") else "v1"
+        self.kube.put(
+            {
+                "apiVersion": f"velero.io/{version}",
+                "kind": kind,
+                "metadata": _meta("load", labels=labels, ownerReferences=[owner]),
+                "spec": {**_SPECS[kind], **spec},
+                "status": {"phase": phase},
+            }
+        )
+
+    @property
+    def around(self) -> Surroundings:
+        return Surroundings(
+            client=KubeClient(self.kube, Retry(self.clock, attempts=1)),
+            clock=self.clock,
+            namespace=_NAMESPACE,
+            node="node-a",
+            environment=os.environ,
+            limits=Limits(2),
+            stop=self.stop,
+            termination_file=self.folder / "termination-log",
+        )
+
+    async def run(self, flag: str, volume: Path, mode: VolumeMode = VolumeMode.FILESYSTEM) -> int:
+        """Run the mover of `load`, and return its exit code."""
+        options = LoadOptions(flag, "load", volume, mode, timedelta(seconds=20))
+        return await PodLoad(options, self.around).run()
+
+    async def init(self) -> int:
+        """Run `init-repository`, and return its exit code."""
+        return await run_init(REPOSITORY, self.around)
+
+    @property
+    def message(self) -> str:
+        return (self.folder / "termination-log").read_text()
+
+    @property
+    def result(self) -> Any:
+        return json.loads(self.message)
+
+    def events(self) -> list[tuple[str, str]]:
+        return [(event["reason"], event["message"]) for event in self.kube.objects(EVENTS)]
+
+    def reasons(self) -> list[str]:
+        """The Events' reasons, progress left out: how many there are depends on the machine."""
+        return [reason for reason, _ in self.events() if reason != "Data-Path-Progress"]
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds."""
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(_POLL_SECONDS)
+
+    def stored(self, resource: Resource = BACKUP_REPOSITORIES) -> list[JsonDict]:
+        return self.kube.objects(resource)
+
+
+_POD: Final = {"kind": "Pod", "name": "writer", "namespace": "app", "uid": "u"}
+_SPECS: Final[dict[str, JsonDict]] = {
+    "DataUpload": {
+        "snapshotType": "CSI",
+        "sourceNamespace": "app",
+        "sourcePVC": "data",
+        "backupStorageLocation": "default",
+        "operationTimeout": "10m0s",
+    },
+    "DataDownload": {
+        "sourceNamespace": "app",
+        "targetVolume": {"namespace": "app", "pvc": "data", "pv": ""},
+        "backupStorageLocation": "default",
+        "snapshotID": "",
+        "operationTimeout": "10m0s",
+    },
+    "PodVolumeBackup": {
+        "node": "node-a",
+        "pod": _POD,
+        "volume": "fs",
+        "backupStorageLocation": "default",
+        "repoIdentifier": "",
+        "uploaderType": "kopia",
+    },
+    "PodVolumeRestore": {
+        "pod": _POD,
+        "volume": "fs",
+        "backupStorageLocation": "default",
+        "repoIdentifier": "",
+        "uploaderType": "kopia",
+        "snapshotID": "",
+        "sourceNamespace": "app",
+    },
+}

@@ -1,0 +1,213 @@
+"""The command line, as a process of its own."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import AgentError, ConfigError, DataPathError, ResultError
+from core.version import VERSION
+from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
+from tests.datamover.support.processes import children_of, running_kopia
+from tests.datamover.support.trees import describe_tree, make_large_file
+
+_ROOT = Path(__file__).parents[2]
+_MOVER = (sys.executable, "-m", "datamover")
+
+_LIGHT = """
+import sys
+from pathlib import Path
+import datamover.__main__
+early = {"core", "asyncio"} & sys.modules.keys()
+import datamover.arguments, datamover.pod.command
+unwanted = {"kubernetes_asyncio", "prometheus_client", "pydantic", "datamover.local.command"} & sys.modules.keys()
+(peak,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmHWM:"]
+print(len(early), len(unwanted), peak)
+"""
+
+
+_STOPPED_EARLY = """
+import os, runpy, signal, sys
+
+class SignalOnImport:
+    def find_spec(self, name, *_):
+        if name == "asyncio":
+            assert not {"argparse", "core"} & sys.modules.keys()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, SignalOnImport())
+sys.argv[0] = "datamover"
+runpy.run_module("datamover", run_name="__main__")
+"""
+
+
+def _run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*_MOVER, *arguments],
+        cwd=_ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _json(*arguments: str) -> Any:
+    done = _run(*arguments, "--json", KOPIA_PASSWORD=PASSWORD)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def test_all_that_a_pod_imports_stays_light(tmp_path: Path) -> None:
+    """As in the image: optimized and compiled beforehand, here by the first of two runs."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-OO", "-c", _LIGHT],
+            cwd=_ROOT,
+            env=environment,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    early, unwanted, peak_kib = map(int, done.stdout.split())
+    assert (early, unwanted) == (0, 0)
+    assert peak_kib < 45 * 1024
+
+
+@pytest.mark.parametrize("command", [[], ["backup"], ["restore"], ["list"], ["init-repository"]], ids=" ".join)
+def test_help_teaches_by_examples(command: list[str]) -> None:
+    done = _run(*command, "--help")
+    assert done.returncode == 0
+    assert "datamover backup --source" in done.stdout
+    assert "exit codes:" in done.stdout
+
+
+def test_the_exit_codes_of_the_help_are_those_of_the_manual_and_of_the_errors() -> None:
+    """`ResultError` is the node agent's: a mover that leaves no result cannot say so."""
+    help_text = _run("--help").stdout.partition("exit codes:")[2]
+    told = {int(code) for code in re.findall(r"(?:^|\s)(\d+) ", help_text)}
+    manual = {int(code) for code in re.findall(r"^\| (\d+) \|", (_ROOT / "docs/mover.md").read_text(), re.MULTILINE)}
+    errors: list[type[AgentError]] = [AgentError, ConfigError, *_family(DataPathError)]
+    raised = {error.exit_code for error in errors if error is not ResultError}
+    assert told == manual == {0, *raised}
+
+
+def _family(error: type[AgentError]) -> list[type[AgentError]]:
+    return [error, *(one for child in error.__subclasses__() for one in _family(child))]
+
+
+def test_the_version_is_told() -> None:
+    assert _run("--version").stdout == f"datamover {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "the following arguments are required: COMMAND; see datamover --help"),
+        (["backup"], "by hand, --repository is needed; in a pod, one custom resource and --volume-path"),
+        (["backup", "--repository", "/r"], "the repository's password is not known"),
+        (["backup", "--repository", "/r", "--password-file", "/no/such"], "--password-file /no/such cannot be read"),
+        (["backup", "--data-upload=x", "--volume-path=/x"], "VELERO_NAMESPACE is not set"),
+        (["backup", "--volume-mode=Tape"], "argument --volume-mode: invalid VolumeMode value: 'Tape'"),
+        (["restore", "--data-upload=x"], "unrecognized arguments: --data-upload=x"),
+        (["list", "--repository=/r", "--log-level=loud"], "log level 'loud' is none of"),
+    ],
+    ids=["nothing", "no task", "no password", "no password file", "no namespace", "mode", "other verb", "log level"],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
+    done = _run(*arguments, VELERO_NAMESPACE="")
+    assert done.returncode == 2
+    assert done.stderr.startswith("datamover: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_outside_a_pod_a_pods_command_line_says_so() -> None:
+    done = _run("init-repository", "--backup-repository=x", VELERO_NAMESPACE="velero", KUBERNETES_SERVICE_HOST="")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "this is no pod" in done.stderr
+
+
+def test_a_folder_goes_out_and_comes_back_by_hand(tree: Path, tmp_path: Path) -> None:
+    """The repository is made on the way."""
+    repository = str(tmp_path / "new")
+    backup = _json("backup", "--source", str(tree), "--repository", repository)
+    assert [one["snapshot_id"] for one in _json("list", "--repository", repository)] == [backup["snapshotID"]]
+    restored = _json(
+        "restore", "--snapshot", backup["snapshotID"], "--target", str(tmp_path / "out"), "--repository", repository
+    )
+    assert restored["totalBytes"] == backup["totalBytes"]
+    assert describe_tree(tmp_path / "out") == describe_tree(tree)
+
+
+def test_a_bar_is_drawn_on_a_terminal(repository: Path, tmp_path: Path) -> None:
+    make_large_file(tmp_path / "volume" / "file", 2)
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    ours, theirs = pty.openpty()
+    arguments = ["--source", str(tmp_path / "volume"), "--password-file", str(tmp_path / "password")]
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        done = subprocess.run(
+            [*_MOVER, "backup", *arguments, "--repository", str(repository)],
+            cwd=_ROOT,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            check=False,
+        )
+        os.close(theirs)
+        drawn = terminal.read(100_000).decode()
+    assert done.returncode == 0
+    assert f"[{'#' * 30}] 2.1 MB of 2.1 MB, 100 %" in drawn
+    assert done.stdout.startswith(b"snapshot ")
+
+
+def test_sigterm_before_anything_is_loaded_is_a_cancel_too(repository: Path, tree: Path, kopia: PlainKopia) -> None:
+    """A pod may be deleted while its interpreter starts."""
+    done = subprocess.run(
+        [sys.executable, "-c", _STOPPED_EARLY, "backup", "--source", tree, "--repository", repository, "--json"],
+        cwd=_ROOT,
+        env={**os.environ, "KOPIA_PASSWORD": PASSWORD},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 14, done.stderr
+    assert done.stderr.rstrip().endswith("told to stop by SIGTERM: data path is canceled")
+    assert kopia.snapshots() == []
+
+
+def test_sigterm_ends_mover_and_kopia_within_two_seconds_and_shows_no_secret(
+    repository: Path, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    make_large_file(tmp_path / "volume" / "file", 100)
+    mover = subprocess.Popen(
+        [*_MOVER, "backup", "--source", str(tmp_path / "volume"), "--repository", str(repository), "--json"],
+        cwd=_ROOT,
+        env={**os.environ, "KOPIA_PASSWORD": PASSWORD},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with mover:
+        while not running_kopia("snapshot create", mover.pid):
+            assert mover.poll() is None
+        children = children_of(mover.pid)
+        asked = time.monotonic()
+        mover.send_signal(signal.SIGTERM)
+        _, said = mover.communicate()
+    assert time.monotonic() - asked < 2
+    assert mover.returncode == 14
+    assert said.rstrip().endswith("data path is canceled")
+    assert not any(Path(f"/proc/{child.pid}").exists() for child in children)
+    assert not any(PASSWORD in child.arguments for child in children)
+    assert kopia.snapshots() == []
+    assert not list(tmp_path.glob("datamover-*"))
