@@ -26,11 +26,11 @@ help: ## print this
 .PHONY: demo cluster
 demo: setup ## move a volume out and back on a real cluster (root)
 	$(step)
-	@$(venv)/python -m tests.bed demo
+	@$(venv)/python -m tests.testbed demo
 
 cluster: setup ## open a shell in a running cluster, with kubectl and examples/ (root)
 	$(step)
-	@$(venv)/python -m tests.bed shell
+	@$(venv)/python -m tests.testbed shell
 
 # -- to check it ------------------------------------------------------------------------------------------------------
 .PHONY: test lint format types contracts unit integration cluster-test
@@ -67,7 +67,7 @@ cluster-test: ## tests on a real kubelet (root; skipped without, unless CI=true)
 	$(step)
 ifneq ($(is_root),)
 	@$(MAKE) --no-print-directory setup
-	@$(venv)/python -m tests.bed --nodes 2 run -- $(venv)/python -m tests.cluster -q $(TESTS)
+	@$(venv)/python -m tests.testbed --nodes 2 run -- $(venv)/python -m tests.cluster -q $(TESTS)
 else
 	@if [ "$${CI:-}" = true ]; then echo 'error: tests on a real kubelet need root, and CI=true lets no tier be skipped' >&2; exit 1; fi
 	@echo 'skipped: tests on a real kubelet need root'
@@ -79,13 +79,13 @@ crash-matrix: venv integration-tools ## an agent stopped at every write, every w
 
 test-cluster-full: setup ## whatever dies in mid-transfer, on a real kubelet; half an hour (root)
 	$(step)
-	@$(venv)/python -m tests.bed --nodes 2 run -- $(pytest) -m slow tests/cluster_full
+	@$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/cluster_full
 
 SECONDS ?= 1200
 SEED ?=
 soak: setup ## loads and faults at random for SECONDS, by a SEED if given; 20 minutes by default (root)
 	$(step)
-	@$(venv)/python -m tests.bed --nodes 2 run -- $(venv)/python -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	@$(venv)/python -m tests.testbed --nodes 2 run -- $(venv)/python -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 test-mover-full: venv unit-tools ## the mover: more random trees, more kills, and storage that goes away; half an hour
 	$(step)

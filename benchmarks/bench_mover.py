@@ -21,9 +21,9 @@ from benchmarks.processes import BenchmarkError
 from benchmarks.runs import FULL, QUICK, Benchmark, Plan
 from benchmarks.stages import Stages
 from core.clock import SystemClock
-from tests.bed.pki import Authority
 from tests.datamover.support.s3server import run_s3_server
 from tests.support.tools import tool
+from tests.testbed.pki import Authority
 
 __all__ = ["main"]
 

@@ -14,10 +14,10 @@ from aiohttp import web
 
 from core.clock import SystemClock
 from core.kube.transport import Request
-from tests.bed.pki import Authority
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
+from tests.testbed.pki import Authority
 
 __all__ = ["BUCKET", "PREFIX", "REGION", "RUN", "Cluster", "leave_service_account", "run_cluster"]
 

@@ -13,8 +13,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Final
 
-from tests.bed.demonstration.compare import Survey, compare
-from tests.bed.demonstration.survey import describe
+from tests.testbed.demonstration.compare import Survey, compare
+from tests.testbed.demonstration.survey import describe
 
 __all__ = ["TreeShape", "find_differences", "make_tree", "survey_tree"]
 

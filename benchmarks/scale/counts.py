@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.request import urlopen
 
-from tests.bed.api import Api
+from tests.testbed.api import Api
 
 __all__ = ["Counts", "Store", "read_counts", "read_store"]
 

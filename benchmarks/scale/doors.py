@@ -19,9 +19,9 @@ from benchmarks.scale.counts import Counts, Store, read_counts, read_store
 from benchmarks.scale.kubelet import KubeletAddress
 from benchmarks.scale.ports import free_ports
 from core.models.names import SERVICE_ACCOUNT
-from tests.bed.api import Api
 from tests.support.apiserver import ApiServer, run_apiserver
 from tests.support.tools import tool
+from tests.testbed.api import Api
 
 __all__ = ["Doors", "make_kubelet", "open_doors"]
 

@@ -50,7 +50,7 @@ from core.kube.transport import MERGE_PATCH, Request
 from core.models.base import JsonDict
 from nodeagent.runtime.tasks import work_in_parallel
 from nodeagent.runtime.transport import load_transport
-from tests.bed.api import Resource as BedResource
+from tests.testbed.api import Resource as BedResource
 
 __all__ = ["LOAD_RESOURCES", "Stage", "open_client", "set_status"]
 

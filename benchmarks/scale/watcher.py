@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from benchmarks.scale.history import LimitChange, Sight, sight_of_limits, sight_of_load, to_line
-from tests.bed.api import Api, Json, Resource
+from tests.testbed.api import Api, Json, Resource
 
 __all__ = ["READY", "main"]
 

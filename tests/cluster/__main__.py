@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.bed.layout import ROOT
+from tests.testbed.layout import ROOT
 
 __all__ = ["FOLDERS", "LANES", "LAST", "main"]
 

@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from core.models.names import OWNER_UID_LABEL
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.settings import AGENT_IMAGE
-from tests.bed.storage.faults import CONFIG_MAP
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.settings import AGENT_IMAGE
+from tests.testbed.storage.faults import CONFIG_MAP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
     from tests.cluster.scenes import Volume
+    from tests.testbed.api import Json
 
 __all__ = [
     "HELD_TOLERATION",

@@ -8,11 +8,11 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.demonstration.user import PODS
-from tests.bed.install import AGENT_LABEL
-from tests.bed.processes import BedError
-from tests.bed.storage.objects import CONFIG_MAPS
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.install import AGENT_LABEL
+from tests.testbed.processes import BedError
+from tests.testbed.storage.objects import CONFIG_MAPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

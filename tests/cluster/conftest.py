@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.api import Api
-from tests.bed.demonstration.manifests import build_namespace
-from tests.bed.demonstration.user import User
-from tests.bed.install import install_agent
 from tests.cluster.configuration import ONE_SLOT, build_concurrency, put_in_force
 from tests.cluster.sharing import Shared, has_alone
+from tests.testbed.api import Api
+from tests.testbed.demonstration.manifests import build_namespace
+from tests.testbed.demonstration.user import User
+from tests.testbed.install import install_agent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = ["RAN", "Bed", "agent", "bed", "module_space", "new_namespace", "one_slot", "ran", "space"]
 
-_OUTSIDE = "not in a cluster: python -m tests.bed run -- pytest -m cluster"
+_OUTSIDE = "not in a cluster: python -m tests.testbed run -- pytest -m cluster"
 
 RAN = "tests-that-ran"
 """A folder of the bed: one file for each module of which tests have run, whichever process ran them."""

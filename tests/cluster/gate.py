@@ -14,8 +14,8 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from tests.bed.processes import BedError
-from tests.bed.settings import S3_ADDRESS, S3_PORT
+from tests.testbed.processes import BedError
+from tests.testbed.settings import S3_ADDRESS, S3_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

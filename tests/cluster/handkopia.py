@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tests.bed.processes import BedError
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tests.bed.api import Resource
-from tests.bed.demonstration.manifests import NAMESPACE
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.bed.api import Api, Json
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Api, Json
 
 __all__ = ["everything"]
 

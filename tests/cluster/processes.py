@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.processes import BedError
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.bed.api import Json
+    from tests.testbed.api import Json
 
 __all__ = ["Process", "find_all", "is_agent", "is_kopia", "is_mover", "of_pod", "wait_for_one"]
 

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.bed.api import Resource
-from tests.bed.demonstration.manifests import (
+from tests.cluster.gate import open_gate
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import (
     NAMESPACE,
     build_claim,
     build_data_download,
@@ -20,17 +21,16 @@ from tests.bed.demonstration.manifests import (
     build_pod,
     build_snapshot,
 )
-from tests.bed.demonstration.timeline import FINAL
-from tests.bed.processes import BedError
-from tests.bed.storage.objects import DRIVER
-from tests.cluster.gate import open_gate
+from tests.testbed.demonstration.timeline import FINAL
+from tests.testbed.processes import BedError
+from tests.testbed.storage.objects import DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
     from tests.cluster.gate import Gate
+    from tests.testbed.api import Json
 
 __all__ = [
     "DOWNLOADS",

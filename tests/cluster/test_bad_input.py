@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.machine import run
-from tests.bed.storage.objects import CONTENTS, SNAPSHOTS
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
 from tests.cluster.sharing import Shared, relies_on
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.machine import run
+from tests.testbed.storage.objects import CONTENTS, SNAPSHOTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(400)]
 

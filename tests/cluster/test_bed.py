@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demonstration.manifests import build_claim, build_pod, build_snapshot
-from tests.bed.processes import BedError
-from tests.bed.storage.faults import ANNOTATION
-from tests.bed.storage.objects import CLAIMS, CONTENTS, DRIVER, SNAPSHOTS, VOLUMES
+from tests.testbed.demonstration.manifests import build_claim, build_pod, build_snapshot
+from tests.testbed.processes import BedError
+from tests.testbed.storage.faults import ANNOTATION
+from tests.testbed.storage.objects import CLAIMS, CONTENTS, DRIVER, SNAPSHOTS, VOLUMES
 
 if TYPE_CHECKING:
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(400)]
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.layout import ROOT
-from tests.bed.storage.objects import CLAIMS, EVENTS
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, follow, wait_released
 from tests.cluster.sharing import Shared, relies_on
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.layout import ROOT
+from tests.testbed.storage.objects import CLAIMS, EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(400)]
 

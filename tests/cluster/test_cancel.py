@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.bed.demonstration.manifests import NAMESPACE
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
 from tests.cluster.scenes import UPLOADS, Volume, follow, open_gated_place, wait_released
 from tests.cluster.sharing import Shared, relies_on
+from tests.testbed.demonstration.manifests import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(400)]
 

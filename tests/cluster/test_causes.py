@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demonstration.manifests import NAMESPACE, build_snapshot
-from tests.bed.demonstration.user import PODS
-from tests.bed.processes import BedError
-from tests.bed.storage.objects import EVENTS
 from tests.cluster.breakage import (
     break_storage,
     build_mover,
@@ -31,14 +27,18 @@ from tests.cluster.listing import everything
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
 from tests.cluster.sharing import Shared, has_alone, relies_on
 from tests.cluster.workloads import BACKUPS, RESTORES
+from tests.testbed.demonstration.manifests import NAMESPACE, build_snapshot
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.processes import BedError
+from tests.testbed.storage.objects import EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from _pytest.mark.structures import ParameterSet
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(400)]
 
@@ -84,7 +84,7 @@ class Told:
 def told(agent: Bed, module_space: str) -> Iterator[Told]:
     """Every cause at the same time, until each was told; then healed, or its load canceled."""
     if _TAINTED not in agent.env["BED_NODES"].split():
-        pytest.fail("this needs two nodes: python -m tests.bed --nodes 2 run -- …", pytrace=False)
+        pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
     volume = Volume(agent, module_space)
     result = Told(module_space)
     with ExitStack() as broken:

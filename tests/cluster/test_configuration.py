@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.api import Resource
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.demonstration.user import PODS
-from tests.bed.install import AGENT_LABEL
-from tests.bed.processes import BedError
-from tests.bed.storage.objects import CONFIG_MAPS
 from tests.cluster.configuration import ONE_SLOT, build_concurrency, configured
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import open_gated_place, wait_released
 from tests.cluster.workloads import BACKUPS, Workload, find_mover, wait_held, wait_until
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.install import AGENT_LABEL
+from tests.testbed.processes import BedError
+from tests.testbed.storage.objects import CONFIG_MAPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 

@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demonstration.manifests import NAMESPACE, build_claim
-from tests.bed.demonstration.user import PODS
-from tests.bed.install import AGENT_LABEL
-from tests.bed.storage.objects import CLAIMS
 from tests.cluster.breakage import break_storage
 from tests.cluster.gate import HELD_BYTES, Gate, open_gate
 from tests.cluster.listing import everything
@@ -22,13 +18,17 @@ from tests.cluster.processes import is_agent, wait_for_one
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
 from tests.cluster.sharing import Shared, has_alone
 from tests.cluster.workloads import find_mover, wait_until
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.install import AGENT_LABEL
+from tests.testbed.storage.objects import CLAIMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
@@ -72,7 +72,7 @@ class Moved:
 def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     """Two uploads and a download of a device."""
     if _OTHER not in agent.env["BED_NODES"].split():
-        pytest.fail("this needs two nodes: python -m tests.bed --nodes 2 run -- …", pytrace=False)
+        pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
     volume, place = Volume(agent, module_space), Place(agent, module_space)
     names = [f"{module_space}-one", f"{module_space}-two"]
     with open_gate() as gate:

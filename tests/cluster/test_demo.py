@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demo import Demo
 from tests.cluster.sharing import Shared, relies_on
+from tests.testbed.demo import Demo
 
 if TYPE_CHECKING:
     from tests.cluster.conftest import Bed

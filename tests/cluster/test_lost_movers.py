@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demonstration.manifests import NAMESPACE
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import open_gated_place
 from tests.cluster.workloads import BACKUPS, Workload, back_up, expect_nothing_left, wait_held, wait_until
+from tests.testbed.demonstration.manifests import NAMESPACE
 
 if TYPE_CHECKING:
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.demonstration.user import PODS
-from tests.bed.processes import BedError
-from tests.bed.storage.objects import CLAIMS
 from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
 from tests.cluster.sharing import Shared, has_alone
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.processes import BedError
+from tests.testbed.storage.objects import CLAIMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.bed.api import Json, Resource
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json, Resource
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
@@ -62,7 +62,7 @@ class Moved:
 def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     """A file system that goes out and comes back."""
     if _OTHER not in agent.env["BED_NODES"].split():
-        pytest.fail("this needs two nodes: python -m tests.bed --nodes 2 run -- …", pytrace=False)
+        pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
     volume, place = Volume(agent, module_space), Place(agent, module_space)
     out, back = f"{module_space}-out", f"{module_space}-back"
     fast, waiting = classes = [f"{module_space}-fast", f"{module_space}-waiting"]

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demonstration.compare import compare
-from tests.bed.demonstration.user import PODS
-from tests.bed.layout import ROOT
 from tests.cluster.conftest import new_namespace
 from tests.cluster.sharing import Shared, relies_on
 from tests.cluster.workloads import (
@@ -26,12 +23,15 @@ from tests.cluster.workloads import (
     expect_nothing_left,
     wait_until,
 )
+from tests.testbed.demonstration.compare import compare
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.layout import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.runtime.permissions import RIGHTS, Right, Scope
-from tests.bed.demonstration.manifests import NAMESPACE
 from tests.cluster.conftest import RAN
 from tests.support.access import Access, access_of_event, refused
+from tests.testbed.demonstration.manifests import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

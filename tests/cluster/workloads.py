@@ -12,22 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed import demonstration
-from tests.bed.api import Resource
-from tests.bed.demonstration.manifests import NAMESPACE, build_claim
-from tests.bed.demonstration.timeline import FINAL
-from tests.bed.demonstration.user import PODS
-from tests.bed.processes import BedError
-from tests.bed.settings import AGENT_IMAGE
 from tests.cluster.breakage import HELD_TOLERATION
+from tests.testbed import demonstration
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
+from tests.testbed.demonstration.timeline import FINAL
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.processes import BedError
+from tests.testbed.settings import AGENT_IMAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.bed.api import Json
-    from tests.bed.demonstration.compare import Survey
     from tests.cluster.conftest import Bed
     from tests.cluster.gate import Gate
+    from tests.testbed.api import Json
+    from tests.testbed.demonstration.compare import Survey
 
 __all__ = [
     "BACKUPS",

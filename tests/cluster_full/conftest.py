@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demonstration.manifests import build_namespace
 from tests.cluster.conftest import agent, bed
 from tests.cluster.gate import open_gate
 from tests.cluster_full.quartet import Quartet, Seed
+from tests.testbed.demonstration.manifests import build_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.demonstration.user import PODS
-from tests.bed.processes import BedError
-from tests.bed.storage.objects import CLAIMS, CONTENTS, SNAPSHOTS, VOLUMES
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, is_final
 from tests.cluster.workloads import BACKUPS, RESTORES, Workload, wait_until
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.processes import BedError
+from tests.testbed.storage.objects import CLAIMS, CONTENTS, SNAPSHOTS, VOLUMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tests.bed.api import Json, Resource
     from tests.cluster.conftest import Bed
     from tests.cluster.gate import Gate
+    from tests.testbed.api import Json, Resource
 
 __all__ = ["RESOURCES", "Quartet", "Seed", "leftovers", "wait_all"]
 

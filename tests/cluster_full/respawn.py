@@ -61,5 +61,5 @@ def is_api_server(process: Process) -> bool:
 
 def kill_node() -> None:
     """End everything of the second node at once: its namespaces end with their first process."""
-    for process in find_all(lambda each: each.argv[0] == "unshare" and "tests.bed.othernode" in each.argv):
+    for process in find_all(lambda each: each.argv[0] == "unshare" and "tests.testbed.othernode" in each.argv):
         process.kill()

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.api import Resource
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.demonstration.user import PODS
 from tests.cluster.configuration import configured
 from tests.cluster.processes import is_mover, of_pod, wait_for_one
 from tests.cluster.scenes import UPLOADS
 from tests.cluster.workloads import wait_until
 from tests.cluster_full.quartet import Quartet, leftovers
 from tests.cluster_full.respawn import is_kubelet
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.demonstration.user import PODS
 
 if TYPE_CHECKING:
     pass

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.install import AGENT_LABEL
-from tests.bed.processes import BedError
 from tests.cluster.processes import find_all, is_agent, is_kopia, is_mover, of_pod, wait_for_one
 from tests.cluster_full.quartet import Quartet, leftovers
 from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.install import AGENT_LABEL
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
     from tests.cluster_full.quartet import Seed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

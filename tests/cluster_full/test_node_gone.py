@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demonstration.manifests import NAMESPACE, build_claim
-from tests.bed.demonstration.user import PODS
-from tests.bed.settings import AGENT_IMAGE
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.workloads import RESTORE_UID
 from tests.cluster_full.quartet import leftovers, wait_all
 from tests.cluster_full.respawn import kill_node
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.settings import AGENT_IMAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
     from tests.cluster_full.quartet import Seed
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.settings import PAUSE_IMAGE
 from tests.cluster.configuration import configured
 from tests.cluster_full.quartet import leftovers
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.settings import PAUSE_IMAGE
 
 if TYPE_CHECKING:
-    from tests.bed.api import Json
     from tests.cluster_full.quartet import Quartet
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

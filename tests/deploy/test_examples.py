@@ -10,8 +10,8 @@ import yaml
 from core.models.base import CustomResource
 from core.models.storage import BackupStorageLocation
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
-from tests.bed import settings
-from tests.bed.storage.objects import DRIVER, class_objects
+from tests.testbed import settings
+from tests.testbed.storage.objects import DRIVER, class_objects
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLES = _ROOT / "examples"

@@ -25,8 +25,8 @@ from nodeagent.config.parse import ParsedConfig
 from nodeagent.runtime.settings import RepositoryController, Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import Plan
-from tests.bed.api import Api, ApiError, Json, Resource
 from tests.nodeagent.support.dispatching import agent_pod
+from tests.testbed.api import Api, ApiError, Json, Resource
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

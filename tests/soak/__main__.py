@@ -15,10 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.api import ApiError
-from tests.bed.demonstration.user import User
-from tests.bed.install import install_agent
-from tests.bed.processes import BedError
 from tests.cluster.configuration import configured
 from tests.cluster.conftest import Bed
 from tests.cluster.gate import open_gate
@@ -32,6 +28,10 @@ from tests.soak.memory import Memory
 from tests.soak.patient import PatientApi
 from tests.soak.troubles import TROUBLES, WRONG_LOCATION
 from tests.soak.worker import NO_TROUBLE, Worker
+from tests.testbed.api import ApiError
+from tests.testbed.demonstration.user import User
+from tests.testbed.install import install_agent
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

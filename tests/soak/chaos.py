@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.api import Resource
-from tests.bed.demonstration.manifests import NAMESPACE
 from tests.cluster.processes import find_all, is_agent
 from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,4 +50,4 @@ def build_chaos(bed: Bed) -> Mapping[str, Callable[[], None]]:
 
 
 def _is_provisioner(process: object) -> bool:
-    return "tests.bed.provisioner" in getattr(process, "argv", ())
+    return "tests.testbed.provisioner" in getattr(process, "argv", ())

@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.api import Resource
-from tests.bed.demonstration.manifests import NAMESPACE, build_claim, build_namespace, build_snapshot
-from tests.bed.demonstration.user import PODS
-from tests.bed.processes import BedError
-from tests.bed.settings import AGENT_IMAGE
-from tests.bed.storage.objects import CLAIMS, SNAPSHOTS
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import Place, Volume, is_final
 from tests.cluster.workloads import RESTORE_UID
 from tests.cluster_full.quartet import RESOURCES
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_namespace, build_snapshot
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.processes import BedError
+from tests.testbed.settings import AGENT_IMAGE
+from tests.testbed.storage.objects import CLAIMS, SNAPSHOTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.bed.api import Json
     from tests.cluster.conftest import Bed
     from tests.cluster.gate import Gate
+    from tests.testbed.api import Json
 
 __all__ = ["Ground"]
 

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.bed.api import Api, ApiError
+from tests.testbed.api import Api, ApiError
 
 if TYPE_CHECKING:
-    from tests.bed.api import Json, Resource
+    from tests.testbed.api import Json, Resource
 
 __all__ = ["PatientApi"]
 

@@ -7,22 +7,22 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.bed.demonstration.manifests import NAMESPACE
-from tests.bed.demonstration.user import PODS
-from tests.bed.processes import BedError
-from tests.bed.storage.faults import CONFIG_MAP
-from tests.bed.storage.objects import CONFIG_MAPS
 from tests.cluster.processes import is_kopia, is_mover, of_pod, wait_for_one
 from tests.cluster.scenes import is_final
 from tests.cluster_full.quartet import RESOURCES
 from tests.soak.journal import Ending
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.processes import BedError
+from tests.testbed.storage.faults import CONFIG_MAP
+from tests.testbed.storage.objects import CONFIG_MAPS
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from tests.bed.api import Json
     from tests.soak.ground import Ground
+    from tests.testbed.api import Json
 
 __all__ = ["TROUBLES", "WRONG_LOCATION", "Trouble"]
 

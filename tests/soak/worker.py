@@ -8,20 +8,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.bed.api import ApiError
-from tests.bed.processes import BedError
 from tests.cluster.scenes import is_final
 from tests.cluster_full.quartet import RESOURCES
 from tests.soak.journal import Entry
 from tests.soak.troubles import Trouble, hold
+from tests.testbed.api import ApiError
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.bed.api import Json
     from tests.soak.deck import Deck
     from tests.soak.ground import Ground
     from tests.soak.journal import Journal
+    from tests.testbed.api import Json
 
 __all__ = ["NO_TROUBLE", "Worker"]
 

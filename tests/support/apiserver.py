@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.api import Api, Json, Resource
-from tests.bed.controlplane import ControlPlane, Endpoint
-from tests.bed.processes import BedError, Supervisor
 from tests.support.tools import tool
+from tests.testbed.api import Api, Json, Resource
+from tests.testbed.controlplane import ControlPlane, Endpoint
+from tests.testbed.processes import BedError, Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

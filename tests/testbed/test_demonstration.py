@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bed.demonstration import fill, survey
-from tests.bed.demonstration.compare import Survey, compare
-from tests.bed.demonstration.timeline import Timeline, format_size
+from tests.testbed.demonstration import fill, survey
+from tests.testbed.demonstration.compare import Survey, compare
+from tests.testbed.demonstration.timeline import Timeline, format_size
 
 
 def _survey(folder: Path, output: Path) -> Survey:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bed.api import Api
-from tests.bed.demonstration.user import User
 from tests.cluster.__main__ import FOLDERS, LANES, LAST
 from tests.cluster.conftest import Bed
 from tests.cluster.sharing import Shared, has_alone, relies_on
+from tests.testbed.api import Api
+from tests.testbed.demonstration.user import User
 
 _TESTS = Path(__file__).parents[1]
 _TIER = re.compile(r"mark\.cluster\b")

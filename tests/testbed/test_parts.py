@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bed.processes import BedError, Supervisor
-from tests.bed.storage.faults import Fault
-from tests.bed.storage.quantity import format_bytes, parse_bytes
+from tests.testbed.processes import BedError, Supervisor
+from tests.testbed.storage.faults import Fault
+from tests.testbed.storage.quantity import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from core.errors import KopiaError
 from datamover.data_path.backup import BackupRequest, back_up
 from datamover.kopia.snapshots import list_snapshots
 from datamover.storage.providers import FileStorage
-from tests.bed.pki import Authority
 from tests.datamover.support.data_paths import uploading
 from tests.datamover.support.places import opened
 from tests.datamover.support.plainkopia import PASSWORD
@@ -24,6 +23,7 @@ from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.s3server import S3Server, free_port, run_s3_server
 from tests.support.fakekube import FakeKube
+from tests.testbed.pki import Authority
 
 _FLAGS = {"DataUpload": ("data-upload", {}), "DataDownload": ("data-download", {"snapshotID": "0" * 32})}
 _READS = {"DataUpload": "policy show", "DataDownload": "manifest show"}

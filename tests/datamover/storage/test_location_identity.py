@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
-from tests.bed.pki import Authority
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.sts import TokenService, serve_tokens
 from tests.datamover.support.trees import describe_tree
 from tests.support.fakekube import FakeKube
+from tests.testbed.pki import Authority
 
 _ARN = "arn:aws:iam::123456789012:role/backups"
 _TOKEN = "token-of-the-service-account"

@@ -16,9 +16,9 @@ from datamover.kopia.repository import NotInitializedError
 from datamover.kopia.snapshots import list_snapshots
 from datamover.storage.credentials import AwsKeys
 from datamover.storage.providers import S3Storage
-from tests.bed.pki import Authority
 from tests.datamover.support.places import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server, run_s3_server
+from tests.testbed.pki import Authority
 
 
 class _Answering:

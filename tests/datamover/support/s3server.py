@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bed.pki import KeyPair
 from tests.support.tools import tool
+from tests.testbed.pki import KeyPair
 
 __all__ = ["S3Server", "S3ServerError", "free_port", "run_s3_server"]
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from tests.bed.pki import Authority
+from tests.testbed.pki import Authority
 
 __all__ = ["TokenService", "serve_tokens"]
 

@@ -8,12 +8,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tests.bed.api import ApiError
+from tests.testbed.api import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tests.bed.api import Api, Json, Resource
+    from tests.testbed.api import Api, Json, Resource
 
 __all__ = ["Cache"]
 

@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from tests.bed.storage.objects import CONFIG_MAPS
+from tests.testbed.storage.objects import CONFIG_MAPS
 
 if TYPE_CHECKING:
-    from tests.bed.api import Json
-    from tests.bed.storage.cache import Cache
+    from tests.testbed.api import Json
+    from tests.testbed.storage.cache import Cache
 
 __all__ = ["ANNOTATION", "CONFIG_MAP", "Fault", "find_fault"]
 

@@ -1,6 +1,6 @@
 """The demonstration: a volume of real files goes to an S3 bucket and comes back, nothing lost.
 
-Runs inside the bed (`python -m tests.bed demo`). What it prints is read back from the API
+Runs inside the bed (`python -m tests.testbed demo`). What it prints is read back from the API
 server and from the agent's `/metrics`.
 """
 
@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.api import Api, ApiError, Resource
-from tests.bed.demonstration import manifests
-from tests.bed.demonstration.compare import Comparison, Survey, compare
-from tests.bed.demonstration.timeline import Timeline, follow, format_size
-from tests.bed.demonstration.user import User
-from tests.bed.install import AGENT_LABEL, METRICS_PORT, install_agent
-from tests.bed.processes import BedError
+from tests.testbed.api import Api, ApiError, Resource
+from tests.testbed.demonstration import manifests
+from tests.testbed.demonstration.compare import Comparison, Survey, compare
+from tests.testbed.demonstration.timeline import Timeline, follow, format_size
+from tests.testbed.demonstration.user import User
+from tests.testbed.install import AGENT_LABEL, METRICS_PORT, install_agent
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.bed.api import Json
+    from tests.testbed.api import Json
 
 __all__ = ["Demo", "main"]
 

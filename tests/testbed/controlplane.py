@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.pki import Authority
-from tests.bed.settings import SERVICE_RANGE
 from tests.support.tools import tool
+from tests.testbed.pki import Authority
+from tests.testbed.settings import SERVICE_RANGE
 
 if TYPE_CHECKING:
-    from tests.bed.pki import KeyPair
-    from tests.bed.processes import Supervisor
+    from tests.testbed.pki import KeyPair
+    from tests.testbed.processes import Supervisor
 
 __all__ = ["ControlPlane", "Endpoint"]
 

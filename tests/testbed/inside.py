@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.cluster import Cluster
-from tests.bed.firstprocess import run_as_first_process
-from tests.bed.layout import ROOT, Layout
-from tests.bed.processes import BedError
+from tests.testbed.cluster import Cluster
+from tests.testbed.firstprocess import run_as_first_process
+from tests.testbed.layout import ROOT, Layout
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def _run(action: str, command: Sequence[str], env: Mapping[str, str]) -> int:
     folder = Path.cwd()
     if action == "demo":
-        command = [sys.executable, "-m", "tests.bed.demo"]
+        command = [sys.executable, "-m", "tests.testbed.demo"]
     elif action == "shell":
         command = [os.environ.get("SHELL", "/bin/bash")]
         folder = ROOT / "examples"

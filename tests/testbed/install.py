@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.bed.demonstration.manifests import NAMESPACE, build_location, build_namespace
-from tests.bed.layout import ROOT
-from tests.bed.processes import BedError
+from tests.testbed.demonstration.manifests import NAMESPACE, build_location, build_namespace
+from tests.testbed.layout import ROOT
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.bed.demonstration.user import User
+    from tests.testbed.demonstration.user import User
 
 __all__ = ["AGENT_LABEL", "METRICS_PORT", "install_agent"]
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.bed.api import ApiError
-from tests.bed.storage.faults import find_fault
-from tests.bed.storage.objects import CLAIMS, CONTENTS, DRIVER, SNAPSHOTS, STORAGE_CLASSES, VOLUMES
-from tests.bed.storage.quantity import format_bytes, parse_bytes
+from tests.testbed.api import ApiError
+from tests.testbed.storage.faults import find_fault
+from tests.testbed.storage.objects import CLAIMS, CONTENTS, DRIVER, SNAPSHOTS, STORAGE_CLASSES, VOLUMES
+from tests.testbed.storage.quantity import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from tests.bed.api import Api, Json
-    from tests.bed.storage.cache import Cache
-    from tests.bed.storage.disk import Disk
-    from tests.bed.storage.events import Recorder
-    from tests.bed.storage.jobs import Jobs
+    from tests.testbed.api import Api, Json
+    from tests.testbed.storage.cache import Cache
+    from tests.testbed.storage.disk import Disk
+    from tests.testbed.storage.events import Recorder
+    from tests.testbed.storage.jobs import Jobs
 
 __all__ = ["Claims", "Refused"]
 

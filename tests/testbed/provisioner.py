@@ -1,6 +1,6 @@
 """The bed's provisioner and snapshotter: a controller of its own over the real API.
 
-`python -m tests.bed.provisioner --base FOLDER --node NAME`. It looks at everything again
+`python -m tests.testbed.provisioner --base FOLDER --node NAME`. It looks at everything again
 whenever anything changes, and once a second for what only time changes. It keeps no state
 but the folders, so it may be ended and started again at any time.
 """
@@ -14,21 +14,21 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.api import Api, ApiError
-from tests.bed.layout import Layout
-from tests.bed.storage import objects
-from tests.bed.storage.cache import Cache
-from tests.bed.storage.claims import Claims
-from tests.bed.storage.contents import Contents
-from tests.bed.storage.disk import Disk
-from tests.bed.storage.events import Recorder
-from tests.bed.storage.jobs import Jobs
-from tests.bed.storage.snapshots import Snapshots
+from tests.testbed.api import Api, ApiError
+from tests.testbed.layout import Layout
+from tests.testbed.storage import objects
+from tests.testbed.storage.cache import Cache
+from tests.testbed.storage.claims import Claims
+from tests.testbed.storage.contents import Contents
+from tests.testbed.storage.disk import Disk
+from tests.testbed.storage.events import Recorder
+from tests.testbed.storage.jobs import Jobs
+from tests.testbed.storage.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.bed.api import Json, Resource
+    from tests.testbed.api import Json, Resource
 
 __all__ = ["main"]
 

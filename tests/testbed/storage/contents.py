@@ -9,17 +9,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tests.bed.storage.faults import find_fault
-from tests.bed.storage.objects import CONTENTS, DRIVER, SNAPSHOT_CLASSES, SNAPSHOTS, VOLUMES
-from tests.bed.storage.quantity import parse_bytes
-from tests.bed.storage.snapshots import BEING_DELETED
+from tests.testbed.storage.faults import find_fault
+from tests.testbed.storage.objects import CONTENTS, DRIVER, SNAPSHOT_CLASSES, SNAPSHOTS, VOLUMES
+from tests.testbed.storage.quantity import parse_bytes
+from tests.testbed.storage.snapshots import BEING_DELETED
 
 if TYPE_CHECKING:
-    from tests.bed.api import Api, Json
-    from tests.bed.storage.cache import Cache
-    from tests.bed.storage.disk import Disk, Snapshot
-    from tests.bed.storage.faults import Fault
-    from tests.bed.storage.jobs import Jobs
+    from tests.testbed.api import Api, Json
+    from tests.testbed.storage.cache import Cache
+    from tests.testbed.storage.disk import Disk, Snapshot
+    from tests.testbed.storage.faults import Fault
+    from tests.testbed.storage.jobs import Jobs
 
 __all__ = ["Contents"]
 

@@ -1,7 +1,7 @@
 """A further node: containerd and a kubelet in namespaces nested in the bed's, joined by a cable.
 
 Two ends. `start` runs beside the control plane: it writes what the node needs into the node's
-folder, starts `python -m tests.bed.othernode FOLDER` in new namespaces and lays the cable. The
+folder, starts `python -m tests.testbed.othernode FOLDER` in new namespaces and lays the cable. The
 other end is that module's main: it makes its namespaces a machine and runs the two programs.
 """
 
@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed import machine
-from tests.bed.firstprocess import run_as_first_process
-from tests.bed.processes import BedError, Supervisor
-from tests.bed.settings import SERVICE_RANGE, node_address, pod_subnet
+from tests.testbed import machine
+from tests.testbed.firstprocess import run_as_first_process
+from tests.testbed.processes import BedError, Supervisor
+from tests.testbed.settings import SERVICE_RANGE, node_address, pod_subnet
 
 if TYPE_CHECKING:
-    from tests.bed.node import Node
+    from tests.testbed.node import Node
 
 __all__ = ["main", "start"]
 
@@ -50,7 +50,7 @@ def start(node: Node, archives: list[Path], supervisor: Supervisor) -> None:
     }
     (node.folder / "task.json").write_text(json.dumps(task))
     argv = ["unshare", "--kill-child", "--mount", "--net", "--pid", "--fork", "--mount-proc"]
-    argv += [sys.executable, "-m", "tests.bed.othernode", str(node.folder)]
+    argv += [sys.executable, "-m", "tests.testbed.othernode", str(node.folder)]
     component = supervisor.start(f"node-{node.index}", argv)
     ours, theirs = Path("/proc/self/ns/net"), Path(f"/proc/{component.process.pid}/ns/net")
     supervisor.wait("the second node's network", lambda: theirs.readlink() != ours.readlink(), seconds=_START_SECONDS)

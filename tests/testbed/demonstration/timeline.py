@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.bed.processes import BedError
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.bed.api import Api, Json, Resource
+    from tests.testbed.api import Api, Json, Resource
 
 __all__ = ["FINAL", "Reading", "Timeline", "follow", "format_size"]
 

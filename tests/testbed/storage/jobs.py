@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.bed.storage.cache import Cache
+    from tests.testbed.storage.cache import Cache
 
 __all__ = ["Jobs"]
 

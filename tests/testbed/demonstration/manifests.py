@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.bed.settings import AGENT_IMAGE
-from tests.bed.storage.objects import DRIVER
+from tests.testbed.settings import AGENT_IMAGE
+from tests.testbed.storage.objects import DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from tests.bed.api import Json
+    from tests.testbed.api import Json
 
 __all__ = [
     "NAMESPACE",

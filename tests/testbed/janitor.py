@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.bed import cgroups
+from tests.testbed import cgroups
 
 __all__ = ["main", "start"]
 
@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.1
 def start(base: Path, bed: str, *, root: Path) -> subprocess.Popen[bytes]:
     """Start the janitor; it begins when the returned process's `stdin` is closed."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.bed.janitor", str(base), bed],
+        [sys.executable, "-m", "tests.testbed.janitor", str(base), bed],
         stdin=subprocess.PIPE,
         cwd=root,
         start_new_session=True,

@@ -6,10 +6,10 @@ import secrets
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tests.bed.storage.objects import DRIVER, EVENTS
+from tests.testbed.storage.objects import DRIVER, EVENTS
 
 if TYPE_CHECKING:
-    from tests.bed.api import Api, Json
+    from tests.testbed.api import Api, Json
 
 __all__ = ["Recorder"]
 

@@ -16,21 +16,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed import cgroups, machine, othernode, settings
-from tests.bed.api import Api, Resource
-from tests.bed.controlplane import ControlPlane, Endpoint
-from tests.bed.images import import_images, pause_archive
-from tests.bed.layout import ROOT
-from tests.bed.node import Node
-from tests.bed.processes import Supervisor
-from tests.bed.storage.objects import class_objects
 from tests.support.apiserver import apply_crds
 from tests.support.tools import tool
+from tests.testbed import cgroups, machine, othernode, settings
+from tests.testbed.api import Api, Resource
+from tests.testbed.controlplane import ControlPlane, Endpoint
+from tests.testbed.images import import_images, pause_archive
+from tests.testbed.layout import ROOT
+from tests.testbed.node import Node
+from tests.testbed.processes import Supervisor
+from tests.testbed.storage.objects import class_objects
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from tests.bed.layout import Layout
+    from tests.testbed.layout import Layout
 
 __all__ = ["Cluster"]
 
@@ -146,7 +146,7 @@ class Cluster:
             api.create(resource, body)
 
     def _provisioner(self) -> list[str]:
-        argv = [sys.executable, "-m", "tests.bed.provisioner", "--base", str(self.layout.base)]
+        argv = [sys.executable, "-m", "tests.testbed.provisioner", "--base", str(self.layout.base)]
         return [*argv, "--node", settings.node_name(1)]
 
     def _wait_for_nodes(self, supervisor: Supervisor, images: Future[None]) -> None:

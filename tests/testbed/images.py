@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.processes import BedError
-from tests.bed.settings import AGENT_IMAGE, PAUSE_IMAGE
+from tests.testbed.processes import BedError
+from tests.testbed.settings import AGENT_IMAGE, PAUSE_IMAGE
 
 if TYPE_CHECKING:
-    from tests.bed.node import Node
+    from tests.testbed.node import Node
 
 __all__ = ["import_images", "pause_archive"]
 

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed.settings import PAUSE_IMAGE, node_address, node_name, pod_subnet
 from tests.support.tools import tool
+from tests.testbed.settings import PAUSE_IMAGE, node_address, node_name, pod_subnet
 
 if TYPE_CHECKING:
-    from tests.bed.controlplane import ControlPlane
+    from tests.testbed.controlplane import ControlPlane
 
 __all__ = ["Node"]
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tests.bed.api import ApiError
-from tests.bed.storage.objects import CLAIMS, CONTENTS, DRIVER, SNAPSHOT_CLASSES, SNAPSHOTS, VOLUMES
-from tests.bed.storage.quantity import format_bytes
+from tests.testbed.api import ApiError
+from tests.testbed.storage.objects import CLAIMS, CONTENTS, DRIVER, SNAPSHOT_CLASSES, SNAPSHOTS, VOLUMES
+from tests.testbed.storage.quantity import format_bytes
 
 if TYPE_CHECKING:
-    from tests.bed.api import Api, Json
-    from tests.bed.storage.cache import Cache
+    from tests.testbed.api import Api, Json
+    from tests.testbed.storage.cache import Cache
 
 __all__ = ["BEING_DELETED", "Snapshots"]
 

@@ -9,7 +9,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.bed.processes import BedError
+from tests.testbed.processes import BedError
 
 __all__ = ["add_addresses", "prepare_mounts", "run"]
 

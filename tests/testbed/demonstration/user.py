@@ -8,14 +8,14 @@ import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.bed.api import Api, Resource
-from tests.bed.processes import BedError
+from tests.testbed.api import Api, Resource
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.bed.api import Json
+    from tests.testbed.api import Json
 
 __all__ = ["PODS", "User"]
 

@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bed import cgroups, janitor
-from tests.bed.images import pause_archive
-from tests.bed.layout import ROOT, make_layout
-from tests.bed.processes import BedError
 from tests.support.tools import image_archive, tool
+from tests.testbed import cgroups, janitor
+from tests.testbed.images import pause_archive
+from tests.testbed.layout import ROOT, make_layout
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ def build_parts() -> Path:
 
 
 def run_isolated(arguments: Sequence[str], *, nodes: int, image: Path) -> int:
-    """Run `python -m tests.bed.inside` with these arguments in new namespaces.
+    """Run `python -m tests.testbed.inside` with these arguments in new namespaces.
 
     Args:
         arguments: For `inside`, behind the bed's folder and its cgroup.
@@ -89,7 +89,7 @@ def run_isolated(arguments: Sequence[str], *, nodes: int, image: Path) -> int:
     cleaner = janitor.start(layout.base, bed, root=ROOT)
     try:
         cgroups.make_groups(bed, nodes)
-        return _run(["tests.bed.inside", str(layout.base), bed, str(nodes), str(image), *arguments])
+        return _run(["tests.testbed.inside", str(layout.base), bed, str(nodes), str(image), *arguments])
     finally:
         if cleaner.stdin is not None:
             cleaner.stdin.close()

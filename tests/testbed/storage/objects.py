@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bed.api import Json, Resource
+from tests.testbed.api import Json, Resource
 
 __all__ = [
     "CLAIMS",

@@ -1,12 +1,12 @@
-"""`python -m tests.bed run|shell|demo`: a command, a shell or the demonstration in a new cluster."""
+"""`python -m tests.testbed run|shell|demo`: a command, a shell or the demonstration in a new cluster."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from tests.bed.isolation import build_parts, check_machine, run_isolated
-from tests.bed.processes import BedError
+from tests.testbed.isolation import build_parts, check_machine, run_isolated
+from tests.testbed.processes import BedError
 
 __all__ = ["main"]
 
@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.bed", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.testbed", description=__doc__)
     parser.add_argument("--nodes", type=int, default=1, choices=(1, 2), help="default: 1")
     actions = parser.add_subparsers(dest="action", required=True)
     run = actions.add_parser("run", help="run a command; its exit code is this one's")

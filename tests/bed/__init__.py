@@ -1,1 +1,0 @@
-"""A real Kubernetes cluster in namespaces of its own, for tests and for the demonstration."""
