@@ -19,6 +19,11 @@ __all__: list[str] = []
 pytestmark = pytest.mark.looptime
 
 
+@pytest.fixture(autouse=True)
+def only_granted_requests() -> None:
+    """The requests here are made up: what the product may ask is not their subject."""
+
+
 def limit(*, per_second: float = 10.0, burst: int = 5) -> RateLimit:
     return RateLimit(LoopClock(), per_second=per_second, burst=burst)
 
