@@ -19,7 +19,7 @@ __all__: list[str] = []
 pytestmark = pytest.mark.looptime
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(name="_only_granted_requests", autouse=True)
 def only_granted_requests() -> None:
     """The requests here are made up: what the product may ask is not their subject."""
 
