@@ -15,7 +15,7 @@ from benchmarks.cluster import BUCKET, PREFIX, REGION, Cluster
 from benchmarks.disks import Disks
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from core.contract import BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
-from datamover.runtime.resources import Limits
+from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.pods import REPOSITORY
 from tests.datamover.support.s3server import S3Server
@@ -24,7 +24,7 @@ from tests.support.tools import tool
 __all__ = ["BARE_BUCKET", "TUNED", "BareKopia", "Mover"]
 
 BARE_BUCKET: Final = "bare"
-TUNED: Final = Limits(cpus=1).go_settings({})
+TUNED: Final = ResourceLimits(cpus=1).go_settings({})
 """What the mover gives kopia where nothing limits the memory."""
 
 _ROOT: Final = Path(__file__).parents[1]

@@ -31,9 +31,9 @@ def _run(argv: Sequence[str], stop: StopSignal) -> int:
         arguments = parse_arguments(argv)
         if getattr(arguments, "repository", ""):
             set_up_logging(arguments.log_level or "warning", arguments.log_format)
-            from datamover.local.command import run_by_hand  # noqa: PLC0415 - a pod does without it
+            from datamover.local.command import run_local  # noqa: PLC0415 - a pod does without it
 
-            return asyncio.run(run_by_hand(arguments, stop))
+            return asyncio.run(run_local(arguments, stop))
         set_up_logging(arguments.log_level or "info", arguments.log_format)
         from datamover.pod.command import run_in_pod  # noqa: PLC0415 - a terminal does without it
 

@@ -19,13 +19,13 @@ from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.units import parse_duration
 from core.version import VERSION
-from datamover.kinds import LOAD_KINDS
+from datamover.kinds import TRANSFER_KINDS
 
-__all__ = ["LIST", "LoadOptions", "RepositoryOptions", "hand_repository", "parse_arguments", "pod_load"]
+__all__ = ["LIST", "PodOptions", "RepositoryOptions", "hand_repository", "parse_arguments", "pod_load"]
 
 
 @dataclass(frozen=True)
-class LoadOptions:
+class PodOptions:
     """What the pod's command line says; paths are inside the pod."""
 
     kind_flag: str
@@ -163,7 +163,7 @@ def _add_repository(group: argparse._ArgumentGroup, *, required: bool) -> None:
 
 def _add_load(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
     group = parser.add_argument_group("in a pod of the node agent")
-    for flag, kind in LOAD_KINDS.items():
+    for flag, kind in TRANSFER_KINDS.items():
         if kind.verb is verb:
             group.add_argument(f"--{flag}", metavar="NAME", default="", help=f"carry out this {kind.resource.kind}")
     group.add_argument("--volume-path", metavar="PATH", default="", help="where the volume is mounted")
@@ -195,18 +195,18 @@ def _add_pod(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def pod_load(arguments: argparse.Namespace) -> LoadOptions:
+def pod_load(arguments: argparse.Namespace) -> PodOptions:
     """Return the load that a pod's command line names.
 
     Raises:
         ConfigError: it names none, more than one, or no volume.
     """
-    named = {flag: getattr(arguments, flag.replace("-", "_"), "") for flag in LOAD_KINDS}
+    named = {flag: getattr(arguments, flag.replace("-", "_"), "") for flag in TRANSFER_KINDS}
     given = {flag: name for flag, name in named.items() if name}
     if len(given) != 1 or not arguments.volume_path:
         raise ConfigError("by hand, --repository is needed; in a pod, one custom resource and --volume-path")
     ((flag, name),) = given.items()
-    return LoadOptions(
+    return PodOptions(
         kind_flag=flag,
         name=name,
         volume=Path(arguments.volume_path),

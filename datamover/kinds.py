@@ -18,9 +18,17 @@ from core.contract import MoverVerb
 from core.errors import ConfigError, ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
 from core.models.names import ASYNC_OPERATION_ID_LABEL, PVC_NAME_ANNOTATION, RESTORE_UID_LABEL
-from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 
-__all__ = ["LOAD_KINDS", "BackupPlan", "LoadKind", "RestorePlan", "UploaderSettings", "parse_settings", "plan_of"]
+__all__ = [
+    "TRANSFER_KINDS",
+    "BackupPlan",
+    "RestorePlan",
+    "TransferKind",
+    "UploaderSettings",
+    "parse_settings",
+    "plan_of",
+]
 
 
 _logger = logging.getLogger(__name__)
@@ -36,12 +44,12 @@ _RESTORE_KIND: Final = "Restore"
 
 
 @dataclass(frozen=True)
-class LoadKind:
-    """One kind: its flag on the mover's command line is its key in `LOAD_KINDS`."""
+class TransferKind:
+    """One kind: its flag on the mover's command line is its key in `TRANSFER_KINDS`."""
 
     verb: MoverVerb
     resource: Resource
-    model: type[Load]
+    model: type[Transfer]
 
 
 @dataclass(frozen=True)
@@ -60,15 +68,15 @@ class RestorePlan:
     done_owner_uid: str = ""
 
 
-LOAD_KINDS: Final[Mapping[str, LoadKind]] = {
-    "data-upload": LoadKind(MoverVerb.BACKUP, DATA_UPLOADS, DataUpload),
-    "data-download": LoadKind(MoverVerb.RESTORE, DATA_DOWNLOADS, DataDownload),
-    "pod-volume-backup": LoadKind(MoverVerb.BACKUP, POD_VOLUME_BACKUPS, PodVolumeBackup),
-    "pod-volume-restore": LoadKind(MoverVerb.RESTORE, POD_VOLUME_RESTORES, PodVolumeRestore),
+TRANSFER_KINDS: Final[Mapping[str, TransferKind]] = {
+    "data-upload": TransferKind(MoverVerb.BACKUP, DATA_UPLOADS, DataUpload),
+    "data-download": TransferKind(MoverVerb.RESTORE, DATA_DOWNLOADS, DataDownload),
+    "pod-volume-backup": TransferKind(MoverVerb.BACKUP, POD_VOLUME_BACKUPS, PodVolumeBackup),
+    "pod-volume-restore": TransferKind(MoverVerb.RESTORE, POD_VOLUME_RESTORES, PodVolumeRestore),
 }
 
 
-def plan_of(cr: Load) -> BackupPlan | RestorePlan:
+def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
     """Return what the load moves.
 
     Raises:

@@ -25,7 +25,7 @@ from core.kube.errors import KubeError
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.logs import fields
 from core.models.base import JsonDict
-from exposer.model import Exposed, Waiting
+from exposer.model import Exposed, Pending
 from exposer.pod_status import SCHEDULING, STARTING, UNBOUND, diagnose_pod
 
 __all__ = ["CauseFinder", "Words", "about_claim", "about_pod"]
@@ -51,11 +51,11 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Words:
-    """What was said: `reason` in CamelCase, `text` on one line; `trouble` is a warning."""
+    """What was said: `reason` in CamelCase, `text` on one line; `blocked` is a warning."""
 
     reason: str
     text: str
-    trouble: bool
+    blocked: bool
 
 
 def about_pod(events: Sequence[JsonDict]) -> Words | None:
@@ -140,7 +140,7 @@ class _Question:
     since_seconds: float
     seen_at_seconds: float
     asked_at_seconds: float | None = None
-    answer: Waiting | None = None
+    answer: Pending | None = None
 
 
 class CauseFinder:
@@ -152,17 +152,17 @@ class CauseFinder:
         self._clock = clock
         self._questions: dict[str, _Question] = {}
 
-    async def judge(self, pod: JsonDict | Waiting) -> Exposed | Waiting:
+    async def judge(self, pod: JsonDict | Pending) -> Exposed | Pending:
         """Return whether `pod`, if there is one already, is where its volume can be reached, or what keeps it.
 
         Raises:
             ExposeError: it will never be.
         """
-        if isinstance(pod, Waiting):
+        if isinstance(pod, Pending):
             return pod
         return await self.explain(pod) or Exposed(pod)
 
-    async def explain(self, pod: JsonDict) -> Waiting | None:
+    async def explain(self, pod: JsonDict) -> Pending | None:
         """Return what keeps `pod` (a v1 Pod as JSON dict, just read) from running; None where nothing does.
 
         Raises:
@@ -179,7 +179,7 @@ class CauseFinder:
             question.answer = await self._ask(pod, waiting)
         return question.answer or waiting
 
-    def _note(self, uid: str, waiting: Waiting) -> _Question:
+    def _note(self, uid: str, waiting: Pending) -> _Question:
         """Return what is known about that silent pod; forget those that nobody looks at any more."""
         now = self._clock.monotonic()
         gone = [key for key, one in self._questions.items() if now - one.seen_at_seconds >= _FORGET_SECONDS]
@@ -199,7 +199,7 @@ class CauseFinder:
         pause = max(_PAUSE_SECONDS, len(self._questions) / _QUESTIONS_A_SECOND)
         return question.asked_at_seconds is None or now - question.asked_at_seconds >= pause
 
-    async def _ask(self, pod: JsonDict, waiting: Waiting) -> Waiting | None:
+    async def _ask(self, pod: JsonDict, waiting: Pending) -> Pending | None:
         """Return what others know about a silent pod; None where they know no more, or do not answer."""
         try:
             if waiting.reason == STARTING:
@@ -212,7 +212,7 @@ class CauseFinder:
             _log.debug("why the pod waits could not be asked", extra=extra)
             return None
 
-    async def _ask_about_claims(self, pod: JsonDict) -> Waiting | None:
+    async def _ask_about_claims(self, pod: JsonDict) -> Pending | None:
         """Return what the first claim of `pod` that has no volume waits for."""
         namespace = pod["metadata"]["namespace"]
         place = f"{namespace}/{pod['metadata']['name']}"
@@ -220,10 +220,10 @@ class CauseFinder:
             shown = f"claim {namespace}/{name} of pod {place}"
             claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
             if claim is None:
-                return Waiting("ClaimMissing", f"{shown} does not exist", trouble=True)
+                return Pending("ClaimMissing", f"{shown} does not exist", blocked=True)
             if claim["spec"].get("volumeName"):
                 continue
-            unbound = Waiting(UNBOUND, f"{shown} has no volume yet")
+            unbound = Pending(UNBOUND, f"{shown} has no volume yet")
             words = about_claim(await self._events_of(claim))
             return unbound if words is None else _tell(unbound, words, unbound.message)
         return None
@@ -234,15 +234,15 @@ class CauseFinder:
         return await self._client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
 
 
-def _tell(waiting: Waiting, words: Words, what: str) -> Waiting:
+def _tell(waiting: Pending, words: Words, what: str) -> Pending:
     """Return `waiting` with what was said about it; only trouble has a reason of its own."""
-    reason = words.reason if words.trouble else waiting.reason
+    reason = words.reason if words.blocked else waiting.reason
     text = f"{words.reason}: {words.text}" if words.text else words.reason
-    return Waiting(reason, f"{what}: {text}", trouble=words.trouble)
+    return Pending(reason, f"{what}: {text}", blocked=words.blocked)
 
 
-def _what_is_held_up(pod: JsonDict, waiting: Waiting, words: Words) -> str:
-    if not words.trouble:
+def _what_is_held_up(pod: JsonDict, waiting: Pending, words: Words) -> str:
+    if not words.blocked:
         return waiting.message
     meta = pod["metadata"]
     return f"pod {meta['namespace']}/{meta['name']} cannot start on node {pod['spec']['nodeName']} yet"

@@ -57,7 +57,7 @@ def claim_read_only(claim: JsonDict) -> bool:
 
 def cache_claim_name(owner: Owner) -> str:
     """Return the name of the cache's claim."""
-    return f"{owner.object_name}-cache"
+    return f"{owner.name}-cache"
 
 
 def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode) -> JsonDict:
@@ -71,14 +71,14 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
         "dataSource": {
             "apiGroup": "snapshot.storage.k8s.io",
             "kind": "VolumeSnapshot",
-            "name": request.owner.object_name,
+            "name": request.owner.name,
         },
         "resources": {"requests": {"storage": size}},
         "volumeMode": str(mode),
     }
     if request.backup_class:
         spec["storageClassName"] = request.backup_class
-    return _build_claim(request.owner, request.owner.object_name, spec, annotations=dict(settings.annotations))
+    return _build_claim(request.owner, request.owner.name, spec, annotations=dict(settings.annotations))
 
 
 def build_restore_claim(owner: Owner, target: JsonDict, *, node: str) -> JsonDict:
@@ -94,7 +94,7 @@ def build_restore_claim(owner: Owner, target: JsonDict, *, node: str) -> JsonDic
     if node:
         annotations[SELECTED_NODE_ANNOTATION] = node
     spec = {key: target["spec"][key] for key in _COPIED_SPEC if key in target["spec"]}
-    claim = _build_claim(owner, owner.object_name, spec, annotations=annotations)
+    claim = _build_claim(owner, owner.name, spec, annotations=annotations)
     claim["metadata"]["labels"] = dict(meta.get("labels") or {}) | owner.labels
     return claim
 

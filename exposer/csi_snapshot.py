@@ -30,8 +30,8 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
 from exposer.claims import build_backup_claim
-from exposer.model import Exposed, Guard, SnapshotRequest, Waiting
-from exposer.ownership import CLEANING_UP, ExposeRun, belongs, made_by_peer, patch_if_there, remove, remove_owned
+from exposer.model import Exposed, Guard, Pending, SnapshotRequest
+from exposer.ownership import CLEANING_UP, ExposeRun, belongs, made_by_velero, patch_if_there, remove, remove_owned
 from exposer.pods import build_backup_pod
 from exposer.snapshots import (
     VOLUME_ANNOTATION,
@@ -54,7 +54,7 @@ class SourceHandover:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    async def read(self, request: SnapshotRequest) -> tuple[SnapshotSource, JsonDict] | Waiting:
+    async def read(self, request: SnapshotRequest) -> tuple[SnapshotSource, JsonDict] | Pending:
         """Return the source and its content once the snapshot is ready.
 
         Raises:
@@ -72,7 +72,7 @@ class SourceHandover:
         content = await self._existing(VOLUME_SNAPSHOT_CONTENTS, "", content_name)
         return parse_snapshot_source(snapshot, content, claim), content
 
-    async def take_over(self, request: SnapshotRequest, source: SnapshotSource) -> Waiting | None:
+    async def take_over(self, request: SnapshotRequest, source: SnapshotSource) -> Pending | None:
         """Delete the source's snapshot and content, keeping the snapshot on the storage.
 
         The content is deleted after the snapshot is gone: only then its controller knows
@@ -92,10 +92,10 @@ class SourceHandover:
             await remove(self._client, VOLUME_SNAPSHOT_CONTENTS, content)
         return None
 
-    async def remove(self, request: SnapshotRequest) -> Waiting | None:
+    async def remove(self, request: SnapshotRequest) -> Pending | None:
         """Have the source's snapshot and content deleted, whether taken over or not."""
         owner = request.owner
-        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.object_name)
+        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.name)
         source = _remembered(content) if content is not None and belongs(content, owner) else None
         if source is not None:
             waiting = await self.take_over(request, source)
@@ -104,10 +104,10 @@ class SourceHandover:
             left = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
             if left is None or left["metadata"]["uid"] != source.content_uid:
                 return None
-            return Waiting(CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
+            return Pending(CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
         return await self._remove_untouched(request)
 
-    async def _remove_untouched(self, request: SnapshotRequest) -> Waiting | None:
+    async def _remove_untouched(self, request: SnapshotRequest) -> Pending | None:
         """Have the source's snapshot deleted together with what it stands for.
 
         Nothing tells its UID any more, or not yet. Whoever has seen the load end may have taken
@@ -158,21 +158,21 @@ class CSISnapshotExposer:
         self._causes = causes
         self._source = SourceHandover(client)
 
-    async def check(self, request: SnapshotRequest) -> Waiting | None:
+    async def check(self, request: SnapshotRequest) -> Pending | None:
         """Say what the expose still has to wait for; reads only.
 
         Raises:
             ExposeError: snapshot, content or claim of the source do not exist.
             KubeError: the API server refused a read.
         """
-        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.object_name)
+        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.name)
         if content is not None and belongs(content, request.owner):
             # An earlier attempt has taken the snapshot over; the source may be gone.
             return None
         found = await self._source.read(request)
-        return found if isinstance(found, Waiting) else None
+        return found if isinstance(found, Pending) else None
 
-    async def ensure(self, request: SnapshotRequest, guard: Guard) -> Exposed | Waiting:
+    async def ensure(self, request: SnapshotRequest, guard: Guard) -> Exposed | Pending:
         """Take the next steps and return the pod, or what has to be waited for.
 
         Raises:
@@ -182,24 +182,24 @@ class CSISnapshotExposer:
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
             # The pod is made last: where it exists, all else was made before it.
-            pod = await run.read(PODS, request.owner.object_name) or await self._ensure_all(request, run)
+            pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run)
             return await self._causes.judge(pod)
 
-    async def clean_up(self, request: SnapshotRequest) -> Waiting | None:
+    async def clean_up(self, request: SnapshotRequest) -> Pending | None:
         """Delete what was made, and the source snapshot; None once nothing is left."""
         owner = request.owner
-        waiting = await remove_owned(self._client, owner, PODS, owner.object_name)
+        waiting = await remove_owned(self._client, owner, PODS, owner.name)
         waiting = waiting or await self._remove_claim(request)
         waiting = waiting or await self._source.remove(request)
-        waiting = waiting or await remove_owned(self._client, owner, VOLUME_SNAPSHOTS, owner.object_name)
-        return waiting or await remove_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.object_name)
+        waiting = waiting or await remove_owned(self._client, owner, VOLUME_SNAPSHOTS, owner.name)
+        return waiting or await remove_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.name)
 
-    async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Waiting:
+    async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Pending:
         content = await self._ensure_content(request, run)
-        if isinstance(content, Waiting):
+        if isinstance(content, Pending):
             return content
         snapshot = await run.ensure(VOLUME_SNAPSHOTS, build_backup_snapshot(request.owner, content))
-        if isinstance(snapshot, Waiting):
+        if isinstance(snapshot, Pending):
             return snapshot
         source = remembered_source(content)
         waiting = await self._source.take_over(request, source)
@@ -209,33 +209,33 @@ class CSISnapshotExposer:
             return replace(waiting, since=datetime.fromisoformat(snapshot["metadata"]["creationTimestamp"]))
         manifest = build_backup_claim(request, size=source.size, mode=source.volume_mode)
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
-        if isinstance(claim, Waiting):
+        if isinstance(claim, Pending):
             return claim
         placement = await place_backup(self._client, request)
         return await run.ensure(PODS, build_backup_pod(request, claim, placement))
 
-    async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Waiting:
-        content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.object_name)
+    async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Pending:
+        content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.name)
         if content is not None:
             return content
         found = await self._source.read(request)
-        if isinstance(found, Waiting):
+        if isinstance(found, Pending):
             return found
         source, source_content = found
         manifest = build_backup_content(request.owner, source_content, source)
         return await run.ensure(VOLUME_SNAPSHOT_CONTENTS, manifest)
 
-    async def _remove_claim(self, request: SnapshotRequest) -> Waiting | None:
+    async def _remove_claim(self, request: SnapshotRequest) -> Pending | None:
         """Have the claim deleted, and its volume gone before the snapshot may go.
 
         Some storages cannot delete a snapshot while a volume made from it exists. The
         volume's name is kept on the content: once the claim is gone nothing else tells it.
         """
         owner = request.owner
-        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.object_name)
-        if content is not None and not (belongs(content, owner) or made_by_peer(content, owner)):
+        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.name)
+        if content is not None and not (belongs(content, owner) or made_by_velero(content, owner)):
             content = None
-        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.object_name)
+        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
         if claim is not None and belongs(claim, owner):
             volume = claim["spec"].get("volumeName", "")
             if content is not None and volume:
@@ -251,7 +251,7 @@ class CSISnapshotExposer:
         left = await self._client.read(PERSISTENT_VOLUMES, "", volume) if volume else None
         if left is None:
             return None
-        return Waiting(CLEANING_UP, f"PersistentVolume {volume} of the snapshot is being deleted")
+        return Pending(CLEANING_UP, f"PersistentVolume {volume} of the snapshot is being deleted")
 
     async def _remember_volume(self, content: JsonDict, volume: str) -> None:
         if (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION) == volume:

@@ -19,7 +19,7 @@ from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
-from exposer.model import Exposed, Guard, KeptVolume, RestoreRequest, Waiting
+from exposer.model import Exposed, Guard, KeptVolume, Pending, RestoreRequest
 from exposer.ownership import ExposeRun, belongs, remove_owned
 from exposer.placement import Placement
 from exposer.pods import build_restore_pod
@@ -39,7 +39,7 @@ class GenericRestoreExposer:
         self._caches = CacheClaims(client)
         self._rebinder = Rebinder(client)
 
-    async def check(self, request: RestoreRequest) -> Waiting | None:
+    async def check(self, request: RestoreRequest) -> Pending | None:
         """Say what the expose still has to wait for; reads only.
 
         Raises:
@@ -48,12 +48,12 @@ class GenericRestoreExposer:
         """
         request.template.for_os(request.node_os)
         target = await self._read_target(request)
-        if isinstance(target, Waiting):
+        if isinstance(target, Pending):
             return target
         placement = await self._place(request, target)
-        return placement if isinstance(placement, Waiting) else None
+        return placement if isinstance(placement, Pending) else None
 
-    async def ensure(self, request: RestoreRequest, guard: Guard) -> Exposed | Waiting:
+    async def ensure(self, request: RestoreRequest, guard: Guard) -> Exposed | Pending:
         """Take the next steps and return the pod, or what has to be waited for.
 
         Raises:
@@ -63,7 +63,7 @@ class GenericRestoreExposer:
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
             # The pod is made last: where it exists, all else was made before it.
-            pod = await run.read(PODS, request.owner.object_name) or await self._ensure_all(request, run)
+            pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run)
             return await self._causes.judge(pod)
 
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
@@ -73,16 +73,16 @@ class GenericRestoreExposer:
             ExposeError: claim or volume are gone.
         """
         owner = request.owner
-        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.object_name)
+        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
         if claim is None or not belongs(claim, owner):
-            raise ExposeError(f"claim {owner.namespace}/{owner.object_name} with the restored data is gone")
+            raise ExposeError(f"claim {owner.namespace}/{owner.name} with the restored data is gone")
         name = claim["spec"].get("volumeName", "")
         volume = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
         if volume is None:
-            raise ExposeError(f"claim {owner.namespace}/{owner.object_name} with the restored data has lost its volume")
+            raise ExposeError(f"claim {owner.namespace}/{owner.name} with the restored data has lost its volume")
         return KeptVolume(name, volume["spec"].get("persistentVolumeReclaimPolicy", "Retain"))
 
-    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Give the volume to the target claim; None once it is bound.
 
         Raises:
@@ -90,40 +90,40 @@ class GenericRestoreExposer:
         """
         return await self._rebinder.rebind(request, kept)
 
-    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Delete the volume that cannot be handed over; None once it is gone."""
         return await self._rebinder.drop_volume(request, kept)
 
-    async def clean_up(self, request: RestoreRequest) -> Waiting | None:
+    async def clean_up(self, request: RestoreRequest) -> Pending | None:
         """Delete what was made; None once nothing is left. A handed-over volume stays."""
         owner = request.owner
-        waiting = await remove_owned(self._client, owner, PODS, owner.object_name)
-        waiting = waiting or await remove_claim(self._client, owner, owner.object_name)
+        waiting = await remove_owned(self._client, owner, PODS, owner.name)
+        waiting = waiting or await remove_claim(self._client, owner, owner.name)
         return waiting or await remove_claim(self._client, owner, cache_claim_name(owner))
 
-    async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> JsonDict | Waiting:
+    async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> JsonDict | Pending:
         target = await self._read_target(request)
-        if isinstance(target, Waiting):
+        if isinstance(target, Pending):
             return target
         placement = await self._place(request, target)
-        if isinstance(placement, Waiting):
+        if isinstance(placement, Pending):
             return placement
         claim = await run.ensure(
             PERSISTENT_VOLUME_CLAIMS, build_restore_claim(request.owner, target, node=placement.node)
         )
-        if isinstance(claim, Waiting):
+        if isinstance(claim, Pending):
             return claim
         if placement.node:
             # The consumer's node may have changed since the claim was made for the one before it.
             made_for = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, "")
             placement = replace(placement, node=made_for or placement.node)
         cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=placement.node)
-        if isinstance(cache, Waiting):
+        if isinstance(cache, Pending):
             return cache
         mode = claim_volume_mode(target)
         return await run.ensure(PODS, build_restore_pod(request, mode, placement=placement, cache_claim=cache))
 
-    async def _read_target(self, request: RestoreRequest) -> JsonDict | Waiting:
+    async def _read_target(self, request: RestoreRequest) -> JsonDict | Pending:
         """Return the target claim, which has no volume yet.
 
         Raises:
@@ -133,14 +133,14 @@ class GenericRestoreExposer:
         place = f"target claim {namespace}/{name}"
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
         if target is None:
-            return Waiting("TargetClaimAbsent", f"{place} does not exist yet")
+            return Pending("TargetClaimAbsent", f"{place} does not exist yet")
         if target["metadata"].get("deletionTimestamp"):
-            return Waiting("TargetClaimAbsent", f"{place} is being deleted")
+            return Pending("TargetClaimAbsent", f"{place} is being deleted")
         if volume := target["spec"].get("volumeName"):
             raise ExposeError(f"{place} is bound to PersistentVolume {volume} already; nothing can be restored into it")
         return target
 
-    async def _place(self, request: RestoreRequest, target: JsonDict) -> Placement | Waiting:
+    async def _place(self, request: RestoreRequest, target: JsonDict) -> Placement | Pending:
         """Return where the new volume may be made and filled, once that is settled.
 
         Where it has to be near its consumer, that decides alone; else the rules do.
@@ -151,10 +151,10 @@ class GenericRestoreExposer:
             storage_class = await self._client.read(STORAGE_CLASSES, "", class_name)
             if storage_class is None:
                 text = f"StorageClass {class_name} of {place} does not exist"
-                return Waiting("StorageClassMissing", text, trouble=True)
+                return Pending("StorageClassMissing", text, blocked=True)
             if waits_for_consumer(storage_class):
                 node = str((target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, ""))
                 if node:
                     return Placement(request.node_os, node=node)
-                return Waiting("TargetClaimUnconsumed", f"{place} waits for the first pod that uses it")
+                return Pending("TargetClaimUnconsumed", f"{place} waits for the first pod that uses it")
         return Placement(request.node_os, alternatives=request.nodes.choose(class_name))

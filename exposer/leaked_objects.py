@@ -26,13 +26,13 @@ from exposer.ownership import patch_if_there, remove
 from exposer.snapshots import VOLUME_ANNOTATION, SnapshotSource, remembered_source
 from exposer.volumes import DELETE, RETAIN, condemn_volume_of, set_reclaim_policy
 
-__all__ = ["Leftovers", "list_leftovers", "remove_leftovers"]
+__all__ = ["LeakedObjects", "delete_leaked_objects", "list_leaked_objects"]
 
 _NAMESPACED: Final = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS)
 
 
 @dataclass(frozen=True)
-class Leftovers:
+class LeakedObjects:
     """The objects of one owner, as JSON dicts by what they are."""
 
     uid: str
@@ -43,7 +43,7 @@ class Leftovers:
         return self.objects.get(resource, [])
 
 
-async def list_leftovers(client: KubeClient, namespace: str) -> dict[str, Leftovers]:
+async def list_leaked_objects(client: KubeClient, namespace: str) -> dict[str, LeakedObjects]:
     """Return all objects with an owner label, by the owner's UID.
 
     A content lives in no namespace; one counts where it stands for a snapshot of `namespace`. A
@@ -53,23 +53,23 @@ async def list_leftovers(client: KubeClient, namespace: str) -> dict[str, Leftov
     Raises:
         KubeError: the API server refused.
     """
-    found: dict[str, Leftovers] = {}
+    found: dict[str, LeakedObjects] = {}
     selections = [Selection(resource, namespace, label_selector=OWNER_UID_LABEL) for resource in _NAMESPACED]
     for selection in [*selections, Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=OWNER_UID_LABEL)]:
         for obj in await _list(client, selection):
             reference = obj.get("spec", {}).get("volumeSnapshotRef") or {"namespace": namespace}
             if reference["namespace"] == namespace:
                 uid = obj["metadata"]["labels"][OWNER_UID_LABEL]
-                leftovers = found.setdefault(uid, Leftovers(uid))
+                leftovers = found.setdefault(uid, LeakedObjects(uid))
                 leftovers.objects.setdefault(selection.resource, []).append(obj)
     for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=OWNER_UID_LABEL)):
         if await _lost_its_claim(client, volume, namespace):
             uid = volume["metadata"]["labels"][OWNER_UID_LABEL]
-            found.setdefault(uid, Leftovers(uid)).objects.setdefault(PERSISTENT_VOLUMES, []).append(volume)
+            found.setdefault(uid, LeakedObjects(uid)).objects.setdefault(PERSISTENT_VOLUMES, []).append(volume)
     return found
 
 
-async def remove_leftovers(client: KubeClient, leftovers: Leftovers) -> str:
+async def delete_leaked_objects(client: KubeClient, leftovers: LeakedObjects) -> str:
     """Take the next step; return what is waited for in words, empty where nothing is left.
 
     Pods go before the claims they use, volumes before the snapshot they were made from.
@@ -109,16 +109,16 @@ async def _lost_its_claim(client: KubeClient, volume: JsonDict, namespace: str) 
     return claim is None or claim["metadata"]["uid"] != reference["uid"]
 
 
-async def _remove_all(client: KubeClient, leftovers: Leftovers, resource: Resource) -> str:
+async def _remove_all(client: KubeClient, leftovers: LeakedObjects, resource: Resource) -> str:
     waiting = [await remove(client, resource, obj) for obj in leftovers.of(resource)]
     return "; ".join(one.message for one in waiting if one is not None)
 
 
-async def _remove_pods(client: KubeClient, leftovers: Leftovers) -> str:
+async def _remove_pods(client: KubeClient, leftovers: LeakedObjects) -> str:
     return await _remove_all(client, leftovers, PODS)
 
 
-async def _remove_claims(client: KubeClient, leftovers: Leftovers) -> str:
+async def _remove_claims(client: KubeClient, leftovers: LeakedObjects) -> str:
     for claim in leftovers.of(PERSISTENT_VOLUME_CLAIMS):
         volume = claim["spec"].get("volumeName", "")
         for content in leftovers.of(VOLUME_SNAPSHOT_CONTENTS):
@@ -130,7 +130,7 @@ async def _remove_claims(client: KubeClient, leftovers: Leftovers) -> str:
     return await _remove_all(client, leftovers, PERSISTENT_VOLUME_CLAIMS)
 
 
-async def _remove_volumes(client: KubeClient, leftovers: Leftovers) -> str:
+async def _remove_volumes(client: KubeClient, leftovers: LeakedObjects) -> str:
     """Say which volumes are still there; their claims are gone, so their provisioner removes them."""
     for volume in leftovers.of(PERSISTENT_VOLUMES):
         await _condemn(client, volume)
@@ -151,13 +151,13 @@ async def _condemn(client: KubeClient, volume: JsonDict) -> None:
         await set_reclaim_policy(client, volume, DELETE)
 
 
-async def _remove_snapshots(client: KubeClient, leftovers: Leftovers) -> str:
+async def _remove_snapshots(client: KubeClient, leftovers: LeakedObjects) -> str:
     for content in leftovers.of(VOLUME_SNAPSHOT_CONTENTS):
         await _settle_source(client, content)
     return await _remove_all(client, leftovers, VOLUME_SNAPSHOTS)
 
 
-async def _remove_contents(client: KubeClient, leftovers: Leftovers) -> str:
+async def _remove_contents(client: KubeClient, leftovers: LeakedObjects) -> str:
     return await _remove_all(client, leftovers, VOLUME_SNAPSHOT_CONTENTS)
 
 

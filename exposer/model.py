@@ -24,11 +24,11 @@ __all__ = [
     "LocatedVolume",
     "NotOwnerError",
     "Owner",
+    "Pending",
     "PodVolumeRequest",
     "RestoreExposer",
     "RestoreRequest",
     "SnapshotRequest",
-    "Waiting",
     "WorkloadRef",
 ]
 
@@ -106,17 +106,17 @@ class Exposed:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Pending:
     """Not yet: `reason` in CamelCase, `message` for the custom resource's reader.
 
-    `trouble` says that no good run waits for this: somebody may have to do something. `since` is
+    `blocked` says that no good run waits for this: somebody may have to do something. `since` is
     when the cluster was asked for the one operation that is waited for, as the API server tells;
     None where it is no single operation, or nobody wrote that down.
     """
 
     reason: str
     message: str
-    trouble: bool = False
+    blocked: bool = False
     since: datetime | None = None
 
 
@@ -223,7 +223,7 @@ class LocatedVolume:
 class Exposer(Protocol[_Request_contra]):
     """Brings a volume to a mover pod, in steps that may be cut and repeated anywhere."""
 
-    async def check(self, request: _Request_contra) -> Waiting | None:
+    async def check(self, request: _Request_contra) -> Pending | None:
         """Say what the expose still has to wait for before it can begin; reads only.
 
         Raises:
@@ -232,7 +232,7 @@ class Exposer(Protocol[_Request_contra]):
         """
         ...
 
-    async def ensure(self, request: _Request_contra, guard: Guard) -> Exposed | Waiting:
+    async def ensure(self, request: _Request_contra, guard: Guard) -> Exposed | Pending:
         """Do what is still to do and return the pod, or what has to be waited for.
 
         Raises:
@@ -243,7 +243,7 @@ class Exposer(Protocol[_Request_contra]):
         """
         ...
 
-    async def clean_up(self, request: _Request_contra) -> Waiting | None:
+    async def clean_up(self, request: _Request_contra) -> Pending | None:
         """Delete one thing after the other; None once nothing of the owner is left.
 
         Works at any stage, also where nothing was ever made. Only what belongs to the
@@ -263,7 +263,7 @@ class RestoreExposer(Exposer[RestoreRequest], Protocol):
         """
         ...
 
-    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Give the volume to the target claim; None once it is bound.
 
         Raises:
@@ -271,7 +271,7 @@ class RestoreExposer(Exposer[RestoreRequest], Protocol):
         """
         ...
 
-    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Delete the volume that cannot be handed over; None once it is gone.
 
         A volume that the target claim has is left alone.

@@ -22,14 +22,14 @@ from core.kube.resources import PODS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
-from exposer.model import Guard, NotOwnerError, Owner, Waiting
+from exposer.model import Guard, NotOwnerError, Owner, Pending
 
 __all__ = [
     "CLEANING_UP",
     "ExposeRun",
     "belongs",
     "create_pod",
-    "made_by_peer",
+    "made_by_velero",
     "patch_if_there",
     "place_of",
     "remove",
@@ -86,7 +86,7 @@ def belongs(obj: JsonDict, owner: Owner) -> bool:
     return any(reference.get("uid") == owner.uid for reference in meta.get("ownerReferences") or [])
 
 
-def made_by_peer(obj: JsonDict, owner: Owner) -> bool:
+def made_by_velero(obj: JsonDict, owner: Owner) -> bool:
     """Whether `obj` is the snapshot, or its content, that a peer's agent made for `owner`.
 
     The peer marks neither; but both are named after the owner, point at each other, and bear
@@ -95,12 +95,12 @@ def made_by_peer(obj: JsonDict, owner: Owner) -> bool:
     """
     meta, spec = obj["metadata"], obj.get("spec") or {}
     marked = OWNER_UID_LABEL in (meta.get("labels") or {}) or meta.get("ownerReferences")
-    if marked or meta["name"] != owner.object_name:
+    if marked or meta["name"] != owner.name:
         return False
     source = spec.get("source") or {}
     if obj.get("kind") == VOLUME_SNAPSHOTS.kind:
         made_from = (meta.get("namespace"), source.get("volumeSnapshotContentName"))
-        return made_from == (owner.namespace, owner.object_name)
+        return made_from == (owner.namespace, owner.name)
     reference = spec.get("volumeSnapshotRef") or {}
     named = (reference.get("namespace"), reference.get("name")) == (owner.namespace, meta["name"])
     return obj.get("kind") == VOLUME_SNAPSHOT_CONTENTS.kind and named and bool(source.get("snapshotHandle"))
@@ -135,7 +135,7 @@ async def patch_if_there(client: KubeClient, resource: Resource, obj: JsonDict, 
         _log.debug("object went away before it was changed", extra=fields(kind=resource.kind, name=meta["name"]))
 
 
-async def remove(client: KubeClient, resource: Resource, obj: JsonDict) -> Waiting | None:
+async def remove(client: KubeClient, resource: Resource, obj: JsonDict) -> Pending | None:
     """Have `obj`, as it was just read, deleted by its UID; None once it is gone.
 
     Never by force: a pod may still run and write on a node that is only out of reach. It goes when
@@ -146,7 +146,7 @@ async def remove(client: KubeClient, resource: Resource, obj: JsonDict) -> Waiti
     namespace, name, uid = meta.get("namespace", ""), meta["name"], meta["uid"]
     node = (obj.get("spec") or {}).get("nodeName", "") if resource == PODS else ""
     on_node = f" on node {node}" if node else ""
-    waiting = Waiting(CLEANING_UP, f"{place_of(resource, obj)} is being deleted{on_node}")
+    waiting = Pending(CLEANING_UP, f"{place_of(resource, obj)} is being deleted{on_node}")
     if asked := meta.get("deletionTimestamp"):
         held = ", ".join(meta.get("finalizers") or [])
         words = f"{waiting.message}, held by {held}" if held else waiting.message
@@ -161,11 +161,11 @@ async def remove(client: KubeClient, resource: Resource, obj: JsonDict) -> Waiti
     return waiting if deletion is Deletion.BEGUN else None
 
 
-async def remove_owned(client: KubeClient, owner: Owner, resource: Resource, name: str) -> Waiting | None:
+async def remove_owned(client: KubeClient, owner: Owner, resource: Resource, name: str) -> Pending | None:
     """Have the owner's object of that name deleted, a peer's too; None once it is gone or never was."""
     namespace = owner.namespace if resource.namespaced else ""
     obj = await client.read(resource, namespace, name)
-    if obj is None or not (belongs(obj, owner) or made_by_peer(obj, owner)):
+    if obj is None or not (belongs(obj, owner) or made_by_velero(obj, owner)):
         return None
     return await remove(client, resource, obj)
 
@@ -202,8 +202,8 @@ class ExposeRun:
                 await self._undo(e)
                 raise
 
-    async def read(self, resource: Resource, name: str) -> JsonDict | Waiting | None:
-        """Return the owner's object of that name; Waiting while a leftover is in its place.
+    async def read(self, resource: Resource, name: str) -> JsonDict | Pending | None:
+        """Return the owner's object of that name; Pending while a leftover is in its place.
 
         Raises:
             ExposeError: the name is taken by somebody else's object.
@@ -214,15 +214,15 @@ class ExposeRun:
             return None
         place = place_of(resource, obj)
         if obj["metadata"].get("deletionTimestamp"):
-            return Waiting("NameTaken", f"{place} of an earlier attempt is still being deleted")
+            return Pending("NameTaken", f"{place} of an earlier attempt is still being deleted")
         if _made_for(obj, self._owner):
             self._seen.append((resource, obj))
             return obj
-        if made_by_peer(obj, self._owner):
+        if made_by_velero(obj, self._owner):
             raise ExposeError(f"{place} is of an expose that a peer's agent began and did not finish")
         return self._name_taken(obj, place)
 
-    async def ensure(self, resource: Resource, manifest: JsonDict) -> JsonDict | Waiting:
+    async def ensure(self, resource: Resource, manifest: JsonDict) -> JsonDict | Pending:
         """Return the owner's object, made from `manifest` where it does not exist yet.
 
         Raises:
@@ -244,7 +244,7 @@ class ExposeRun:
             # A try whose answer was lost has made it, or somebody was faster.
             found = await self.read(resource, name)
             if found is None:
-                return Waiting("NameTaken", f"{resource.kind} {name} has just been deleted")
+                return Pending("NameTaken", f"{resource.kind} {name} has just been deleted")
             return found
         self._seen.append((resource, made))
         extra = fields(kind=resource.kind, namespace=self._namespace(resource), name=name, uid=made["metadata"]["uid"])
@@ -268,7 +268,7 @@ class ExposeRun:
             else:
                 _log.info("object of an ended load is being removed", extra=extra)
 
-    def _name_taken(self, obj: JsonDict, place: str) -> Waiting:
+    def _name_taken(self, obj: JsonDict, place: str) -> Pending:
         """Return what is waited for where another load's object has the name.
 
         Raises:
@@ -282,9 +282,9 @@ class ExposeRun:
                 "Delete it if nobody needs it, or make this load anew under another name"
             )
         if other is None or other == (owner.kind, owner.name):
-            return Waiting("NameTaken", f"{place} is left from an earlier {owner.kind} and has to go first")
+            return Pending("NameTaken", f"{place} is left from an earlier {owner.kind} and has to go first")
         text = f"{place} belongs to {other[0]} {other[1]}, whose objects have the same name: waiting until it is done"
-        return Waiting("NameTaken", f"{text}. Give loads of different kinds different names", trouble=True)
+        return Pending("NameTaken", f"{text}. Give loads of different kinds different names", blocked=True)
 
     def _namespace(self, resource: Resource) -> str:
         return self._owner.namespace if resource.namespaced else ""

@@ -14,7 +14,7 @@ from typing import Final
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
-from exposer.model import Waiting
+from exposer.model import Pending
 from exposer.placement import describe_nodes
 
 __all__ = [
@@ -78,7 +78,7 @@ class PodEnd:
         return self.reason in _PLAIN
 
 
-def diagnose_pod(pod: JsonDict) -> Waiting | None:
+def diagnose_pod(pod: JsonDict) -> Pending | None:
     """Return what keeps `pod` (a v1 Pod as JSON dict) from running; None where nothing does.
 
     Raises:
@@ -97,10 +97,10 @@ def diagnose_pod(pod: JsonDict) -> Waiting | None:
         raise ExposeError(f"pod {place} cannot start on node {node}: {_told(reason, words)}")
     if reason in _IMAGE:
         text = f"pod {place} waits for its image on node {node}: {_told(reason, words)}"
-        return Waiting(_PULLING if reason == "ErrImagePull" else reason, text, trouble=True)
+        return Pending(_PULLING if reason == "ErrImagePull" else reason, text, blocked=True)
     if reason in _STARTING:
-        return Waiting(STARTING, f"pod {place} is being started on node {node}")
-    return Waiting(reason, f"pod {place} cannot start on node {node} yet: {_told(reason, words)}", trouble=True)
+        return Pending(STARTING, f"pod {place} is being started on node {node}")
+    return Pending(reason, f"pod {place} cannot start on node {node} yet: {_told(reason, words)}", blocked=True)
 
 
 def parse_pod_end(pod: JsonDict) -> PodEnd | None:
@@ -152,18 +152,18 @@ def explain_exit(end: PodEnd) -> str:
     return words
 
 
-def _diagnose_placement(pod: JsonDict, status: JsonDict, place: str) -> Waiting:
+def _diagnose_placement(pod: JsonDict, status: JsonDict, place: str) -> Pending:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") != "False":
-        return Waiting(SCHEDULING, f"pod {place} waits for the scheduler")
+        return Pending(SCHEDULING, f"pod {place} waits for the scheduler")
     reason = scheduled.get("reason") or "Unschedulable"
     words = scheduled.get("message") or "the scheduler gives no reason"
     text = f"no node takes pod {place}: {words}"
     if any(part in words for part in _ABOUT_CLAIMS):
-        return Waiting(UNBOUND, text)
+        return Pending(UNBOUND, text)
     if _ABOUT_AFFINITY in words and (asked := describe_nodes(pod)):
         text += f" (it asks for a node with {asked})"
-    return Waiting(reason, text, trouble=True)
+    return Pending(reason, text, blocked=True)
 
 
 def _waiting_state(status: JsonDict) -> JsonDict:

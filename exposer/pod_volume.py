@@ -14,7 +14,7 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PO
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
-from exposer.model import Exposed, Guard, LocatedVolume, PodVolumeRequest, Waiting, WorkloadRef
+from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, WorkloadRef
 from exposer.ownership import ExposeRun, belongs, remove_owned
 from exposer.placement import LINUX, WINDOWS
 from exposer.pods import build_pod_volume_pod
@@ -44,7 +44,7 @@ class PodVolumeExposer:
         self._causes = causes
         self._caches = CacheClaims(client)
 
-    async def locate(self, request: PodVolumeRequest) -> LocatedVolume | Waiting:
+    async def locate(self, request: PodVolumeRequest) -> LocatedVolume | Pending:
         """Return where the volume is, or what its pod has to reach first; reads only.
 
         Raises:
@@ -60,7 +60,7 @@ class PodVolumeExposer:
             raise ExposeError("spec.pod names no pod: its namespace and its name are needed")
         found = await self._read_workload(request)
         if found is None and not ref.uid and request.verb is MoverVerb.RESTORE:
-            return Waiting("WorkloadAbsent", f"workload pod {ref} does not exist yet")
+            return Pending("WorkloadAbsent", f"workload pod {ref} does not exist yet")
         pod = check_alive(ref, found)
         volume = find_volume(ref, pod, request.volume)
         if request.verb is MoverVerb.BACKUP:
@@ -100,7 +100,7 @@ class PodVolumeExposer:
             return
         check_alive(ref, pod)
 
-    async def ensure(self, request: PodVolumeRequest, guard: Guard) -> Exposed | Waiting:
+    async def ensure(self, request: PodVolumeRequest, guard: Guard) -> Exposed | Pending:
         """Make the mover pod and return it, or what has to be waited for.
 
         Raises:
@@ -111,22 +111,22 @@ class PodVolumeExposer:
         async with ExposeRun(self._client, request.owner, guard) as run:
             # While the mover pod waits for its node, the workload may go: then waiting is in vain.
             located = await self.locate(request)
-            if isinstance(located, Waiting):
+            if isinstance(located, Pending):
                 return located
-            pod = await run.read(PODS, request.owner.object_name) or await self._ensure_all(request, run, located)
+            pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run, located)
             return await self._causes.judge(pod)
 
-    async def clean_up(self, request: PodVolumeRequest) -> Waiting | None:
+    async def clean_up(self, request: PodVolumeRequest) -> Pending | None:
         """Delete mover pod and cache; None once they are gone."""
         owner = request.owner
-        waiting = await remove_owned(self._client, owner, PODS, owner.object_name)
+        waiting = await remove_owned(self._client, owner, PODS, owner.name)
         return waiting or await remove_claim(self._client, owner, cache_claim_name(owner))
 
     async def _ensure_all(
         self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume
-    ) -> JsonDict | Waiting:
+    ) -> JsonDict | Pending:
         cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=located.node)
-        if isinstance(cache, Waiting):
+        if isinstance(cache, Pending):
             return cache
         return await run.ensure(PODS, build_pod_volume_pod(request, located, cache_claim=cache))
 
@@ -143,7 +143,7 @@ class PodVolumeExposer:
             ExposeError: the mover pod is gone, and nothing else tells that.
         """
         owner, ref = request.owner, request.workload
-        mover = await self._client.read(PODS, owner.namespace, owner.object_name)
+        mover = await self._client.read(PODS, owner.namespace, owner.name)
         if mover is None or not belongs(mover, owner):
             raise ExposeError(f"nothing tells any more whose volume it was: no UID of pod {ref} is named")
         (folder,) = [v["hostPath"]["path"] for v in mover["spec"]["volumes"] if v["name"] == owner.uid]

@@ -35,12 +35,12 @@ def build_backup_pod(request: SnapshotRequest, claim: JsonDict, placement: Place
     `claim` is the backup claim as it was made: settings may have changed since.
     """
     owner, mode, read_only = request.owner, claim_volume_mode(claim), claim_read_only(claim)
-    volume: JsonDict = {"claimName": owner.object_name}
+    volume: JsonDict = {"claimName": owner.name}
     if read_only:
         volume["readOnly"] = True
     plan = MoverPod(
         owner=owner,
-        name=owner.object_name,
+        name=owner.name,
         args=replace(
             _build_args(owner, MoverVerb.BACKUP, "data-upload", request.mover),
             volume_path=volume_path(owner),
@@ -62,14 +62,14 @@ def build_restore_pod(
     owner = request.owner
     plan = MoverPod(
         owner=owner,
-        name=owner.object_name,
+        name=owner.name,
         args=replace(
             _build_args(owner, MoverVerb.RESTORE, "data-download", request.mover),
             volume_path=volume_path(owner),
             volume_mode=mode,
             cache_volume_path=cache_path(owner) if cache_claim else "",
         ),
-        volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.object_name}}, mode),
+        volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.name}}, mode),
         cache_claim=cache_claim,
         label=DATA_DOWNLOAD_LABEL,
         group=_RESTORE_GROUP,
@@ -89,7 +89,7 @@ def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, c
     owner, backup = request.owner, request.verb is MoverVerb.BACKUP
     plan = MoverPod(
         owner=owner,
-        name=owner.object_name,
+        name=owner.name,
         args=replace(
             _build_args(owner, request.verb, "pod-volume-backup" if backup else "pod-volume-restore", request.mover),
             volume_path=volume_path(owner),

@@ -19,7 +19,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import NotFoundError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
-from exposer.model import KeptVolume, Owner, RestoreRequest, Waiting
+from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
 from exposer.ownership import CLEANING_UP, remove_owned
 from exposer.volumes import DELETE, hand_out, keep_for, patch_volume, set_reclaim_policy
 
@@ -34,7 +34,7 @@ class Rebinder:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Take the next steps; None once the target claim is bound to the volume.
 
         Raises:
@@ -50,7 +50,7 @@ class Rebinder:
         except NotFoundError as e:
             raise ExposeError(f"the restored volume cannot be handed over: {e}") from e
 
-    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Delete the volume that cannot be handed over; None once it is gone.
 
         A volume that the target claim points at is left to it.
@@ -64,7 +64,7 @@ class Rebinder:
             return None
         if not _in_our_hands(request, volume):
             return None
-        waiting = Waiting(CLEANING_UP, f"PersistentVolume {kept.pv_name} is being deleted")
+        waiting = Pending(CLEANING_UP, f"PersistentVolume {kept.pv_name} is being deleted")
         try:
             volume = await set_reclaim_policy(self._client, volume, DELETE)
             left = await self._remove_pod_and_claim(request.owner)
@@ -78,7 +78,7 @@ class Rebinder:
 
     async def _rebind(
         self, request: RestoreRequest, kept: KeptVolume, *, target: JsonDict, volume: JsonDict
-    ) -> Waiting | None:
+    ) -> Pending | None:
         if not _claimed_by(volume, target):
             if not _in_our_hands(request, volume):
                 raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data belongs to another claim")
@@ -93,7 +93,7 @@ class Rebinder:
             target = await self._point_target(target, kept)
         if not _bound(volume, target):
             place = f"{request.target_namespace}/{request.target_claim}"
-            return Waiting("Binding", f"target claim {place} is being bound to PersistentVolume {kept.pv_name}")
+            return Pending("Binding", f"target claim {place} is being bound to PersistentVolume {kept.pv_name}")
         await hand_out(self._client, volume, kept.reclaim_policy)
         return None
 
@@ -103,13 +103,13 @@ class Rebinder:
         A volume that was just deleted would stay: a provisioner waits until it is Released.
         Source: sig-storage-lib-external-provisioner v11, controller/controller.go.
         """
-        reference = {"namespace": owner.namespace, "name": owner.object_name, "uid": owner.uid, "resourceVersion": None}
+        reference = {"namespace": owner.namespace, "name": owner.name, "uid": owner.uid, "resourceVersion": None}
         claim = {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind} | reference
         await patch_volume(self._client, volume, {"spec": {"claimRef": claim}})
 
-    async def _remove_pod_and_claim(self, owner: Owner) -> Waiting | None:
-        waiting = await remove_owned(self._client, owner, PODS, owner.object_name)
-        return waiting or await remove_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.object_name)
+    async def _remove_pod_and_claim(self, owner: Owner) -> Pending | None:
+        waiting = await remove_owned(self._client, owner, PODS, owner.name)
+        return waiting or await remove_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
 
     async def _read_target(self, request: RestoreRequest, kept: KeptVolume) -> JsonDict:
         namespace, name = request.target_namespace, request.target_claim
@@ -154,7 +154,7 @@ def _in_our_hands(request: RestoreRequest, volume: JsonDict) -> bool:
     """Whether the volume was the restore's or is meant for the target, and nobody else's."""
     reference = volume["spec"].get("claimRef") or {}
     ours = (
-        (request.owner.namespace, request.owner.object_name),
+        (request.owner.namespace, request.owner.name),
         (request.target_namespace, request.target_claim),
     )
     return not reference or (reference.get("namespace"), reference.get("name")) in ours

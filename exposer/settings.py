@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from core.models.base import JsonDict
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from exposer.placement import NodeRules
 from exposer.template import AgentTemplate
 
@@ -109,7 +109,7 @@ class MoverPlan:
     ignore_delay_binding: bool = False
     cache: CacheRule | None = None
 
-    def options_for(self, cr: Load) -> MoverOptions:
+    def options_for(self, cr: Transfer) -> MoverOptions:
         """Return what the mover of `cr` is told; the load itself may say how long one operation may take.
 
         Source: Velero v1.18, pkg/exposer/csi_snapshot.go and generic_restore.go: their movers get

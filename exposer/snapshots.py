@@ -16,7 +16,7 @@ from core.models.base import JsonDict, WireModel
 from core.models.names import MANAGED_BY_LABEL
 from core.models.units import parse_quantity
 from exposer.claims import claim_volume_mode
-from exposer.model import Owner, Waiting
+from exposer.model import Owner, Pending
 
 __all__ = [
     "SOURCE_ANNOTATION",
@@ -95,7 +95,7 @@ def snapshot_handle(content: JsonDict) -> str:
     return str(status.get("snapshotHandle") or content["spec"]["source"].get("snapshotHandle") or "")
 
 
-def diagnose_snapshot(snapshot: JsonDict) -> Waiting | None:
+def diagnose_snapshot(snapshot: JsonDict) -> Pending | None:
     """Return what a VolumeSnapshot is waited for; None once it is ready to use."""
     meta, status = snapshot["metadata"], snapshot.get("status") or {}
     place = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
@@ -103,8 +103,8 @@ def diagnose_snapshot(snapshot: JsonDict) -> Waiting | None:
         return None
     words = (status.get("error") or {}).get("message")
     if words:
-        return Waiting("SnapshotError", f"{place} is not ready: {words}", trouble=True)
-    return Waiting("SnapshotNotReady", f"{place} is still being made")
+        return Pending("SnapshotError", f"{place} is not ready: {words}", blocked=True)
+    return Pending("SnapshotNotReady", f"{place} is still being made")
 
 
 def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource) -> JsonDict:
@@ -129,7 +129,7 @@ def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource
             "apiVersion": VOLUME_SNAPSHOTS.api_version,
             "kind": VOLUME_SNAPSHOTS.kind,
             "namespace": owner.namespace,
-            "name": owner.object_name,
+            "name": owner.name,
         },
     }
     if snapshot_class := spec.get("volumeSnapshotClassName"):
@@ -138,7 +138,7 @@ def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource
         "apiVersion": VOLUME_SNAPSHOT_CONTENTS.api_version,
         "kind": VOLUME_SNAPSHOT_CONTENTS.kind,
         "metadata": {
-            "name": owner.object_name,
+            "name": owner.name,
             "labels": kept | owner.labels,
             "annotations": annotations | {SOURCE_ANNOTATION: source.to_json()},
         },
@@ -155,7 +155,7 @@ def build_backup_snapshot(owner: Owner, content: JsonDict) -> JsonDict:
         "apiVersion": VOLUME_SNAPSHOTS.api_version,
         "kind": VOLUME_SNAPSHOTS.kind,
         "metadata": {
-            "name": owner.object_name,
+            "name": owner.name,
             "namespace": owner.namespace,
             "labels": owner.labels,
         },

@@ -19,7 +19,7 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.claims import build_cache_claim, cache_claim_name
-from exposer.model import Owner, Waiting
+from exposer.model import Owner, Pending
 from exposer.ownership import ExposeRun, belongs, remove
 from exposer.settings import CacheVolume
 
@@ -99,7 +99,7 @@ async def condemn_volume_of(client: KubeClient, claim: JsonDict) -> None:
         return
 
 
-async def remove_claim(client: KubeClient, owner: Owner, name: str) -> Waiting | None:
+async def remove_claim(client: KubeClient, owner: Owner, name: str) -> Pending | None:
     """Have the owner's claim of that name deleted with its volume; None once it is gone or never was."""
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, name)
     if claim is None or not belongs(claim, owner):
@@ -114,7 +114,7 @@ class CacheClaims:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    async def ensure(self, run: ExposeRun, owner: Owner, *, cache: CacheVolume | None, node: str) -> str | Waiting:
+    async def ensure(self, run: ExposeRun, owner: Owner, *, cache: CacheVolume | None, node: str) -> str | Pending:
         """Return the name of the owner's cache claim, made if need be; empty where there is none.
 
         `node`: where the cache must be reachable; empty: anywhere.
@@ -131,7 +131,7 @@ class CacheClaims:
             _log.warning("no cache volume, the cache is kept on the node", extra=extra)
             return ""
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
-        return claim if isinstance(claim, Waiting) else cache_claim_name(owner)
+        return claim if isinstance(claim, Pending) else cache_claim_name(owner)
 
     async def _problem_of(self, cache: CacheVolume) -> str:
         """Return why no cache volume can be had of that class; empty where one can."""

@@ -16,7 +16,7 @@ from typing import Final
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
-from exposer.model import Waiting, WorkloadRef
+from exposer.model import Pending, WorkloadRef
 
 __all__ = [
     "ONTO_ANY_NODE",
@@ -79,7 +79,7 @@ def check_running(ref: WorkloadRef, pod: JsonDict) -> None:
         raise ExposeError(f"workload pod {ref} does not run: it is {phase}")
 
 
-def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Waiting | None:
+def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Pending | None:
     """Return None while `pod` waits in its init container for the data of its volumes.
 
     Raises:
@@ -91,7 +91,7 @@ def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Waiting | None:
     if "running" in _restore_wait_state(pod):
         return None
     what = f"init container {RESTORE_WAIT} of workload pod {ref} does not run"
-    return Waiting("WorkloadNotWaiting", what)
+    return Pending("WorkloadNotWaiting", what)
 
 
 def took_its_data(ref: WorkloadRef, pod: JsonDict | None) -> bool:

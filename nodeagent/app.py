@@ -17,7 +17,7 @@ from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from core.version import VERSION
 from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
@@ -26,26 +26,26 @@ from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverOptions
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.expose_settings import MoverPlans
-from nodeagent.config.live import ConfigPlaces, OwnConfig
+from nodeagent.config.live import ConfigSources, LiveConfig
 from nodeagent.leader.admission.examiner import SharedReads
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
 from nodeagent.leader.live_agents import ConfigAgreement
-from nodeagent.leader.repositories.controller import RepositoryKeeper, RepositoryTools
-from nodeagent.node.lifecycle import Limits, Site
+from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
+from nodeagent.node.lifecycle import Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.reconciler import Reconciler
 from nodeagent.node.slots import OwnSlots, Slots
 from nodeagent.node.steps import Tools
-from nodeagent.runtime.memory import MemoryKeeper, find_trim
+from nodeagent.runtime.memory import MemoryTrimmer, find_trim
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.runtime.own_pod import OwnPod, SelfReport
+from nodeagent.runtime.own_pod import AgentReport, OwnPod
 from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import Plan, prepare
-from nodeagent.transfers.events import Story
+from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
@@ -67,13 +67,13 @@ class Agent:
 
     plan: Plan
     metrics: Metrics
-    own: OwnConfig
+    own: LiveConfig
     reconciler: Reconciler
     own_slots: OwnSlots
     election: LeaderElection
     lead: Callable[[], Awaitable[None]]
     dispatcher: Dispatcher
-    memory: MemoryKeeper
+    memory: MemoryTrimmer
 
     async def run(self) -> None:
         """Work until canceled; the Lease is given back on the way out.
@@ -123,7 +123,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     current = CurrentConfig(plan.config)
     metrics = Metrics(settings.node_name)
     limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
-    memory = MemoryKeeper(clock, find_trim())
+    memory = MemoryTrimmer(clock, find_trim())
 
     def note_answer(verb: str, status: int) -> None:
         metrics.request(verb, status)
@@ -132,10 +132,10 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     client = KubeClient(LimitedTransport(client.transport, limit, on_answer=note_answer), Retry(clock))
     status = StatusWriter(client, clock)
     recorder = EventRecorder(client, clock, component="node-agent", host=settings.node_name)
-    story = Story(recorder)
+    events = EventLog(recorder)
     pod = OwnPod(client, recorder, namespace=namespace, node=settings.node_name, hostname=socket.gethostname())
-    places = ConfigPlaces(namespace, settings.config_map_name, settings.backup_repository_config_map)
-    own = OwnConfig.build(client, clock, places=places, current=current, report=SelfReport(pod, metrics))
+    places = ConfigSources(namespace, settings.config_map_name, settings.backup_repository_config_map)
+    own = LiveConfig.build(client, clock, places=places, current=current, report=AgentReport(pod, metrics))
     movers = _build_mover_plans(plan, own)
     causes = CauseFinder(client, clock)
     kinds = _build_kinds(client, movers, causes, settings.datamover_names)
@@ -145,14 +145,14 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             client=client,
             clock=clock,
             status=status,
-            story=story,
+            events=events,
             logs=MoverLogs(client),
             progress=ProgressFollower(client, clock, status=status, metrics=metrics),
             slots=slots,
             metrics=metrics,
         ),
         Site(node=settings.node_name, namespace=namespace),
-        limits=Limits(prepare=settings.prepare_timeout, resource=settings.resource_timeout),
+        limits=Timeouts(prepare=settings.prepare_timeout, resource=settings.resource_timeout),
         kinds=kinds,
     )
 
@@ -175,14 +175,14 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         identity=f"{settings.node_name}_{uuid.uuid4()}",
         duration=settings.lease_duration,
     )
-    repositories = RepositoryKeeper(
-        RepositoryTools(client, clock, story, metrics, movers, own.repositories.settings, election.check, causes),
+    repositories = RepositoryController(
+        RepositoryTools(client, clock, events, metrics, movers, own.repositories.settings, election.check, causes),
         namespace=namespace,
         mode=settings.repository_controller,
     )
     checker = KubeClient(SharedReads(client.transport, clock), Retry(clock))
     dispatcher = Dispatcher(
-        DispatchTools(client, clock, status, story, metrics, election.check),
+        DispatchTools(client, clock, status, events, metrics, election.check),
         DispatchRules(
             namespace=namespace,
             kinds=kinds,
@@ -247,7 +247,7 @@ async def _run_until_signal(agent: Agent) -> None:
             loop.remove_signal_handler(number)
 
 
-def _build_mover_plans(plan: Plan, own: OwnConfig) -> MoverPlans:
+def _build_mover_plans(plan: Plan, own: LiveConfig) -> MoverPlans:
     settings = plan.settings
     return MoverPlans(
         plan.template,
@@ -271,5 +271,5 @@ def _build_kinds(client: KubeClient, movers: MoverPlans, causes: CauseFinder, na
     ]
 
 
-def _want_repository(repositories: RepositoryKeeper, cr: Load) -> None:
+def _want_repository(repositories: RepositoryController, cr: Transfer) -> None:
     repositories.want(cr.repository_namespace, cr.spec.backup_storage_location)

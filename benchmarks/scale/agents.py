@@ -15,7 +15,7 @@ import aiohttp
 from benchmarks.scale.ports import free_ports
 from benchmarks.scale.process import build_parser, run_process, say_ready
 from nodeagent.app import serve
-from nodeagent.runtime.settings import Address, Settings
+from nodeagent.runtime.settings import ListenAddress, Settings
 
 __all__ = ["main", "wait_until_ready"]
 
@@ -46,7 +46,7 @@ async def _run(arguments: argparse.Namespace) -> None:
                 namespace=arguments.namespace,
                 kubeconfig=str(arguments.kubeconfig),
                 config_map_name=arguments.config_map,
-                metrics_address=Address(_HOST, port),
+                metrics_address=ListenAddress(_HOST, port),
                 lease_duration=timedelta(seconds=arguments.lease_seconds),
             )
             group.create_task(serve(settings), name=f"agent of {node}")

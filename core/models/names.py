@@ -14,7 +14,7 @@ __all__ = [
     "AGENT_DAEMONSET_WINDOWS",
     "AGENT_LABELS",
     "ASYNC_OPERATION_ID_LABEL",
-    "CANCEL_ASKED_ANNOTATION",
+    "CANCEL_REQUESTED_ANNOTATION",
     "CONFIG_ANNOTATION",
     "DATA_DOWNLOAD_LABEL",
     "DATA_MOVER_FINALIZER",
@@ -87,7 +87,7 @@ OUTCOME_ANNOTATION: Final = "nodeagent.io/outcome"
 """On a custom resource: the mover's result, kept before anything that produced it is touched."""
 ACCEPT_FENCE_ANNOTATION: Final = "nodeagent.io/fence"
 """On a New custom resource: rewritten to make a late accept conflict."""
-CANCEL_ASKED_ANNOTATION: Final = "nodeagent.io/cancel-asked"
+CANCEL_REQUESTED_ANNOTATION: Final = "nodeagent.io/cancel-asked"
 """On a custom resource: since when its mover is to stop; `spec.cancel` itself carries no time."""
 MOVER_LOST_ANNOTATION: Final = "nodeagent.io/mover-lost"
 """On a custom resource: how often its mover pod was taken away before it began, and since when."""

@@ -1,7 +1,7 @@
 """The four kinds of load: DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore.
 
 Source: Velero v1.18, pkg/apis/velero/v2alpha1 and pkg/apis/velero/v1, as recorded in
-tests/recordings/velero-1.18.2/crds. Phases are read through `Load.phase`, where an absent
+tests/recordings/velero-1.18.2/crds. Phases are read through `Transfer.phase`, where an absent
 phase is New.
 """
 
@@ -12,7 +12,7 @@ from typing import ClassVar
 from msgspec import field
 
 from core.models.base import CustomResource, WireModel
-from core.models.names import CANCEL_ASKED_ANNOTATION
+from core.models.names import CANCEL_REQUESTED_ANNOTATION
 from core.models.phases import Phase
 from core.models.units import parse_duration
 
@@ -22,9 +22,6 @@ __all__ = [
     "DataDownloadSpec",
     "DataUpload",
     "DataUploadSpec",
-    "Load",
-    "LoadSpec",
-    "LoadStatus",
     "PodReference",
     "PodVolumeBackup",
     "PodVolumeBackupSpec",
@@ -32,6 +29,9 @@ __all__ = [
     "PodVolumeRestoreSpec",
     "Progress",
     "TargetVolume",
+    "Transfer",
+    "TransferSpec",
+    "TransferStatus",
 ]
 
 
@@ -47,7 +47,7 @@ class Progress(WireModel):
     bytes_done: int = 0
 
 
-class LoadStatus(WireModel):
+class TransferStatus(WireModel):
     """What the status of all four kinds may hold; each kind's CRD prunes what it lacks."""
 
     phase: Phase | None = None
@@ -64,18 +64,18 @@ class LoadStatus(WireModel):
     incremental_bytes: int = 0
 
 
-class LoadSpec(WireModel):
+class TransferSpec(WireModel):
     """What the spec of all four kinds holds."""
 
     backup_storage_location: str
     cancel: bool = False
 
 
-class Load(CustomResource):
+class Transfer(CustomResource):
     """One load: the data of one volume, on its way out or back."""
 
-    spec: LoadSpec
-    status: LoadStatus = field(default_factory=LoadStatus)
+    spec: TransferSpec
+    status: TransferStatus = field(default_factory=TransferStatus)
 
     @property
     def phase(self) -> Phase:
@@ -88,7 +88,7 @@ class Load(CustomResource):
         return self.status.accepted_timestamp or self.metadata.creation_timestamp
 
     @property
-    def stopping(self) -> bool:
+    def cancel_requested(self) -> bool:
         """Whether somebody wants its end: by `spec.cancel`, or by deleting it."""
         return self.spec.cancel or self.deleting
 
@@ -97,7 +97,7 @@ class Load(CustomResource):
         """When the cancel was requested as far as the API server knows; None where it does not say."""
         times = [self.metadata.deletion_timestamp] if self.metadata.deletion_timestamp is not None else []
         with suppress(ValueError):
-            times.append(datetime.fromisoformat(self.metadata.annotations.get(CANCEL_ASKED_ANNOTATION, "")))
+            times.append(datetime.fromisoformat(self.metadata.annotations.get(CANCEL_REQUESTED_ANNOTATION, "")))
         return min((time for time in times if time.tzinfo is not None), default=None)
 
     @property
@@ -125,7 +125,7 @@ class CSISnapshotSpec(WireModel):
     driver: str = ""
 
 
-class _MoverSpec(LoadSpec):
+class _MoverSpec(TransferSpec):
     """What DataUpload and DataDownload share."""
 
     datamover: str = ""
@@ -142,7 +142,7 @@ class _MoverSpec(LoadSpec):
             raise ValueError(text) from e
 
 
-class _MoverLoad(Load):
+class _DataMoverTransfer(Transfer):
     """What DataUpload and DataDownload share."""
 
     spec: _MoverSpec
@@ -172,7 +172,7 @@ class DataUploadSpec(_MoverSpec):
     source_pvc: str = field(name="sourcePVC")
 
 
-class DataUpload(_MoverLoad):
+class DataUpload(_DataMoverTransfer):
     """A CSI snapshot on its way into the backup repository."""
 
     kind_name: ClassVar[str] = "DataUpload"
@@ -196,7 +196,7 @@ class DataDownloadSpec(_MoverSpec):
     node_os: str = field(default="", name="nodeOS")
 
 
-class DataDownload(_MoverLoad):
+class DataDownload(_DataMoverTransfer):
     """A kopia snapshot on its way back into a claim."""
 
     kind_name: ClassVar[str] = "DataDownload"
@@ -212,7 +212,7 @@ class PodReference(WireModel):
     kind: str = ""
 
 
-class _PodVolumeSpec(LoadSpec):
+class _PodVolumeSpec(TransferSpec):
     """What PodVolumeBackup and PodVolumeRestore share."""
 
     pod: PodReference
@@ -222,7 +222,7 @@ class _PodVolumeSpec(LoadSpec):
     uploader_settings: dict[str, str] = field(default_factory=dict)
 
 
-class _PodVolumeLoad(Load):
+class _PodVolumeTransfer(Transfer):
     """What PodVolumeBackup and PodVolumeRestore share."""
 
     spec: _PodVolumeSpec
@@ -240,7 +240,7 @@ class PodVolumeBackupSpec(_PodVolumeSpec):
     tags: dict[str, str] = field(default_factory=dict)
 
 
-class PodVolumeBackup(_PodVolumeLoad):
+class PodVolumeBackup(_PodVolumeTransfer):
     """A running pod's volume on its way into the backup repository."""
 
     kind_name: ClassVar[str] = "PodVolumeBackup"
@@ -260,7 +260,7 @@ class PodVolumeRestoreSpec(_PodVolumeSpec):
     snapshot_size: int = 0
 
 
-class PodVolumeRestore(_PodVolumeLoad):
+class PodVolumeRestore(_PodVolumeTransfer):
     """A kopia snapshot on its way back into a waiting pod's volume."""
 
     kind_name: ClassVar[str] = "PodVolumeRestore"

@@ -22,7 +22,7 @@ from core.models.base import JsonDict
 from core.models.units import format_duration
 from datamover.data_path.block import device_size, open_device
 from datamover.data_path.file_names import NameReport, examine_names
-from datamover.data_path.run import Transfer
+from datamover.data_path.run import DataPath
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Opening, open_at_once
@@ -36,7 +36,7 @@ from datamover.kopia.snapshots import (
 )
 from datamover.runtime.cancellation import Stop, run_in_background
 
-__all__ = ["BackupRequest", "back_up"]
+__all__ = ["BackupParameters", "back_up"]
 
 _logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ _PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
 
 
 @dataclass(frozen=True)
-class BackupRequest:
+class BackupParameters:
     """What to back up: the volume's path, its source path in the repository, tags, files read at a time.
 
     `checkpoints` is how often kopia saves what it has so far; it takes 45 minutes at most.
@@ -75,7 +75,7 @@ class BackupRequest:
 
 
 async def back_up(
-    kopia: Kopia, request: BackupRequest, transfer: Transfer, opening: Opening = open_at_once
+    kopia: Kopia, request: BackupParameters, transfer: DataPath, opening: Opening = open_at_once
 ) -> BackupResult:
     """Take a snapshot of the volume and return its result; `kopia` is connected, or `opening` connects it.
 
@@ -111,7 +111,7 @@ async def back_up(
     )
 
 
-async def _prepare(kopia: Kopia, request: BackupRequest) -> str:
+async def _prepare(kopia: Kopia, request: BackupParameters) -> str:
     """Let the policy be in force, and nothing be left of uploads that were killed; both at a time if that may be.
 
     Returns:
@@ -129,7 +129,7 @@ async def _prepare(kopia: Kopia, request: BackupRequest) -> str:
     return cleared.result()
 
 
-async def _clear(kopia: Kopia, request: BackupRequest) -> str:
+async def _clear(kopia: Kopia, request: BackupParameters) -> str:
     try:
         count = await remove_incomplete(kopia, request.target)
     except KopiaError as e:
@@ -139,7 +139,7 @@ async def _clear(kopia: Kopia, request: BackupRequest) -> str:
 
 
 @asynccontextmanager
-async def _nothing_left(kopia: Kopia, request: BackupRequest, transfer: Transfer) -> AsyncIterator[None]:
+async def _nothing_left(kopia: Kopia, request: BackupParameters, transfer: DataPath) -> AsyncIterator[None]:
     """Take away what kopia saved in the meantime of an upload that breaks or is canceled within the block."""
     began, clock = transfer.clock.monotonic(), transfer.clock
     since = clock.now().replace(microsecond=0)
@@ -158,7 +158,7 @@ def _no_names(_: Stop) -> NameReport:
 
 
 async def _check_names(
-    kopia: Kopia, snapshot: Snapshot, names: "asyncio.Future[NameReport]", transfer: Transfer
+    kopia: Kopia, snapshot: Snapshot, names: "asyncio.Future[NameReport]", transfer: DataPath
 ) -> None:
     """Warn of names that kopia changed; a snapshot that lost some, or that nobody waits for, is taken away."""
     try:
@@ -173,7 +173,7 @@ async def _check_names(
         raise DataPathError(f"{e}{await _take_away(kopia, snapshot)}") from e
 
 
-def _opened(request: BackupRequest) -> AbstractContextManager[int | None]:
+def _opened(request: BackupParameters) -> AbstractContextManager[int | None]:
     """Return the open device; nothing is opened for a folder, which only must be there."""
     if request.mode is VolumeMode.BLOCK:
         return open_device(request.volume, os.O_RDONLY)
@@ -182,7 +182,7 @@ def _opened(request: BackupRequest) -> AbstractContextManager[int | None]:
     return nullcontext()
 
 
-def _create_arguments(request: BackupRequest) -> list[str]:
+def _create_arguments(request: BackupParameters) -> list[str]:
     device = request.mode is VolumeMode.BLOCK
     return [
         "snapshot",
@@ -233,7 +233,7 @@ def _incremental(meter: Meter, snapshot: Snapshot) -> int:
     return min(meter.hashed_bytes, snapshot.size_bytes)
 
 
-async def _ensure_policy(kopia: Kopia, request: BackupRequest) -> None:
+async def _ensure_policy(kopia: Kopia, request: BackupParameters) -> None:
     """Give the source the peers' policy unless that is in force already.
 
     Beyond the peers': folders marked as caches are kept, or their content would be missing.

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from core.errors import DataPathError, KopiaError
-from datamover.data_path.run import Transfer
+from datamover.data_path.run import DataPath
 from datamover.kopia.process import Kopia, KopiaFiles
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import Stop, run_in_background
@@ -168,7 +168,7 @@ def device_size(fd: int) -> int:
     return size
 
 
-async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, transfer: Transfer) -> None:
+async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, transfer: DataPath) -> None:
     """Write the snapshot's device back to `target`, in order, and onto the disk.
 
     Raises:

@@ -15,15 +15,15 @@ from typing import Final
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.data_path.block import restore_device
-from datamover.data_path.run import Transfer
+from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
 from datamover.kopia.process import Kopia
 from datamover.kopia.repository import Opening, open_at_once
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.runtime.child import WRITING, sync_file_system
-from datamover.runtime.resources import Limits
+from datamover.runtime.resources import ResourceLimits
 
-__all__ = ["RestoreRequest", "restore", "restore_workers", "write_done_file"]
+__all__ = ["RestoreParameters", "restore", "restore_workers", "write_done_file"]
 
 _logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _DONE_FOLDER: Final = ".velero"
 
 
 @dataclass(frozen=True)
-class RestoreRequest:
+class RestoreParameters:
     """What to restore, where to, with how many workers, and whether holes stay holes."""
 
     snapshot_id: str
@@ -41,7 +41,7 @@ class RestoreRequest:
     sparse: bool = False
 
 
-def restore_workers(settings: UploaderSettings, limits: Limits) -> int:
+def restore_workers(settings: UploaderSettings, limits: ResourceLimits) -> int:
     """Return how many files are restored at a time: what was asked for, else what memory and CPUs hold."""
     asked = settings.parallel_download
     if asked is None:
@@ -56,7 +56,7 @@ def restore_workers(settings: UploaderSettings, limits: Limits) -> int:
 
 
 async def restore(
-    kopia: Kopia, request: RestoreRequest, transfer: Transfer, opening: Opening = open_at_once
+    kopia: Kopia, request: RestoreParameters, transfer: DataPath, opening: Opening = open_at_once
 ) -> RestoreResult:
     """Write the snapshot into the target, onto the disk, and return the result.
 
@@ -82,7 +82,7 @@ async def restore(
     )
 
 
-async def _restore_files(kopia: Kopia, snapshot: Snapshot, request: RestoreRequest, *, transfer: Transfer) -> None:
+async def _restore_files(kopia: Kopia, snapshot: Snapshot, request: RestoreParameters, *, transfer: DataPath) -> None:
     answer = await transfer.run(
         kopia,
         f"restore snapshot {snapshot.snapshot_id} to {request.target}",

@@ -23,7 +23,7 @@ from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Reachability
 from datamover.runtime.cancellation import Canceller, run_beside, run_unless_canceled
 
-__all__ = ["Care", "StallLimits", "Standstill", "Transfer", "Warn", "read_stall_limits"]
+__all__ = ["DataPath", "StallDetector", "StallLimits", "Warn", "Watchdog", "read_stall_limits"]
 
 
 _VARIABLE: Final = "DATA_MOVER_STALL_TIMEOUT"
@@ -93,7 +93,7 @@ def read_stall_limits(environment: Mapping[str, str]) -> StallLimits:
     return StallLimits(give_up)
 
 
-class Standstill:
+class StallDetector:
     """How long nothing has moved, and when that is a matter for somebody."""
 
     def __init__(self, limits: StallLimits) -> None:
@@ -146,7 +146,7 @@ Warn = Callable[[str], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Care:
+class Watchdog:
     """Who hears of a transfer's troubles, and how a standstill is looked into.
 
     `ask` tells whether the repository answers; it may take half a minute.
@@ -158,10 +158,10 @@ class Care:
     limits: StallLimits = field(default_factory=StallLimits)
 
 
-class Transfer:
+class DataPath:
     """A transfer that is measured by `meter` and cared for as `care` says."""
 
-    def __init__(self, meter: Meter, care: Care) -> None:
+    def __init__(self, meter: Meter, care: Watchdog) -> None:
         self.meter = meter
         self._care = care
         self._words: deque[str] = deque(maxlen=_KEPT_WORDS)
@@ -221,7 +221,7 @@ class Transfer:
     async def _watch(self, attempted: str, canceller: Canceller) -> None:
         """Look whether something moves, until the transfer has stood still for too long."""
         clock, limits = self._care.clock, self._care.limits
-        still = Standstill(limits)
+        still = StallDetector(limits)
         last = clock.monotonic()
         while True:
             await clock.sleep(limits.look_seconds)
@@ -232,7 +232,7 @@ class Transfer:
                 canceller.fail(error)
                 return
 
-    async def _look_into(self, attempted: str, still: Standstill) -> AgentError | None:
+    async def _look_into(self, attempted: str, still: StallDetector) -> AgentError | None:
         """Tell of a standstill, and return what the transfer fails with if it was too long."""
         before = self.meter.activity
         reachability = await self._care.ask()

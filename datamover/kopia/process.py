@@ -20,7 +20,7 @@ from core.errors import KopiaError
 from core.models.base import JsonDict
 from datamover.kopia.causes import find_cause
 from datamover.runtime.child import ChildCommand, run_child
-from datamover.runtime.redact import Scrubber
+from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import ran_out_of_memory
 from datamover.runtime.work_dir import WorkFolder
 
@@ -170,11 +170,11 @@ def _read_counters(folder: Path) -> str:
 
 
 class Kopia:
-    """Runs kopia; `environment` holds its secrets, `scrubber` knows them."""
+    """Runs kopia; `environment` holds its secrets, `redactor` knows them."""
 
-    def __init__(self, environment: Mapping[str, str], scrubber: Scrubber, *, program: str = "kopia") -> None:
+    def __init__(self, environment: Mapping[str, str], redactor: Redactor, *, program: str = "kopia") -> None:
         self._environment = environment
-        self._scrubber = scrubber
+        self._redactor = redactor
         self._program = program
 
     async def call(
@@ -228,7 +228,7 @@ class Kopia:
 
     def _keep(self, lines: deque[str], hear: Callable[[str], None] | None = None) -> Callable[[str], None]:
         def keep(line: str) -> None:
-            text = self._scrubber.scrub(line).strip()
+            text = self._redactor.redact(line).strip()
             if text:
                 lines.append(text)
                 _logger.debug("kopia: %s", text)

@@ -24,23 +24,23 @@ from core.clock import Clock, SystemClock
 from core.contract import BackupResult, MoverVerb, RestoreResult, VolumeMode
 from core.errors import ConfigError
 from datamover.arguments import LIST, RepositoryOptions, hand_repository
-from datamover.data_path.backup import BackupRequest, back_up
-from datamover.data_path.restore import RestoreRequest, restore
-from datamover.data_path.run import Care, Transfer, read_stall_limits
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore
+from datamover.data_path.run import DataPath, Watchdog, read_stall_limits
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryPlace
 from datamover.kopia.snapshots import Snapshot, list_snapshots
 from datamover.local.progress_bar import Bar, format_bytes
 from datamover.runtime.cancellation import Canceller, run_beside, run_unless_canceled
-from datamover.runtime.redact import Scrubber
-from datamover.runtime.resources import Limits, read_limits
+from datamover.runtime.redact import Redactor
+from datamover.runtime.resources import ResourceLimits, read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkFolder, open_work_folder
 from datamover.storage.credentials import find_aws_identity, read_inherited
 from datamover.storage.providers import FileStorage, S3Storage, Storage
 
-__all__ = ["ByHand", "run_by_hand", "storage_named"]
+__all__ = ["LocalMover", "run_local", "storage_named"]
 
 
 _logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def storage_named(options: RepositoryOptions, environment: Mapping[str, str]) ->
     )
 
 
-class ByHand:
+class LocalMover:
     """Runs one command against one repository."""
 
     def __init__(
@@ -88,7 +88,7 @@ class ByHand:
         options: RepositoryOptions,
         environment: Mapping[str, str],
         *,
-        limits: Limits,
+        limits: ResourceLimits,
         clock: Clock,
         stop: StopSignal,
     ) -> None:
@@ -102,7 +102,9 @@ class ByHand:
         """Back a folder or device up under the source path `name`; an empty repository is created first."""
         volume = _absolute(source)
         limits = self._limits
-        request = BackupRequest(volume, _mode(volume), name or str(volume), parallel=limits.cpus, frugal=limits.frugal)
+        request = BackupParameters(
+            volume, _mode(volume), name or str(volume), parallel=limits.cpus, frugal=limits.frugal
+        )
         meter = Meter(self._clock, Direction.UPLOAD)
 
         async def work(repository: Repository) -> BackupResult:
@@ -120,7 +122,7 @@ class ByHand:
     async def restore(self, snapshot_id: str, target: Path, bar: Bar | None) -> RestoreResult:
         """Restore a snapshot into a folder or onto a device."""
         volume = _absolute(target)
-        request = RestoreRequest(snapshot_id, volume, _mode(volume), self._limits.restore_workers)
+        request = RestoreParameters(snapshot_id, volume, _mode(volume), self._limits.restore_workers)
         meter = Meter(self._clock, Direction.RESTORE)
 
         async def work(repository: Repository) -> RestoreResult:
@@ -141,9 +143,9 @@ class ByHand:
 
         return await self._with_repository(work)
 
-    def _transfer(self, meter: Meter, repository: Repository) -> Transfer:
+    def _transfer(self, meter: Meter, repository: Repository) -> DataPath:
         limits = read_stall_limits(self._environment)
-        return Transfer(meter, Care(self._clock, _warn, repository.ask, limits))
+        return DataPath(meter, Watchdog(self._clock, _warn, repository.ask, limits))
 
     async def _with_repository(
         self, work: Callable[[Repository], Coroutine[None, None, _T]], restore_workers: int = 0
@@ -158,13 +160,13 @@ class ByHand:
     def _repository(self, folder: WorkFolder, restore_workers: int) -> Repository:
         storage = storage_named(self._options, self._environment)
         reach = storage.reach(folder)
-        scrubber = Scrubber([self._options.password, *reach.secrets(self._environment)])
+        redactor = Redactor([self._options.password, *reach.secrets(self._environment)])
         secrets = {
             **self._limits.go_settings(self._environment, restore_workers=restore_workers),
             **reach.environment,
             "KOPIA_PASSWORD": self._options.password,
         }
-        kopia = Kopia(kopia_environment(self._environment, folder, secrets), scrubber)
+        kopia = Kopia(kopia_environment(self._environment, folder, secrets), redactor)
         return Repository(kopia, RepositoryPlace(f"repository {storage.description}", storage, reach), folder)
 
 
@@ -188,11 +190,11 @@ def _mode(volume: Path) -> VolumeMode:
     return VolumeMode.BLOCK if device else VolumeMode.FILESYSTEM
 
 
-async def run_by_hand(arguments: argparse.Namespace, stop: StopSignal) -> int:
+async def run_local(arguments: argparse.Namespace, stop: StopSignal) -> int:
     """Carry out the command, print its result, and return the exit code."""
     clock = SystemClock()
     repository = hand_repository(arguments, os.environ)
-    hand = ByHand(repository, os.environ, limits=read_limits(), clock=clock, stop=stop)
+    hand = LocalMover(repository, os.environ, limits=read_limits(), clock=clock, stop=stop)
     bar = None if arguments.json else Bar(sys.stderr, clock)
     if arguments.command == LIST:
         _print_list(await hand.list(), as_json=arguments.json)

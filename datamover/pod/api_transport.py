@@ -17,7 +17,7 @@ from core.clock import Clock
 from core.errors import ConfigError
 from core.kube.errors import UnreachableError, raise_for_status
 from core.kube.transport import Request, Response
-from datamover.pod.http import Address, Connection, Head
+from datamover.pod.http import Connection, Head, HostPort
 
 __all__ = ["PodTransport", "pod_transport"]
 
@@ -31,7 +31,7 @@ _KEPT_SECONDS: Final = 15.0
 class PodTransport:
     """Sends requests to one API server; one idle connection is kept for the next."""
 
-    def __init__(self, address: Address, token_file: Path, clock: Clock) -> None:
+    def __init__(self, address: HostPort, token_file: Path, clock: Clock) -> None:
         """Reach the API server at `address`; `token_file` is read anew for each request."""
         self._address = address
         self._token_file = token_file
@@ -167,4 +167,4 @@ def pod_transport(environment: Mapping[str, str], clock: Clock, account: Path = 
         authority = ssl.create_default_context(cafile=str(account / "ca.crt"))
     except OSError as e:
         raise ConfigError(f"{account / 'ca.crt'} cannot be read: {e.strerror}") from e
-    return PodTransport(Address(host, int(port), authority), account / "token", clock)
+    return PodTransport(HostPort(host, int(port), authority), account / "token", clock)

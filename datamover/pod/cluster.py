@@ -39,8 +39,8 @@ from core.models.storage import (
 from datamover.kopia.client_config import parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryPlace
-from datamover.runtime.redact import Scrubber
-from datamover.runtime.resources import Limits
+from datamover.runtime.redact import Redactor
+from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkFolder
 from datamover.storage.credentials import CredentialsText
@@ -225,7 +225,7 @@ class Surroundings:
     namespace: str
     node: str
     environment: Mapping[str, str] = field(repr=False)
-    limits: Limits
+    limits: ResourceLimits
     stop: StopSignal
     termination_file: Path
 
@@ -252,7 +252,7 @@ async def open_location(
     repository: BackupRepository,
     *,
     folder: WorkFolder,
-    scrubber: Scrubber,
+    redactor: Redactor,
 ) -> Repository:
     """Return the kopia repository that `repository` stands for, not yet connected.
 
@@ -267,9 +267,9 @@ async def open_location(
     storage = storage_of(location, volume_namespace, secrets=secrets, environment=around.environment)
     password = await reader.password()
     reach = storage.reach(folder)
-    scrubber.add(password, *reach.secrets(around.environment))
+    redactor.add(password, *reach.secrets(around.environment))
     own = {**reach.environment, "KOPIA_PASSWORD": password}
-    kopia = Kopia(kopia_environment(around.environment, folder, own), scrubber)
+    kopia = Kopia(kopia_environment(around.environment, folder, own), redactor)
     shown = f"backup repository {repository.name} ({storage.description})"
     place = RepositoryPlace(shown, storage, reach)
     return Repository(kopia, place, folder, cache=parse_cache_limit(repository.spec.repository_config))

@@ -22,9 +22,9 @@ from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.pod.api_transport import pod_transport
 from datamover.pod.cluster import FORBIDDEN_SECONDS, Surroundings, open_location
 from datamover.pod.reporting import Ending, build_ending, build_failure, leave_message
-from datamover.pod.transfer import PodLoad
+from datamover.pod.transfer import PodTransfer
 from datamover.runtime.cancellation import Canceller, run_unless_canceled
-from datamover.runtime.redact import Scrubber
+from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import open_work_folder
@@ -40,24 +40,24 @@ async def run_init(name: str, around: Surroundings) -> int:
 
     The termination message is the InitResult, or why there is none.
     """
-    scrubber = Scrubber()
+    redactor = Redactor()
     canceller = Canceller()
     canceller.heed(around.stop)
     try:
-        ending = await run_unless_canceled(lambda: _initialize(name, around, scrubber), canceller)
+        ending = await run_unless_canceled(lambda: _initialize(name, around, redactor), canceller)
     except Exception as e:
-        ending = build_failure(e, scrubber)
+        ending = build_failure(e, redactor)
         _logger.log(logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "where it ended", exc_info=True)
     leave_message(ending, around.termination_file)
     return ending.exit_code
 
 
-async def _initialize(name: str, around: Surroundings, scrubber: Scrubber) -> Ending:
+async def _initialize(name: str, around: Surroundings, redactor: Redactor) -> Ending:
     reader = around.reader
     wanted = await reader.repository(name)
     location = await reader.location(wanted.spec.backup_storage_location)
     with open_work_folder(around.environment) as folder:
-        repository = await open_location(around.tuned(), location, wanted, folder=folder, scrubber=scrubber)
+        repository = await open_location(around.tuned(), location, wanted, folder=folder, redactor=redactor)
         if location.read_only:
             await _connect_read_only(repository)
             unique_id = await repository.unique_id()
@@ -94,6 +94,6 @@ async def run_in_pod(arguments: argparse.Namespace, stop: StopSignal) -> int:
     try:
         if load is None:
             return await run_init(arguments.backup_repository, around)
-        return await PodLoad(load, around).run()
+        return await PodTransfer(load, around).run()
     finally:
         await transport.close()

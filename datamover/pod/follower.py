@@ -13,18 +13,18 @@ from core.errors import AgentError, DataPathError
 from core.kube.client import KubeClient, Selection
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.models.phases import Phase
-from core.models.transfers import Load
-from datamover.kinds import LoadKind
+from core.models.transfers import Transfer
+from datamover.kinds import TransferKind
 from datamover.runtime.cancellation import Canceller
 
-__all__ = ["Followed", "LoadFollower"]
+__all__ = ["Followed", "TransferFollower"]
 
 
 @dataclass(frozen=True)
 class Followed:
     """Which custom resource is followed."""
 
-    kind: LoadKind
+    kind: TransferKind
     namespace: str
     name: str
 
@@ -39,7 +39,7 @@ class Followed:
         return f"{self.kind.resource.kind} {self.namespace}/{self.name}"
 
 
-class LoadFollower:
+class TransferFollower:
     """Watches one custom resource for as long as its load lives."""
 
     def __init__(self, client: KubeClient, followed: Followed, *, clock: Clock, canceller: Canceller) -> None:
@@ -50,7 +50,7 @@ class LoadFollower:
         self._canceller = canceller
         self._uid = ""
         self._listed = False
-        self._started: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
+        self._started: asyncio.Future[Transfer] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Follow it forever; where the API server refuses that for good, the load fails."""
@@ -65,7 +65,7 @@ class LoadFollower:
             self._canceller.fail(DataPathError(f"{self._followed.shown} cannot be followed: {e!r}"))
             raise
 
-    async def wait_in_progress(self) -> Load:
+    async def wait_in_progress(self) -> Transfer:
         """Return the load once its phase is InProgress; never, if it is to end before."""
         return await self._started
 
@@ -82,7 +82,7 @@ class LoadFollower:
                 self._listed = True
                 self._look(self._followed.kind.model.parse(change.obj))
 
-    def _look(self, cr: Load) -> None:
+    def _look(self, cr: Transfer) -> None:
         self._uid = self._uid or cr.uid
         if cr.uid != self._uid:
             self._canceller.request(f"{self._followed.shown} is gone")

@@ -13,7 +13,7 @@ from typing import Final
 
 import h11
 
-__all__ = ["Address", "Connection", "Head", "HttpError"]
+__all__ = ["Connection", "Head", "HostPort", "HttpError"]
 
 _PIECE_BYTES: Final = 65536
 
@@ -23,7 +23,7 @@ class HttpError(OSError):
 
 
 @dataclass(frozen=True)
-class Address:
+class HostPort:
     """Where a server listens; `authority` is what its certificate is checked with, None for no TLS."""
 
     host: str
@@ -47,14 +47,14 @@ class Head:
 class Connection:
     """One connection to a server."""
 
-    def __init__(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, address: HostPort, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._address = address
         self._reader = reader
         self._writer = writer
         self._http = h11.Connection(h11.CLIENT)
 
     @classmethod
-    async def open(cls, address: Address) -> "Connection":
+    async def open(cls, address: HostPort) -> "Connection":
         """Return a new connection.
 
         Raises:

@@ -22,7 +22,7 @@ from core.errors import AgentError, CanceledError
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
 from datamover.kopia.progress import Meter
-from datamover.runtime.redact import Scrubber
+from datamover.runtime.redact import Redactor
 
 __all__ = ["Ending", "Reporter", "build_ending", "build_failure", "leave_message", "report_times"]
 
@@ -104,9 +104,9 @@ def build_ending(result: str) -> Ending:
     return Ending(DataPathReason.COMPLETED, result)
 
 
-def build_failure(error: Exception, scrubber: Scrubber) -> Ending:
+def build_failure(error: Exception, redactor: Redactor) -> Ending:
     """Return the ending that `error` makes."""
-    text = scrubber.scrub(str(error))
+    text = redactor.redact(str(error))
     if isinstance(error, CanceledError):
         return Ending(DataPathReason.CANCELED, text, error.exit_code)
     if isinstance(error, AgentError):

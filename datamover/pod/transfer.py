@@ -13,22 +13,22 @@ from core.contract import BackupResult, DataPathReason, ProgressMessage, Restore
 from core.errors import AgentError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.storage import BackupRepository
-from core.models.transfers import Load
-from datamover.arguments import LoadOptions
-from datamover.data_path.backup import BackupRequest, back_up
-from datamover.data_path.restore import RestoreRequest, restore, restore_workers, write_done_file
-from datamover.data_path.run import Care, Transfer, read_stall_limits
-from datamover.kinds import LOAD_KINDS, BackupPlan, RestorePlan, UploaderSettings, parse_settings, plan_of
+from core.models.transfers import Transfer
+from datamover.arguments import PodOptions
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore, restore_workers, write_done_file
+from datamover.data_path.run import DataPath, Watchdog, read_stall_limits
+from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, UploaderSettings, parse_settings, plan_of
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.pod.cluster import Surroundings, open_location
-from datamover.pod.follower import Followed, LoadFollower
+from datamover.pod.follower import Followed, TransferFollower
 from datamover.pod.reporting import Ending, Reporter, build_ending, build_failure, leave_message
 from datamover.runtime.cancellation import Canceller, run_beside, run_unless_canceled
-from datamover.runtime.redact import Scrubber
+from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import WorkFolder, open_work_folder
 
-__all__ = ["PodLoad"]
+__all__ = ["PodTransfer"]
 
 _logger = logging.getLogger(__name__)
 
@@ -36,13 +36,13 @@ _CLOSING_SECONDS: Final = {DataPathReason.COMPLETED: 5.0, DataPathReason.FAILED:
 """What telling the end by Events may take; the termination message is written before."""
 
 
-class PodLoad:
+class PodTransfer:
     """One load, from the pod's start to its termination message."""
 
-    def __init__(self, options: LoadOptions, around: Surroundings) -> None:
+    def __init__(self, options: PodOptions, around: Surroundings) -> None:
         self._options = options
         self._around = around
-        self._scrubber = Scrubber()
+        self._redactor = Redactor()
         self._reporter: Reporter | None = None
         self._last: ProgressMessage | None = None
 
@@ -56,7 +56,7 @@ class PodLoad:
             with open_work_folder(around.environment, self._options.cache_volume, leaves_cache=True) as folder:
                 ending = await run_unless_canceled(lambda: self._load(folder, canceller), canceller)
         except Exception as e:
-            ending = build_failure(e, self._scrubber)
+            ending = build_failure(e, self._redactor)
             _logger.log(logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "where it ended", exc_info=True)
         leave_message(ending, around.termination_file)
         await self._tell(ending)
@@ -65,11 +65,11 @@ class PodLoad:
     async def _load(self, folder: WorkFolder, canceller: Canceller) -> Ending:
         """Follow the custom resource while the data is moved."""
         around = self._around
-        followed = Followed(LOAD_KINDS[self._options.kind_flag], around.namespace, self._options.name)
-        follower = LoadFollower(around.client, followed, clock=around.clock, canceller=canceller)
+        followed = Followed(TRANSFER_KINDS[self._options.kind_flag], around.namespace, self._options.name)
+        follower = TransferFollower(around.client, followed, clock=around.clock, canceller=canceller)
         return await run_beside(follower.run, self._move_when_started(follower, folder), name="load-follower")
 
-    async def _move_when_started(self, follower: LoadFollower, folder: WorkFolder) -> Ending:
+    async def _move_when_started(self, follower: TransferFollower, folder: WorkFolder) -> Ending:
         around = self._around
         cr = await follower.wait_in_progress()
         recorder = EventRecorder(around.client, around.clock, component=cr.name, host=around.node)
@@ -83,7 +83,7 @@ class PodLoad:
         return build_ending(result.to_json())
 
     async def _move(
-        self, cr: Load, plan: BackupPlan | RestorePlan, folder: WorkFolder, *, meter: Meter
+        self, cr: Transfer, plan: BackupPlan | RestorePlan, folder: WorkFolder, *, meter: Meter
     ) -> BackupResult | RestoreResult:
         """Return the result of the load, once its data is where it belongs."""
         around = self._around
@@ -93,7 +93,7 @@ class PodLoad:
             await self._warn(f"settings not known here are ignored: {', '.join(settings.unknown)}")
         workers = restore_workers(settings, around.limits) if isinstance(plan, RestorePlan) else 0
         repository = await self._open(cr, folder, workers)
-        transfer = Transfer(meter, Care(around.clock, self._warn, repository.ask, limits))
+        transfer = DataPath(meter, Watchdog(around.clock, self._warn, repository.ask, limits))
         result: BackupResult | RestoreResult
         match plan:
             case BackupPlan():
@@ -108,7 +108,7 @@ class PodLoad:
         self._last = meter.finish(result.total_bytes)
         return result
 
-    async def _open(self, cr: Load, folder: WorkFolder, workers: int) -> Repository:
+    async def _open(self, cr: Transfer, folder: WorkFolder, workers: int) -> Repository:
         """Return the load's repository, not yet connected: for a restore by so many workers, or for a backup."""
         around = self._around
         reader = around.reader
@@ -116,7 +116,7 @@ class PodLoad:
         if not workers and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: nothing is backed up to it")
         ready = await self._ready_repository(cr.repository_namespace, location.name)
-        return await open_location(around.tuned(workers), location, ready, folder=folder, scrubber=self._scrubber)
+        return await open_location(around.tuned(workers), location, ready, folder=folder, redactor=self._redactor)
 
     async def _ready_repository(self, volume_namespace: str, location: str) -> BackupRepository:
         """Return the Ready BackupRepository; a wait for it is told, and its end too."""
@@ -134,8 +134,8 @@ class PodLoad:
             await self._reporter.goes_on(f"BackupRepository {around.namespace}/{ready.name} is ready")
         return ready
 
-    def _backup_request(self, plan: BackupPlan, settings: UploaderSettings) -> BackupRequest:
-        return BackupRequest(
+    def _backup_request(self, plan: BackupPlan, settings: UploaderSettings) -> BackupParameters:
+        return BackupParameters(
             volume=self._options.volume,
             mode=self._options.mode,
             source=plan.source,
@@ -144,8 +144,8 @@ class PodLoad:
             frugal=self._around.limits.frugal,
         )
 
-    def _restore_request(self, plan: RestorePlan, settings: UploaderSettings, workers: int) -> RestoreRequest:
-        return RestoreRequest(
+    def _restore_request(self, plan: RestorePlan, settings: UploaderSettings, workers: int) -> RestoreParameters:
+        return RestoreParameters(
             snapshot_id=plan.snapshot_id,
             target=self._options.volume,
             mode=self._options.mode,

@@ -7,14 +7,14 @@ from: whoever reads a secret adds it here.
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["Scrubber"]
+__all__ = ["Redactor"]
 
 _BLANK: Final = "***"
 _LEAST_CHARACTERS: Final = 4
 """Shorter values would blank ordinary words out of every message and hide nothing."""
 
 
-class Scrubber:
+class Redactor:
     """Blanks the secret values it was told about."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
@@ -27,7 +27,7 @@ class Scrubber:
         # The longest first: a secret may hold another one.
         self._secrets = sorted(found, key=len, reverse=True)
 
-    def scrub(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Return `text` without any of the secrets."""
         for secret in self._secrets:
             text = text.replace(secret, _BLANK)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Limits", "ran_out_of_memory", "read_limits"]
+__all__ = ["ResourceLimits", "ran_out_of_memory", "read_limits"]
 
 _MIB: Final = 1024 * 1024
 
@@ -44,7 +44,7 @@ _RESTORE_SOFT_BASE_MIB: Final = 100
 
 
 @dataclass(frozen=True)
-class Limits:
+class ResourceLimits:
     """CPUs this process may use at a time, and its memory limit in bytes (None: no limit)."""
 
     cpus: int
@@ -80,7 +80,7 @@ class Limits:
         return {name: value for name, value in wanted.items() if name not in environment}
 
 
-def read_limits(root: Path = Path("/")) -> Limits:
+def read_limits(root: Path = Path("/")) -> ResourceLimits:
     """Return the limits of the cgroup this process is in; `root` is where `/proc` and `/sys` are."""
     groups = _own_groups(root / "proc/self/cgroup")
     mounted = root / "sys/fs/cgroup"
@@ -96,7 +96,7 @@ def read_limits(root: Path = Path("/")) -> Limits:
         if len(quota) == len(("quota", "period")) and quota[0] > 0:
             cpus = min(cpus, quota[0] / quota[1])
     known = [limit for limit in memory if 0 < limit < _NO_LIMIT_BYTES]
-    return Limits(max(1, math.ceil(cpus)), min(known, default=None))
+    return ResourceLimits(max(1, math.ceil(cpus)), min(known, default=None))
 
 
 def ran_out_of_memory(root: Path = Path("/")) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 from core.logs import LEVELS, LOG_FORMATS, set_up_logging
 from core.models.units import format_duration, parse_duration
 from nodeagent.cli.flags import add_kubeconfig, add_namespace
-from nodeagent.runtime.settings import Address, RepositoryController, Settings, node_name_from, parse_address
+from nodeagent.runtime.settings import ListenAddress, RepositoryControllerMode, Settings, node_name_from, parse_address
 
 __all__ = ["parse_settings", "set_up_serve"]
 
@@ -86,7 +86,7 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         log_format=arguments.log_format,
         # An empty spec.datamover means the built-in mover, whose name is velero.
         datamover_names=names | {""} if "velero" in names else names,
-        repository_controller=RepositoryController(arguments.repository_controller),
+        repository_controller=RepositoryControllerMode(arguments.repository_controller),
         lease_duration=arguments.lease_duration,
         client_qps=arguments.client_qps,
         client_burst=arguments.client_burst,
@@ -147,8 +147,8 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--repository-controller",
-        choices=[choice.value for choice in RepositoryController],
-        default=RepositoryController.AUTO.value,
+        choices=[choice.value for choice in RepositoryControllerMode],
+        default=RepositoryControllerMode.AUTO.value,
         help="make backup repositories ready: auto does unless a Velero server runs in the namespace (default: auto)",
     )
     group.add_argument(
@@ -222,7 +222,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _address(text: str) -> Address:
+def _address(text: str) -> ListenAddress:
     try:
         return parse_address(text)
     except ValueError as e:

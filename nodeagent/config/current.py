@@ -23,13 +23,13 @@ from core.models.base import JsonDict
 from nodeagent.config.models import AgentConfig, LoadConcurrency
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.source import absent, parse_config_map
-from nodeagent.runtime.own_pod import SelfReport
+from nodeagent.runtime.own_pod import AgentReport
 
-__all__ = ["ConfigWatch", "CurrentConfig", "Verdict", "resolve_slots"]
+__all__ = ["ConfigVerdict", "ConfigWatch", "CurrentConfig", "resolve_slots"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ConfigVerdict:
     """What became of an edit: in force, or refused and why, in one line each.
 
     `changed` says whether anything is different from before the edit.
@@ -82,34 +82,34 @@ class CurrentConfig:
         """Call `on_change` after each change of what is in force; it must not block."""
         self._subscribers.append(on_change)
 
-    def take(self, edited: ParsedConfig) -> Verdict:
+    def take(self, edited: ParsedConfig) -> ConfigVerdict:
         """Put an edited document in force, unless it holds a mistake."""
         if edited.mistakes:
             # The document that the agent started with may hold mistakes: seen again, it is no edit.
             if edited.digest == self.digest and not self._refused:
-                return Verdict(changed=False)
+                return ConfigVerdict(changed=False)
             return self.refuse(tuple(map(str, edited.mistakes)))
         came_back = bool(self._refused)
         self._refused = ()
         if edited.digest == self.digest:
-            return Verdict(changed=came_back)
+            return ConfigVerdict(changed=came_back)
         self._parsed = edited
         for on_change in self._subscribers:
             on_change()
-        return Verdict(changed=True)
+        return ConfigVerdict(changed=True)
 
-    def refuse(self, reasons: tuple[str, ...]) -> Verdict:
+    def refuse(self, reasons: tuple[str, ...]) -> ConfigVerdict:
         """Keep what is in force, and remember why the document is not."""
         changed = reasons != self._refused
         self._refused = reasons
-        return Verdict(changed=changed, reasons=reasons)
+        return ConfigVerdict(changed=changed, reasons=reasons)
 
 
 class ConfigWatch:
     """Keeps `current` at the ConfigMap's last good content."""
 
     def __init__(
-        self, client: KubeClient, clock: Clock, *, place: tuple[str, str], current: CurrentConfig, report: SelfReport
+        self, client: KubeClient, clock: Clock, *, place: tuple[str, str], current: CurrentConfig, report: AgentReport
     ) -> None:
         """Follow the ConfigMap at `place`, its namespace and name; an empty name: there is none."""
         self._client = client
@@ -129,7 +129,7 @@ class ConfigWatch:
             return
         if not self._current.valid:
             told = f"the agent started with a bad configuration: {'; '.join(self._current.warnings)}"
-            await self._report.pod.tell("ConfigMistake", told, warning=True)
+            await self._report.pod.report("ConfigMistake", told, warning=True)
         states = watch_one(self._client, CONFIG_MAPS, self._namespace, name=self._name, clock=self._clock)
         async with aclosing(states):
             async for config_map in states:
@@ -151,15 +151,15 @@ class ConfigWatch:
         self._report.metrics.config_valid(self._current.valid)
         self._report.metrics.config_hash(self._current.digest)
 
-    async def _tell(self, verdict: Verdict) -> None:
+    async def _tell(self, verdict: ConfigVerdict) -> None:
         digest, pod = self._current.digest, self._report.pod
         if verdict.refused:
             told = f"the ConfigMap is not in force, configuration {digest} is: {'; '.join(verdict.reasons)}"
-            await pod.tell("ConfigRefused", told, warning=True)
+            await pod.report("ConfigRefused", told, warning=True)
             return
         noted = f"; noted: {'; '.join(self._current.warnings)}" if self._current.warnings else ""
         told = f"configuration {digest} is in force for loads that start from now on{noted}"
-        await pod.tell("ConfigInForce", told, warning=bool(noted))
+        await pod.report("ConfigInForce", told, warning=bool(noted))
 
 
 def resolve_slots(labels: Mapping[str, str], concurrency: LoadConcurrency) -> int:

@@ -16,9 +16,9 @@ from core.models.names import CONFIG_ANNOTATION
 from nodeagent.config.current import ConfigWatch, CurrentConfig
 from nodeagent.config.priority_class import PriorityClass
 from nodeagent.config.repository import RepositoryConfig
-from nodeagent.runtime.own_pod import Board, SelfReport
+from nodeagent.runtime.own_pod import AgentPod, AgentReport
 
-__all__ = ["NO_CONFIG", "ConfigAnnouncer", "ConfigPlaces", "OwnConfig"]
+__all__ = ["NO_CONFIG", "ConfigAnnouncer", "ConfigSources", "LiveConfig"]
 
 
 NO_CONFIG: Final = "none"
@@ -31,7 +31,7 @@ _AGAIN_SECONDS: Final = 30.0
 class ConfigAnnouncer:
     """Keeps the annotation on the agent's own pod at what is in force."""
 
-    def __init__(self, pod: Board, current: CurrentConfig) -> None:
+    def __init__(self, pod: AgentPod, current: CurrentConfig) -> None:
         """Announce the hash of `current` on `pod`."""
         self._pod = pod
         self._current = current
@@ -52,7 +52,7 @@ class ConfigAnnouncer:
 
 
 @dataclass(frozen=True)
-class ConfigPlaces:
+class ConfigSources:
     """The names of the agent's ConfigMaps; empty where none is named."""
 
     namespace: str
@@ -61,7 +61,7 @@ class ConfigPlaces:
 
 
 @dataclass(frozen=True)
-class OwnConfig:
+class LiveConfig:
     """The configuration in force; whoever needs a setting asks `current` each time."""
 
     current: CurrentConfig
@@ -72,7 +72,7 @@ class OwnConfig:
 
     @classmethod
     def build(
-        cls, client: KubeClient, clock: Clock, *, places: ConfigPlaces, current: CurrentConfig, report: SelfReport
+        cls, client: KubeClient, clock: Clock, *, places: ConfigSources, current: CurrentConfig, report: AgentReport
     ) -> Self:
         """Return it for the ConfigMaps at `places`, wired on `client`."""
         place = (places.namespace, places.agent)

@@ -17,7 +17,7 @@ from core.kube.resources import PRIORITY_CLASSES
 from core.kube.watch import watch_one
 from core.models.base import JsonDict
 from nodeagent.config.current import CurrentConfig
-from nodeagent.runtime.own_pod import SelfReport
+from nodeagent.runtime.own_pod import AgentReport
 
 __all__ = ["PriorityClass"]
 
@@ -34,7 +34,7 @@ class PriorityClass:
     that. While nothing is known of a class, movers go without it.
     """
 
-    def __init__(self, client: KubeClient, clock: Clock, *, current: CurrentConfig, report: SelfReport) -> None:
+    def __init__(self, client: KubeClient, clock: Clock, *, current: CurrentConfig, report: AgentReport) -> None:
         """Follow the class that `current` names, whichever that is at a time."""
         self._client = client
         self._clock = clock
@@ -107,13 +107,13 @@ class PriorityClass:
         self._show()
         if priority_class is None:
             told = f"priority class {self._followed} does not exist: data movers get the default priority until it does"
-            await self._report.pod.tell("PriorityClassMissing", told, warning=True)
+            await self._report.pod.report("PriorityClassMissing", told, warning=True)
             return
         told = f"priority class {self._followed} exists: data movers get it (value {priority_class.get('value', 0)})"
         if first:
             _log.info("%s", told)
         else:
-            await self._report.pod.tell("PriorityClassFound", told)
+            await self._report.pod.report("PriorityClassFound", told)
 
     def _show(self) -> None:
         self._report.metrics.priority_class_usable(not self._wanted or self._found is True)

@@ -11,7 +11,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.events import Story
+from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.status import StatusWriter
 
@@ -25,7 +25,7 @@ class DispatchTools:
     client: KubeClient
     clock: Clock
     status: StatusWriter
-    story: Story
+    events: EventLog
     metrics: Metrics
     check_leading: Callable[[], None]
 

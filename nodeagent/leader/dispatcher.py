@@ -17,17 +17,17 @@ from core.aio import run_apart, wait_for_event
 from core.errors import AgentError
 from core.models.base import JsonDict
 from core.models.phases import HOLDING_PHASES, Phase
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from nodeagent.leader.admission.examiner import Examiner, Look
-from nodeagent.leader.admission.ledger import AdmissionLedger, Places, free_places, settle
+from nodeagent.leader.admission.ledger import AdmissionLedger, Reservations, free_quota, settle
 from nodeagent.leader.admission.queue import HeldBack, QueueView, in_order
 from nodeagent.leader.admission.writer import Acceptance
 from nodeagent.leader.context import DispatchRules, DispatchTools
-from nodeagent.leader.index import Entry, LoadIndex
+from nodeagent.leader.index import Entry, TransferIndex
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents, count_accepted
-from nodeagent.leader.recovery.garbage_collector import Sweeper
-from nodeagent.leader.recovery.orphans import OrphanKeeper
-from nodeagent.runtime.tasks import attempt, tell_causes, work_in_parallel
+from nodeagent.leader.recovery.garbage_collector import GarbageCollector
+from nodeagent.leader.recovery.orphans import OrphanRecovery
+from nodeagent.runtime.tasks import attempt, describe_causes, work_in_parallel
 
 __all__ = ["Dispatcher"]
 
@@ -60,7 +60,7 @@ class Dispatcher:
         tools: DispatchTools,
         rules: DispatchRules,
         *,
-        on_accepted: Callable[[Load], None],
+        on_accepted: Callable[[Transfer], None],
         agreement: ConfigAgreement | None = None,
     ) -> None:
         """Work with `tools` by `rules`; `on_accepted` is called with each load that was accepted.
@@ -84,7 +84,7 @@ class Dispatcher:
                 try:
                     await run_apart(partial(term.run, self._agreement), name="dispatching")
                 except* AgentError as group:
-                    _log.warning("dispatching begins anew: %s", tell_causes(group))
+                    _log.warning("dispatching begins anew: %s", describe_causes(group))
                 await self._tools.clock.sleep(_RETAKE_SECONDS)
         finally:
             self._term = None
@@ -102,12 +102,12 @@ class Dispatcher:
 class _Term:
     """One stretch of dispatching, from a full read to the loss of the ledger."""
 
-    def __init__(self, tools: DispatchTools, rules: DispatchRules, on_accepted: Callable[[Load], None]) -> None:
+    def __init__(self, tools: DispatchTools, rules: DispatchRules, on_accepted: Callable[[Transfer], None]) -> None:
         self._tools = tools
         self._rules = rules
         self._changed = asyncio.Event()
         self._ledger = AdmissionLedger(tools.client, rules.namespace, check_leading=tools.check_leading)
-        self._index = LoadIndex(
+        self._index = TransferIndex(
             tools.client, tools.clock, namespace=rules.namespace, kinds=rules.kinds, on_change=self._on_change
         )
         self._agents = LiveAgents(tools.client, tools.clock, namespace=rules.namespace, on_change=self._changed.set)
@@ -116,8 +116,8 @@ class _Term:
         self._acceptance = Acceptance(tools, self._agents.nodes, on_accepted=on_accepted)
         kinds = [kind.name for kind in rules.kinds]
         self._view = QueueView(tools.metrics, tools.clock, kinds, entries=self._index.entries, order=self._line)
-        self._orphans = OrphanKeeper(tools, rules, self._index, agents=self._agents)
-        self._sweeper = Sweeper(
+        self._orphans = OrphanRecovery(tools, rules, self._index, agents=self._agents)
+        self._sweeper = GarbageCollector(
             tools.client,
             tools.clock,
             namespace=rules.namespace,
@@ -140,7 +140,7 @@ class _Term:
             await self._agents.wait_synced()
             # This write stops whoever led before.
             places = self._ledger.places
-            await self._ledger.write(Places(self._settle(self._index.entries()), places.turn))
+            await self._ledger.write(Reservations(self._settle(self._index.entries()), places.turn))
             group.create_task(self._orphans.run(), name="orphans")
             group.create_task(self._sweeper.run(), name="sweeper")
             if agreement is not None:
@@ -216,10 +216,10 @@ class _Term:
         places = self._settle(entries)
         reserved, places = await self._examine_reserved(waiting, places)
         line = [entry for entry in waiting if entry.uid not in places]
-        picks, left = await self._pick(line, free_places(places, self._rules.queue_length))
+        picks, left = await self._pick(line, free_quota(places, self._rules.queue_length))
         if picks or reserved or places != self._ledger.places.uids:
             turn = picks[-1].entry.queue if picks else self._ledger.places.turn
-            await self._ledger.write(Places(places | {look.entry.uid for look in picks}, turn))
+            await self._ledger.write(Reservations(places | {look.entry.uid for look in picks}, turn))
             looks = [*reserved, *picks]
             for look in looks:
                 self._examiner.put_off(look.entry.uid)

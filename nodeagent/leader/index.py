@@ -22,7 +22,7 @@ from core.models.phases import Phase
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Kind
 
-__all__ = ["AGENT_AWAY", "Entry", "LoadIndex", "build_entry"]
+__all__ = ["AGENT_AWAY", "Entry", "TransferIndex", "build_entry"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
     try:
         cr = kind.parse(raw)
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
-        stop = cr.stopping
+        stop = cr.cancel_requested
         message = cr.status.message if phase is Phase.NEW or cr.status.message.startswith(AGENT_AWAY) else ""
     except ContractError as e:
         meta = raw["metadata"]
@@ -101,7 +101,7 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
     )
 
 
-class LoadIndex:
+class TransferIndex:
     """The loads of all kinds in one namespace."""
 
     def __init__(

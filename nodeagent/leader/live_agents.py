@@ -22,12 +22,12 @@ from core.models.names import CONFIG_ANNOTATION, label_value
 from core.models.phases import Phase
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.informer import Informer
-from nodeagent.runtime.own_pod import AGENT_SELECTOR, Voice, shown
+from nodeagent.runtime.own_pod import AGENT_SELECTOR, AgentReporter, shown
 
 __all__ = ["ConfigAgreement", "LiveAgents", "choose_node", "count_accepted", "describe_difference"]
 
 
-class _Agent(NamedTuple):
+class _LiveAgent(NamedTuple):
     """What is kept of an agent's pod: its node, whether it works, and the hash of its configuration."""
 
     node: str
@@ -67,7 +67,7 @@ class LiveAgents:
             self._nodes = {label_value(name): name for name in names}
         return self._nodes
 
-    def _on_pod(self, _: _Agent) -> None:
+    def _on_pod(self, _: _LiveAgent) -> None:
         before, self._nodes = self._nodes, None
         # While the first list comes in nobody asks yet, and counting anew for each would be quadratic.
         if self._informer.synced.is_set() and self.nodes() != before:
@@ -86,14 +86,14 @@ class LiveAgents:
         return now - self._gone_at_seconds.setdefault(label, now)
 
 
-def _trim(pod: JsonDict) -> _Agent:
+def _trim(pod: JsonDict) -> _LiveAgent:
     meta = pod["metadata"]
     node = (pod.get("spec") or {}).get("nodeName", "")
     conditions = (pod.get("status") or {}).get("conditions") or []
     ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
     live = bool(node) and ready and not meta.get("deletionTimestamp")
     config = (meta.get("annotations") or {}).get(CONFIG_ANNOTATION, "")
-    return _Agent(node, live, config)
+    return _LiveAgent(node, live, config)
 
 
 _LOOK_SECONDS: Final = 10.0
@@ -107,7 +107,7 @@ _PATIENCE_SECONDS: Final = 60.0
 class ConfigAgreement:
     """The dispatcher's look at the configurations of all agents."""
 
-    def __init__(self, clock: Clock, voice: Voice) -> None:
+    def __init__(self, clock: Clock, voice: AgentReporter) -> None:
         """Tell by `voice` when they have differed for a minute."""
         self._clock = clock
         self._voice = voice
@@ -121,13 +121,15 @@ class ConfigAgreement:
             now = self._clock.monotonic()
             if not difference:
                 if told:
-                    await self._voice.tell("ConfigsAgree", "all node agents have the same configuration in force again")
+                    await self._voice.report(
+                        "ConfigsAgree", "all node agents have the same configuration in force again"
+                    )
                 differ_since, told = None, False
             elif differ_since is None:
                 differ_since = now
             elif now - differ_since >= _PATIENCE_SECONDS and not told:
                 told = True
-                await self._voice.tell("ConfigsDiffer", difference, warning=True)
+                await self._voice.report("ConfigsDiffer", difference, warning=True)
             await self._clock.sleep(_LOOK_SECONDS)
 
 

@@ -15,38 +15,38 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
-from core.models.transfers import Load
-from nodeagent.node.lifecycle import LoadKey, Site
+from core.models.transfers import Transfer
+from nodeagent.node.lifecycle import Site, TransferKey
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import trim_pod
 
-__all__ = ["LoadCaches", "LoadListener"]
+__all__ = ["TransferCache", "TransferListener"]
 
 
-class LoadListener(Protocol):
+class TransferListener(Protocol):
     """Who is told of changes; it must not block."""
 
-    def on_load(self, key: LoadKey, uid: str) -> None:
+    def on_transfer(self, key: TransferKey, uid: str) -> None:
         """Take note that the load changed, came or went; `uid` is another one where it was replaced."""
         ...
 
-    def on_pod(self, key: LoadKey) -> None:
+    def on_pod(self, key: TransferKey) -> None:
         """Take note that a pod of the load changed, came or went."""
         ...
 
 
-class LoadCaches:
+class TransferCache:
     """The loads with this node's label, and the pods on this node that belong to a load."""
 
     def __init__(
-        self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[Kind], listener: LoadListener
+        self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[Kind], listener: TransferListener
     ) -> None:
         """Follow loads of `kinds` for the agent of `site`."""
         self._listener = listener
         self._kinds = {kind.name: kind for kind in kinds}
-        self._departed: dict[LoadKey, JsonDict] = {}
-        self._written: dict[LoadKey, tuple[str, str]] = {}
+        self._departed: dict[TransferKey, JsonDict] = {}
+        self._written: dict[TransferKey, tuple[str, str]] = {}
         selector = f"{NODE_LABEL}={site.label}"
         self._loads = {
             kind.name: Informer(
@@ -54,7 +54,7 @@ class LoadCaches:
                 Selection(kind.resource, site.namespace, label_selector=selector),
                 clock=clock,
                 trim=lambda raw: raw,
-                on_change=partial(self._tell_load, kind.name),
+                on_change=partial(self._notify_transfer, kind.name),
             )
             for kind in kinds
         }
@@ -64,7 +64,7 @@ class LoadCaches:
             Selection(PODS, site.namespace, field_selector=f"spec.nodeName={site.node}"),
             clock=clock,
             trim=trim_pod,
-            on_change=self._tell_pod,
+            on_change=self._notify_pod,
         )
 
     async def run(self) -> None:
@@ -83,21 +83,21 @@ class LoadCaches:
         waiting = [f"{name}s" for name, informer in self._loads.items() if not informer.synced.is_set()]
         return waiting if self._pods.synced.is_set() else [*waiting, "mover pods"]
 
-    def load_keys(self) -> list[LoadKey]:
+    def transfer_keys(self) -> list[TransferKey]:
         """Return the loads of this node."""
         return [_key(name, raw) for name, informer in self._loads.items() for raw in informer.items()]
 
-    def raw(self, key: LoadKey) -> JsonDict | None:
+    def raw(self, key: TransferKey) -> JsonDict | None:
         """Return a load of this node as last seen; None where there is none."""
         return self._loads[key[0]].get(key[1], key[2])
 
-    def note_written(self, cr: Load) -> None:
+    def note_written(self, cr: Transfer) -> None:
         """Note the version of a load that a write of ours has made."""
         key = (cr.kind_name, cr.metadata.namespace, cr.name)
         if self.raw(key) is not None:
             self._written[key] = (cr.uid, cr.metadata.resource_version)
 
-    def current(self, key: LoadKey) -> JsonDict | None:
+    def current(self, key: TransferKey) -> JsonDict | None:
         """Return a load of this node as last seen; None where there is none, or something that we wrote is missing.
 
         What others have written may be missing even so, for as long as a watch takes: whoever
@@ -110,7 +110,7 @@ class LoadCaches:
         uid, version = self._written.get(key, ("", ""))
         return None if meta["uid"] == uid and _is_older(meta["resourceVersion"], version) else raw
 
-    def load(self, key: LoadKey) -> Load | None:
+    def load(self, key: TransferKey) -> Transfer | None:
         """Return a load of this node as last seen; None where there is none that can be read."""
         raw = self.raw(key)
         try:
@@ -119,25 +119,25 @@ class LoadCaches:
             # Handling the key says so, once.
             return None
 
-    def pod(self, key: LoadKey) -> JsonDict | None:
+    def pod(self, key: TransferKey) -> JsonDict | None:
         """Return the pod of that load's name on this node, trimmed."""
         return self._pods.get(key[1], key[2])
 
-    def departed(self, key: LoadKey) -> JsonDict | None:
+    def departed(self, key: TransferKey) -> JsonDict | None:
         """Return the pod of that load's name that went away last, as it was last seen."""
         return self._departed.get(key)
 
-    def forget(self, key: LoadKey) -> None:
+    def forget(self, key: TransferKey) -> None:
         """Drop what is remembered about that load's pods."""
         self._departed.pop(key, None)
 
-    def _tell_load(self, kind_name: str, raw: JsonDict) -> None:
+    def _notify_transfer(self, kind_name: str, raw: JsonDict) -> None:
         key = _key(kind_name, raw)
         if self.raw(key) is None:
             self._written.pop(key, None)
-        self._listener.on_load(key, raw["metadata"]["uid"])
+        self._listener.on_transfer(key, raw["metadata"]["uid"])
 
-    def _tell_pod(self, pod: JsonDict) -> None:
+    def _notify_pod(self, pod: JsonDict) -> None:
         meta = pod["metadata"]
         for owner in meta.get("ownerReferences") or []:
             key = (owner["kind"], meta["namespace"], owner["name"])
@@ -158,6 +158,6 @@ def _is_older(version: str, than: str) -> bool:
     return version != than
 
 
-def _key(kind_name: str, raw: JsonDict) -> LoadKey:
+def _key(kind_name: str, raw: JsonDict) -> TransferKey:
     meta = raw["metadata"]
     return (kind_name, meta["namespace"], meta["name"])

@@ -10,16 +10,16 @@ from msgspec.structs import replace
 
 from core.errors import ExposeError
 from core.models.base import format_time
-from core.models.names import CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION, OUTCOME_ANNOTATION
+from core.models.names import CANCEL_REQUESTED_ANNOTATION, MOVER_LOST_ANNOTATION, OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.units import format_duration
-from exposer.model import Waiting
+from exposer.model import Pending
 from exposer.pod_status import parse_pod_end
 from nodeagent.node.lifecycle import Case, Stop
 from nodeagent.node.mover_loss import MoverLoss, read_loss
 from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.events import who_stops
+from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.mover_pod import add_log_end, explain_loss
 from nodeagent.transfers.outcome import Outcome, decide_outcome, has_last_words
 from nodeagent.transfers.status import Change
@@ -74,27 +74,27 @@ class MoveSteps(StepBase):
         if created is not None:
             tools.metrics.waited(case.kind.name, (tools.clock.now() - created).total_seconds())
         case.kind.count(stored, tools.metrics)
-        await tools.story.tell(stored, "Started", "the data mover may move data now")
+        await tools.events.record(stored, "Started", "the data mover may move data now")
         return None
 
     async def move_canceling(self, case: Case) -> Requeue | None:
         """Note that the mover is to stop, and since when."""
-        asked = {CANCEL_ASKED_ANNOTATION: format_time(self._tools.clock.now())}
+        asked = {CANCEL_REQUESTED_ANNOTATION: format_time(self._tools.clock.now())}
         stored = await self._tools.status.move(case.kind, case.cr, Phase.CANCELING, Change(annotations=asked))
-        await self._tools.story.tell(stored, "Canceling", f"{who_stops(case.cr)}; the data mover is to stop")
+        await self._tools.events.record(stored, "Canceling", f"{cancel_cause(case.cr)}; the data mover is to stop")
         return None
 
     async def force_cancel(self, case: Case) -> Requeue | None:
         """End a load whose mover does not stop."""
         span = format_duration(self._limits.cancel)
-        message = f"{who_stops(case.cr)}; the data mover did not stop within {span} and is removed"
+        message = f"{cancel_cause(case.cr)}; the data mover did not stop within {span} and is removed"
         return await self._end(case, Phase.CANCELED, message)
 
     async def lose(self, case: Case) -> Requeue | None:
         """End a load whose mover pod is gone without a word."""
         gone = f"data mover pod {case.cr.metadata.namespace}/{case.cr.name} is gone"
         if case.view.stop is not Stop.NONE:
-            return await self._end(case, Phase.CANCELED, f"{who_stops(case.cr)}; {gone}")
+            return await self._end(case, Phase.CANCELED, f"{cancel_cause(case.cr)}; {gone}")
         why = explain_loss(case.departed) if case.departed is not None else ""
         message = f"{gone} from node {self._site.node}; it left no result" + (f": {why}" if why else "")
         return await self._end(case, Phase.FAILED, message)
@@ -153,7 +153,7 @@ class MoveSteps(StepBase):
             self._waits.rest(uid, self._waits.seconds_to_telling(uid))
         return self.rest(case)
 
-    async def _wait_to_complete(self, case: Case, outcome: Outcome, waiting: Waiting) -> Requeue | None:
+    async def _wait_to_complete(self, case: Case, outcome: Outcome, waiting: Pending) -> Requeue | None:
         """Go on waiting for a completion, or end the load as Failed once that took too long."""
         since, span = outcome.kept_at or self._tools.clock.now(), self._operation_span(case)
         if self._tools.clock.now() - since >= span:

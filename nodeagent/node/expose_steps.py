@@ -18,14 +18,14 @@ from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.units import format_duration
-from exposer.model import Exposed, Guard, NotOwnerError, Waiting
+from exposer.model import Exposed, Guard, NotOwnerError, Pending
 from exposer.ownership import remove
-from nodeagent.node.lifecycle import Case, Limits, ReadCurrent, Site
+from nodeagent.node.lifecycle import Case, ReadCurrent, Site, Timeouts
 from nodeagent.node.mover_loss import LostPod, count_loss, read_loss
 from nodeagent.node.slots import Claim
 from nodeagent.node.steps import StepBase, Tools
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.events import who_stops
+from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.mover_pod import PodState, add_log_end, explain_loss, pod_node, pod_state, was_killed
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import Change
@@ -62,7 +62,7 @@ _LOSS_LOOK_SECONDS = 20.0
 class ExposeSteps(StepBase):
     """Carries out what is due before InProgress."""
 
-    def __init__(self, tools: Tools, site: Site, limits: Limits, *, waits: Waits, current: ReadCurrent) -> None:
+    def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, waits: Waits, current: ReadCurrent) -> None:
         """Work like all steps; `current` returns a load as last seen, if nothing that we wrote is missing in it."""
         super().__init__(tools, site, limits, waits=waits)
         self._current = current
@@ -74,7 +74,7 @@ class ExposeSteps(StepBase):
             if noted:
                 return Requeue(0.0)
         answer = await self._ensure(case)
-        if not isinstance(answer, Exposed | Waiting):
+        if not isinstance(answer, Exposed | Pending):
             return answer
         if isinstance(answer, Exposed):
             if pod_state(answer.pod) is PodState.DISPLACED:
@@ -113,19 +113,19 @@ class ExposeSteps(StepBase):
             # Its first pod was lost, and the next one came to another node.
             status = {**change.status, "message": None}
             stored = await self._tools.status.annotate(case.kind, case.cr, Change(status, change.labels))
-            await self._tools.story.tell(stored, "TakenOver", told)
+            await self._tools.events.record(stored, "TakenOver", told)
             return None
         if MOVER_LOST_ANNOTATION in case.cr.metadata.annotations:
             change = Change(change.status, change.labels, {MOVER_LOST_ANNOTATION: None})
         if not self._tools.slots.has_none_for(Claim.of(case.cr, now=self._tools.clock.now())):
             stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
-            await self._tools.story.tell(stored, "Prepared", told)
+            await self._tools.events.record(stored, "Prepared", told)
             return None
         # Told here, the wait costs no write of its own.
         waiting = self._slot_wait()
         change = replace(change, status={**change.status, "message": waiting.message})
         stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
-        await self._tools.story.tell(stored, "Prepared", f"{told}; {waiting.message}")
+        await self._tools.events.record(stored, "Prepared", f"{told}; {waiting.message}")
         self._waits.decide_telling(case.cr.uid, waiting)
         self._waits.told(case.cr.uid, waiting)
         self._rest_until_slot(case)
@@ -144,9 +144,9 @@ class ExposeSteps(StepBase):
 
     async def cancel(self, case: Case) -> Requeue | None:
         """End a load at once that is not to begin any more."""
-        return await self._end(case, Phase.CANCELED, f"canceled while {case.view.phase}: {who_stops(case.cr)}")
+        return await self._end(case, Phase.CANCELED, f"canceled while {case.view.phase}: {cancel_cause(case.cr)}")
 
-    async def _ensure(self, case: Case) -> Exposed | Waiting | Requeue | None:
+    async def _ensure(self, case: Case) -> Exposed | Pending | Requeue | None:
         """Return what the exposer says; anything else where there is nothing more to do about it."""
         try:
             guard = build_guard(self._tools.client, case, self._site, current=lambda: self._current(case.key))
@@ -165,9 +165,9 @@ class ExposeSteps(StepBase):
             return
         place = f"{case.cr.metadata.namespace}/{case.cr.name}"
         message = f"data mover pod {place} is on node {node}, whose node agent has not taken it over yet"
-        await self._tell_wait(case, Waiting("NotTakenOver", message))
+        await self._tell_wait(case, Pending("NotTakenOver", message))
 
-    def _overdue(self, case: Case, waiting: Waiting) -> str:
+    def _overdue(self, case: Case, waiting: Pending) -> str:
         """Return why the load ends where one operation took too long; empty where it may go on."""
         span = self._operation_span(case)
         if waiting.since is None or self._tools.clock.now() - waiting.since < span:
@@ -194,6 +194,6 @@ class ExposeSteps(StepBase):
         message = f"data mover pod {place} was lost before it began{f' ({why})' if why else ''}; another one is made"
         change = Change(status={"message": message}, annotations={MOVER_LOST_ANNOTATION: loss.to_json()})
         stored = await self._tools.status.annotate(case.kind, case.cr, change)
-        await self._tools.story.tell(stored, "MoverLost", message, warning=True)
-        self._waits.told(case.cr.uid, Waiting("MoverLost", message))
+        await self._tools.events.record(stored, "MoverLost", message, warning=True)
+        self._waits.told(case.cr.uid, Pending("MoverLost", message))
         return True

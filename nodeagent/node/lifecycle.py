@@ -19,14 +19,14 @@ from core.clock import Clock
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from nodeagent.node.mover_loss import read_loss
 from nodeagent.node.slots import Claim, Slots
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import PodState, belongs_to, has_ended, pod_node, pod_state
 from nodeagent.transfers.outcome import Outcome, read_outcome
 
-__all__ = ["Action", "Case", "Limits", "LoadKey", "ReadCurrent", "Site", "Stop", "View", "Viewer", "decide"]
+__all__ = ["Action", "Case", "ReadCurrent", "Site", "Stop", "Timeouts", "TransferKey", "View", "Viewer", "decide"]
 
 
 class Stop(Enum):
@@ -151,11 +151,11 @@ def _decide_running(view: View) -> Action:
     return Action.NOTHING
 
 
-LoadKey = tuple[str, str, str]
+TransferKey = tuple[str, str, str]
 """A load in the work queue: kind, namespace, name."""
 
 
-ReadCurrent = Callable[[LoadKey], JsonDict | None]
+ReadCurrent = Callable[[TransferKey], JsonDict | None]
 """Returns a load as last seen; None where that is unknown, or lacks something that we wrote."""
 
 
@@ -174,7 +174,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Timeouts:
     """How long things may take.
 
     `prepare`: from Accepted to Prepared. `resource`: for one operation on the cluster, such
@@ -197,14 +197,14 @@ class Case:
     """
 
     kind: Kind
-    cr: Load
+    cr: Transfer
     pod: JsonDict | None
     outcome: Outcome | None
     view: View
     departed: JsonDict | None = None
 
     @property
-    def key(self) -> LoadKey:
+    def key(self) -> TransferKey:
         """The load's key in the work queue."""
         return (self.kind.name, self.cr.metadata.namespace, self.cr.name)
 
@@ -212,7 +212,7 @@ class Case:
 class Viewer:
     """Reduces loads to views, by the clock and by the node's slots."""
 
-    def __init__(self, clock: Clock, site: Site, limits: Limits, slots: Slots) -> None:
+    def __init__(self, clock: Clock, site: Site, limits: Timeouts, slots: Slots) -> None:
         """View loads from `site`."""
         self._clock = clock
         self._site = site
@@ -220,7 +220,7 @@ class Viewer:
         self._slots = slots
         self._stop_seen_at: dict[str, float] = {}
 
-    def look(self, kind: Kind, cr: Load, pod: JsonDict | None, *, departed: JsonDict | None = None) -> Case:
+    def look(self, kind: Kind, cr: Transfer, pod: JsonDict | None, *, departed: JsonDict | None = None) -> Case:
         """Return the case of `cr`; a pod that belongs to another load counts as absent."""
         if pod is not None and not belongs_to(pod, cr):
             pod = None
@@ -244,7 +244,7 @@ class Viewer:
         )
         return Case(kind, cr, pod, outcome, view, departed)
 
-    def seconds_until_overdue(self, cr: Load) -> float:
+    def seconds_until_overdue(self, cr: Transfer) -> float:
         """Return how long a mover may still take to answer the cancel of `cr`."""
         limit_seconds = self._limits.cancel.total_seconds()
         asked_at = cr.cancel_requested_at
@@ -259,23 +259,23 @@ class Viewer:
         self._stop_seen_at.pop(uid, None)
         self._slots.forget(uid)
 
-    def _pod_state(self, cr: Load, pod: JsonDict | None) -> PodState:
+    def _pod_state(self, cr: Transfer, pod: JsonDict | None) -> PodState:
         elsewhere = pod is not None and pod_node(pod) not in {"", self._site.node}
         # The agent of its node takes a load over before its start; until then it is exposed.
         return PodState.PENDING if elsewhere and cr.phase in HOLDING_PHASES else pod_state(pod)
 
-    def _stop(self, cr: Load, *, ours: bool) -> Stop:
-        if not cr.stopping:
+    def _stop(self, cr: Transfer, *, ours: bool) -> Stop:
+        if not cr.cancel_requested:
             return Stop.NONE
         if not ours:
             return Stop.ASKED
         self._stop_seen_at.setdefault(cr.uid, self._clock.monotonic())
         return Stop.OVERDUE if self.seconds_until_overdue(cr) <= 0 else Stop.ASKED
 
-    def _late(self, cr: Load) -> bool:
+    def _late(self, cr: Transfer) -> bool:
         since = cr.accepted_at if cr.phase is Phase.ACCEPTED else None
         if cr.phase is Phase.PREPARED:
-            # Waiting for a slot may last; a lost mover has as long to come back as the first one had.
+            # Pending for a slot may last; a lost mover has as long to come back as the first one had.
             loss = read_loss(cr)
             since = loss.since if loss is not None and not loss.replaced else None
         return since is not None and self._clock.now() - since >= self._limits.prepare

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from core.errors import ContractError
 from core.models.base import WireModel
 from core.models.names import MOVER_LOST_ANNOTATION
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 
 __all__ = ["LostPod", "MoverLoss", "count_loss", "read_loss"]
 
@@ -77,7 +77,7 @@ class MoverLoss(WireModel):
         return replace(self, replaced=True)
 
 
-def read_loss(cr: Load) -> MoverLoss | None:
+def read_loss(cr: Transfer) -> MoverLoss | None:
     """Return the losses that are kept on `cr`, None where there are none or nobody can read them."""
     try:
         return MoverLoss.from_json(cr.metadata.annotations.get(MOVER_LOST_ANNOTATION, ""))

@@ -27,7 +27,7 @@ from core.kube.watch import ChangeKind, watch_objects
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import Phase
-from core.models.transfers import Load, Progress
+from core.models.transfers import Progress, Transfer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.status import StatusWriter
@@ -95,7 +95,7 @@ _TRY_PAUSE_SECONDS: Final = 1.0
 """Somebody else wrote at the same time, or the cache lags behind; after the last try the next Event brings another."""
 
 
-ReadLoad = Callable[[], Load | None]
+ReadLoad = Callable[[], Transfer | None]
 
 
 @dataclass
@@ -124,7 +124,7 @@ class ProgressFollower:
         self._clock = clock
         self._status = status
         self._metrics = metrics
-        self._wanted: dict[str, tuple[Kind, Load, ReadLoad]] = {}
+        self._wanted: dict[str, tuple[Kind, Transfer, ReadLoad]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._readings: dict[str, _Reading] = {}
         self._changed = asyncio.Event()
@@ -143,7 +143,7 @@ class ProgressFollower:
                         )
                 await self._changed.wait()
 
-    def follow(self, kind: Kind, cr: Load, read_load: ReadLoad) -> None:
+    def follow(self, kind: Kind, cr: Transfer, read_load: ReadLoad) -> None:
         """Follow `cr` from now on; `read_load` returns it as last seen."""
         if cr.uid not in self._wanted:
             self._wanted[cr.uid] = (kind, cr, read_load)
@@ -175,7 +175,7 @@ class ProgressFollower:
             self._metrics.bytes_moved(kind_name, total_bytes - reading.counted_done_bytes)
             reading.counted_done_bytes = max(total_bytes, reading.counted_done_bytes)
 
-    async def _follow(self, kind: Kind, cr: Load, read_load: ReadLoad) -> None:
+    async def _follow(self, kind: Kind, cr: Transfer, read_load: ReadLoad) -> None:
         # What an earlier agent process wrote down, it has counted too.
         done_bytes = cr.status.progress.bytes_done
         first = ProgressMessage(done_bytes=done_bytes, total_bytes=cr.status.progress.total_bytes)
@@ -236,7 +236,7 @@ class ProgressFollower:
         reading.counted_done_bytes = max(message.done_bytes, reading.counted_done_bytes)
         reading.counted_sent_bytes = max(message.sent_bytes, reading.counted_sent_bytes)
 
-    async def _write(self, kind: Kind, reading: _Reading, cr: Load | None) -> bool:
+    async def _write(self, kind: Kind, reading: _Reading, cr: Transfer | None) -> bool:
         """Write what is news; return False where it is about a wait and could not be written."""
         if cr is None or cr.phase not in _RUNNING:
             return not reading.wait.text

@@ -23,11 +23,11 @@ from core.kube.resources import PODS
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import RUNNING_PHASES, Phase
-from core.models.transfers import Load
-from nodeagent.node.cache import LoadCaches
+from core.models.transfers import Transfer
+from nodeagent.node.cache import TransferCache
 from nodeagent.node.data_path_steps import MoveSteps
 from nodeagent.node.expose_steps import ExposeSteps
-from nodeagent.node.lifecycle import Action, Case, Limits, LoadKey, ReadCurrent, Site, Stop, Viewer, decide
+from nodeagent.node.lifecycle import Action, Case, ReadCurrent, Site, Stop, Timeouts, TransferKey, Viewer, decide
 from nodeagent.node.steps import Tools
 from nodeagent.runtime.tasks import Faults
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
@@ -45,11 +45,11 @@ _log = logging.getLogger(__name__)
 class Steps:
     """Carries out actions."""
 
-    def __init__(self, tools: Tools, site: Site, limits: Limits, *, current: ReadCurrent) -> None:
+    def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, current: ReadCurrent) -> None:
         """Work with `tools` for the agent of `site`; `current` returns a load as last seen."""
         self._tools = tools
         self._waits = Waits(tools.clock)
-        self._cleaner = CleanUp(tools.clock, tools.status, tools.story, self._waits, limits.resource)
+        self._cleaner = CleanUp(tools.clock, tools.status, tools.events, self._waits, limits.resource)
         expose = ExposeSteps(tools, site, limits, waits=self._waits, current=current)
         self._move = move = MoveSteps(tools, site, limits, waits=self._waits)
         self._by_action: Mapping[Action, Callable[[Case], Awaitable[Requeue | None]]] = {
@@ -133,13 +133,13 @@ class _UnreadableError(AgentError):
 class Reconciler:
     """Carries the loads with this node's label, and takes over those whose mover runs here."""
 
-    def __init__(self, tools: Tools, site: Site, *, limits: Limits, kinds: Sequence[Kind]) -> None:
+    def __init__(self, tools: Tools, site: Site, *, limits: Timeouts, kinds: Sequence[Kind]) -> None:
         """Work with `tools` for the agent of `site` on loads of `kinds`."""
         self._tools = tools
         self._kinds = {kind.name: kind for kind in kinds}
         self._viewer = Viewer(tools.clock, site, limits, tools.slots)
-        self._queue: WorkQueue[LoadKey] = WorkQueue(tools.clock, name="loads", workers=_WORKERS)
-        self._caches = LoadCaches(tools.client, tools.clock, site, kinds=kinds, listener=self)
+        self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="loads", workers=_WORKERS)
+        self._caches = TransferCache(tools.client, tools.clock, site, kinds=kinds, listener=self)
         self._steps = Steps(tools, site, limits, current=self._caches.current)
         tools.status.tell_stored(self._caches.note_written)
         self._unreadable: set[str] = set()
@@ -170,7 +170,7 @@ class Reconciler:
     def report(self) -> JsonDict:
         """Return the node's loads and slots for the status page."""
         slots = self._tools.slots
-        loads = [cr for key in self._caches.load_keys() if (cr := self._caches.load(key)) is not None]
+        loads = [cr for key in self._caches.transfer_keys() if (cr := self._caches.load(key)) is not None]
         return {
             "slots": {"used": slots.used, "total": slots.limit, "waiting": slots.waiting},
             "loads": [
@@ -187,7 +187,7 @@ class Reconciler:
             ],
         }
 
-    def on_load(self, key: LoadKey, uid: str) -> None:
+    def on_transfer(self, key: TransferKey, uid: str) -> None:
         """Note what a change of a load says about slots and progress, and enqueue it."""
         cached = self._caches.raw(key)
         if cached is None or cached["metadata"]["uid"] != uid:
@@ -198,11 +198,11 @@ class Reconciler:
         self._queue.add(key)
         self._wake_next()
 
-    def on_pod(self, key: LoadKey) -> None:
+    def on_pod(self, key: TransferKey) -> None:
         """Enqueue the load that a mover pod belongs to."""
         self._queue.add(key)
 
-    async def _handle(self, key: LoadKey) -> Requeue | None:
+    async def _handle(self, key: TransferKey) -> Requeue | None:
         """Bring one load one step forward; return when to look again without a change."""
         try:
             requeue = await self._decide(key)
@@ -216,7 +216,7 @@ class Reconciler:
         except AgentError as e:
             if e.retry:
                 raise
-            if self._faults.tell(key, "a step of the load failed", e, extra=_told(key)):
+            if self._faults.report(key, "a step of the load failed", e, extra=_told(key)):
                 await self._tell(key, "StepFailed", str(e))
                 await self._show(key, str(e))
             return Requeue(_REFUSED_PAUSE_SECONDS)
@@ -226,7 +226,7 @@ class Reconciler:
         finally:
             self._wake_next()
 
-    async def _decide(self, key: LoadKey) -> Requeue | None:
+    async def _decide(self, key: TransferKey) -> Requeue | None:
         """Take a step; after a conflict read and decide again."""
         for tried in range(_DECISIONS - 1):
             try:
@@ -235,7 +235,7 @@ class Reconciler:
                 _log.debug("read and decided again: %s", e, extra=_told(key))
         return await self._step(key, anew=True)
 
-    async def _step(self, key: LoadKey, *, anew: bool) -> Requeue | None:
+    async def _step(self, key: TransferKey, *, anew: bool) -> Requeue | None:
         """Decide by the caches; where there is something to do, read what may be missing in them and decide again.
 
         `anew`: they are known to lag behind.
@@ -272,7 +272,7 @@ class Reconciler:
             return Requeue(_UNSEEN_POD_PAUSE_SECONDS) if soon else self._revisit(case)
         return await self._steps.perform(action, case)
 
-    def _look(self, kind: Kind, cr: Load, pod: JsonDict | None = None) -> Case:
+    def _look(self, kind: Kind, cr: Transfer, pod: JsonDict | None = None) -> Case:
         """Return the case of a load, having its progress followed while it runs."""
         key = (kind.name, cr.metadata.namespace, cr.name)
         case = self._viewer.look(kind, cr, pod, departed=self._caches.departed(key))
@@ -298,7 +298,7 @@ class Reconciler:
         self._woken = frozenset(claim.uid for claim in claims)
         self._tools.metrics.slots(slots.used, slots.limit)
 
-    async def _leave_alone(self, key: LoadKey, why: str) -> None:
+    async def _leave_alone(self, key: TransferKey, why: str) -> None:
         """Say once that a load cannot be read."""
         raw = self._caches.raw(key)
         if raw is None or raw["metadata"]["uid"] in self._unreadable:
@@ -307,13 +307,13 @@ class Reconciler:
         _log.error("left alone: %s", why, extra=_told(key))
         await self._tell(key, "Unreadable", why)
 
-    async def _tell(self, key: LoadKey, reason: str, why: str) -> None:
+    async def _tell(self, key: TransferKey, reason: str, why: str) -> None:
         """Tell on a load, whether it can be read or not, what keeps it from going on."""
         raw = self._caches.raw(key)
         if raw is not None:
-            await self._tools.story.tell_trouble(raw, reason, why)
+            await self._tools.events.record_warning(raw, reason, why)
 
-    async def _show(self, key: LoadKey, why: str) -> None:
+    async def _show(self, key: TransferKey, why: str) -> None:
         """Write into the status of a load what keeps it from going on; its next step takes that back."""
         kind = self._kinds[key[0]]
         try:
@@ -324,7 +324,7 @@ class Reconciler:
             # It may be this very right that is missing; the Event tells it.
             _log.debug("not written on the load: %s", e, extra=_told(key))
 
-    def _forget(self, key: LoadKey, uid: str) -> None:
+    def _forget(self, key: TransferKey, uid: str) -> None:
         self._viewer.forget(uid)
         self._steps.forget(uid)
         self._caches.forget(key)
@@ -338,12 +338,12 @@ def _may_take_over(pod: JsonDict) -> bool:
     return is_ours(pod) and pod_state(pod) in {PodState.RUNNING, PodState.ENDED}
 
 
-def _parse(kind: Kind, raw: JsonDict) -> Load:
+def _parse(kind: Kind, raw: JsonDict) -> Transfer:
     try:
         return kind.parse(raw)
     except ContractError as e:
         raise _UnreadableError(str(e)) from e
 
 
-def _told(key: LoadKey) -> dict[str, object]:
+def _told(key: TransferKey) -> dict[str, object]:
     return fields(kind=key[0], namespace=key[1], name=key[2])

@@ -22,7 +22,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import NODES
 from core.models.phases import Phase
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from nodeagent.config.current import labels_of, resolve_slots
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.runtime.informer import Informer
@@ -48,7 +48,7 @@ class Claim:
     uid: str
 
     @classmethod
-    def of(cls, cr: Load, *, now: datetime) -> Self:
+    def of(cls, cr: Transfer, *, now: datetime) -> Self:
         """Return the claim of `cr`; `now` counts for one that nothing tells the age of."""
         return cls(cr.accepted_at or now, (cr.kind_name, cr.metadata.namespace, cr.name), cr.uid)
 

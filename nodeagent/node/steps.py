@@ -23,13 +23,13 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError, ServerError, UnreachableError
 from core.logs import BoundLogger, bind
 from core.models.phases import Phase
-from exposer.model import Waiting
-from nodeagent.node.lifecycle import Case, Limits, Site
+from exposer.model import Pending
+from nodeagent.node.lifecycle import Case, Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.slots import Slots
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.events import Story, tell_end
+from nodeagent.transfers.events import EventLog, record_end
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import Change, StatusWriter
@@ -54,7 +54,7 @@ _QUOTA: Final = "exceeded quota"
 """Source: Kubernetes v1.34, the ResourceQuota admission plugin."""
 
 
-def judge_refusal(error: ForbiddenError | InvalidError | ServerError) -> Waiting:
+def judge_refusal(error: ForbiddenError | InvalidError | ServerError) -> Pending:
     """Return what is waited for after `error`.
 
     Raises:
@@ -62,10 +62,10 @@ def judge_refusal(error: ForbiddenError | InvalidError | ServerError) -> Waiting
     """
     text = str(error)
     if isinstance(error, ServerError):
-        return Waiting("ApiServerError", text, trouble=True)
+        return Pending("ApiServerError", text, blocked=True)
     if isinstance(error, InvalidError) or _ADMISSION.search(text):
         raise ExposeError(text) from error
-    return Waiting("QuotaExceeded" if _QUOTA in text else "Forbidden", text, trouble=True)
+    return Pending("QuotaExceeded" if _QUOTA in text else "Forbidden", text, blocked=True)
 
 
 _VOLUME_LOOK_SECONDS: Final = 8.0
@@ -82,7 +82,7 @@ class Tools:
     client: KubeClient
     clock: Clock
     status: StatusWriter
-    story: Story
+    events: EventLog
     logs: MoverLogs
     progress: ProgressFollower
     slots: Slots
@@ -92,7 +92,7 @@ class Tools:
 class StepBase:
     """The common part of the modules that carry out steps."""
 
-    def __init__(self, tools: Tools, site: Site, limits: Limits, *, waits: Waits) -> None:
+    def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, waits: Waits) -> None:
         """Work with `tools` for the agent of `site`; all steps share `waits`."""
         self._tools = tools
         self._site = site
@@ -109,7 +109,7 @@ class StepBase:
         stored = await tools.status.move(kind, case.cr, phase, Change(status=status))
         tools.slots.forget(stored.uid)
         self._waits.forget(stored.uid)
-        await tell_end(kind, stored, metrics=tools.metrics, story=tools.story)
+        await record_end(kind, stored, metrics=tools.metrics, events=tools.events)
         return None
 
     def _operation_span(self, case: Case) -> timedelta:
@@ -119,7 +119,7 @@ class StepBase:
         """
         return case.cr.operation_timeout or self._limits.resource
 
-    async def _judged(self, step: Awaitable[_R]) -> _R | Waiting:
+    async def _judged(self, step: Awaitable[_R]) -> _R | Pending:
         """Return what `step` returns, or what is waited for because the API server did not want something.
 
         Raises:
@@ -133,7 +133,7 @@ class StepBase:
         except (ForbiddenError, InvalidError, ServerError) as e:
             return judge_refusal(e)
 
-    async def _tell_wait(self, case: Case, waiting: Waiting) -> None:
+    async def _tell_wait(self, case: Case, waiting: Pending) -> None:
         """Write why the load waits where that is news."""
         tools, cr = self._tools, case.cr
         telling = self._waits.decide_telling(cr.uid, waiting)
@@ -143,13 +143,13 @@ class StepBase:
         if cr.status.message != waiting.message:
             await tools.status.report(case.kind, cr, message=waiting.message)
             if telling.event:
-                await tools.story.tell(cr, waiting.reason, waiting.message, warning=waiting.trouble)
+                await tools.events.record(cr, waiting.reason, waiting.message, warning=waiting.blocked)
         self._waits.told(cr.uid, waiting)
 
-    def _slot_wait(self) -> Waiting:
+    def _slot_wait(self) -> Pending:
         """Return what a load waits for whose mover is ready and has no slot."""
         message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
-        return Waiting("WaitingForSlot", message)
+        return Pending("WaitingForSlot", message)
 
     def _rest_until_slot(self, case: Case) -> None:
         """Note that a load which was told to wait for a slot needs no look before it is its turn.

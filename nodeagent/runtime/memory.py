@@ -12,7 +12,7 @@ from typing import Final
 
 from core.clock import Clock
 
-__all__ = ["MemoryKeeper", "find_trim"]
+__all__ = ["MemoryTrimmer", "find_trim"]
 
 _REST_SECONDS: Final = 10.0
 """Between two returns: each takes a millisecond or two."""
@@ -22,7 +22,7 @@ _CONNECTIONS_END_SECONDS: Final = 20.0
 `keepalive_timeout` is 15 s."""
 
 
-class MemoryKeeper:
+class MemoryTrimmer:
     """Returns free memory while work goes on, and once more behind its end."""
 
     def __init__(self, clock: Clock, trim: Callable[[], None]) -> None:

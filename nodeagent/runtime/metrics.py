@@ -103,7 +103,7 @@ class Metrics:
         gauge.labels(self._node)
         return gauge
 
-    def load_finished(self, kind: str, phase: Phase) -> None:
+    def transfer_finished(self, kind: str, phase: Phase) -> None:
         """Count a load that ended; the peer counts only some kinds."""
         if counter := self._endings.get((kind, phase)):
             counter.labels(self._node).inc()

@@ -16,7 +16,7 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
 from nodeagent.runtime.metrics import Metrics
 
-__all__ = ["AGENT_SELECTOR", "Board", "OwnPod", "SelfReport", "Voice", "shown"]
+__all__ = ["AGENT_SELECTOR", "AgentPod", "AgentReport", "AgentReporter", "OwnPod", "shown"]
 
 
 _log = logging.getLogger(__name__)
@@ -26,15 +26,15 @@ AGENT_SELECTOR: Final = select_labels(AGENT_LABELS)
 """The pods of all node agents."""
 
 
-class Voice(Protocol):
+class AgentReporter(Protocol):
     """Where the agent tells what concerns itself."""
 
-    async def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+    async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Tell it in the log and on the agent's pod; never fails."""
         ...
 
 
-class Board(Voice, Protocol):
+class AgentPod(AgentReporter, Protocol):
     """Where others can also read it afterwards."""
 
     async def annotate(self, key: str, value: str) -> None:
@@ -47,10 +47,10 @@ class Board(Voice, Protocol):
 
 
 @dataclass(frozen=True)
-class SelfReport:
+class AgentReport:
     """Where the agent's own state shows: on its pod and in its log, and in its metrics."""
 
-    pod: Board
+    pod: AgentPod
     metrics: Metrics
 
 
@@ -68,7 +68,7 @@ class OwnPod:
         self._hostname = hostname
         self._pod: JsonDict | None = None
 
-    async def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+    async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Log `message`, and record it as an Event on the pod; what cannot be recorded is only logged."""
         _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra={"reason": reason})
         try:

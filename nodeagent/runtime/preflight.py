@@ -24,7 +24,7 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import Request
-from nodeagent.runtime.permissions import RIGHTS, Right, Scope
+from nodeagent.runtime.permissions import PERMISSIONS, Permission, Scope
 
 __all__ = ["check_cluster"]
 
@@ -89,14 +89,14 @@ async def _missing_kinds(client: KubeClient, namespace: str, kinds: Sequence[Res
 async def _check_rights(client: KubeClient, namespace: str) -> None:
     gate = asyncio.Semaphore(_AT_A_TIME)
 
-    async def lacks(right: Right, verb: str, name: str) -> str:
+    async def lacks(right: Permission, verb: str, name: str) -> str:
         async with gate:
             return "" if await _allowed(client, namespace, right, verb=verb, name=name) else verb
 
-    questions: dict[Right, list[asyncio.Task[str]]] = {}
+    questions: dict[Permission, list[asyncio.Task[str]]] = {}
     try:
         async with asyncio.TaskGroup() as group:
-            for right in RIGHTS:
+            for right in PERMISSIONS:
                 questions[right] = [
                     group.create_task(lacks(right, verb, name), name=f"ask for {verb} {right.path}")
                     for verb in right.verbs
@@ -118,7 +118,7 @@ async def _check_rights(client: KubeClient, namespace: str) -> None:
             _log.warning("without the right to %s it cannot be told %s", words, right.reason)
 
 
-async def _allowed(client: KubeClient, namespace: str, right: Right, *, verb: str, name: str) -> bool:
+async def _allowed(client: KubeClient, namespace: str, right: Permission, *, verb: str, name: str) -> bool:
     attributes = {
         "namespace": namespace if right.scope is Scope.OWN_NAMESPACE else "",
         "verb": verb,

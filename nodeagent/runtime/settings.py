@@ -12,13 +12,20 @@ from typing import Final
 
 from core.errors import ConfigError
 
-__all__ = ["DEFAULT_NAMESPACE", "Address", "RepositoryController", "Settings", "node_name_from", "parse_address"]
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "ListenAddress",
+    "RepositoryControllerMode",
+    "Settings",
+    "node_name_from",
+    "parse_address",
+]
 
 DEFAULT_NAMESPACE: Final = "velero"
 _LARGEST_PORT: Final = 65535
 
 
-class RepositoryController(StrEnum):
+class RepositoryControllerMode(StrEnum):
     """Whether this agent, while it is the dispatcher, makes BackupRepositories ready."""
 
     AUTO = "auto"
@@ -28,7 +35,7 @@ class RepositoryController(StrEnum):
 
 
 @dataclass(frozen=True)
-class Address:
+class ListenAddress:
     """Where to listen; `host` None means all addresses of the machine."""
 
     host: str | None
@@ -39,7 +46,7 @@ class Address:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> ListenAddress:
     """Return the address that `text`, such as `:8085`, `127.0.0.1:8085` or `[::1]:8085`, names.
 
     Raises:
@@ -49,7 +56,7 @@ def parse_address(text: str) -> Address:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not port.isdecimal() or int(port) > _LARGEST_PORT:
         raise ValueError(f"{text!r} is not an address such as :8085 or 127.0.0.1:8085")
-    return Address(host or None, int(port))
+    return ListenAddress(host or None, int(port))
 
 
 @dataclass(frozen=True)
@@ -73,11 +80,11 @@ class Settings:
     prepare_timeout: timedelta = timedelta(minutes=30)
     resource_timeout: timedelta = timedelta(minutes=10)
     node_gone_after: timedelta = timedelta(minutes=5)
-    metrics_address: Address = Address(None, 8085)
+    metrics_address: ListenAddress = ListenAddress(None, 8085)
     log_level: str = "info"
     log_format: str = "text"
     datamover_names: frozenset[str] = frozenset({"velero", ""})
-    repository_controller: RepositoryController = RepositoryController.AUTO
+    repository_controller: RepositoryControllerMode = RepositoryControllerMode.AUTO
     lease_duration: timedelta = timedelta(seconds=15)
     client_qps: float = 400.0
     client_burst: int = 800

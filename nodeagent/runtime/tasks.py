@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from core.errors import AgentError
 from core.kube.errors import ConflictError
 
-__all__ = ["Faults", "attempt", "tell_causes", "work_in_parallel"]
+__all__ = ["Faults", "attempt", "describe_causes", "work_in_parallel"]
 
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Faults:
         self._log = log
         self._told: dict[Hashable, str] = {}
 
-    def tell(self, key: Hashable, message: str, error: BaseException, *, extra: dict[str, Any] | None = None) -> bool:
+    def report(self, key: Hashable, message: str, error: BaseException, *, extra: dict[str, Any] | None = None) -> bool:
         """Log `error`, and return whether it is news for `key`.
 
         News comes with its traceback. What was told already is a line for whoever debugs:
@@ -95,7 +95,7 @@ async def work_in_parallel(
     return [task.result() for task in tasks]
 
 
-def tell_causes(group: BaseExceptionGroup[BaseException]) -> str:
+def describe_causes(group: BaseExceptionGroup[BaseException]) -> str:
     """Return the words of all errors in `group`, in one line."""
-    told = (tell_causes(e) if isinstance(e, BaseExceptionGroup) else str(e) for e in group.exceptions)
+    told = (describe_causes(e) if isinstance(e, BaseExceptionGroup) else str(e) for e in group.exceptions)
     return "; ".join(told)

@@ -142,7 +142,7 @@ class WorkQueue(Generic[K]):
                 raise
             # Not we were canceled, but something that was waited for: no worker may end by it.
             pause = self._back_off(key)
-            self._faults.tell(key, f"{self._name}: {key} was broken off and is tried again in {pause:.1f} s", e)
+            self._faults.report(key, f"{self._name}: {key} was broken off and is tried again in {pause:.1f} s", e)
             return pause
         except AgentError as e:
             pause = self._back_off(key)
@@ -151,7 +151,7 @@ class WorkQueue(Generic[K]):
         except Exception as e:  # noqa: BLE001 - logged with its traceback; the key comes back
             # A fault of ours must not stop the other keys.
             pause = self._back_off(key)
-            self._faults.tell(key, f"{self._name}: {key} failed and is tried again in {pause:.1f} s", e)
+            self._faults.report(key, f"{self._name}: {key} failed and is tried again in {pause:.1f} s", e)
             return pause
         self._failures.pop(key, None)
         self._faults.forget(key)

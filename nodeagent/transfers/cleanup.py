@@ -11,11 +11,11 @@ from typing import Final
 
 from core.clock import Clock
 from core.logs import fields
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from core.models.units import format_duration
-from exposer.model import Waiting
+from exposer.model import Pending
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.events import Story
+from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import StatusWriter
@@ -34,11 +34,11 @@ class CleanUp:
 
     clock: Clock
     status: StatusWriter
-    story: Story
+    events: EventLog
     waits: Waits
     patience: timedelta
 
-    async def step(self, kind: Kind, cr: Load) -> Requeue | None:
+    async def step(self, kind: Kind, cr: Transfer) -> Requeue | None:
         """Take the next step for `cr`; None says that nothing is left and its marks are gone.
 
         What does not go is told by an Event, once for each thing, and tried again without end:
@@ -61,10 +61,10 @@ class CleanUp:
         if self.waits.told_message(cr.uid) != waiting.message:
             span = format_duration(self.patience)
             message = f"not cleaned up for {span}: {waiting.message}; it is tried again"
-            await self.story.tell(cr, "CleanUpStuck", message, warning=True)
-            self.waits.told(cr.uid, Waiting("CleanUpStuck", waiting.message))
+            await self.events.record(cr, "CleanUpStuck", message, warning=True)
+            self.waits.told(cr.uid, Pending("CleanUpStuck", waiting.message))
         return Requeue(_STUCK_PAUSE_SECONDS)
 
-    def _is_stuck(self, cr: Load) -> bool:
+    def _is_stuck(self, cr: Transfer) -> bool:
         ended = cr.status.completion_timestamp
         return ended is not None and self.clock.now() - ended >= self.patience

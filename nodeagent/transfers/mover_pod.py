@@ -20,7 +20,7 @@ from core.kube.resources import PODS
 from core.logs import bind
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from exposer.pod_status import PodEnd, explain_exit, memory_limit, parse_pod_end, signal_of
 
 __all__ = [
@@ -97,14 +97,14 @@ def has_ended(pod: JsonDict) -> bool:
     return pod_state(pod) in {PodState.ENDED, PodState.DISPLACED}
 
 
-def belongs_to(pod: JsonDict, cr: Load) -> bool:
+def belongs_to(pod: JsonDict, cr: Transfer) -> bool:
     """Whether `pod` was made for `cr`; a peer's mover has no label of ours, but an owner."""
     meta = pod["metadata"]
     owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
     return cr.uid in owners or (meta.get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid
 
 
-async def read_mover(client: KubeClient, cr: Load) -> JsonDict | None:
+async def read_mover(client: KubeClient, cr: Transfer) -> JsonDict | None:
     """Return the mover pod of `cr`; None where there is none, or the pod of that name is another's."""
     pod = await client.read(PODS, cr.metadata.namespace, cr.name)
     return pod if pod is not None and belongs_to(pod, cr) else None
@@ -219,7 +219,7 @@ class MoverLogs:
         self._client = client
         self._taken: dict[str, tuple[str, str]] = {}
 
-    async def take_over(self, cr: Load, pod: JsonDict | None) -> str:
+    async def take_over(self, cr: Transfer, pod: JsonDict | None) -> str:
         """Write the log of `pod`, the mover of `cr`, into the agent's log.
 
         Writes nothing where there is no pod, where it never ran, or where its log was taken before. A log that

@@ -20,7 +20,7 @@ from core.logs import fields
 from core.models.base import JsonDict, WireModel
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from exposer.pod_status import PodEnd, explain_exit, signal_of
 
 __all__ = ["BackupResults", "Outcome", "RestoreResults", "decide_outcome", "has_last_words", "read_outcome"]
@@ -50,7 +50,7 @@ class Outcome(WireModel, omit_defaults=True):
         return int(self.result.get("totalBytes", 0))
 
 
-def read_outcome(cr: Load) -> Outcome | None:
+def read_outcome(cr: Transfer) -> Outcome | None:
     """Return the outcome that is kept on `cr`, None where there is none.
 
     One that somebody made unreadable counts as lost: as long as the mover pod is there it is

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from core.clock import Clock
-from exposer.model import Waiting
+from exposer.model import Pending
 
 __all__ = ["Telling", "Waits"]
 
@@ -33,17 +33,17 @@ _OTHER_CAUSE_PAUSE_SECONDS: Final = 4.0
 """For trouble whose words name another cause by now: less than the pause between two looks."""
 
 _NUMBERS: Final = re.compile(r"\d+")
-_NOTHING: Final = Waiting("", "")
+_NOTHING: Final = Pending("", "")
 
 
 @dataclass(slots=True)
 class _Wait:
-    current: Waiting = _NOTHING
+    current: Pending = _NOTHING
     since_seconds: float = 0.0
     looks: int = 0
     quick_looks: int = 0
     quick_since_seconds: float = 0.0
-    told: Waiting = _NOTHING
+    told: Pending = _NOTHING
     told_at_seconds: float = 0.0
     rests_until_seconds: float = 0.0
 
@@ -78,13 +78,13 @@ class Waits:
         wait.quick_looks += 1
         return _QUICK_SECONDS[looks]
 
-    def note_step(self, uid: str, waiting: Waiting) -> None:
+    def note_step(self, uid: str, waiting: Pending) -> None:
         """Note that the load waits for `waiting`, which nobody is told; another one than before is looked at soon."""
         wait = self._waits.setdefault(uid, _Wait())
         if waiting != wait.current:
             wait.current, wait.looks, wait.rests_until_seconds = waiting, 0, 0.0
 
-    def decide_telling(self, uid: str, waiting: Waiting, *, at_once: bool = False) -> Telling:
+    def decide_telling(self, uid: str, waiting: Pending, *, at_once: bool = False) -> Telling:
         """Note that the load waits for `waiting`; return what is to be said about it now.
 
         `at_once`: looking again, to tell it if it lasts, would cost more than telling it.
@@ -94,9 +94,9 @@ class Waits:
             wait.since_seconds, wait.looks, wait.rests_until_seconds = now, 0, 0.0
         wait.current = waiting
         if waiting.reason != wait.told.reason:
-            lasts = at_once or waiting.trouble or now >= wait.since_seconds + _GRACE_SECONDS
+            lasts = at_once or waiting.blocked or now >= wait.since_seconds + _GRACE_SECONDS
             return Telling(message=lasts, event=lasts)
-        other_cause = waiting.trouble and _gist(waiting.message) != _gist(wait.told.message)
+        other_cause = waiting.blocked and _gist(waiting.message) != _gist(wait.told.message)
         pause_seconds = _OTHER_CAUSE_PAUSE_SECONDS if other_cause else _SAME_REASON_PAUSE_SECONDS
         pause_over = now - wait.told_at_seconds >= pause_seconds
         return Telling(message=waiting.message != wait.told.message and pause_over, event=other_cause and pause_over)
@@ -115,7 +115,7 @@ class Waits:
         wait = self._waits.get(uid, _NO_WAIT)
         return max(0.0, wait.since_seconds + _GRACE_SECONDS - self._clock.monotonic())
 
-    def told(self, uid: str, waiting: Waiting) -> None:
+    def told(self, uid: str, waiting: Pending) -> None:
         """Note that the reader was told `waiting`."""
         wait = self._waits.setdefault(uid, _Wait())
         wait.told, wait.told_at_seconds = waiting, self._clock.monotonic()

@@ -14,23 +14,23 @@ from core.kube.client import KubeClient
 from core.models.base import JsonDict, format_time
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
-    CANCEL_ASKED_ANNOTATION,
+    CANCEL_REQUESTED_ANNOTATION,
     EXPOSE_ON_GOING_LABEL,
     MOVER_LOST_ANNOTATION,
     NODE_LABEL,
     OUTCOME_ANNOTATION,
 )
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
-from core.models.transfers import Load, Progress
+from core.models.transfers import Progress, Transfer
 from nodeagent.transfers.kinds.base import Kind
 
 __all__ = ["Change", "StatusWriter", "without_marks"]
 
-_MARKS: Final = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION, CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION)
+_MARKS: Final = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION, CANCEL_REQUESTED_ANNOTATION, MOVER_LOST_ANNOTATION)
 """The annotations that a load has of ours on its way."""
 
 
-def without_marks(cr: Load) -> dict[str, str | None]:
+def without_marks(cr: Transfer) -> dict[str, str | None]:
     """Return the change of annotations that takes all of ours off `cr`."""
     return {mark: None for mark in _MARKS if mark in cr.metadata.annotations}
 
@@ -56,13 +56,15 @@ class StatusWriter:
         self._client = client
         self._urgent_client = client.urgently()
         self._clock = clock
-        self._on_stored: Callable[[Load], None] = _ignore
+        self._on_stored: Callable[[Transfer], None] = _ignore
 
-    def tell_stored(self, on_stored: Callable[[Load], None]) -> None:
+    def tell_stored(self, on_stored: Callable[[Transfer], None]) -> None:
         """Have `on_stored` called with each load that was written, as it was stored."""
         self._on_stored = on_stored
 
-    async def move(self, kind: Kind, cr: Load, to: Phase, change: Change | None = None, *, again: bool = True) -> Load:
+    async def move(
+        self, kind: Kind, cr: Transfer, to: Phase, change: Change | None = None, *, again: bool = True
+    ) -> Transfer:
         """Move `cr` to the phase `to` and return it as stored.
 
         Args:
@@ -97,7 +99,7 @@ class StatusWriter:
         whole = Change(status, labels, change.annotations, change.finalizers)
         return await self._write(kind, cr, whole, again=again)
 
-    async def annotate(self, kind: Kind, cr: Load, change: Change) -> Load:
+    async def annotate(self, kind: Kind, cr: Transfer, change: Change) -> Transfer:
         """Write `change` without moving `cr`, and return it as stored.
 
         Raises:
@@ -110,7 +112,7 @@ class StatusWriter:
             raise IllegalMoveError(message)
         return await self._write(kind, cr, change, again=True)
 
-    async def release(self, kind: Kind, cr: Load) -> Load:
+    async def release(self, kind: Kind, cr: Transfer) -> Transfer:
         """Take all our marks off a final load for which nothing is left, in one patch.
 
         Raises:
@@ -125,8 +127,8 @@ class StatusWriter:
         return await self._write(kind, cr, change, again=True)
 
     async def report(
-        self, kind: Kind, cr: Load, *, message: str | None = None, progress: Progress | None = None
-    ) -> Load:
+        self, kind: Kind, cr: Transfer, *, message: str | None = None, progress: Progress | None = None
+    ) -> Transfer:
         """Tell the reader of `cr` why it waits or how far it is, and return it as stored.
 
         An empty `message` removes the one that is there.
@@ -142,7 +144,7 @@ class StatusWriter:
             status["progress"] = progress.to_wire()
         return await self._write(kind, cr, Change(status), again=True)
 
-    def _timestamps(self, cr: Load, to: Phase) -> JsonDict:
+    def _timestamps(self, cr: Transfer, to: Phase) -> JsonDict:
         """Return the timestamps that the phase `to` sets."""
         now = format_time(self._clock.now())
         stamps: JsonDict = {}
@@ -154,7 +156,7 @@ class StatusWriter:
             stamps["completionTimestamp"] = now
         return stamps
 
-    async def _write(self, kind: Kind, cr: Load, change: Change, *, again: bool) -> Load:
+    async def _write(self, kind: Kind, cr: Transfer, change: Change, *, again: bool) -> Transfer:
         """Send one merge patch with uid and resourceVersion of `cr`."""
         metadata: JsonDict = {
             "uid": cr.uid,
@@ -178,7 +180,7 @@ class StatusWriter:
         return stored
 
 
-def _ignore(_: Load) -> None:
+def _ignore(_: Transfer) -> None:
     """Do nothing: nobody wants to know."""
 
 
@@ -188,7 +190,7 @@ def _ends(change: Change) -> bool:
     return OUTCOME_ANNOTATION in change.annotations or (phase is not None and Phase(str(phase)).final)
 
 
-def _expose_label(cr: Load, to: Phase) -> dict[str, str | None]:
+def _expose_label(cr: Transfer, to: Phase) -> dict[str, str | None]:
     """Return the label that marks a load while it holds a place of the queue."""
     if to in HOLDING_PHASES:
         return {EXPOSE_ON_GOING_LABEL: "true"}

@@ -14,7 +14,7 @@ from aiohttp import web
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from nodeagent.runtime.metrics import METRICS_CONTENT_TYPE, Metrics
-from nodeagent.runtime.settings import Address
+from nodeagent.runtime.settings import ListenAddress
 
 __all__ = ["StatusPage", "WebPages", "WebServer"]
 
@@ -42,7 +42,7 @@ class WebPages:
 class WebServer:
     """Serves `pages` on `address` between `start` and `stop`."""
 
-    def __init__(self, address: Address, pages: WebPages) -> None:
+    def __init__(self, address: ListenAddress, pages: WebPages) -> None:
         """Open nothing yet."""
         self._address = address
         self._pages = pages

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.runtime.permissions import RIGHTS, Right, Scope
+from nodeagent.runtime.permissions import PERMISSIONS, Permission, Scope
 from tests.cluster.conftest import RAN
 from tests.support.access import Access, access_of_event, refused
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -82,13 +82,13 @@ def test_every_right_is_used_unless_there_is_a_reason(agent: Bed, events: list[d
     assert unused - _SELDOM_USED.keys() == _NEVER_USED.keys()
 
 
-def _granted() -> Iterator[tuple[str, Right]]:
-    for right in RIGHTS:
+def _granted() -> Iterator[tuple[str, Permission]]:
+    for right in PERMISSIONS:
         for verb in right.verbs:
             yield f"{verb} {right.path}", right
 
 
-def _uses(access: Access, right: Right) -> bool:
+def _uses(access: Access, right: Permission) -> bool:
     """Whether a request of the right's kind needed it: one in every namespace is not needed for the agent's own."""
     if right.resource.namespaced and (access.namespace == NAMESPACE) is not (right.scope is Scope.OWN_NAMESPACE):
         return False

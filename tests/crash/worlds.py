@@ -32,7 +32,7 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.models.names import NODE_LABEL
 from nodeagent.app import build_agent
-from nodeagent.runtime.settings import RepositoryController, Settings
+from nodeagent.runtime.settings import RepositoryControllerMode, Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import prepare
 from tests.crash.controllers import set_status
@@ -163,7 +163,7 @@ class World:
         return Settings(
             node_name=NODE,
             namespace=self.name,
-            repository_controller=RepositoryController.OFF,
+            repository_controller=RepositoryControllerMode.OFF,
             lease_duration=timedelta(seconds=_LEASE_SECONDS),
         )
 

@@ -11,9 +11,9 @@ import pytest
 from core.clock import SystemClock
 from datamover.arguments import RepositoryOptions
 from datamover.kopia.process import Kopia, kopia_environment
-from datamover.local.command import ByHand
-from datamover.runtime.redact import Scrubber
-from datamover.runtime.resources import Limits
+from datamover.local.command import LocalMover
+from datamover.runtime.redact import Redactor
+from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkFolder
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
@@ -88,15 +88,15 @@ def connected(kopia: PlainKopia, tmp_path: Path) -> Kopia:
     """The mover's kopia, connected to the repository."""
     folder = WorkFolder(tmp_path, tmp_path / "cache")
     environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
-    return Kopia({**environment, "KOPIA_CONFIG_PATH": str(tmp_path / "plain.config")}, Scrubber())
+    return Kopia({**environment, "KOPIA_CONFIG_PATH": str(tmp_path / "plain.config")}, Redactor())
 
 
 @pytest.fixture
-def by_hand(repository: Path) -> ByHand:
+def by_hand(repository: Path) -> LocalMover:
     """The mover by hand, on the repository."""
     return hand_for(str(repository))
 
 
-def hand_for(name: str, password: str = PASSWORD, stop: StopSignal | None = None) -> ByHand:
+def hand_for(name: str, password: str = PASSWORD, stop: StopSignal | None = None) -> LocalMover:
     options = RepositoryOptions(name, password)
-    return ByHand(options, os.environ, limits=Limits(2), clock=SystemClock(), stop=stop or StopSignal())
+    return LocalMover(options, os.environ, limits=ResourceLimits(2), clock=SystemClock(), stop=stop or StopSignal())

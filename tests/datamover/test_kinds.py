@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from datamover.kinds import LOAD_KINDS, BackupPlan, RestorePlan, plan_of
+from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, plan_of
 
 _RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
 
@@ -15,7 +15,7 @@ def _recorded(name: str) -> Any:
 
 def _plan(flag: str, recording: str) -> BackupPlan | RestorePlan:
     raw = _recorded(recording)[-1]["object"]
-    return plan_of(LOAD_KINDS[flag].model.parse(raw))
+    return plan_of(TRANSFER_KINDS[flag].model.parse(raw))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_backup_has_the_source_and_tags_of_the_peers_own_snapshot(flag: str, r
 def test_a_volume_without_a_claim_is_kept_under_its_own_name() -> None:
     raw = _recorded("podvolumebackup")[-1]["object"]
     del raw["metadata"]["annotations"]
-    plan = plan_of(LOAD_KINDS["pod-volume-backup"].model.parse(raw))
+    plan = plan_of(TRANSFER_KINDS["pod-volume-backup"].model.parse(raw))
     assert isinstance(plan, BackupPlan)
     assert plan.source == "snapshot-pod-volume/kopia/app/writer/fs"
 
@@ -62,6 +62,6 @@ def test_the_done_file_is_named_after_whoever_restores(owners: list[str], labels
         {"apiVersion": "v1", "kind": kind, "name": "n", "uid": f"uid-of-{kind}"} for kind in owners
     ]
     raw["metadata"]["labels"] = labels
-    plan = plan_of(LOAD_KINDS["pod-volume-restore"].model.parse(raw))
+    plan = plan_of(TRANSFER_KINDS["pod-volume-restore"].model.parse(raw))
     assert isinstance(plan, RestorePlan)
     assert plan.done_owner_uid == uid

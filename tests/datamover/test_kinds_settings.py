@@ -2,7 +2,7 @@ import pytest
 
 from core.errors import ConfigError
 from datamover.kinds import UploaderSettings, parse_settings
-from datamover.runtime.redact import Scrubber
+from datamover.runtime.redact import Redactor
 
 
 def test_known_settings_are_read_and_unknown_ones_named() -> None:
@@ -31,5 +31,5 @@ def test_a_bad_value_is_refused_with_its_name(settings: dict[str, str], message:
 
 
 def test_secrets_are_blanked_the_longest_first() -> None:
-    scrubber = Scrubber(["hunter2", "hunter2-and-more", "x"])
-    assert scrubber.scrub("x hunter2-and-more hunter2") == "x *** ***"
+    redactor = Redactor(["hunter2", "hunter2-and-more", "x"])
+    assert redactor.redact("x hunter2-and-more hunter2") == "x *** ***"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodeagent.runtime.permissions import RIGHTS, Right, Scope
+from nodeagent.runtime.permissions import PERMISSIONS, Permission, Scope
 
 _ROOT = Path(__file__).parents[2]
 _RBAC = _ROOT / "deploy" / "agent" / "rbac.yaml"
@@ -31,7 +31,7 @@ def _granted(kind: str) -> set[tuple[str, str, str, str]]:
 def _needed(scope: Scope) -> set[tuple[str, str, str, str]]:
     return {
         (right.resource.group, right.path, verb, name)
-        for right in RIGHTS
+        for right in PERMISSIONS
         if right.scope is scope
         for verb in right.verbs
         for name in right.names or ("",)
@@ -67,7 +67,7 @@ def test_secrets_are_never_listed_nor_read_outside_the_namespace() -> None:
 
 
 def _secret_verbs() -> list[tuple[Scope, str]]:
-    return [(right.scope, verb) for right in RIGHTS if right.path == "secrets" for verb in right.verbs]
+    return [(right.scope, verb) for right in PERMISSIONS if right.path == "secrets" for verb in right.verbs]
 
 
 @pytest.mark.parametrize("kind", ["RoleBinding", "ClusterRoleBinding"])
@@ -77,8 +77,8 @@ def test_bindings_name_the_agents_account(kind: str) -> None:
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "node-agent", "namespace": "velero"}]
 
 
-@pytest.mark.parametrize("right", RIGHTS, ids=lambda right: f"{right.path}-{right.scope}-{right.names}")
-def test_every_right_is_told_to_operators_with_its_reason(right: Right) -> None:
+@pytest.mark.parametrize("right", PERMISSIONS, ids=lambda right: f"{right.path}-{right.scope}-{right.names}")
+def test_every_right_is_told_to_operators_with_its_reason(right: Permission) -> None:
     verbs = ", ".join(right.verbs)
     name = f"{right.resource.group}/{right.path}" if right.resource.group else right.path
     only = f" (only {', '.join(right.names)})" if right.names else ""

@@ -45,29 +45,29 @@ PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
         pytest.param([], None, id="none"),
         pytest.param([SCHEDULED], None, id="scheduled"),
         pytest.param([UNSCHEDULED, SCHEDULED], None, id="unscheduled before"),
-        pytest.param([SCHEDULED, MOUNT], Words("FailedMount", NO_SECRET, trouble=True), id="mount"),
+        pytest.param([SCHEDULED, MOUNT], Words("FailedMount", NO_SECRET, blocked=True), id="mount"),
         pytest.param(
             [SCHEDULED, ATTACH],
-            Words("FailedAttachVolume", "Multi-Attach error for volume is used by another node", trouble=True),
+            Words("FailedAttachVolume", "Multi-Attach error for volume is used by another node", blocked=True),
             id="attach",
             marks=pytest.mark.cause("volume-not-attached"),
         ),
         pytest.param(
             [SCHEDULED, SANDBOX, CHANGED],
-            Words("FailedCreatePodSandBox", "failed to setup network for sandbox", trouble=True),
+            Words("FailedCreatePodSandBox", "failed to setup network for sandbox", blocked=True),
             id="network",
             marks=pytest.mark.cause("pod-network"),
         ),
         pytest.param(
             [SCHEDULED, MOUNT, PULLING],
-            Words("Pulling", 'Pulling image "mover:1"', trouble=False),
+            Words("Pulling", 'Pulling image "mover:1"', blocked=False),
             id="mounted since",
             marks=pytest.mark.cause("image-being-pulled"),
         ),
         pytest.param([SCHEDULED, MOUNT, PULLING, PULLED], None, id="gone on"),
         pytest.param(
             [SCHEDULED, event("Pulled", "", 2, warning=False), MOUNT],
-            Words("FailedMount", NO_SECRET, trouble=True),
+            Words("FailedMount", NO_SECRET, blocked=True),
             id="same second",
         ),
     ],
@@ -79,7 +79,7 @@ def test_the_newest_trouble_of_a_pod_counts_until_it_goes_on(events: list[JsonDi
 CONTROLLER = "persistentvolume-controller"
 PROVISIONER = "hostpath.csi.k8s.io_csi-0_1"
 NO_CLASS = event("ProvisioningFailed", 'storageclass.storage.k8s.io "fast" not found', 1, by=CONTROLLER)
-WAITS = event("ExternalProvisioning", "Waiting for a volume to be created", 2, warning=False, by=CONTROLLER)
+WAITS = event("ExternalProvisioning", "Pending for a volume to be created", 2, warning=False, by=CONTROLLER)
 BEGINS = event("Provisioning", "External provisioner is provisioning volume", 3, warning=False, by=PROVISIONER)
 FULL_TEXT = 'failed to provision volume with StorageClass "fast": rpc error: code = ResourceExhausted desc = no space'
 FULL = event("ProvisioningFailed", FULL_TEXT, 4, by=PROVISIONER)
@@ -90,13 +90,13 @@ AGAIN = event("Provisioning", "External provisioner is provisioning volume", 9, 
     ("events", "words"),
     [
         pytest.param([], None, id="none"),
-        pytest.param([WAITS], Words("ExternalProvisioning", WAITS["message"], trouble=False), id="nobody answers"),
-        pytest.param([NO_CLASS, WAITS], Words("ProvisioningFailed", NO_CLASS["message"], trouble=True), id="no class"),
-        pytest.param([NO_CLASS, BEGINS], Words("Provisioning", BEGINS["message"], trouble=False), id="class came"),
-        pytest.param([BEGINS, FULL, AGAIN], Words("ProvisioningFailed", FULL_TEXT, trouble=True), id="tried again"),
+        pytest.param([WAITS], Words("ExternalProvisioning", WAITS["message"], blocked=False), id="nobody answers"),
+        pytest.param([NO_CLASS, WAITS], Words("ProvisioningFailed", NO_CLASS["message"], blocked=True), id="no class"),
+        pytest.param([NO_CLASS, BEGINS], Words("Provisioning", BEGINS["message"], blocked=False), id="class came"),
+        pytest.param([BEGINS, FULL, AGAIN], Words("ProvisioningFailed", FULL_TEXT, blocked=True), id="tried again"),
         pytest.param(
             [{"type": "Warning", "reason": "ProvisioningFailed"}],
-            Words("ProvisioningFailed", "", trouble=True),
+            Words("ProvisioningFailed", "", blocked=True),
             id="no words and no time",
         ),
         pytest.param(
@@ -110,7 +110,7 @@ AGAIN = event("Provisioning", "External provisioner is provisioning volume", 9, 
                     "series": {"lastObservedTime": "2026-11-21T12:01:00.5Z"},
                 },
             ],
-            Words("ProvisioningSlow", AGAIN["message"], trouble=True),
+            Words("ProvisioningSlow", AGAIN["message"], blocked=True),
             id="a series",
         ),
     ],

@@ -8,7 +8,7 @@ from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
 from core.models.base import JsonDict
 from exposer.claims import build_backup_claim, build_cache_claim, build_restore_claim
-from exposer.model import Waiting
+from exposer.model import Pending
 from exposer.settings import BackupPVCSettings, CacheVolume
 from exposer.snapshots import (
     build_backup_content,
@@ -131,6 +131,6 @@ def test_a_source_without_a_handle_is_refused() -> None:
 def test_a_snapshot_says_what_it_waits_for(status: JsonDict, reason: str | None) -> None:
     found = diagnose_snapshot({"metadata": {"namespace": "app", "name": "s"}, "status": status})
 
-    assert (found.reason if isinstance(found, Waiting) else None) == reason
+    assert (found.reason if isinstance(found, Pending) else None) == reason
     if reason == "SnapshotError":
-        assert found == Waiting("SnapshotError", "VolumeSnapshot app/s is not ready: quota", trouble=True)
+        assert found == Pending("SnapshotError", "VolumeSnapshot app/s is not ready: quota", blocked=True)

@@ -16,7 +16,7 @@ from core.kube.resources import (
 )
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
-from exposer.model import Exposed, NotOwnerError, Waiting
+from exposer.model import Exposed, NotOwnerError, Pending
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import BackupPVCSettings
 from exposer.snapshots import SOURCE_ANNOTATION
@@ -206,7 +206,7 @@ async def test_a_clean_up_that_is_cut_at_any_request_goes_on(applied: bool) -> N
 async def test_a_snapshot_that_is_not_ready_is_waited_for() -> None:
     scene = BackupScene(ready=False)
 
-    assert await scene.exposer().ensure(scene.request, no_guard) == Waiting(
+    assert await scene.exposer().ensure(scene.request, no_guard) == Pending(
         "SnapshotNotReady", "VolumeSnapshot app/velero-data-lwkc4 is still being made"
     )
     assert MADE.isdisjoint(scene.world.names())
@@ -266,7 +266,7 @@ async def test_a_leftover_of_an_earlier_load_is_waited_for() -> None:
         found = await scene.exposer().ensure(scene.request, no_guard)
         await scene.world.settle()
 
-    assert isinstance(found, Waiting)
+    assert isinstance(found, Pending)
     assert found.reason == "NameTaken"
     await scene.world.client.delete(PERSISTENT_VOLUME_CLAIMS, "velero", "b1-q9txn")
     await scene.world.settle()
@@ -393,7 +393,7 @@ async def test_a_stuck_pod_says_why() -> None:
         found = await scene.exposer().ensure(scene.request, no_guard)
         await scene.world.settle()
 
-    assert found == Waiting("Scheduling", "pod velero/b1-q9txn waits for the scheduler")
+    assert found == Pending("Scheduling", "pod velero/b1-q9txn waits for the scheduler")
 
 
 async def test_the_volume_is_gone_before_the_snapshot_is_deleted() -> None:
@@ -403,7 +403,7 @@ async def test_the_volume_is_gone_before_the_snapshot_is_deleted() -> None:
     volume = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeName"]
     waits: list[str] = []
 
-    async def step() -> Waiting | None:
+    async def step() -> Pending | None:
         found = await scene.exposer().clean_up(scene.request)
         if found is not None:
             waits.append(found.message)

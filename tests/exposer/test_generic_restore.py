@@ -10,7 +10,7 @@ from core.kube.errors import ForbiddenError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES
 from core.kube.transport import Request, Response
 from core.models.names import SELECTED_NODE_ANNOTATION
-from exposer.model import NotOwnerError, Waiting
+from exposer.model import NotOwnerError, Pending
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import CacheVolume
 from tests.exposer.support.restore_steps import (
@@ -204,7 +204,7 @@ async def test_an_absent_target_is_waited_for() -> None:
     scene = RestoreScene()
     await remove_target(scene)
 
-    assert await scene.exposer().check(scene.request) == Waiting(
+    assert await scene.exposer().check(scene.request) == Pending(
         "TargetClaimAbsent", "target claim app3/data does not exist yet"
     )
 
@@ -216,7 +216,7 @@ async def test_a_missing_storage_class_is_waited_for() -> None:
     found = await scene.exposer().check(scene.request)
 
     message = "StorageClass hostpath of target claim app3/data does not exist"
-    assert found == Waiting("StorageClassMissing", message, trouble=True)
+    assert found == Pending("StorageClassMissing", message, blocked=True)
 
 
 async def test_a_bound_target_is_refused() -> None:

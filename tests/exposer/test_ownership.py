@@ -17,7 +17,7 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
-from exposer.model import Owner, Waiting
+from exposer.model import Owner, Pending
 from exposer.ownership import ExposeRun, remove_owned
 from exposer.volumes import remove_claim
 from tests.exposer.support.world import no_guard
@@ -43,7 +43,7 @@ def build(resource: Resource, owner: Owner | None, *, labelled: bool = True, ref
     return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, "spec": {}}
 
 
-async def meet(obj: JsonDict, resource: Resource) -> Waiting | JsonDict:
+async def meet(obj: JsonDict, resource: Resource) -> Pending | JsonDict:
     """Return what an expose of `OWNER` says to `obj`, which stays as it is whatever that tries."""
     kube = FakeKube()
     kube.put(deepcopy(obj))
@@ -62,8 +62,8 @@ async def meet(obj: JsonDict, resource: Resource) -> Waiting | JsonDict:
 @pytest.mark.cause("name-shared")
 async def test_a_load_of_another_kind_is_named_and_waited_for(resource: Resource) -> None:
     found = await meet(build(resource, OTHER), resource)
-    assert isinstance(found, Waiting)
-    assert (found.reason, found.trouble) == ("NameTaken", True)
+    assert isinstance(found, Pending)
+    assert (found.reason, found.blocked) == ("NameTaken", True)
     assert "load-1 belongs to PodVolumeBackup load-1, whose objects have the same name" in found.message
     assert found.message.startswith(resource.kind)
     assert found.message.endswith("Give loads of different kinds different names")
@@ -73,9 +73,9 @@ async def test_a_load_of_another_kind_is_named_and_waited_for(resource: Resource
 @pytest.mark.parametrize("referenced", [True, False], ids=["with reference", "with label only"])
 async def test_what_is_left_of_an_earlier_load_has_to_go_first(resource: Resource, *, referenced: bool) -> None:
     found = await meet(build(resource, EARLIER, referenced=referenced), resource)
-    assert isinstance(found, Waiting)
+    assert isinstance(found, Pending)
     assert "is left from an earlier DataUpload and has to go first" in found.message
-    assert not found.trouble
+    assert not found.blocked
 
 
 @by_resource

@@ -6,7 +6,7 @@ import pytest
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
-from exposer.model import Waiting
+from exposer.model import Pending
 from exposer.pod_status import PodEnd, diagnose_pod, parse_pod_end
 from tests.support.golden import recorded
 
@@ -76,14 +76,14 @@ UNSEEN_CLAIM = '0/1 nodes are available: persistentvolumeclaim "b1" not found.'
 @pytest.mark.parametrize("words", [UNBOUND, PRE_BIND, UNSEEN_CLAIM], ids=["unbound", "binding", "not seen yet"])
 def test_the_scheduler_does_not_know_what_a_claim_waits_for(words: str) -> None:
     condition = UNSCHEDULABLE | {"message": words}
-    assert diagnose_pod(pod(node="", conditions=[condition])) == Waiting(
+    assert diagnose_pod(pod(node="", conditions=[condition])) == Pending(
         "ClaimUnbound", f"no node takes pod velero/b1: {words}"
     )
 
 
 def test_each_try_to_pull_an_image_is_the_same_wait() -> None:
     tries = [diagnose_pod(pod(containerStatuses=waiting(r, "no"))) for r in ("ErrImagePull", "ImagePullBackOff")]
-    assert [found and (found.reason, found.trouble) for found in tries] == [("ImagePullBackOff", True)] * 2
+    assert [found and (found.reason, found.blocked) for found in tries] == [("ImagePullBackOff", True)] * 2
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_each_try_to_pull_an_image_is_the_same_wait() -> None:
 def test_only_what_no_good_run_waits_for_is_trouble(stuck: JsonDict, *, trouble: bool) -> None:
     found = diagnose_pod(stuck)
     assert found is not None
-    assert found.trouble is trouble
+    assert found.blocked is trouble
 
 
 @pytest.mark.parametrize("reason", ["ErrImageNeverPull", "InvalidImageName"])

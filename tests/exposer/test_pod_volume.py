@@ -8,7 +8,7 @@ import pytest
 from core.errors import ExposeError
 from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
-from exposer.model import Exposed, LocatedVolume, NotOwnerError, PodVolumeRequest, Waiting
+from exposer.model import Exposed, LocatedVolume, NotOwnerError, Pending, PodVolumeRequest
 from exposer.pod_volume import PodVolumeExposer
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request
@@ -209,7 +209,7 @@ async def test_a_claim_or_volume_that_is_missing_is_named() -> None:
 async def test_a_restore_waits_until_its_pod_waits(status: JsonDict) -> None:
     scene = Scene("podvolumerestore")
     scene.put_pod(status)
-    assert await scene.exposer.locate(scene.request) == Waiting(
+    assert await scene.exposer.locate(scene.request) == Pending(
         "WorkloadNotWaiting", "init container restore-wait of workload pod app3/writer does not run"
     )
 
@@ -317,5 +317,5 @@ async def test_a_restore_waits_for_a_pod_that_is_only_named() -> None:
     scene = Scene("podvolumerestore")
     await scene.remove_pod()
     named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
-    assert await scene.exposer.locate(named) == Waiting("WorkloadAbsent", "workload pod app3/writer does not exist yet")
+    assert await scene.exposer.locate(named) == Pending("WorkloadAbsent", "workload pod app3/writer does not exist yet")
     assert "it does not exist" in await scene.refusal()

@@ -22,7 +22,7 @@ from tests.exposer.support.scenes import RestoreScene
 from tests.exposer.support.world import Cut, cut_short
 
 
-class Load:
+class Transfer:
     """One load as agents carry it; `kept` is what its custom resource would remember."""
 
     def __init__(self, scene: RestoreScene) -> None:
@@ -44,7 +44,7 @@ async def test_a_restore_that_is_cut_at_any_request_goes_on(applied: bool) -> No
     at, cut = 0, True
     while cut:
         at, scene = at + 1, RestoreScene()
-        load = Load(scene)
+        load = Transfer(scene)
         cut = await cut_short(load.carry(Cut(scene.world.kube, at, applied=applied)))
         await scene.world.settle()
 
@@ -93,7 +93,7 @@ async def test_giving_up_that_is_cut_anywhere_goes_on(applied: bool) -> None:
 
 async def test_a_rebind_may_be_repeated_after_its_end() -> None:
     scene = RestoreScene()
-    load = Load(scene)
+    load = Transfer(scene)
     await load.carry()
 
     await load.carry()

@@ -26,7 +26,7 @@ from nodeagent.config.parse import parse_config
 from nodeagent.config.priority_class import PriorityClass
 from nodeagent.config.source import read_config
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.runtime.own_pod import SelfReport
+from nodeagent.runtime.own_pod import AgentReport
 from nodeagent.runtime.transport import load_transport
 from tests.nodeagent.support.board import FakeBoard
 
@@ -107,7 +107,7 @@ async def _followed(client: KubeClient, namespace: str, text: str) -> AsyncItera
     streams = CountedStreams(client.transport)
     client = KubeClient(streams, Retry(clock))
     current = CurrentConfig(await read_config(client, namespace, _NAME))
-    report = SelfReport(board, Metrics("node-1"))
+    report = AgentReport(board, Metrics("node-1"))
     watch = ConfigWatch(client, clock, place=(namespace, _NAME), current=current, report=report)
     priority = PriorityClass(client, clock, current=current, report=report)
     await priority.look()

@@ -24,7 +24,7 @@ from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.transport import load_transport
-from nodeagent.transfers.events import Story
+from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod
 from tests.nodeagent.support.transfers import data_upload
@@ -51,8 +51,8 @@ async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
 async def agent(client: KubeClient, namespace: str, name: str) -> AsyncIterator[LeaderElection]:
     """Run what every node agent runs of it: an election, and the dispatcher while it leads."""
     election = LeaderElection(client, CLOCK, namespace=namespace, identity=name, duration=timedelta(seconds=6))
-    story = Story(EventRecorder(client, CLOCK, component="node-agent", host=name))
-    tools = DispatchTools(client, CLOCK, StatusWriter(client, CLOCK), story, Metrics(name), election.check)
+    events = EventLog(EventRecorder(client, CLOCK, component="node-agent", host=name))
+    tools = DispatchTools(client, CLOCK, StatusWriter(client, CLOCK), events, Metrics(name), election.check)
     rules = DispatchRules(namespace, [ScriptedKind()], lambda: LoadConcurrency(prepare_queue_length=2))
     dispatcher = Dispatcher(tools, rules, on_accepted=lambda _: None)
     task = asyncio.create_task(election.run(dispatcher.run), name=name)

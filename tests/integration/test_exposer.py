@@ -24,7 +24,7 @@ from core.kube.transport import MERGE_PATCH
 from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim
 from exposer.generic_restore import GenericRestoreExposer
-from exposer.model import KeptVolume, Owner, RestoreRequest, Waiting
+from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
 from exposer.template import AgentTemplate
 from nodeagent.runtime.transport import load_transport
 
@@ -126,7 +126,7 @@ async def test_a_volume_changes_hands(apiserver: ApiServer, namespace: str, clie
     _set_status(apiserver, PERSISTENT_VOLUME_CLAIMS, namespace, "data")
     waits.append(await exposer.rebind(request, kept))
 
-    assert [waiting.reason if isinstance(waiting, Waiting) else None for waiting in waits] == [
+    assert [waiting.reason if isinstance(waiting, Pending) else None for waiting in waits] == [
         "CleaningUp",
         "Binding",
         None,

@@ -22,7 +22,7 @@ from core.kube.retry import Retry
 from exposer.template import AgentTemplate
 from nodeagent.app import build_agent
 from nodeagent.config.parse import ParsedConfig
-from nodeagent.runtime.settings import RepositoryController, Settings
+from nodeagent.runtime.settings import RepositoryControllerMode, Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import Plan
 from tests.nodeagent.support.dispatching import agent_pod
@@ -169,7 +169,7 @@ async def _agent(apiserver: ApiServer, namespace: str, case: Case) -> AsyncItera
     """The agent of a namespace, while it works."""
     transport, _ = await load_transport(str(apiserver.kubeconfig))
     client = KubeClient(transport, Retry(SystemClock()))
-    settings = Settings(_NODE, namespace, repository_controller=RepositoryController.OFF)
+    settings = Settings(_NODE, namespace, repository_controller=RepositoryControllerMode.OFF)
     agent = build_agent(client, SystemClock(), Plan(settings, namespace, ParsedConfig(), case.template))
     task = asyncio.create_task(agent.run(), name=f"agent of {namespace}")
     try:

@@ -21,11 +21,11 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import OWNER_UID_LABEL
-from exposer.leaked_objects import list_leftovers, remove_leftovers
+from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.config.models import LoadConcurrency, NodeRule
 from nodeagent.config.selectors import LabelSelector
-from nodeagent.leader.admission.pod_watch import WaitingPods
+from nodeagent.leader.admission.pod_watch import PodWatch
 from nodeagent.leader.repositories.init_pod import let_onto_any_node
 from nodeagent.node.slots import OwnSlots
 from nodeagent.runtime.transport import load_transport
@@ -88,8 +88,8 @@ async def test_leftovers_are_found_by_their_label_and_removed_in_order(client: K
     await create(client, VOLUME_SNAPSHOTS, "left", SNAPSHOT, namespace=namespace, labels=labels)
     said = []
     async with asyncio.timeout(30):
-        while left := await list_leftovers(client, namespace):
-            said.append(await remove_leftovers(client, left[f"gone-{namespace}"]))
+        while left := await list_leaked_objects(client, namespace):
+            said.append(await delete_leaked_objects(client, left[f"gone-{namespace}"]))
             # The pod has no kubelet that lets it go, the claim no controller that takes its protection away.
             for resource, name in ((PODS, "left"), (PERSISTENT_VOLUME_CLAIMS, "left")):
                 if await client.read(resource, namespace, name) is not None:
@@ -127,7 +127,7 @@ async def test_the_number_of_slots_follows_the_labels_of_the_node(client: KubeCl
 async def test_a_pod_that_changes_wakes_who_waits_for_it(client: KubeClient, namespace: str) -> None:
     await create_pod(client, namespace, "app")
     woken: list[set[str]] = []
-    pods = WaitingPods(client, CLOCK, on_change=lambda: woken.append(pods.take_woken()))
+    pods = PodWatch(client, CLOCK, on_change=lambda: woken.append(pods.take_woken()))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(pods.run())
         pods.expect("uid-1", (namespace, "app"))

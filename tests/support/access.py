@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.kube.transport import Request
-from nodeagent.runtime.permissions import RIGHTS, Scope
+from nodeagent.runtime.permissions import PERMISSIONS, Scope
 
 __all__ = ["Access", "access_of", "access_of_event", "refused"]
 
@@ -63,7 +63,7 @@ def _allowed(access: Access, own_namespace: str) -> bool:
         and access.verb in right.verbs
         and (right.scope is Scope.CLUSTER or access.namespace == own_namespace)
         and (not right.names or access.name in right.names)
-        for right in RIGHTS
+        for right in PERMISSIONS
     )
 
 

@@ -28,15 +28,15 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAI
 from core.kube.transport import Request, Response, Transport
 from core.models.names import ACCEPT_FENCE_ANNOTATION, label_value
 from core.models.phases import Phase
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from core.models.units import format_duration
-from exposer.model import Waiting
-from nodeagent.leader.admission.node_share import NodeCrowds, NodeSlots
-from nodeagent.leader.admission.pod_watch import WaitingPods
+from exposer.model import Pending
+from nodeagent.leader.admission.node_share import NodeShares, NodeSlots
+from nodeagent.leader.admission.pod_watch import PodWatch
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.index import Entry
-from nodeagent.transfers.events import who_stops
-from nodeagent.transfers.kinds.base import READY, Admission, Kind, Verdict
+from nodeagent.transfers.events import cancel_cause
+from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState, Kind
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import Change
 
@@ -74,7 +74,7 @@ class Look:
 
     entry: Entry
     kind: Kind
-    cr: Load
+    cr: Transfer
     ready: bool
     node: str = ""
 
@@ -102,7 +102,7 @@ class Examiner:
         self._rules = rules
         self._agents = agents
         self._slots = NodeSlots(tools.client, tools.clock, rules.concurrency)
-        self._pods = WaitingPods(tools.client, tools.clock, on_change=on_due)
+        self._pods = PodWatch(tools.client, tools.clock, on_change=on_due)
         self._kinds = {kind.name: kind for kind in rules.kinds}
         self._checks = {kind.name: kind for kind in rules.checks or rules.kinds}
         self._waits = Waits(tools.clock)
@@ -110,7 +110,7 @@ class Examiner:
         self._waiting_since: dict[str, float] = {}
         self._excused: set[str] = set()
         bound = frozenset(kind.name for kind in rules.kinds if kind.bound_to_node)
-        self._crowds = NodeCrowds(bound)
+        self._crowds = NodeShares(bound)
 
     async def run(self) -> None:
         """Watch what loads wait for, until canceled."""
@@ -170,23 +170,23 @@ class Examiner:
         cr = kind.parse(raw)
         if cr.uid != entry.uid or cr.phase is not Phase.NEW or not kind.managed(cr):
             return None
-        if cr.stopping:
-            await self._end(kind, cr, Phase.CANCELED, f"canceled while New: {who_stops(cr)}")
+        if cr.cancel_requested:
+            await self._end(kind, cr, Phase.CANCELED, f"canceled while New: {cancel_cause(cr)}")
             return None
         admission = await self._check(kind, cr)
-        if self._crowds.counts(entry) and admission.verdict is Verdict.READY:
+        if self._crowds.counts(entry) and admission.verdict is AdmissionState.READY:
             slots = await self._slots.of(admission.node)
             admission = self._crowds.admit(entry, admission, slots=slots)
-        if admission.verdict is Verdict.FAILS:
+        if admission.verdict is AdmissionState.FAILED:
             await self._end(kind, cr, Phase.FAILED, admission.message)
             return None
-        if admission.verdict is Verdict.WAITS:
+        if admission.verdict is AdmissionState.PENDING:
             limit = min(admission.limit or self._rules.prepare_timeout, self._rules.prepare_timeout)
             if self._is_overdue(cr, admission, limit):
                 span = format_duration(limit)
                 await self._end(kind, cr, Phase.FAILED, f"could not start within {span}: {admission.message}")
                 return None
-            cr = await self._tell(kind, cr, Waiting(admission.reason, admission.message, trouble=admission.trouble))
+            cr = await self._tell(kind, cr, Pending(admission.reason, admission.message, blocked=admission.blocked))
             self._put_off_waiting(cr.uid, admission)
             return Look(entry, kind, cr, ready=False)
         # Of the many that only wait for a place nothing is remembered.
@@ -226,32 +226,32 @@ class Examiner:
             pause_seconds = max(pause_seconds, _WOKEN_SECONDS)
         self.put_off(uid, pause_seconds)
 
-    async def _check(self, kind: Kind, cr: Load) -> Admission:
+    async def _check(self, kind: Kind, cr: Transfer) -> Admission:
         try:
             admission = await self._checks[kind.name].check_admission(cr)
         except ForbiddenError as e:
-            return Admission(Verdict.WAITS, "Forbidden", str(e), trouble=True)
-        if admission.verdict is not Verdict.READY:
+            return Admission(AdmissionState.PENDING, "Forbidden", str(e), blocked=True)
+        if admission.verdict is not AdmissionState.READY:
             return admission
         agents = self._agents()
         if admission.node and label_value(admission.node) not in agents:
             message = f"no node agent is ready on node {admission.node}"
-            return Admission(Verdict.WAITS, "NoNodeAgent", message, trouble=True)
+            return Admission(AdmissionState.PENDING, "NoNodeAgent", message, blocked=True)
         if not agents:
             message = f"no node agent is ready in namespace {self._rules.namespace}"
-            return Admission(Verdict.WAITS, "NoNodeAgent", message, trouble=True)
+            return Admission(AdmissionState.PENDING, "NoNodeAgent", message, blocked=True)
         return admission if admission.node else READY
 
-    def _is_overdue(self, cr: Load, admission: Admission, limit: timedelta) -> bool:
+    def _is_overdue(self, cr: Transfer, admission: Admission, limit: timedelta) -> bool:
         """Whether the load has waited for longer than `limit` for what it waits for now.
 
         Time counts from its creation, but not the time in which only the queue, or a
         patient wait, held it back. A short limit counts what was seen alone: the creation is
         by another machine's clock.
         """
-        if admission.patient or cr.status.message.startswith(HELD_BACK):
+        if admission.indefinite or cr.status.message.startswith(HELD_BACK):
             self._excused.add(cr.uid)
-        if admission.patient:
+        if admission.indefinite:
             self._waiting_since.pop(cr.uid, None)
             return False
         now = self._tools.clock.monotonic()
@@ -266,7 +266,7 @@ class Examiner:
             seconds = max(seconds, (self._tools.clock.now() - created).total_seconds())
         return seconds >= limit.total_seconds()
 
-    async def _tell(self, kind: Kind, cr: Load, waiting: Waiting) -> Load:
+    async def _tell(self, kind: Kind, cr: Transfer, waiting: Pending) -> Transfer:
         """Write why a load waits where that is news; return it as stored."""
         # Whom a node has no room for is not looked at again before it has.
         telling = self._waits.decide_telling(cr.uid, waiting, at_once=self._crowds.holds(cr.uid))
@@ -277,11 +277,11 @@ class Examiner:
             cr = await self._say(kind, cr, waiting.message)
             # Whoever only waits for his turn is told by the status alone, as by the queue.
             if telling.event and not self._crowds.holds(cr.uid):
-                await self._tools.story.tell(cr, waiting.reason, waiting.message, warning=waiting.trouble)
+                await self._tools.events.record(cr, waiting.reason, waiting.message, warning=waiting.blocked)
         self._waits.told(cr.uid, waiting)
         return cr
 
-    async def _say(self, kind: Kind, cr: Load, message: str) -> Load:
+    async def _say(self, kind: Kind, cr: Transfer, message: str) -> Transfer:
         """Write why a load waits, and that it must not go without us; return it as stored.
 
         Whoever deletes a load that waits would leave its source snapshot behind. It costs no
@@ -292,7 +292,7 @@ class Examiner:
             kind, cr, Change({"message": message}, finalizers=_finalizers(kind, cr))
         )
 
-    async def _end(self, kind: Kind, cr: Load, phase: Phase, message: str) -> None:
+    async def _end(self, kind: Kind, cr: Transfer, phase: Phase, message: str) -> None:
         """End a load that nobody accepted; its finalizer has the keeper of orphans clean up behind it.
 
         There is something even so: the source snapshot was made for this load alone.
@@ -300,14 +300,14 @@ class Examiner:
         self._tools.check_leading()
         change = Change(status={"message": message}, finalizers=_finalizers(kind, cr))
         stored = await self._tools.status.move(kind, cr, phase, change)
-        self._tools.metrics.load_finished(kind.name, phase)
-        await self._tools.story.tell(stored, str(phase), message, warning=phase is Phase.FAILED)
+        self._tools.metrics.transfer_finished(kind.name, phase)
+        await self._tools.events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
         if kind.finalizer not in stored.metadata.finalizers:
             # It was deleted before it could be marked, and somebody else's finalizer holds it: nobody comes back to it.
             await kind.clean_up(stored)
 
 
-def _finalizers(kind: Kind, cr: Load) -> list[str] | None:
+def _finalizers(kind: Kind, cr: Transfer) -> list[str] | None:
     """Return the load's finalizers with ours; None where it is too late to add one."""
     if cr.deleting:
         return None

@@ -21,7 +21,7 @@ from core.models.names import ADMISSIONS_CONFIGMAP
 from core.models.phases import HOLDING_PHASES, Phase
 from nodeagent.config.models import LARGEST_PREPARE_QUEUE
 
-__all__ = ["AdmissionLedger", "LedgerLostError", "Places", "free_places", "settle"]
+__all__ = ["AdmissionLedger", "LedgerLostError", "Reservations", "free_quota", "settle"]
 
 _UIDS: Final = "uids"
 _TURN: Final = "turn"
@@ -35,7 +35,7 @@ class LedgerLostError(AgentError):
 
 
 @dataclass(frozen=True)
-class Places:
+class Reservations:
     """Who has a place of `prepareQueueLength`, by uid, and the namespace served last."""
 
     uids: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ def settle(uids: AbstractSet[str], seen: Mapping[str, Phase]) -> frozenset[str]:
     return frozenset(holding | reserved)
 
 
-def free_places(uids: AbstractSet[str], limit: int | None) -> int:
+def free_quota(uids: AbstractSet[str], limit: int | None) -> int:
     """Return how many more may get a place; None is the most the ledger takes."""
     most = LARGEST_PREPARE_QUEUE if limit is None else min(limit, LARGEST_PREPARE_QUEUE)
     return max(0, most - len(uids))
@@ -73,10 +73,10 @@ class AdmissionLedger:
         self._namespace = namespace
         self._check_leading = check_leading
         self._stored: JsonDict | None = None
-        self._places = Places()
+        self._places = Reservations()
 
     @property
-    def places(self) -> Places:
+    def places(self) -> Reservations:
         """Who has a place."""
         return self._places
 
@@ -88,7 +88,7 @@ class AdmissionLedger:
         """
         self._keep(await self._client.read(CONFIG_MAPS, self._namespace, ADMISSIONS_CONFIGMAP))
 
-    async def write(self, places: Places) -> None:
+    async def write(self, places: Reservations) -> None:
         """Make `places` the ledger, provided that nobody wrote it since we did.
 
         Raises:
@@ -127,4 +127,4 @@ class AdmissionLedger:
     def _keep(self, stored: JsonDict | None) -> None:
         self._stored = stored
         data = (stored or {}).get("data") or {}
-        self._places = Places(frozenset(data.get(_UIDS, "").split()), data.get(_TURN, ""))
+        self._places = Reservations(frozenset(data.get(_UIDS, "").split()), data.get(_TURN, ""))

@@ -17,9 +17,9 @@ from core.models.phases import HOLDING_PHASES, Phase
 from nodeagent.config.current import labels_of, resolve_slots
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.leader.index import Entry
-from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
 
-__all__ = ["NODE_BUSY", "NodeCrowds", "NodeSlots"]
+__all__ = ["NODE_BUSY", "NodeShares", "NodeSlots"]
 
 
 NODE_BUSY: Final = "pod volumes on their way already"
@@ -31,7 +31,7 @@ _SHARE_A_SLOT: Final = 2
 keep the slots busy while the next ones are prepared."""
 
 
-class NodeCrowds:
+class NodeShares:
     """The loads of bound kinds, by node label."""
 
     def __init__(self, bound: AbstractSet[str]) -> None:
@@ -77,7 +77,7 @@ class NodeCrowds:
             slots: the `loadConcurrency` of the node that `admission` names.
         """
         self._held.pop(entry.uid, None)
-        ready = admission.verdict is Verdict.READY
+        ready = admission.verdict is AdmissionState.READY
         if not ready or entry.kind not in self._bound or entry.uid in self._chosen:
             return admission
         label = label_value(admission.node)
@@ -85,7 +85,7 @@ class NodeCrowds:
         if self._room(label) <= 0:
             self._held[entry.uid] = (label, entry)
             message = f"node {admission.node} has {self._on_the_way[label]} {NODE_BUSY}"
-            return Admission(Verdict.WAITS, "NodeBusy", message, patient=True)
+            return Admission(AdmissionState.PENDING, "NodeBusy", message, indefinite=True)
         self._on_the_way[label] += 1
         self._chosen.add(entry.uid)
         return admission

@@ -20,7 +20,7 @@ from core.models.base import JsonDict
 from exposer.workload import RESTORE_WAIT
 from nodeagent.runtime.informer import Informer
 
-__all__ = ["Place", "WaitingPods"]
+__all__ = ["Place", "PodWatch"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class _Watched:
     task: asyncio.Task[None]
 
 
-class WaitingPods:
+class PodWatch:
     """One watch for each namespace with a pod that a load waits for."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, on_change: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from core.kube.errors import ConflictError
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from nodeagent.leader.admission.examiner import Look
 from nodeagent.leader.context import DispatchTools
 from nodeagent.leader.index import Entry
@@ -38,7 +38,7 @@ class Acceptance:
         tools: DispatchTools,
         agents: Callable[[], Mapping[str, str]],
         *,
-        on_accepted: Callable[[Load], None],
+        on_accepted: Callable[[Transfer], None],
     ) -> None:
         """Work with `tools`.
 
@@ -93,7 +93,7 @@ class Acceptance:
                     self._on_accepted(look.cr)
                     stories.create_task(self._tell(look.cr, seen[uid].node_label), name="accepted")
 
-    async def _accept(self, look: Look, node: str) -> Load:
+    async def _accept(self, look: Look, node: str) -> Transfer:
         """Accept one load by the version that was read before its place was reserved."""
         self._tools.check_leading()
         kind, meta = look.kind, look.cr.metadata
@@ -115,6 +115,6 @@ class Acceptance:
         del self._unanswered[look.entry.uid]
         return stored
 
-    async def _tell(self, load: Load, node: str) -> None:
+    async def _tell(self, load: Transfer, node: str) -> None:
         async with self._stories:
-            await self._tools.story.tell(load, "Accepted", f"the agent of node {node} is to do it")
+            await self._tools.events.record(load, "Accepted", f"the agent of node {node} is to do it")

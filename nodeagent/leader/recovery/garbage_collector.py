@@ -16,11 +16,11 @@ from core.kube.resources import PODS
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import REPOSITORY_TYPE_LABEL
-from exposer.leaked_objects import Leftovers, list_leftovers, remove_leftovers
+from exposer.leaked_objects import LeakedObjects, delete_leaked_objects, list_leaked_objects
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.tasks import Faults
 
-__all__ = ["Sweeper", "find_vanished"]
+__all__ = ["GarbageCollector", "find_leaked"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _SETTLED_SECONDS: Final = 30.0
 """How long an owner must have been seen gone: the cache of loads may lag behind."""
 
 
-class Sweeper:
+class GarbageCollector:
     """Sweeps one namespace while this agent leads."""
 
     def __init__(
@@ -88,14 +88,14 @@ class Sweeper:
     def _note_vanished(self) -> bool:
         """Return whether a load went since the last look for which something may be left."""
         now = {entry.uid: entry for entry in self._loads()}
-        vanished = find_vanished(self._seen, now)
+        vanished = find_leaked(self._seen, now)
         self._seen = now
         return vanished
 
     async def _sweep(self) -> bool:
         """Take the next step for every owner that is gone; return whether to come back soon."""
         alive = {entry.uid for entry in self._loads() if entry.finalizer or not entry.phase.final}
-        found = await list_leftovers(self._client, self._namespace)
+        found = await list_leaked_objects(self._client, self._namespace)
         orphans = [left for uid, left in found.items() if uid not in alive and not _of_repository(left)]
         self._gone_since_seconds = {
             left.uid: self._gone_since_seconds.get(left.uid, self._clock.monotonic()) for left in orphans
@@ -106,25 +106,25 @@ class Sweeper:
                 await self._remove(left)
         return bool(orphans)
 
-    async def _remove(self, left: Leftovers) -> None:
+    async def _remove(self, left: LeakedObjects) -> None:
         self._check_leading()
         told = fields(namespace=self._namespace, uid=left.uid)
         try:
-            waiting = await remove_leftovers(self._client, left)
+            waiting = await delete_leaked_objects(self._client, left)
         except AgentError as e:
             # One that cannot be removed holds up no other.
             waiting = self._last_error = str(e)
         except Exception as e:  # noqa: BLE001 - logged with its traceback; the sweep goes on
             # Nor does one that brings out a fault of ours, and it ends no dispatcher.
             waiting = self._last_error = repr(e)
-            self._faults.tell(left.uid, "a step of the sweep failed", e, extra=told)
+            self._faults.report(left.uid, "a step of the sweep failed", e, extra=told)
         said = waiting or "all of it is gone"
         if self._told.get(left.uid) != said:
             self._told[left.uid] = said
             _log.warning("objects of a load that is gone are being removed: %s", said, extra=told)
 
 
-def find_vanished(before: dict[str, Entry], now: dict[str, Entry]) -> bool:
+def find_leaked(before: dict[str, Entry], now: dict[str, Entry]) -> bool:
     """Whether a load is gone for which something may be left: it was somebody's, and not released."""
     return any(
         uid not in now and entry.node_label and (entry.finalizer or not entry.phase.final)
@@ -132,7 +132,7 @@ def find_vanished(before: dict[str, Entry], now: dict[str, Entry]) -> bool:
     )
 
 
-def _of_repository(left: Leftovers) -> bool:
+def _of_repository(left: LeakedObjects) -> bool:
     """Whether the owner is a BackupRepository, whose init pod goes with it by its owner reference."""
     return any(_is_init_pod(pod) for pod in left.of(PODS))
 

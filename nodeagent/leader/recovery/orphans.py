@@ -26,11 +26,11 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from nodeagent.leader.context import DispatchRules, DispatchTools
-from nodeagent.leader.index import AGENT_AWAY, Entry, LoadIndex, build_entry
+from nodeagent.leader.index import AGENT_AWAY, Entry, TransferIndex, build_entry
 from nodeagent.leader.live_agents import LiveAgents, choose_node, count_accepted
-from nodeagent.leader.recovery.absent_agents import AbsentOwners, node_of
+from nodeagent.leader.recovery.absent_agents import AbsentAgents, node_of
 from nodeagent.leader.recovery.node_health import NodeHealth
 from nodeagent.runtime.tasks import Faults
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
@@ -40,13 +40,13 @@ from nodeagent.transfers.mover_pod import MoverLogs, pod_node, read_mover
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import Change
 
-__all__ = ["Care", "OrphanKeeper", "Owner", "decide_care"]
+__all__ = ["OrphanRecovery", "OwnerState", "RecoveryAction", "decide_recovery"]
 
 
 _log = logging.getLogger(__name__)
 
 
-class Care(Enum):
+class RecoveryAction(Enum):
     """What a load needs from the dispatcher."""
 
     NOTHING = auto()
@@ -67,7 +67,7 @@ class Care(Enum):
 
 
 @dataclass(frozen=True)
-class Owner:
+class OwnerState:
     """The state of a load's owner.
 
     `away`: the agent under its label is gone for long enough. `node_lost`: its node counts as
@@ -79,22 +79,22 @@ class Owner:
     bound: bool
 
 
-def decide_care(entry: Entry, owner: Owner) -> Care:
+def decide_recovery(entry: Entry, owner: OwnerState) -> RecoveryAction:
     """Return what a load needs."""
     if entry.fault and not entry.node_label:
-        return Care.EXPLAIN
+        return RecoveryAction.EXPLAIN
     if not entry.managed or entry.phase is Phase.NEW:
-        return Care.NOTHING
+        return RecoveryAction.NOTHING
     ownerless = not entry.node_label or owner.away or owner.node_lost
     if entry.phase.final:
-        return Care.CLEAN_UP if entry.finalizer and ownerless else Care.NOTHING
+        return RecoveryAction.CLEAN_UP if entry.finalizer and ownerless else RecoveryAction.NOTHING
     if not entry.node_label:
-        return Care.ADOPT
+        return RecoveryAction.ADOPT
     if not ownerless:
-        return Care.WELCOME if entry.message.startswith(AGENT_AWAY) else Care.NOTHING
+        return RecoveryAction.WELCOME if entry.message.startswith(AGENT_AWAY) else RecoveryAction.NOTHING
     if entry.phase is Phase.ACCEPTED and not owner.bound:
-        return Care.REASSIGN
-    return Care.END if owner.node_lost else Care.AWAIT
+        return RecoveryAction.REASSIGN
+    return RecoveryAction.END if owner.node_lost else RecoveryAction.AWAIT
 
 
 _SWEEP_SECONDS: Final = 5.0
@@ -116,19 +116,19 @@ _REFUSED_PAUSE_SECONDS: Final = 60.0
 _WORKERS: Final = 4
 
 
-class OrphanKeeper:
+class OrphanRecovery:
     """Looks after ownerless loads while this agent leads."""
 
-    def __init__(self, tools: DispatchTools, rules: DispatchRules, index: LoadIndex, *, agents: LiveAgents) -> None:
+    def __init__(self, tools: DispatchTools, rules: DispatchRules, index: TransferIndex, *, agents: LiveAgents) -> None:
         """Look after the loads in `index`, given the live `agents`."""
         self._tools = tools
         self._kinds: Mapping[str, Kind] = {kind.name: kind for kind in rules.kinds}
         self._index = index
         self._agents = agents
         self._nodes = NodeHealth(tools.client, tools.clock, gone_after=rules.node_gone_after)
-        self._absent = AbsentOwners(tools, rules, self._choose)
+        self._absent = AbsentAgents(tools, rules, self._choose)
         self._waits = Waits(tools.clock)
-        self._cleaner = CleanUp(tools.clock, tools.status, tools.story, self._waits, rules.resource_timeout)
+        self._cleaner = CleanUp(tools.clock, tools.status, tools.events, self._waits, rules.resource_timeout)
         self._logs = MoverLogs(tools.client)
         self._last_error = ""
         self._not_before: dict[tuple[str, str, str], float] = {}
@@ -138,8 +138,12 @@ class OrphanKeeper:
 
     def report(self) -> JsonDict:
         """Return for the status page how many loads need what, what clean-ups wait for, and the last error."""
-        cared = [(entry, care) for entry in self._index.entries() if (care := self._care_of(entry)) is not Care.NOTHING]
-        waits = {self._waits.last_message(entry.uid) for entry, care in cared if care is Care.CLEAN_UP}
+        cared = [
+            (entry, care)
+            for entry in self._index.entries()
+            if (care := self._care_of(entry)) is not RecoveryAction.NOTHING
+        ]
+        waits = {self._waits.last_message(entry.uid) for entry, care in cared if care is RecoveryAction.CLEAN_UP}
         return {
             "loads": dict(Counter(care.name for _, care in cared)),
             "waitsFor": sorted(waits - {""}),
@@ -161,19 +165,19 @@ class OrphanKeeper:
         self._not_before = {key: at for key, at in self._not_before.items() if at > now}
         for entry in self._index.entries():
             care = self._care_of(entry)
-            later = care is Care.AWAIT and entry.key in self._not_before
-            told = care is Care.EXPLAIN and entry.uid in self._explained
-            if care is not Care.NOTHING and not later and not told:
+            later = care is RecoveryAction.AWAIT and entry.key in self._not_before
+            told = care is RecoveryAction.EXPLAIN and entry.uid in self._explained
+            if care is not RecoveryAction.NOTHING and not later and not told:
                 self._queue.add(entry.key)
 
-    def _care_of(self, entry: Entry) -> Care:
+    def _care_of(self, entry: Entry) -> RecoveryAction:
         label = entry.node_label
-        owner = Owner(
+        owner = OwnerState(
             away=bool(label) and self._agents.seconds_gone(label) >= _GONE_AFTER_SECONDS,
             node_lost=bool(label) and bool(self._nodes.explain_loss(label, label)),
             bound=self._kinds[entry.kind].bound_to_node,
         )
-        return decide_care(entry, owner)
+        return decide_recovery(entry, owner)
 
     async def _handle(self, key: tuple[str, str, str]) -> Requeue | None:
         """Do for one load what it needs, as it is now."""
@@ -185,12 +189,12 @@ class OrphanKeeper:
                 return None
             entry = build_entry(kind, raw)
             care = self._care_of(entry)
-            if care is Care.NOTHING:
+            if care is RecoveryAction.NOTHING:
                 return None
             self._tools.check_leading()
-            if care is Care.EXPLAIN:
+            if care is RecoveryAction.EXPLAIN:
                 self._explained.add(entry.uid)
-                await self._tools.story.tell_trouble(raw, "Unreadable", entry.fault)
+                await self._tools.events.record_warning(raw, "Unreadable", entry.fault)
                 return None
             requeue = await self._give(care, kind, kind.parse(raw))
         except (ConflictError, NotFoundError) as e:
@@ -200,35 +204,35 @@ class OrphanKeeper:
             self._last_error = f"{kind.name} {key[1]}/{key[2]}: {e}"
             if e.retry:
                 raise
-            self._faults.tell(key, "a load without an owner could not be looked after", e, extra=told)
+            self._faults.report(key, "a load without an owner could not be looked after", e, extra=told)
             return Requeue(_REFUSED_PAUSE_SECONDS)
         else:
             self._faults.forget(key)
             return requeue
         return None
 
-    async def _give(self, care: Care, kind: Kind, cr: Load) -> Requeue | None:
+    async def _give(self, care: RecoveryAction, kind: Kind, cr: Transfer) -> Requeue | None:
         match care:
-            case Care.ADOPT:
+            case RecoveryAction.ADOPT:
                 await self._adopt(kind, cr)
-            case Care.REASSIGN:
+            case RecoveryAction.REASSIGN:
                 await self._reassign(kind, cr)
-            case Care.END:
+            case RecoveryAction.END:
                 # The cache may lag behind, and an end is for good.
                 if why := await self._nodes.confirm_loss(await node_of(kind, cr)):
                     await self._absent.end(kind, cr, why)
-            case Care.AWAIT:
+            case RecoveryAction.AWAIT:
                 key = (kind.name, cr.metadata.namespace, cr.name)
                 self._not_before[key] = self._tools.clock.monotonic() + _AWAY_LOOK_SECONDS
                 gone_seconds = self._agents.seconds_gone(cr.metadata.labels.get(NODE_LABEL, ""))
                 await self._absent.wait_for_agent(kind, cr, away_for=timedelta(seconds=gone_seconds))
-            case Care.WELCOME:
+            case RecoveryAction.WELCOME:
                 await self._absent.welcome(kind, cr)
-            case Care.CLEAN_UP:
+            case RecoveryAction.CLEAN_UP:
                 return await self._clean_up(kind, cr)
         return None
 
-    async def _clean_up(self, kind: Kind, cr: Load) -> Requeue | None:
+    async def _clean_up(self, kind: Kind, cr: Transfer) -> Requeue | None:
         """Take the next step of the clean-up, its mover's log first: the agent that would take it over is away."""
         if NODE_LABEL in cr.metadata.labels:
             pod = await read_mover(self._tools.client, cr)
@@ -241,7 +245,7 @@ class OrphanKeeper:
             self._logs.forget(cr.uid)
         return requeue
 
-    async def _adopt(self, kind: Kind, cr: Load) -> None:
+    async def _adopt(self, kind: Kind, cr: Transfer) -> None:
         """Label a load with the node that has it; an Accepted one of nobody goes to a live agent."""
         node = cr.status.node or await self._pod_node(cr) or cr.status.accepted_by_node or await kind.read_node(cr)
         live = label_value(node) in self._agents.nodes()
@@ -252,9 +256,9 @@ class OrphanKeeper:
             await self._absent.end_nowhere(kind, cr)
             return
         stored = await self._tools.status.annotate(kind, cr, Change(labels={NODE_LABEL: label_value(node)}))
-        await self._tools.story.tell(stored, "Adopted", f"the agent of node {node} goes on with it")
+        await self._tools.events.record(stored, "Adopted", f"the agent of node {node} goes on with it")
 
-    async def _reassign(self, kind: Kind, cr: Load) -> None:
+    async def _reassign(self, kind: Kind, cr: Transfer) -> None:
         """Give an Accepted load to another agent; its prepare timeout runs on."""
         chosen = self._choose()
         if chosen is None or kind.bound_to_node:
@@ -264,9 +268,9 @@ class OrphanKeeper:
         change = Change(status={"acceptedByNode": node}, labels={NODE_LABEL: label})
         stored = await self._tools.status.annotate(kind, cr, change)
         gone = cr.status.accepted_by_node or "another node"
-        await self._tools.story.tell(stored, "Reassigned", f"the agent of {gone} is gone; node {node} is to do it")
+        await self._tools.events.record(stored, "Reassigned", f"the agent of {gone} is gone; node {node} is to do it")
 
-    async def _pod_node(self, cr: Load) -> str:
+    async def _pod_node(self, cr: Transfer) -> str:
         """Return the node of the load's mover pod, empty where there is none."""
         pod = await read_mover(self._tools.client, cr)
         return "" if pod is None else pod_node(pod)

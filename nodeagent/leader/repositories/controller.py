@@ -24,7 +24,7 @@ from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
 from exposer.causes import CauseFinder
-from exposer.model import Waiting
+from exposer.model import Pending
 from exposer.settings import PlanSource
 from nodeagent.leader.repositories.init_pod import (
     INIT_POD_SELECTOR,
@@ -35,15 +35,15 @@ from nodeagent.leader.repositories.init_pod import (
     start_init_pod,
 )
 from nodeagent.leader.repositories.password import ensure_repository_password
-from nodeagent.leader.repositories.retry import RepositoryTries, read_causes
+from nodeagent.leader.repositories.retry import RepositoryRetries, read_causes
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.runtime.settings import RepositoryController
-from nodeagent.runtime.tasks import Faults, tell_causes
+from nodeagent.runtime.settings import RepositoryControllerMode
+from nodeagent.runtime.tasks import Faults, describe_causes
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
-from nodeagent.transfers.events import Story
+from nodeagent.transfers.events import EventLog
 
-__all__ = ["RepositoryKeeper", "RepositoryTools"]
+__all__ = ["RepositoryController", "RepositoryTools"]
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class RepositoryTools:
 
     client: KubeClient
     clock: Clock
-    story: Story
+    events: EventLog
     metrics: Metrics
     plan: PlanSource
     new_settings: Callable[[], Awaitable[Mapping[str, str]]]
@@ -83,28 +83,28 @@ class RepositoryTools:
     causes: CauseFinder
 
 
-class RepositoryKeeper:
+class RepositoryController:
     """The controller of BackupRepositories: to be run while the Lease is held."""
 
-    def __init__(self, tools: RepositoryTools, *, namespace: str, mode: RepositoryController) -> None:
+    def __init__(self, tools: RepositoryTools, *, namespace: str, mode: RepositoryControllerMode) -> None:
         """Work with `tools` in `namespace`, as `mode` says."""
         self._tools = tools
         self._namespace = namespace
         self._mode = mode
-        self._tries = RepositoryTries(tools.clock)
+        self._tries = RepositoryRetries(tools.clock)
         self._faults = Faults(_log)
         self._queue: WorkQueue[str] | None = None
         self._repositories: Informer[JsonDict] | None = None
 
     async def run(self) -> None:
         """Keep the repositories until canceled, in a cluster where that is ours to do."""
-        if self._mode is RepositoryController.OFF:
+        if self._mode is RepositoryControllerMode.OFF:
             await asyncio.Event().wait()
         while True:
             try:
                 await run_apart(self._run_once, name="keeping repositories")
             except* AgentError as group:
-                _log.warning("looking after repositories begins anew: %s", tell_causes(group))
+                _log.warning("looking after repositories begins anew: %s", describe_causes(group))
             await self._tools.clock.sleep(_BEGIN_ANEW_SECONDS)
 
     async def _run_once(self) -> None:
@@ -163,7 +163,7 @@ class RepositoryKeeper:
         except AgentError as e:
             if e.retry:
                 raise
-            self._faults.tell(name, "the repository could not be looked after", e, extra=told)
+            self._faults.report(name, "the repository could not be looked after", e, extra=told)
             return Requeue(_SERVER_SECONDS)
         self._faults.forget(name)
         return requeue
@@ -236,7 +236,7 @@ class RepositoryKeeper:
             await tools.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
         return Requeue(self._tries.pause_seconds)
 
-    async def _explain(self, pod: JsonDict) -> Waiting | None:
+    async def _explain(self, pod: JsonDict) -> Pending | None:
         """Return what keeps an init pod from running; None where nothing does, or it never will."""
         try:
             return await self._tools.causes.explain(pod)
@@ -244,11 +244,11 @@ class RepositoryKeeper:
             # The judge says so.
             return None
 
-    async def _tell_wait(self, repository: BackupRepository, waiting: Waiting) -> None:
+    async def _tell_wait(self, repository: BackupRepository, waiting: Pending) -> None:
         """Say on the repository what trouble its init pod has; loads that wait for it pass that on."""
-        if waiting.trouble and waiting.message != repository.status.message:
+        if waiting.blocked and waiting.message != repository.status.message:
             stored = await self._patch(repository, {"status": {"message": waiting.message}})
-            await self._tools.story.tell(stored, waiting.reason, waiting.message, warning=True)
+            await self._tools.events.record(stored, waiting.reason, waiting.message, warning=True)
 
     async def _succeed(self, repository: BackupRepository) -> None:
         if repository.phase is RepositoryPhase.READY:
@@ -260,7 +260,7 @@ class RepositoryKeeper:
         stored = await self._patch(repository, {"status": status})
         self._tries.forget(stored.uid)
         self._tools.metrics.repository(stored.name, ok=True)
-        await self._tools.story.tell(stored, "Ready", "the backup repository can be used")
+        await self._tools.events.record(stored, "Ready", "the backup repository can be used")
 
     async def _fail(self, repository: BackupRepository, message: str) -> None:
         told = (repository.phase, repository.status.message) == (RepositoryPhase.NOT_READY, message)
@@ -268,13 +268,13 @@ class RepositoryKeeper:
             status = {"phase": RepositoryPhase.NOT_READY, "message": message}
             repository = await self._patch(repository, {"status": status})
             self._tools.metrics.repository(repository.name, ok=False)
-            await self._tools.story.tell(repository, "NotReady", message, warning=True)
+            await self._tools.events.record(repository, "NotReady", message, warning=True)
         self._tries.fail(repository.uid, await read_causes(self._tools.client, repository))
 
     async def _in_charge(self) -> bool:
         """Whether repositories are ours to make: by the mode, or since no server does it."""
-        if self._mode is not RepositoryController.AUTO:
-            return self._mode is RepositoryController.ON
+        if self._mode is not RepositoryControllerMode.AUTO:
+            return self._mode is RepositoryControllerMode.ON
         selection = Selection(DEPLOYMENTS, self._namespace, label_selector=_SERVER_SELECTOR)
         return not await self._tools.client.list(selection)
 

@@ -18,7 +18,7 @@ from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.storage import BackupRepository, repository_labels
 from core.models.units import parse_quantity
-from exposer.model import Owner, Waiting
+from exposer.model import Owner, Pending
 from exposer.ownership import create_pod
 from exposer.pod_status import diagnose_pod, parse_pod_end
 from exposer.pods import build_init_pod, init_pod_name
@@ -70,7 +70,7 @@ class PodReport:
 
 
 def judge_init_pod(
-    repository: BackupRepository, pod: JsonDict, now: datetime, *, waiting: Waiting | None = None
+    repository: BackupRepository, pod: JsonDict, now: datetime, *, waiting: Pending | None = None
 ) -> PodReport:
     """Return what `pod` (a v1 Pod as JSON dict), the one of that name, comes to at `now`.
 
@@ -105,7 +105,7 @@ def judge_init_pod(
     waiting = (waiting or found) if found is not None else None
     if waiting is not None and late:
         return PodReport(InitState.FAILED, waiting.message)
-    refused = waiting is not None and waiting.trouble and not pod["spec"].get("nodeName")
+    refused = waiting is not None and waiting.blocked and not pod["spec"].get("nodeName")
     choosy = ONTO_ANY_NODE not in (pod["spec"].get("tolerations") or [])
     if refused and choosy and age >= _CHOOSY_LIMIT:
         return PodReport(InitState.UNPLACED)

@@ -17,7 +17,7 @@ from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_SECRET
 from core.models.storage import BackupRepository, BackupStorageLocation
 
-__all__ = ["RepositoryTries", "read_causes"]
+__all__ = ["RepositoryRetries", "read_causes"]
 
 _RETRY_SECONDS: Final = 300.0
 _WANTED_AGAIN_SECONDS: Final = 15.0
@@ -39,7 +39,7 @@ class _Try:
     wanted: bool = False
 
 
-class RepositoryTries:
+class RepositoryRetries:
     """The last try at each repository, by uid. A restarted agent begins anew."""
 
     def __init__(self, clock: Clock) -> None:

@@ -16,12 +16,12 @@ from typing import Final, Protocol
 
 from core.kube.resources import Resource
 from core.models.base import JsonDict
-from core.models.transfers import Load
-from exposer.model import Exposed, Guard, Waiting
+from core.models.transfers import Transfer
+from exposer.model import Exposed, Guard, Pending
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.outcome import Outcome
 
-__all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "Kind", "PlainKind", "Verdict"]
+__all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "AdmissionState", "Kind", "PlainKind"]
 
 
 COMMON_STATUS_FIELDS: Final = frozenset(
@@ -40,12 +40,12 @@ Source: Velero v1.18, config/crd (tests/recordings/velero-1.18.2/crds).
 """
 
 
-class Verdict(Enum):
+class AdmissionState(Enum):
     """Whether a load that nobody accepted may start."""
 
     READY = "ready"
-    WAITS = "waits"
-    FAILS = "fails"
+    PENDING = "pending"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -53,24 +53,24 @@ class Admission:
     """The answer to "may this load be accepted now?".
 
     `reason` is one CamelCase word, `message` a sentence for the custom resource's reader.
-    `node` names the only node that can do it, empty where any can. `patient` says that the
+    `node` names the only node that can do it, empty where any can. `indefinite` says that the
     wait may last until somebody cancels: it never runs into the prepare timeout. `limit` is how
-    long it may last where that is less than the prepare timeout. `trouble` says that no good run
+    long it may last where that is less than the prepare timeout. `blocked` says that no good run
     waits for this. `pod` is the namespace and name of the pod that is waited
     for, if that is all.
     """
 
-    verdict: Verdict
+    verdict: AdmissionState
     reason: str = ""
     message: str = ""
     node: str = ""
-    patient: bool = False
-    trouble: bool = False
+    indefinite: bool = False
+    blocked: bool = False
     limit: timedelta | None = None
     pod: tuple[str, str] | None = None
 
 
-READY: Final = Admission(Verdict.READY)
+READY: Final = Admission(AdmissionState.READY)
 """Nothing stands against accepting the load."""
 
 
@@ -121,7 +121,7 @@ class Kind(Protocol):
         """Whether only the node of its volume can carry a load of this kind out."""
         ...
 
-    def parse(self, raw: JsonDict) -> Load:
+    def parse(self, raw: JsonDict) -> Transfer:
         """Return the model of `raw`.
 
         Raises:
@@ -129,23 +129,23 @@ class Kind(Protocol):
         """
         ...
 
-    def managed(self, cr: Load) -> bool:
+    def managed(self, cr: Transfer) -> bool:
         """Whether the load is meant for this data mover."""
         ...
 
-    def queue_namespace(self, cr: Load) -> str:
+    def queue_namespace(self, cr: Transfer) -> str:
         """The namespace whose turn it is when the load is admitted: its volume's."""
         ...
 
-    async def check_admission(self, cr: Load) -> Admission:
+    async def check_admission(self, cr: Transfer) -> Admission:
         """Say whether `cr` may be accepted now; reads only."""
         ...
 
-    async def read_node(self, cr: Load) -> str:
+    async def read_node(self, cr: Transfer) -> str:
         """Return the node that `cr` is bound to; empty where any will do, or none is known."""
         ...
 
-    async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
+    async def ensure_exposed(self, cr: Transfer, guard: Guard) -> Exposed | Pending:
         """Take the volume one step nearer to a mover pod, calling `guard` before each create.
 
         Raises:
@@ -154,7 +154,7 @@ class Kind(Protocol):
         """
         ...
 
-    async def confirm_volume(self, cr: Load) -> None:
+    async def confirm_volume(self, cr: Transfer) -> None:
         """Return if the volume is still what the load is about; reads only.
 
         Asked before the data path is started, and again before a mover's good end counts: what
@@ -165,11 +165,11 @@ class Kind(Protocol):
         """
         ...
 
-    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:
+    async def keep(self, cr: Transfer, outcome: Outcome) -> Outcome:
         """Return `outcome` with all that `complete` needs once the mover pod is gone."""
         ...
 
-    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:
+    async def complete(self, cr: Transfer, outcome: Outcome) -> Pending | None:
         """Bring the moved data where it belongs; None says that it is there.
 
         Raises:
@@ -177,7 +177,7 @@ class Kind(Protocol):
         """
         ...
 
-    async def clean_up(self, cr: Load) -> Waiting | None:
+    async def clean_up(self, cr: Transfer) -> Pending | None:
         """Remove what was made for `cr`, which is final; None says that all of it is gone."""
         ...
 
@@ -189,7 +189,7 @@ class Kind(Protocol):
         """
         ...
 
-    def count(self, cr: Load, metrics: Metrics) -> None:
+    def count(self, cr: Transfer, metrics: Metrics) -> None:
         """Tell `metrics` what the peer counts of this kind alone, of a load just InProgress or final."""
         ...
 
@@ -201,20 +201,20 @@ class Kind(Protocol):
 class PlainKind:
     """A kind whose loads go to any node, and that is done once the mover is."""
 
-    async def read_node(self, cr: Load) -> str:  # noqa: ARG002 - as the protocol has it
+    async def read_node(self, cr: Transfer) -> str:  # noqa: ARG002 - as the protocol has it
         """Return nothing: any node will do."""
         return ""
 
-    async def confirm_volume(self, cr: Load) -> None:
+    async def confirm_volume(self, cr: Transfer) -> None:
         """Return at once: the mover's claim keeps the volume in its place."""
 
-    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:  # noqa: ARG002 - as the protocol has it
+    async def keep(self, cr: Transfer, outcome: Outcome) -> Outcome:  # noqa: ARG002 - as the protocol has it
         """Return `outcome`: there is nothing beside it to keep."""
         return outcome
 
-    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:  # noqa: ARG002 - as the protocol has it
+    async def complete(self, cr: Transfer, outcome: Outcome) -> Pending | None:  # noqa: ARG002 - as the protocol has it
         """Return None: the data is where it belongs."""
         return None
 
-    def count(self, cr: Load, metrics: Metrics) -> None:
+    def count(self, cr: Transfer, metrics: Metrics) -> None:
         """Count nothing: the peer has no such metrics of this kind."""

@@ -16,11 +16,11 @@ from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, Resour
 from core.models.base import JsonDict
 from core.models.names import DATA_DOWNLOAD_LABEL, DATA_MOVER_FINALIZER
 from core.models.phases import Phase
-from core.models.transfers import DataDownload, Load
-from exposer.model import Exposed, Guard, KeptVolume, Owner, RestoreExposer, RestoreRequest, Waiting
+from core.models.transfers import DataDownload, Transfer
+from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, RestoreExposer, RestoreRequest
 from exposer.placement import LINUX, WINDOWS
 from exposer.settings import PlanSource
-from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlainKind, Verdict
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, AdmissionState, PlainKind
 from nodeagent.transfers.kinds.repository import check_location, fit_cache
 from nodeagent.transfers.outcome import Outcome, RestoreResults, read_outcome
 
@@ -53,50 +53,50 @@ class DataDownloadKind(RestoreResults, PlainKind):
     bound_to_node: ClassVar[bool] = False
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"acceptedByNode", "node"}
 
-    def parse(self, raw: JsonDict) -> Load:
+    def parse(self, raw: JsonDict) -> Transfer:
         """Return the DataDownload that `raw` is."""
         return DataDownload.parse(raw)
 
-    def managed(self, cr: Load) -> bool:
+    def managed(self, cr: Transfer) -> bool:
         """Whether it is meant for this data mover."""
         return _download(cr).spec.datamover in self.datamovers
 
-    def queue_namespace(self, cr: Load) -> str:
+    def queue_namespace(self, cr: Transfer) -> str:
         """The namespace of the claim that waits for the data."""
         return _download(cr).spec.target_volume.namespace
 
-    async def check_admission(self, cr: Load) -> Admission:
+    async def check_admission(self, cr: Transfer) -> Admission:
         """Say whether the location can be used and the target claim waits for its volume."""
         admission = await check_location(self.client, cr)
-        if admission.verdict is not Verdict.READY:
+        if admission.verdict is not AdmissionState.READY:
             return admission
         target = _download(cr).spec.target_volume
         claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.pvc)
         if claim is None:
             message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
-            return Admission(Verdict.WAITS, "TargetClaimMissing", message, limit=_TARGET_PATIENCE)
+            return Admission(AdmissionState.PENDING, "TargetClaimMissing", message, limit=_TARGET_PATIENCE)
         try:
             waiting = await self.exposer.check(self._request(cr))
         except ExposeError as e:
-            return Admission(Verdict.FAILS, "TargetClaimUnusable", str(e))
+            return Admission(AdmissionState.FAILED, "TargetClaimUnusable", str(e))
         if waiting is None:
             return READY
-        return Admission(Verdict.WAITS, waiting.reason, waiting.message, trouble=waiting.trouble)
+        return Admission(AdmissionState.PENDING, waiting.reason, waiting.message, blocked=waiting.blocked)
 
-    async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
+    async def ensure_exposed(self, cr: Transfer, guard: Guard) -> Exposed | Pending:
         """Bring a new volume one step nearer to a mover pod."""
         return await self.exposer.ensure(await fit_cache(self.client, cr, self._request(cr)), guard)
 
-    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:
+    async def keep(self, cr: Transfer, outcome: Outcome) -> Outcome:
         """Return `outcome` with the volume that was written."""
         kept = await self.exposer.read_volume(self._request(cr))
         return replace(outcome, pv_name=kept.pv_name, reclaim_policy=kept.reclaim_policy)
 
-    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:
+    async def complete(self, cr: Transfer, outcome: Outcome) -> Pending | None:
         """Hand the volume over to the target claim."""
         return await self.exposer.rebind(self._request(cr), _kept_volume(outcome))
 
-    async def clean_up(self, cr: Load) -> Waiting | None:
+    async def clean_up(self, cr: Transfer) -> Pending | None:
         """Remove pod and claims; and the volume, if it was kept but never handed over."""
         request = self._request(cr)
         outcome = read_outcome(cr)
@@ -106,7 +106,7 @@ class DataDownloadKind(RestoreResults, PlainKind):
                 return waiting
         return await self.exposer.clean_up(request)
 
-    def _request(self, cr: Load) -> RestoreRequest:
+    def _request(self, cr: Transfer) -> RestoreRequest:
         plan, spec = self.plan(), _download(cr).spec
         target = spec.target_volume
         return RestoreRequest(
@@ -128,6 +128,6 @@ def _kept_volume(outcome: Outcome) -> KeptVolume:
     return KeptVolume(outcome.pv_name, outcome.reclaim_policy)
 
 
-def _download(cr: Load) -> DataDownload:
+def _download(cr: Transfer) -> DataDownload:
     """Return `cr` as what `DataDownloadKind.parse` made it."""
     return cast("DataDownload", cr)

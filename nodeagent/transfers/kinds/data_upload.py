@@ -12,10 +12,10 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, Resource
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
-from core.models.transfers import DataUpload, Load
-from exposer.model import Exposed, Exposer, Guard, Owner, SnapshotRequest, Waiting
+from core.models.transfers import DataUpload, Transfer
+from exposer.model import Exposed, Exposer, Guard, Owner, Pending, SnapshotRequest
 from exposer.settings import BackupPVCSettings, PlanSource
-from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, PlainKind, Verdict
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, AdmissionState, PlainKind
 from nodeagent.transfers.kinds.repository import check_location
 from nodeagent.transfers.outcome import BackupResults
 
@@ -53,49 +53,51 @@ class DataUploadKind(BackupResults, PlainKind):
         "dataMoverResult",
     }
 
-    def parse(self, raw: JsonDict) -> Load:
+    def parse(self, raw: JsonDict) -> Transfer:
         """Return the DataUpload that `raw` is."""
         return DataUpload.parse(raw)
 
-    def managed(self, cr: Load) -> bool:
+    def managed(self, cr: Transfer) -> bool:
         """Whether it is meant for this data mover."""
         return _upload(cr).spec.datamover in self.datamovers
 
-    def queue_namespace(self, cr: Load) -> str:
+    def queue_namespace(self, cr: Transfer) -> str:
         """The namespace of the claim that is backed up."""
         return _upload(cr).spec.source_namespace
 
-    async def check_admission(self, cr: Load) -> Admission:
+    async def check_admission(self, cr: Transfer) -> Admission:
         """Say whether location and snapshot are there and ready."""
         spec = _upload(cr).spec
         if spec.snapshot_type != _CSI or spec.csi_snapshot is None:
             message = f"snapshot type {spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
-            return Admission(Verdict.FAILS, "SnapshotTypeUnknown", message)
+            return Admission(AdmissionState.FAILED, "SnapshotTypeUnknown", message)
         admission = await check_location(self.client, cr)
-        if admission.verdict is not Verdict.READY:
+        if admission.verdict is not AdmissionState.READY:
             return admission
         try:
             waiting = await self.exposer.check(self._request(cr))
         except ExposeError as e:
-            return Admission(Verdict.FAILS, "SourceMissing", str(e))
+            return Admission(AdmissionState.FAILED, "SourceMissing", str(e))
         if waiting is None:
             return READY
         # Taking a snapshot may last for hours on some storages; one that goes wrong for so long never comes.
-        patient = not waiting.trouble
-        return Admission(Verdict.WAITS, waiting.reason, waiting.message, patient=patient, trouble=waiting.trouble)
+        indefinite = not waiting.blocked
+        return Admission(
+            AdmissionState.PENDING, waiting.reason, waiting.message, indefinite=indefinite, blocked=waiting.blocked
+        )
 
-    async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
+    async def ensure_exposed(self, cr: Transfer, guard: Guard) -> Exposed | Pending:
         """Bring the snapshot's data one step nearer to a mover pod."""
         return await self.exposer.ensure(self._request(cr), guard)
 
-    async def clean_up(self, cr: Load) -> Waiting | None:
+    async def clean_up(self, cr: Transfer) -> Pending | None:
         """Remove pod, claim and snapshots."""
         if _upload(cr).spec.csi_snapshot is None:
             # It was refused for that; nothing was made.
             return None
         return await self.exposer.clean_up(self._request(cr))
 
-    def _request(self, cr: Load) -> SnapshotRequest:
+    def _request(self, cr: Transfer) -> SnapshotRequest:
         spec = _upload(cr).spec
         if spec.csi_snapshot is None:
             raise ExposeError(f"DataUpload {cr.metadata.namespace}/{cr.name} names no CSI snapshot")
@@ -115,6 +117,6 @@ class DataUploadKind(BackupResults, PlainKind):
         )
 
 
-def _upload(cr: Load) -> DataUpload:
+def _upload(cr: Transfer) -> DataUpload:
     """Return `cr` as what `DataUploadKind.parse` made it."""
     return cast("DataUpload", cr)

@@ -24,12 +24,12 @@ from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resourc
 from core.models.base import JsonDict
 from core.models.names import POD_VOLUME_BACKUP_LABEL, POD_VOLUME_FINALIZER, POD_VOLUME_RESTORE_LABEL
 from core.models.phases import Phase
-from core.models.transfers import Load, PodVolumeBackup, PodVolumeRestore
-from exposer.model import Exposed, Guard, LocatedVolume, Owner, PodVolumeRequest, Waiting, WorkloadRef
+from core.models.transfers import PodVolumeBackup, PodVolumeRestore, Transfer
+from exposer.model import Exposed, Guard, LocatedVolume, Owner, Pending, PodVolumeRequest, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import PlanSource
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, PlainKind, Verdict
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, PlainKind
 from nodeagent.transfers.kinds.repository import check_location, fit_cache
 from nodeagent.transfers.outcome import BackupResults, RestoreResults
 
@@ -63,50 +63,50 @@ class PodVolumeKind(PlainKind):
     finalizer: ClassVar[str] = POD_VOLUME_FINALIZER
     bound_to_node: ClassVar[bool] = True
 
-    def managed(self, cr: Load) -> bool:  # noqa: ARG002 - as the protocol has it
+    def managed(self, cr: Transfer) -> bool:  # noqa: ARG002 - as the protocol has it
         """Whether it is meant for this data mover: it names none, so the built-in one does it."""
         return bool(self.datamovers & _BUILT_IN)
 
-    async def clean_up(self, cr: Load) -> Waiting | None:
+    async def clean_up(self, cr: Transfer) -> Pending | None:
         """Remove the mover pod."""
         return await self.exposer.clean_up(self._request(cr))
 
-    async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
+    async def ensure_exposed(self, cr: Transfer, guard: Guard) -> Exposed | Pending:
         """Bring the volume one step nearer to a mover pod."""
         return await self.exposer.ensure(await fit_cache(self.client, cr, self._request(cr)), guard)
 
-    async def confirm_volume(self, cr: Load) -> None:
+    async def confirm_volume(self, cr: Transfer) -> None:
         """Return if the workload's pod still has the volume."""
         await self.exposer.confirm(self._request(cr))
 
-    def queue_namespace(self, cr: Load) -> str:
+    def queue_namespace(self, cr: Transfer) -> str:
         """The namespace of the workload's pod."""
         return self._request(cr).workload.namespace
 
     async def _locate(self, cr: PodVolume) -> LocatedVolume | Admission:
         """Return where the volume is, or why the load cannot be accepted now."""
         if cr.spec.uploader_type == _RESTIC:
-            return Admission(Verdict.FAILS, "UploaderUnknown", "restic is not supported")
+            return Admission(AdmissionState.FAILED, "UploaderUnknown", "restic is not supported")
         admission = await check_location(self.client, cr)
-        if admission.verdict is not Verdict.READY:
+        if admission.verdict is not AdmissionState.READY:
             return admission
         try:
             located = await self.exposer.locate(self._request(cr))
         except ExposeError as e:
-            return Admission(Verdict.FAILS, "VolumeRefused", str(e))
-        if isinstance(located, Waiting):
+            return Admission(AdmissionState.FAILED, "VolumeRefused", str(e))
+        if isinstance(located, Pending):
             # The pod's image may take its time, or its turn among many.
             return Admission(
-                Verdict.WAITS,
+                AdmissionState.PENDING,
                 located.reason,
                 located.message,
-                patient=True,
-                trouble=located.trouble,
+                indefinite=True,
+                blocked=located.blocked,
                 pod=(cr.spec.pod.namespace, cr.spec.pod.name),
             )
         return located
 
-    def _request(self, cr: Load) -> PodVolumeRequest:
+    def _request(self, cr: Transfer) -> PodVolumeRequest:
         if not isinstance(cr, PodVolumeBackup | PodVolumeRestore):
             raise ExposeError(f"{cr.kind} {cr.name} names no volume of a pod")
         plan, pod = self.plan(), cr.spec.pod
@@ -133,15 +133,15 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind):
     restores: ClassVar[bool] = False
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"path", "snapshotID", "incrementalBytes"}
 
-    def parse(self, raw: JsonDict) -> Load:
+    def parse(self, raw: JsonDict) -> Transfer:
         """Return the PodVolumeBackup that `raw` is."""
         return PodVolumeBackup.parse(raw)
 
-    async def read_node(self, cr: Load) -> str:
+    async def read_node(self, cr: Transfer) -> str:
         """Return the node that the custom resource names."""
         return _backup(cr).spec.node
 
-    async def check_admission(self, cr: Load) -> Admission:
+    async def check_admission(self, cr: Transfer) -> Admission:
         """Say whether location, pod and volume can be used, and on which node."""
         pvb = _backup(cr)
         found = await self._locate(pvb)
@@ -149,10 +149,10 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind):
             return found
         if found.node != pvb.spec.node:
             message = f"workload pod {pvb.spec.pod.namespace}/{pvb.spec.pod.name} runs on node {found.node}"
-            return Admission(Verdict.FAILS, "WrongNode", f"{message}, and not on {pvb.spec.node}")
-        return Admission(Verdict.READY, node=found.node)
+            return Admission(AdmissionState.FAILED, "WrongNode", f"{message}, and not on {pvb.spec.node}")
+        return Admission(AdmissionState.READY, node=found.node)
 
-    def count(self, cr: Load, metrics: Metrics) -> None:
+    def count(self, cr: Transfer, metrics: Metrics) -> None:
         """Count one that begins or completes, and tell how long it took.
 
         Source: Velero v1.18, pkg/controller/pod_volume_backup_controller.go.
@@ -171,7 +171,7 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind):
         metrics.pod_volume_operation(operation, backup, name=pvb.name, seconds=(ended - began).total_seconds())
 
 
-def _backup(cr: Load) -> PodVolumeBackup:
+def _backup(cr: Transfer) -> PodVolumeBackup:
     """Return `cr` as what `PodVolumeBackupKind.parse` made it."""
     return cast("PodVolumeBackup", cr)
 
@@ -187,15 +187,15 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind):
     restores: ClassVar[bool] = True
     status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"node"}
 
-    def parse(self, raw: JsonDict) -> Load:
+    def parse(self, raw: JsonDict) -> Transfer:
         """Return the PodVolumeRestore that `raw` is."""
         return PodVolumeRestore.parse(raw)
 
-    async def read_node(self, cr: Load) -> str:
+    async def read_node(self, cr: Transfer) -> str:
         """Return the node of the pod that waits."""
         return await self.exposer.read_node(self._request(cr))
 
-    async def check_admission(self, cr: Load) -> Admission:
+    async def check_admission(self, cr: Transfer) -> Admission:
         """Say whether location and volume can be used and the pod waits, and on which node."""
         found = await self._locate(cast("PodVolumeRestore", cr))
-        return found if isinstance(found, Admission) else Admission(Verdict.READY, node=found.node)
+        return found if isinstance(found, Admission) else Admission(AdmissionState.READY, node=found.node)

@@ -17,37 +17,37 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.models.base import JsonDict
 from core.models.storage import CACHE_LIMIT_KEY, BackupStorageLocation, RepositoryKey, repository_labels
-from core.models.transfers import Load
+from core.models.transfers import Transfer
 from exposer.model import PodVolumeRequest, RestoreRequest
-from nodeagent.transfers.kinds.base import READY, Admission, Verdict
+from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState
 
 __all__ = ["DEFAULT_CACHE_LIMIT_MIB", "check_location", "fit_cache"]
 
 
-async def check_location(client: KubeClient, cr: Load) -> Admission:
+async def check_location(client: KubeClient, cr: Transfer) -> Admission:
     """Return whether the location that `cr` names exists, is available and has its Secrets."""
     namespace, name = cr.metadata.namespace, cr.spec.backup_storage_location
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
     if raw is None:
         message = f"BackupStorageLocation {namespace}/{name} does not exist"
-        return Admission(Verdict.FAILS, "LocationMissing", message)
+        return Admission(AdmissionState.FAILED, "LocationMissing", message)
     try:
         location = BackupStorageLocation.parse(raw)
     except ContractError as e:
-        return Admission(Verdict.WAITS, "LocationUnreadable", str(e), trouble=True)
+        return Admission(AdmissionState.PENDING, "LocationUnreadable", str(e), blocked=True)
     for secret in (location.spec.credential, location.spec.object_storage.ca_cert_ref):
         if secret is None:
             continue
         stored = await client.read(SECRETS, namespace, secret.name)
         what = f"Secret {namespace}/{secret.name} of BackupStorageLocation {name}"
         if stored is None:
-            return Admission(Verdict.FAILS, "LocationSecretMissing", f"{what} does not exist")
+            return Admission(AdmissionState.FAILED, "LocationSecretMissing", f"{what} does not exist")
         if secret.key not in (stored.get("data") or {}):
-            return Admission(Verdict.FAILS, "LocationSecretMissing", f"{what} has no key {secret.key}")
+            return Admission(AdmissionState.FAILED, "LocationSecretMissing", f"{what} has no key {secret.key}")
     if not location.available:
         why = f": {location.status.message}" if location.status.message else ""
         message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"
-        return Admission(Verdict.WAITS, "LocationUnavailable", message, trouble=True)
+        return Admission(AdmissionState.PENDING, "LocationUnavailable", message, blocked=True)
     return READY
 
 
@@ -61,7 +61,7 @@ Source: Velero v1.18, pkg/repository/udmrepo/kopialib/backend/common.go (MB ther
 _Request = TypeVar("_Request", RestoreRequest, PodVolumeRequest)
 
 
-async def fit_cache(client: KubeClient, cr: Load, request: _Request) -> _Request:
+async def fit_cache(client: KubeClient, cr: Transfer, request: _Request) -> _Request:
     """Return `request` with room in its cache, if it has one, for what the mover will keep there.
 
     A repository keeps the limit that it was made with; configuration is for those to come. A

@@ -10,7 +10,7 @@ from core.errors import ContractError
 from core.models.base import CustomResource, JsonDict
 from core.models.phases import Phase
 from core.models.storage import BackupRepository, BackupStorageLocation
-from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 
 __all__: list[str] = []
 
@@ -61,7 +61,7 @@ def test_recorded_object_is_read_as_it_is(obj: JsonDict) -> None:
 @pytest.mark.parametrize("obj", [obj for obj in _RECORDED if obj["kind"] != "BackupRepository"], ids=_id)
 def test_recorded_load_tells_its_phase_and_repository(obj: JsonDict) -> None:
     load = _MODELS[obj["kind"]].parse(obj)
-    assert isinstance(load, Load)
+    assert isinstance(load, Transfer)
     assert load.phase == ((obj.get("status") or {}).get("phase") or Phase.NEW)
     assert load.repository_namespace
     assert isinstance(load.settings, dict)

@@ -7,8 +7,8 @@ import pytest
 
 from core.contract import BackupResult, VolumeMode
 from core.errors import DataPathError, KopiaError
-from datamover.data_path.backup import BackupRequest, back_up
-from datamover.data_path.restore import RestoreRequest, restore
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.process import Kopia
 from tests.datamover.support.data_paths import restoring, uploading
 from tests.datamover.support.loopdevice import attached
@@ -27,12 +27,12 @@ def device(tmp_path: Path) -> Path:
 
 
 async def _back_up(kopia: Kopia, device: Path) -> BackupResult:
-    request = BackupRequest(device, VolumeMode.BLOCK, "some/device", parallel=2)
+    request = BackupParameters(device, VolumeMode.BLOCK, "some/device", parallel=2)
     return await back_up(kopia, request, uploading())
 
 
 async def _restore(kopia: Kopia, snapshot_id: str, target: Path) -> None:
-    request = RestoreRequest(snapshot_id, target, VolumeMode.BLOCK, workers=2)
+    request = RestoreParameters(snapshot_id, target, VolumeMode.BLOCK, workers=2)
     await restore(kopia, request, restoring())
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
-from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.file_names import examine_names, mangle
 from datamover.kopia.process import Kopia
-from datamover.local.command import ByHand
+from datamover.local.command import LocalMover
 from datamover.runtime.cancellation import Stop, run_in_background
 from tests.datamover.support.data_paths import uploading
 from tests.datamover.support.plainkopia import PlainKopia
@@ -42,14 +42,14 @@ def _fill(root: Path, *names: bytes) -> Path:
     [b"\xff", b"a\xe2\x82b", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf0\x9f\x98", "größe ☃ 😀".encode(), b"\xef\xbf\xbd"],
     ids=repr,
 )
-async def test_a_name_is_mangled_as_kopia_does_it(name: bytes, by_hand: ByHand, tmp_path: Path) -> None:
+async def test_a_name_is_mangled_as_kopia_does_it(name: bytes, by_hand: LocalMover, tmp_path: Path) -> None:
     backup = await by_hand.back_up(_fill(tmp_path / "volume", name), "", None)
     await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [mangle(name)]
 
 
 async def test_mangled_names_are_warned_of(
-    by_hand: ByHand, tmp_path: Path, caplog: pytest.LogCaptureFixture, kopia: PlainKopia
+    by_hand: LocalMover, tmp_path: Path, caplog: pytest.LogCaptureFixture, kopia: PlainKopia
 ) -> None:
     volume = _fill(tmp_path / "volume", b"plain", b"caf\xe9/one", b"caf\xe9/tw\xf6", b"deep/er/\xff", "☃".encode())
     await by_hand.back_up(volume, "", None)
@@ -65,7 +65,7 @@ async def test_mangled_names_are_warned_of(
     ids=["both", "one is valid", "as many bytes"],
 )
 async def test_names_that_become_one_fail_the_backup_and_leave_no_snapshot(
-    names: tuple[bytes, bytes], by_hand: ByHand, tmp_path: Path, kopia: PlainKopia
+    names: tuple[bytes, bytes], by_hand: LocalMover, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     volume = _fill(tmp_path / "volume", *names, b"other/\xff")
     with pytest.raises(DataPathError, match="1 names would be lost") as failed:
@@ -79,7 +79,7 @@ _LONG = ("имя" * 40).encode("cp1251")
 
 
 async def test_names_that_grow_too_long_fail_the_backup_and_leave_no_snapshot(
-    by_hand: ByHand, tmp_path: Path, kopia: PlainKopia
+    by_hand: LocalMover, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     volume = _fill(tmp_path / "volume", b"dir/" + _LONG, *(b"x%d" % number + _LONG for number in range(4)))
     with pytest.raises(DataPathError, match=r"^5 names would be too long to restore: .*255 bytes") as failed:
@@ -149,7 +149,7 @@ def test_names_that_are_lost_and_names_that_are_too_long_are_reported_together(t
 
 
 async def test_a_snapshot_that_cannot_be_taken_away_hides_no_names(
-    by_hand: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_hand: LocalMover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: Kopia, snapshot_id: str) -> None:
         raise KopiaError(f"delete incomplete snapshot {snapshot_id}: the disk is full")
@@ -236,7 +236,7 @@ async def test_a_cancel_between_transfer_and_end_leaves_no_snapshot(
         await never.wait()
 
     volume = _fill(tmp_path / "volume", b"\xff")
-    request = BackupRequest(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+    request = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
     running = asyncio.create_task(back_up(connected, request, uploading(warn)))
     await warned.wait()
     running.cancel()

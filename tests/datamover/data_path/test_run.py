@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 import pytest
 
 from core.errors import AgentError, ConfigError, DataPathError, RepositoryError
-from datamover.data_path.run import Care, StallLimits, Standstill, Transfer, read_stall_limits
+from datamover.data_path.run import DataPath, StallDetector, StallLimits, Watchdog, read_stall_limits
 from datamover.kopia.process import Kopia, KopiaAnswer, Listener
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Reachability
-from datamover.runtime.redact import Scrubber
+from datamover.runtime.redact import Redactor
 from tests.support.clock import LoopClock
 
 _DEAD = Reachability(answers=False, told="repository r (s3://b) does not answer: connection refused")
@@ -22,7 +22,7 @@ _ALIVE = Reachability(answers=True, told="repository r (s3://b) answers")
 
 def _due(limits: StallLimits, seconds: int) -> list[float]:
     """When somebody is told of a transfer that never moves."""
-    still = Standstill(limits)
+    still = StallDetector(limits)
     still.take("the same", 0)
     return [still.idle_seconds for _ in range(seconds // 5) if still.take("the same", 5)]
 
@@ -38,14 +38,14 @@ def test_without_an_end_it_is_only_told() -> None:
 
 
 def test_whatever_moves_begins_it_anew() -> None:
-    still = Standstill(StallLimits())
+    still = StallDetector(StallLimits())
     for second in range(0, 3600, 60):
         assert not still.take(second // 120, 60)
     assert still.idle_seconds <= 60
 
 
 def test_a_transfer_that_was_frozen_gets_its_time() -> None:
-    still = Standstill(StallLimits())
+    still = StallDetector(StallLimits())
     still.take("the same", 5)
     still.take("the same", 50_000)
     assert still.idle == timedelta(minutes=1)
@@ -55,7 +55,7 @@ def test_a_transfer_that_was_frozen_gets_its_time() -> None:
     ("idle", "answers", "ends"), [(599, False, False), (600, False, True), (3599, True, False), (3600, True, True)]
 )
 def test_it_is_given_up_sooner_where_the_repository_does_not_answer(idle: int, answers: bool, ends: bool) -> None:
-    still = Standstill(StallLimits())
+    still = StallDetector(StallLimits())
     still.idle_seconds = idle
     assert still.too_long(answers=answers) is ends
 
@@ -88,7 +88,7 @@ class _HangingKopia(Kopia):
     """Says something, and never ends."""
 
     def __init__(self) -> None:
-        super().__init__({}, Scrubber())
+        super().__init__({}, Redactor())
 
     async def transfer(self, attempted: str, *arguments: str, files: Any, listener: Listener) -> KopiaAnswer:
         del attempted, arguments, files
@@ -97,16 +97,16 @@ class _HangingKopia(Kopia):
         raise AssertionError
 
 
-def _hang(ask: Callable[[], Awaitable[Reachability]], warned: list[str], meter: _StillMeter | None = None) -> Transfer:
+def _hang(ask: Callable[[], Awaitable[Reachability]], warned: list[str], meter: _StillMeter | None = None) -> DataPath:
     clock = LoopClock()
 
     async def warn(message: str) -> None:
         warned.append(message)
 
-    return Transfer(meter or _StillMeter(clock, Direction.UPLOAD), Care(clock, warn, ask))
+    return DataPath(meter or _StillMeter(clock, Direction.UPLOAD), Watchdog(clock, warn, ask))
 
 
-async def _end_of(transfer: Transfer) -> AgentError:
+async def _end_of(transfer: DataPath) -> AgentError:
     with pytest.raises(AgentError) as failed:
         await transfer.run(_HangingKopia(), "back up /volume", "snapshot", "create")
     return failed.value

@@ -13,7 +13,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import KopiaError
-from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.process import Kopia
 from datamover.kopia.snapshots import remove_incomplete
 from tests.datamover.support.data_paths import uploading
@@ -54,7 +54,7 @@ async def _kopia_frozen_after_a_checkpoint(repository: Path, kopia: PlainKopia) 
 
 async def _break_off(kopia: Kopia, volume: Path, repository: Path, *, peer: PlainKopia, cancel: bool) -> None:
     """Back up until there is a checkpoint, and then no further."""
-    request = BackupRequest(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoints=_OFTEN)
+    request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoints=_OFTEN)
     running = asyncio.create_task(back_up(kopia, request, uploading()))
     async with _kopia_frozen_after_a_checkpoint(repository, peer) as pid:
         assert not running.done()
@@ -87,7 +87,7 @@ async def test_the_next_backup_takes_away_what_there_was_no_time_for(
     await _break_off(connected, volume, volume.parent / "repository", peer=kopia, cancel=True)
     left = [one["id"] for one in kopia.snapshots()]
     warn = AsyncMock()
-    request = BackupRequest(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, frugal=True)
+    request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, frugal=True)
     backup = await back_up(connected, request, uploading(warn))
     assert left
     warn.assert_awaited_once_with(f"{len(left)} incomplete snapshots that broken uploads had left were removed")
@@ -100,7 +100,7 @@ async def test_other_sources_and_complete_snapshots_are_let_alone(
 ) -> None:
     """The parents of a source, too, which kopia lists where the source itself has none."""
     for source in ("some", "some/volume", "some/volume/below"):
-        await back_up(connected, BackupRequest(tree, VolumeMode.FILESYSTEM, source, parallel=2), uploading())
+        await back_up(connected, BackupParameters(tree, VolumeMode.FILESYSTEM, source, parallel=2), uploading())
     assert len(kopia.snapshots()) == 3
     for source in ("some/volume", "some/volume/below/more"):
         assert await remove_incomplete(connected, f"default@default:{source}") == 0

@@ -10,7 +10,7 @@ import pytest
 from core.errors import DataPathError, KopiaError
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.snapshots import delete_snapshot
-from datamover.local.command import ByHand
+from datamover.local.command import LocalMover
 from tests.datamover.conftest import hand_for
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
@@ -54,7 +54,7 @@ async def test_an_incomplete_snapshot_is_not_restored(repository: Path, kopia: P
     assert not (tmp_path / "out").exists()
 
 
-async def _back_up_and_end_kopia(hand: ByHand, volume: Path, repository: Path, number: signal.Signals) -> None:
+async def _back_up_and_end_kopia(hand: LocalMover, volume: Path, repository: Path, number: signal.Signals) -> None:
     """Back up, and send kopia a signal half way."""
     async with asyncio.TaskGroup() as group:
         ender = group.create_task(_until_half_way(repository))

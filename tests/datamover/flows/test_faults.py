@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError, KopiaError
-from datamover.local.command import ByHand
+from datamover.local.command import LocalMover
 from tests.datamover.conftest import hand_for
 from tests.datamover.support.mounts import mounted
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.trees import make_large_file
 
 
-async def test_a_full_disk_fails_the_restore_and_names_the_file(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_a_full_disk_fails_the_restore_and_names_the_file(by_hand: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file of 20 MiB", 20)
     backup = await by_hand.back_up(file.parent, "", None)
     with (
@@ -28,7 +28,7 @@ async def test_a_full_disk_fails_the_restore_and_names_the_file(by_hand: ByHand,
         await by_hand.restore(backup.snapshot_id, target, None)
 
 
-async def test_a_target_that_nobody_may_write_to_is_told(by_hand: ByHand, tree: Path, tmp_path: Path) -> None:
+async def test_a_target_that_nobody_may_write_to_is_told(by_hand: LocalMover, tree: Path, tmp_path: Path) -> None:
     backup = await by_hand.back_up(tree, "", None)
     with (
         mounted(tmp_path / "fixed", "ro") as target,

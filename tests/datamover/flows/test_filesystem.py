@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from datamover.local.command import ByHand
+from datamover.local.command import LocalMover
 from tests.datamover.support.mounts import need_root
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import describe_tree, make_large_file
@@ -26,7 +26,7 @@ async def _at_work() -> AsyncIterator[None]:
     yield
 
 
-async def test_files_that_vanish_before_they_are_reached_are_left_out(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_files_that_vanish_before_they_are_reached_are_left_out(by_hand: LocalMover, tmp_path: Path) -> None:
     volume = make_large_file(tmp_path / "volume" / "a", 100).parent
     (volume / "z").mkdir()
     for number in range(500):
@@ -43,7 +43,7 @@ async def test_files_that_vanish_before_they_are_reached_are_left_out(by_hand: B
 
 @pytest.mark.parametrize("change", ["grow", "shrink"])
 async def test_a_file_that_changes_while_it_is_read_is_kept_as_it_was_read(
-    by_hand: ByHand, tmp_path: Path, change: str
+    by_hand: LocalMover, tmp_path: Path, change: str
 ) -> None:
     """Its beginning is what it always was; how much of the change is kept depends on the moment."""
     file = make_large_file(tmp_path / "volume" / "file", 100)
@@ -64,7 +64,7 @@ async def test_a_file_that_changes_while_it_is_read_is_kept_as_it_was_read(
     assert backup.total_bytes == len(kept)
 
 
-async def test_sockets_pipes_and_devices_are_skipped(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_sockets_pipes_and_devices_are_skipped(by_hand: LocalMover, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / "file").write_text("kept")
@@ -78,7 +78,7 @@ async def test_sockets_pipes_and_devices_are_skipped(by_hand: ByHand, tmp_path: 
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
 
 
-async def test_what_a_new_file_system_holds_is_no_obstacle(by_hand: ByHand, tree: Path, tmp_path: Path) -> None:
+async def test_what_a_new_file_system_holds_is_no_obstacle(by_hand: LocalMover, tree: Path, tmp_path: Path) -> None:
     """`lost+found` on both sides: it is a folder like any other."""
     for folder in (tree, tmp_path / "out"):
         (folder / "lost+found").mkdir(parents=True, mode=0o700)
@@ -106,7 +106,7 @@ _ACCESS_LIST = struct.pack("<I", 2) + b"".join(
     ("name", "value"), [("user.note", b"x"), ("system.posix_acl_access", _ACCESS_LIST)], ids=["attribute", "ACL"]
 )
 async def test_extended_attributes_and_access_lists_are_not_kept(
-    by_hand: ByHand, tmp_path: Path, name: str, value: bytes
+    by_hand: LocalMover, tmp_path: Path, name: str, value: bytes
 ) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.setxattr(file, name, value)
@@ -116,7 +116,7 @@ async def test_extended_attributes_and_access_lists_are_not_kept(
     assert name not in os.listxattr(tmp_path / "out" / "file")
 
 
-async def test_access_times_are_not_kept(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_access_times_are_not_kept(by_hand: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.utime(file, ns=(1_000_000_000, 2_000_000_000))
     backup = await by_hand.back_up(file.parent, "", None)
@@ -126,7 +126,7 @@ async def test_access_times_are_not_kept(by_hand: ByHand, tmp_path: Path) -> Non
     assert restored.st_atime_ns != 1_000_000_000
 
 
-async def test_a_folders_own_time_becomes_the_latest_of_what_is_in_it(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_a_folders_own_time_becomes_the_latest_of_what_is_in_it(by_hand: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "folder" / "file", 1)
     os.utime(file, ns=(2_000_000_000, 2_000_000_000))
     os.utime(file.parent, ns=(1_000_000_000, 1_000_000_000))
@@ -136,7 +136,7 @@ async def test_a_folders_own_time_becomes_the_latest_of_what_is_in_it(by_hand: B
 
 
 async def test_an_owner_that_the_target_refuses_is_passed_over(
-    by_hand: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_hand: LocalMover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with NFS, where root is nobody; the peer's restore goes on likewise."""
     need_root("owners")
@@ -154,7 +154,9 @@ async def test_an_owner_that_the_target_refuses_is_passed_over(
     assert (restored.stat().st_uid, file.stat().st_uid) == (0, 12345)
 
 
-async def test_a_name_that_grows_to_all_that_a_file_system_holds_comes_back(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_a_name_that_grows_to_all_that_a_file_system_holds_comes_back(
+    by_hand: LocalMover, tmp_path: Path
+) -> None:
     """85 bytes that are not UTF-8 are 255 bytes as kopia keeps them."""
     folder = tmp_path / "volume" / os.fsdecode(b"\xe9" * 85)
     folder.mkdir(parents=True)
@@ -164,7 +166,7 @@ async def test_a_name_that_grows_to_all_that_a_file_system_holds_comes_back(by_h
     assert (tmp_path / "out" / ("\ufffd" * 85) / ("\ufffd" * 85)).read_text() == "content"
 
 
-async def test_which_names_are_one_file_is_not_kept_but_its_content_is(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_which_names_are_one_file_is_not_kept_but_its_content_is(by_hand: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     (file.parent / "same").hardlink_to(file)
     backup = await by_hand.back_up(file.parent, "", None)
@@ -175,7 +177,7 @@ async def test_which_names_are_one_file_is_not_kept_but_its_content_is(by_hand: 
     assert backup.total_bytes == 2 << 20
 
 
-async def test_what_kopias_own_files_name_is_not_kept(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_what_kopias_own_files_name_is_not_kept(by_hand: LocalMover, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / ".kopiaignore").write_text("cache\n")

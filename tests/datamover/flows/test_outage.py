@@ -14,8 +14,8 @@ import pytest
 from core.clock import SystemClock
 from core.errors import DataPathError, RepositoryError
 from datamover.arguments import RepositoryOptions
-from datamover.local.command import ByHand
-from datamover.runtime.resources import Limits
+from datamover.local.command import LocalMover
+from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.processes import children_of
@@ -37,9 +37,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server
 
 
 @pytest.fixture
-def hand(server: S3Server) -> ByHand:
+def hand(server: S3Server) -> LocalMover:
     options = RepositoryOptions("s3://backups/prefix", PASSWORD, endpoint=server.url, region="us-east-1")
-    return ByHand(options, os.environ, limits=Limits(2), clock=SystemClock(), stop=StopSignal())
+    return LocalMover(options, os.environ, limits=ResourceLimits(2), clock=SystemClock(), stop=StopSignal())
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ async def _broken_off(moving: Awaitable[object], begun: Callable[[], bool], end:
 )
 async def test_a_backup_whose_storage_is_gone_for_good_is_told_of_and_given_up(
     server: S3Server,
-    hand: ByHand,
+    hand: LocalMover,
     volume: Path,
     caplog: pytest.LogCaptureFixture,
     gone: tuple[Callable[[S3Server], None], str],
@@ -101,7 +101,7 @@ async def test_a_backup_whose_storage_is_gone_for_good_is_told_of_and_given_up(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_a_backup_names_the_cause(server: S3Server, hand: ByHand, volume: Path) -> None:
+async def test_a_backup_names_the_cause(server: S3Server, hand: LocalMover, volume: Path) -> None:
     bucket = server.folder / "backups" / "prefix"
     error = await _broken_off(
         hand.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: _remove_bucket(server)
@@ -120,7 +120,7 @@ async def test_a_backup_names_the_cause(server: S3Server, hand: ByHand, volume: 
     ids=["bucket", "server"],
 )
 async def test_a_restore_names_the_cause(
-    server: S3Server, hand: ByHand, volume: Path, end: Callable[[S3Server], None], cause: str
+    server: S3Server, hand: LocalMover, volume: Path, end: Callable[[S3Server], None], cause: str
 ) -> None:
     backup = await hand.back_up(volume, "", None)
     target = volume.parent / "out"

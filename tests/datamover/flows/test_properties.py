@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from core.contract import VolumeMode
-from datamover.data_path.backup import BackupRequest, back_up
-from datamover.data_path.restore import RestoreRequest, restore
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.process import Kopia
 from tests.datamover.support.data_paths import restoring, uploading
 from tests.datamover.support.thorough import EXAMPLES, PATIENCE_SECONDS
@@ -116,9 +116,9 @@ async def test_any_tree_comes_back(
     async def unheard(message: str) -> None:
         pytest.fail(message)
 
-    request = BackupRequest(volume, VolumeMode.FILESYSTEM, f"any/{here.name}", parallel=2)
+    request = BackupParameters(volume, VolumeMode.FILESYSTEM, f"any/{here.name}", parallel=2)
     backup = await back_up(connected, request, uploading(unheard))
-    wanted = RestoreRequest(backup.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, sparse=sparse)
+    wanted = RestoreParameters(backup.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, sparse=sparse)
     await restore(connected, wanted, restoring())
     assert describe_tree(target) == describe_tree(volume)
     assert backup.empty_snapshot is (not entries)

@@ -7,10 +7,10 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
-from datamover.data_path.backup import BackupRequest, back_up
-from datamover.data_path.restore import RestoreRequest, restore, write_done_file
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore, write_done_file
 from datamover.kopia.process import Kopia
-from datamover.local.command import ByHand
+from datamover.local.command import LocalMover
 from tests.datamover.support.data_paths import restoring, uploading
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import describe_tree, make_large_file, make_tree
@@ -18,7 +18,7 @@ from tests.datamover.support.trees import describe_tree, make_large_file, make_t
 _RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 
 
-async def test_everything_kopia_carries_comes_back(by_hand: ByHand, tree: Path, tmp_path: Path) -> None:
+async def test_everything_kopia_carries_comes_back(by_hand: LocalMover, tree: Path, tmp_path: Path) -> None:
     backup = await by_hand.back_up(tree, "", None)
     # A target called like an archive would become one, if kopia had its way.
     restored = await by_hand.restore(backup.snapshot_id, tmp_path / "out.zip", None)
@@ -28,7 +28,7 @@ async def test_everything_kopia_carries_comes_back(by_hand: ByHand, tree: Path, 
     assert not backup.empty_snapshot
 
 
-async def test_a_volume_with_nothing_to_keep_is_an_empty_success(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_a_volume_with_nothing_to_keep_is_an_empty_success(by_hand: LocalMover, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "empty" / "pipe")
     backup = await by_hand.back_up(tmp_path / "empty", "", None)
@@ -37,7 +37,7 @@ async def test_a_volume_with_nothing_to_keep_is_an_empty_success(by_hand: ByHand
     assert not list((tmp_path / "out").iterdir())
 
 
-async def test_a_later_backup_counts_only_what_changed(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_a_later_backup_counts_only_what_changed(by_hand: LocalMover, tmp_path: Path) -> None:
     make_large_file(tmp_path / "volume" / "old", 20)
     first = await by_hand.back_up(tmp_path / "volume", "", None)
     make_large_file(tmp_path / "volume" / "new", 5)
@@ -52,7 +52,7 @@ async def test_a_later_backup_counts_only_what_changed(by_hand: ByHand, tmp_path
 
 
 async def test_a_snapshot_has_the_peers_form_and_policy_and_plain_kopia_restores_it(
-    by_hand: ByHand, tree: Path, tmp_path: Path, kopia: PlainKopia
+    by_hand: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     source = "snapshot-data-upload-download/kopia/app/data"
     backup = await by_hand.back_up(tree, source, None)
@@ -70,7 +70,7 @@ async def test_a_snapshot_has_the_peers_form_and_policy_and_plain_kopia_restores
 
 
 async def test_the_mover_restores_and_goes_on_from_what_plain_kopia_backed_up(
-    by_hand: ByHand, tree: Path, tmp_path: Path, kopia: PlainKopia
+    by_hand: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     shutil.rmtree(tree / "cache")
     made = kopia.run("snapshot", "create", str(tree), "--override-source=default@default:some/volume", "--json")
@@ -81,7 +81,7 @@ async def test_the_mover_restores_and_goes_on_from_what_plain_kopia_backed_up(
 
 
 async def test_a_restore_goes_over_what_is_there_and_leaves_the_rest(
-    by_hand: ByHand, tree: Path, tmp_path: Path
+    by_hand: LocalMover, tree: Path, tmp_path: Path
 ) -> None:
     """As the peer's: files, links and folders of the same name become the snapshot's, longer ones are cut."""
     backup = await by_hand.back_up(tree, "", None)
@@ -97,7 +97,9 @@ async def test_a_restore_goes_over_what_is_there_and_leaves_the_rest(
     assert describe_tree(out) == describe_tree(tree)
 
 
-async def test_a_restore_over_something_of_another_kind_is_told(by_hand: ByHand, tree: Path, tmp_path: Path) -> None:
+async def test_a_restore_over_something_of_another_kind_is_told(
+    by_hand: LocalMover, tree: Path, tmp_path: Path
+) -> None:
     backup = await by_hand.back_up(tree, "", None)
     (tmp_path / "out" / "secret").mkdir(parents=True)
     with pytest.raises(KopiaError, match=f"restore snapshot {backup.snapshot_id} to ") as failed:
@@ -105,20 +107,20 @@ async def test_a_restore_over_something_of_another_kind_is_told(by_hand: ByHand,
     assert "secret: is a directory" in str(failed.value)
 
 
-async def test_a_snapshot_that_is_not_there_is_named(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_a_snapshot_that_is_not_there_is_named(by_hand: LocalMover, tmp_path: Path) -> None:
     with pytest.raises(KopiaError, match="snapshot 0123456789abcdef: it is not in the repository"):
         await by_hand.restore("0123456789abcdef", tmp_path / "out", None)
 
 
 @pytest.mark.parametrize("snapshot_id", ["", "--help", "../a"])
 async def test_what_is_no_id_of_a_snapshot_never_reaches_kopia(
-    by_hand: ByHand, tmp_path: Path, snapshot_id: str
+    by_hand: LocalMover, tmp_path: Path, snapshot_id: str
 ) -> None:
     with pytest.raises(KopiaError, match=f"snapshot '{snapshot_id}': that is no ID of a snapshot"):
         await by_hand.restore(snapshot_id, tmp_path / "out", None)
 
 
-async def test_a_volume_that_is_not_there_is_named(by_hand: ByHand, tmp_path: Path) -> None:
+async def test_a_volume_that_is_not_there_is_named(by_hand: LocalMover, tmp_path: Path) -> None:
     with pytest.raises(DataPathError, match=r"volume .*/nothing is not there"):
         await by_hand.back_up(tmp_path / "nothing", "", None)
 
@@ -136,7 +138,7 @@ def test_the_done_file_replaces_what_was_left(tmp_path: Path, left: str) -> None
     assert (volume / "a" / "b").is_dir()
 
 
-async def test_an_incomplete_snapshot_is_no_parent(by_hand: ByHand, tmp_path: Path, kopia: PlainKopia) -> None:
+async def test_an_incomplete_snapshot_is_no_parent(by_hand: LocalMover, tmp_path: Path, kopia: PlainKopia) -> None:
     """The newest complete one is, whoever made it; an incomplete one that is newer is passed over."""
     volume = make_large_file(tmp_path / "volume" / "file", 5).parent
     await by_hand.back_up(volume, "some/volume", None)
@@ -150,10 +152,10 @@ async def test_an_incomplete_snapshot_is_no_parent(by_hand: ByHand, tmp_path: Pa
 async def test_holes_stay_holes_where_that_is_asked_for(connected: Kopia, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.truncate(file, 50 << 20)
-    request = BackupRequest(file.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+    request = BackupParameters(file.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
     backup = await back_up(connected, request, uploading())
     for sparse in (True, False):
-        wanted = RestoreRequest(backup.snapshot_id, tmp_path / str(sparse), VolumeMode.FILESYSTEM, 2, sparse=sparse)
+        wanted = RestoreParameters(backup.snapshot_id, tmp_path / str(sparse), VolumeMode.FILESYSTEM, 2, sparse=sparse)
         await restore(connected, wanted, restoring())
         assert (tmp_path / str(sparse) / "file").read_bytes() == file.read_bytes()
     assert (tmp_path / "True" / "file").stat().st_blocks * 512 < 2 << 20

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from core.contract import BackupResult, ProgressMessage, RestoreResult, VolumeMode
-from datamover.data_path.backup import BackupRequest, back_up
-from datamover.data_path.restore import RestoreRequest, restore
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.process import Kopia
 from datamover.kopia.progress import Meter
 from tests.datamover.support.data_paths import restoring, uploading
@@ -52,11 +52,11 @@ async def test_progress_is_fine_and_never_goes_back(connected: Kopia, tmp_path: 
         pytest.fail(message)
 
     transfer = uploading(unheard)
-    request = BackupRequest(file if device else file.parent, mode, "some/volume", parallel=2)
+    request = BackupParameters(file if device else file.parent, mode, "some/volume", parallel=2)
     out, backup = await _watch(back_up(connected, request, transfer), transfer.meter)
     assert isinstance(backup, BackupResult)
     transfer = restoring()
-    wanted = RestoreRequest(backup.snapshot_id, target, mode, 2)
+    wanted = RestoreParameters(backup.snapshot_id, target, mode, 2)
     back, _ = await _watch(restore(connected, wanted, transfer), transfer.meter)
     _check(out)
     _check(back)

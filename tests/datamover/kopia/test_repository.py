@@ -12,7 +12,7 @@ from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryPlace
 from datamover.kopia.snapshots import list_snapshots
-from datamover.runtime.redact import Scrubber
+from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import open_work_folder
 from datamover.storage.credentials import AwsKeys
 from datamover.storage.providers import FileStorage, S3Storage
@@ -202,7 +202,7 @@ async def test_kopia_keeps_to_the_cache_it_was_given(repository: Path, tmp_path:
         reach = FileStorage(repository).reach(folder)
         environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
         place = RepositoryPlace("repository under test", FileStorage(repository), reach)
-        await Repository(Kopia(environment, Scrubber()), place, folder, cache=CacheLimit(100)).connect()
+        await Repository(Kopia(environment, Redactor()), place, folder, cache=CacheLimit(100)).connect()
         caching = json.loads(folder.config_file.read_text())["caching"]
     sizes = {caching[kind] >> 20 for kind in ("maxCacheSize", "contentCacheSizeLimitBytes")}
     assert sizes == {80}

@@ -13,7 +13,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import KopiaError
-from datamover.data_path.backup import BackupRequest, back_up
+from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.snapshots import list_snapshots
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.data_paths import uploading
@@ -108,8 +108,8 @@ async def _refused(pod: MoverPod, tree: Path, kind: str, said: str) -> None:
         assert secret not in f"{pod.message}{pod.events()}"
 
 
-def _request(tree: Path, *, frugal: bool = False) -> BackupRequest:
-    return BackupRequest(tree, VolumeMode.FILESYSTEM, "some/volume", parallel=2, frugal=frugal)
+def _request(tree: Path, *, frugal: bool = False) -> BackupParameters:
+    return BackupParameters(tree, VolumeMode.FILESYSTEM, "some/volume", parallel=2, frugal=frugal)
 
 
 @pytest.mark.parametrize("frugal", [True, False], ids=["one kopia at a time", "two"])

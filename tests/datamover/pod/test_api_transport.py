@@ -11,7 +11,7 @@ from core.errors import ConfigError
 from core.kube.errors import ForbiddenError, UnreachableError
 from core.kube.transport import MERGE_PATCH, Request
 from datamover.pod.api_transport import PodTransport, pod_transport
-from datamover.pod.http import Address
+from datamover.pod.http import HostPort
 from tests.datamover.support.s3server import free_port
 
 
@@ -41,7 +41,7 @@ class Server:
 
 
 def _transport(port: int, folder: Path) -> PodTransport:
-    return PodTransport(Address("127.0.0.1", port, authority=None), folder / "token", SystemClock())
+    return PodTransport(HostPort("127.0.0.1", port, authority=None), folder / "token", SystemClock())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import ServerError
 from core.kube.retry import Retry
 from datamover.pod.cluster import Surroundings
-from datamover.runtime.resources import Limits
+from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -24,7 +24,7 @@ def _around(kube: FakeKube) -> Surroundings:
         namespace="velero",
         node="node-a",
         environment={},
-        limits=Limits(1),
+        limits=ResourceLimits(1),
         stop=StopSignal(),
         termination_file=Path("/dev/null"),
     )

@@ -9,8 +9,8 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
-from datamover.kinds import LOAD_KINDS
-from datamover.pod.follower import Followed, LoadFollower
+from datamover.kinds import TRANSFER_KINDS
+from datamover.pod.follower import Followed, TransferFollower
 from datamover.runtime.cancellation import Canceller
 from tests.support.scripted import ScriptedTransport, answer, refusal
 
@@ -32,8 +32,8 @@ async def test_a_load_that_cannot_be_followed_fails(script: Callable[[Request], 
     """It would wait for its start for ever, or run on after a cancel."""
     canceller = Canceller()
     client = KubeClient(ScriptedTransport(script), Retry(SystemClock(), attempts=1))
-    followed = Followed(LOAD_KINDS["data-upload"], "velero", "du-1")
-    follower = LoadFollower(client, followed, clock=SystemClock(), canceller=canceller)
+    followed = Followed(TRANSFER_KINDS["data-upload"], "velero", "du-1")
+    follower = TransferFollower(client, followed, clock=SystemClock(), canceller=canceller)
     with suppress(ZeroDivisionError):
         await follower.run()
     assert told in str(await canceller.wait())

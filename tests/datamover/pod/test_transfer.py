@@ -18,7 +18,7 @@ from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository
 from datamover.pod.cluster import open_location
-from datamover.runtime.redact import Scrubber
+from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import WorkFolder
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod, repository_manifest
@@ -337,7 +337,7 @@ async def test_a_repository_is_not_opened_in_another_location(tmp_path: Path) ->
     other = BackupRepository.parse(pod.kube.put(_ready("app", "dr-default")))
     folder = WorkFolder(tmp_path, tmp_path / "cache")
     with pytest.raises(RepositoryError, match=r'"dr-default" .*, not for .* "default"'):
-        await open_location(pod.around, location, other, folder=folder, scrubber=Scrubber())
+        await open_location(pod.around, location, other, folder=folder, redactor=Redactor())
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import DataPathError
-from datamover.data_path.backup import BackupRequest, back_up
-from datamover.data_path.restore import RestoreRequest, restore
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.process import Kopia
 from datamover.kopia.progress import Direction
 from tests.datamover.support.data_paths import restoring, transfer, uploading
@@ -25,17 +25,17 @@ def _put_sync(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-async def _wanted(kopia: Kopia, volume: Path, mode: VolumeMode) -> RestoreRequest:
+async def _wanted(kopia: Kopia, volume: Path, mode: VolumeMode) -> RestoreParameters:
     """Return the request to restore what is backed up here."""
-    backup = await back_up(kopia, BackupRequest(volume, mode, "some/volume", parallel=2), uploading())
+    backup = await back_up(kopia, BackupParameters(volume, mode, "some/volume", parallel=2), uploading())
     target = volume.with_name("target")
     if mode is VolumeMode.BLOCK:
         target.write_bytes(bytes(volume.stat().st_size))
-    return RestoreRequest(backup.snapshot_id, target, mode, workers=2)
+    return RestoreParameters(backup.snapshot_id, target, mode, workers=2)
 
 
 @pytest.fixture(params=list(VolumeMode), ids=str)
-async def wanted(request: pytest.FixtureRequest, connected: Kopia, tmp_path: Path) -> RestoreRequest:
+async def wanted(request: pytest.FixtureRequest, connected: Kopia, tmp_path: Path) -> RestoreParameters:
     volume = tmp_path / "volume"
     if request.param is VolumeMode.BLOCK:
         volume.write_bytes(b"x" * 100_000)
@@ -45,7 +45,7 @@ async def wanted(request: pytest.FixtureRequest, connected: Kopia, tmp_path: Pat
 
 
 async def test_a_restore_is_not_over_before_its_data_is_on_the_disk(
-    connected: Kopia, wanted: RestoreRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connected: Kopia, wanted: RestoreParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "held")
     _put_sync(tmp_path / "bin", f"touch {tmp_path}/begun; read line <{tmp_path}/held", monkeypatch)
@@ -61,7 +61,7 @@ async def test_a_restore_is_not_over_before_its_data_is_on_the_disk(
 
 
 async def test_a_disk_that_does_not_take_the_data_fails_the_restore(
-    connected: Kopia, wanted: RestoreRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connected: Kopia, wanted: RestoreParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _put_sync(tmp_path / "bin", "echo 'sync: Input/output error' >&2; exit 1", monkeypatch)
     with pytest.raises(DataPathError, match=r"target did not reach the disk: sync: Input/output error$"):

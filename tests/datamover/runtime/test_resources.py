@@ -5,7 +5,7 @@ import pytest
 from datamover.data_path.restore import restore_workers
 from datamover.kinds import UploaderSettings
 from datamover.kopia.process import KopiaAnswer
-from datamover.runtime.resources import Limits, ran_out_of_memory, read_limits
+from datamover.runtime.resources import ResourceLimits, ran_out_of_memory, read_limits
 
 _MIB = 1 << 20
 
@@ -67,7 +67,7 @@ def test_cpus_are_what_the_cgroup_grants(tmp_path: Path, files: dict[str, str]) 
     [(None, "200MiB"), (256, "120MiB"), (200, "64MiB"), (100, "48MiB"), (512, "200MiB"), (2048, "512MiB")],
 )
 def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -> None:
-    limits = Limits(4, limit_mib * _MIB if limit_mib else None)
+    limits = ResourceLimits(4, limit_mib * _MIB if limit_mib else None)
     assert limits.go_settings({}) == {"GOGC": "50", "GOMEMLIMIT": soft}
 
 
@@ -76,28 +76,28 @@ def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -
     [(None, 8, "300MiB"), (None, 2, "150MiB"), (256, 3, "120MiB"), (1024, 8, "300MiB"), (2048, 8, "512MiB")],
 )
 def test_a_restore_is_bounded_by_its_workers(limit_mib: int | None, workers: int, soft: str) -> None:
-    limits = Limits(4, limit_mib * _MIB if limit_mib else None)
+    limits = ResourceLimits(4, limit_mib * _MIB if limit_mib else None)
     assert limits.go_settings({}, restore_workers=workers) == {"GOMEMLIMIT": soft}
 
 
 @pytest.mark.parametrize(("limit_mib", "frugal"), [(None, False), (256, True), (512, False)])
 def test_little_memory_holds_one_kopia_at_a_time(limit_mib: int | None, frugal: bool) -> None:
-    assert Limits(4, limit_mib * _MIB if limit_mib else None).frugal is frugal
+    assert ResourceLimits(4, limit_mib * _MIB if limit_mib else None).frugal is frugal
 
 
 def test_what_the_environment_sets_stays() -> None:
-    assert Limits(4).go_settings({"GOGC": "100", "GOMEMLIMIT": "1GiB"}) == {}
+    assert ResourceLimits(4).go_settings({"GOGC": "100", "GOMEMLIMIT": "1GiB"}) == {}
 
 
 @pytest.mark.parametrize(
     ("cpus", "limit_mib", "workers"), [(8, None, 8), (4, None, 8), (2, None, 4), (8, 256, 3), (8, 128, 1), (1, 4096, 2)]
 )
 def test_restore_workers_follow_cpus_and_memory(cpus: int, limit_mib: int | None, workers: int) -> None:
-    assert Limits(cpus, limit_mib * _MIB if limit_mib else None).restore_workers == workers
+    assert ResourceLimits(cpus, limit_mib * _MIB if limit_mib else None).restore_workers == workers
 
 
 def test_asked_workers_win_with_a_warning_when_they_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
-    assert restore_workers(UploaderSettings(parallel_download=10), Limits(8, 256 * _MIB)) == 10
+    assert restore_workers(UploaderSettings(parallel_download=10), ResourceLimits(8, 256 * _MIB)) == 10
     assert "ParallelFilesDownload=10" in caplog.text
 
 

@@ -3,7 +3,7 @@
 from unittest.mock import AsyncMock
 
 from core.clock import Clock, SystemClock
-from datamover.data_path.run import Care, StallLimits, Transfer, Warn
+from datamover.data_path.run import DataPath, StallLimits, Warn, Watchdog
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Reachability
 
@@ -12,15 +12,15 @@ __all__ = ["restoring", "transfer", "uploading"]
 
 def transfer(
     direction: Direction, warn: Warn, clock: Clock | None = None, *, limits: StallLimits | None = None
-) -> Transfer:
+) -> DataPath:
     clock = clock or SystemClock()
     ask = AsyncMock(return_value=Reachability(answers=True, told="the repository answers"))
-    return Transfer(Meter(clock, direction), Care(clock, warn, ask, limits or StallLimits()))
+    return DataPath(Meter(clock, direction), Watchdog(clock, warn, ask, limits or StallLimits()))
 
 
-def uploading(warn: Warn | None = None) -> Transfer:
+def uploading(warn: Warn | None = None) -> DataPath:
     return transfer(Direction.UPLOAD, warn or AsyncMock())
 
 
-def restoring() -> Transfer:
+def restoring() -> DataPath:
     return transfer(Direction.RESTORE, AsyncMock())

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from core.models.base import JsonDict
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryPlace
-from datamover.runtime.redact import Scrubber
+from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import open_work_folder
 from datamover.storage.credentials import AwsKeys
 from datamover.storage.providers import S3Storage, Storage
@@ -23,7 +23,7 @@ def opened(storage: Storage, password: str = PASSWORD, seconds: float = 30) -> I
     with open_work_folder(os.environ) as folder:
         reach = storage.reach(folder)
         environment = kopia_environment(os.environ, folder, {**reach.environment, "KOPIA_PASSWORD": password})
-        kopia = Kopia(environment, Scrubber([password, *reach.secrets({})]))
+        kopia = Kopia(environment, Redactor([password, *reach.secrets({})]))
         place = RepositoryPlace("repository under test", storage, reach)
         yield Repository(kopia, place, folder, connect_seconds=seconds)
 

@@ -17,11 +17,11 @@ from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
-from datamover.arguments import LoadOptions
+from datamover.arguments import PodOptions
 from datamover.pod.cluster import Surroundings
 from datamover.pod.command import run_init
-from datamover.pod.transfer import PodLoad
-from datamover.runtime.resources import Limits
+from datamover.pod.transfer import PodTransfer
+from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.support.fakekube import FakeKube
@@ -111,15 +111,15 @@ class MoverPod:
             namespace=_NAMESPACE,
             node="node-a",
             environment=os.environ,
-            limits=Limits(2),
+            limits=ResourceLimits(2),
             stop=self.stop,
             termination_file=self.folder / "termination-log",
         )
 
     async def run(self, flag: str, volume: Path, mode: VolumeMode = VolumeMode.FILESYSTEM) -> int:
         """Run the mover of `load`, and return its exit code."""
-        options = LoadOptions(flag, "load", volume, mode, timedelta(seconds=20))
-        return await PodLoad(options, self.around).run()
+        options = PodOptions(flag, "load", volume, mode, timedelta(seconds=20))
+        return await PodTransfer(options, self.around).run()
 
     async def init(self) -> int:
         """Run `init-repository`, and return its exit code."""

@@ -25,7 +25,7 @@ from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
-from exposer.model import Exposed, Waiting
+from exposer.model import Exposed, Pending
 from tests.support.fakekube import FakeKube
 
 __all__ = ["ALL", "Cut", "World", "cut_short", "no_guard"]
@@ -148,7 +148,7 @@ class World:
     async def until_none(self, step: Any) -> None:
         """Call a step until it waits for nothing, letting the cluster work in between."""
         for _ in range(20):
-            found: Waiting | None = await step()
+            found: Pending | None = await step()
             await self.settle()
             if found is None:
                 return

@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from core.version import VERSION
 from nodeagent.cli.main import _parser
 from nodeagent.cli.serve import parse_settings
-from nodeagent.runtime.settings import Address, RepositoryController, Settings, node_name_from, parse_address
+from nodeagent.runtime.settings import ListenAddress, RepositoryControllerMode, Settings, node_name_from, parse_address
 
 _ROOT = Path(__file__).parents[3]
 _OUTSIDE = {
@@ -129,11 +129,11 @@ def test_everything_said_is_taken() -> None:
         prepare_timeout=timedelta(hours=1),
         resource_timeout=timedelta(seconds=90),
         node_gone_after=timedelta(minutes=7),
-        metrics_address=Address("127.0.0.1", 1),
+        metrics_address=ListenAddress("127.0.0.1", 1),
         log_level="debug",
         log_format="json",
         datamover_names=frozenset({"mine"}),
-        repository_controller=RepositoryController.OFF,
+        repository_controller=RepositoryControllerMode.OFF,
         lease_duration=timedelta(seconds=5),
         client_qps=7.5,
         client_burst=9,
@@ -173,7 +173,7 @@ def test_a_node_that_is_not_known_is_told(environ: dict[str, str], kubeconfig: s
     ],
 )
 def test_an_address_is_read_and_shown_alike(text: str, host: str | None, port: int) -> None:
-    assert parse_address(text) == Address(host, port)
+    assert parse_address(text) == ListenAddress(host, port)
     assert str(parse_address(text)) == text
 
 

@@ -16,7 +16,7 @@ from core.kube.retry import Retry
 from nodeagent.config.current import ConfigWatch, CurrentConfig
 from nodeagent.config.parse import parse_config
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.runtime.own_pod import SelfReport
+from nodeagent.runtime.own_pod import AgentReport
 from tests.nodeagent.support.board import FakeBoard
 from tests.nodeagent.support.own_scene import OwnScene, running
 from tests.support.clock import LoopClock
@@ -138,7 +138,7 @@ async def test_what_was_wrong_at_start_is_told_as_an_event_once() -> None:
 @pytest.mark.looptime
 async def test_without_a_config_map_there_is_nothing_to_follow() -> None:
     kube, clock = FakeKube(), LoopClock()
-    report = SelfReport(FakeBoard(), Metrics("node-1"))
+    report = AgentReport(FakeBoard(), Metrics("node-1"))
     client = KubeClient(kube, Retry(clock))
     await ConfigWatch(client, clock, place=(NAMESPACE, ""), current=CurrentConfig(), report=report).run()
     assert kube.requests == []
@@ -157,7 +157,7 @@ def test_no_content_of_a_config_map_ends_the_agent(edits: list[list[str] | None]
     async def live() -> None:
         client = KubeClient(FakeKube(), Retry(LoopClock()))
         current, board = CurrentConfig(parse_config(_text(4))), FakeBoard()
-        report = SelfReport(board, Metrics("node-1"))
+        report = AgentReport(board, Metrics("node-1"))
         watch = ConfigWatch(client, LoopClock(), place=(NAMESPACE, NAME), current=current, report=report)
         metadata = {"namespace": NAMESPACE, "name": NAME}
         for values in edits:

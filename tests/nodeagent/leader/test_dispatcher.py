@@ -6,7 +6,7 @@ import pytest
 
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL
 from core.models.transfers import DataDownload
-from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod, most_held, open_scene
 
 pytestmark = pytest.mark.looptime
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.looptime
 NOON = "2026-11-21T12:00:00Z"
 
 
-def waits(reason: str = "SnapshotNotReady", *, patient: bool = False) -> Admission:
-    return Admission(Verdict.WAITS, reason, f"waits: {reason}", patient=patient)
+def waits(reason: str = "SnapshotNotReady", *, indefinite: bool = False) -> Admission:
+    return Admission(AdmissionState.PENDING, reason, f"waits: {reason}", indefinite=indefinite)
 
 
 async def test_one_write_makes_a_load_accepted() -> None:
@@ -131,7 +131,9 @@ async def test_a_load_that_can_never_start_fails_with_the_cause() -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("du-1")
     scene.add("du-2")
-    scene.kind.answers["du-2"] = Admission(Verdict.FAILS, "LocationMissing", "BackupStorageLocation x is not there")
+    scene.kind.answers["du-2"] = Admission(
+        AdmissionState.FAILED, "LocationMissing", "BackupStorageLocation x is not there"
+    )
     async with scene.dispatching():
         await scene.until(lambda: scene.reasons("du-2") == ["Failed"], seconds=5)
     # Even though there is no place for it.
@@ -179,7 +181,7 @@ async def test_a_load_that_is_old_already_is_given_a_minute() -> None:
 async def test_patient_waits_and_the_queue_itself_do_not_count_as_failing_to_start() -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("du-1", creationTimestamp="2026-11-21T09:00:00Z")
-    scene.kind.answers["du-1"] = waits(patient=True)
+    scene.kind.answers["du-1"] = waits(indefinite=True)
     scene.add("du-2", status={"message": "waits for a place in prepareQueueLength (1, all taken): number 1 in line"})
     scene.kind.answers["du-2"] = waits("LocationUnavailable")
     async with scene.dispatching():
@@ -193,7 +195,7 @@ async def test_without_a_live_agent_loads_wait_for_one() -> None:
     scene.kube.put(agent_pod("node-a", ready=False))
     scene.add("du-1")
     scene.add("du-2")
-    scene.kind.answers["du-2"] = Admission(Verdict.READY, node="node-b")
+    scene.kind.answers["du-2"] = Admission(AdmissionState.READY, node="node-b")
     async with scene.dispatching():
         await scene.until(lambda: scene.message("du-1") == "no node agent is ready in namespace velero")
         assert scene.message("du-2") == "no node agent is ready on node node-b"
@@ -209,7 +211,7 @@ async def test_the_metrics_and_the_status_page_show_the_queue_as_it_is() -> None
     scene = open_scene("node-a", limit=1)
     for name, queue in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("c1", "c")):
         scene.add(name, queue=queue)
-    scene.kind.answers["c1"] = waits(patient=True)
+    scene.kind.answers["c1"] = waits(indefinite=True)
     dispatcher = scene.dispatcher()
     metrics = dispatcher._tools.metrics
 

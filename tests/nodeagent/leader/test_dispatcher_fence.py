@@ -9,13 +9,13 @@ import pytest
 from core.kube.transport import Request
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL
 from core.models.transfers import DataUpload
-from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import RESOURCES, Gate, Scene, ScriptedKind, most_held, open_scene
 
 pytestmark = pytest.mark.looptime
 
 Fault = Literal["lost", "lost-applied"] | int
-WAITS = Admission(Verdict.WAITS, "SnapshotNotReady", "the snapshot is not ready")
+WAITS = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot is not ready")
 
 
 def is_accept(request: Request) -> bool:

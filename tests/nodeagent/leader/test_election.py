@@ -27,18 +27,18 @@ class Candidate:
 
     identity: str
     election: LeaderElection
-    story: list[tuple[str, float]] = field(default_factory=list)
+    events: list[tuple[str, float]] = field(default_factory=list)
 
     async def lead(self) -> None:
-        self.story.append(("began", asyncio.get_running_loop().time()))
+        self.events.append(("began", asyncio.get_running_loop().time()))
         try:
             await asyncio.Event().wait()
         finally:
-            self.story.append(("ended", asyncio.get_running_loop().time()))
+            self.events.append(("ended", asyncio.get_running_loop().time()))
 
     @property
     def leads(self) -> bool:
-        return bool(self.story) and self.story[-1][0] == "began"
+        return bool(self.events) and self.events[-1][0] == "began"
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Candidate"]:
@@ -91,18 +91,18 @@ async def test_a_clean_stop_hands_the_lease_over_within_two_seconds() -> None:
     first, second = candidate(kube, "a"), candidate(kube, "b")
     async with second.running():
         await until_one_leads(second)
-    second.story.clear()
+    second.events.clear()
     async with first.running():
         await until_one_leads(first)
         async with second.running():
             await asyncio.sleep(100)
-            assert second.story == []
+            assert second.events == []
             leading = next(task for task in asyncio.all_tasks() if task.get_name() == "election a")
             stopped_at = asyncio.get_running_loop().time()
             leading.cancel()
             await until_one_leads(second, seconds=2)
-            assert first.story[-1][0] == "ended"
-            assert second.story[0][1] - stopped_at <= 2
+            assert first.events[-1][0] == "ended"
+            assert second.events[0][1] - stopped_at <= 2
             assert lease(kube)["spec"]["leaseTransitions"] == 2
 
 
@@ -121,9 +121,9 @@ async def test_a_dead_holder_is_followed_once_its_time_is_over() -> None:
                 # Nobody may write while somebody else leads.
                 assert not (first.election.may_write and second.election.may_write)
                 await asyncio.sleep(0.05)
-            assert 10 <= second.story[0][1] - died_at <= 17
-            assert first.story[-1][0] == "ended"
-            assert first.story[-1][1] - died_at <= 11.1
+            assert 10 <= second.events[0][1] - died_at <= 17
+            assert first.events[-1][0] == "ended"
+            assert first.events[-1][1] - died_at <= 11.1
             with pytest.raises(NotLeaderError):
                 first.election.check()
             gate.open.set()
@@ -162,7 +162,7 @@ async def test_a_renewal_that_gets_no_answer_is_tried_again(what: str) -> None:
         await until_one_leads(first)
         kube.fail_next("PATCH", "leases", what, times=2)  # type: ignore[arg-type] # a table of faults
         await asyncio.sleep(60)
-        assert [what for what, _ in first.story] == ["began"]
+        assert [what for what, _ in first.events] == ["began"]
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])

@@ -8,7 +8,7 @@ import pytest
 
 from core.kube.resources import DATA_UPLOADS
 from core.kube.transport import Request, Response
-from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import Scene, agent_pod, open_scene
 from tests.support.fakekube import FakeKube
 
@@ -17,7 +17,10 @@ __all__: list[str] = []
 LOADS = 200
 MOST_BYTES_A_LOAD = 2048
 WAITS = Admission(
-    Verdict.WAITS, "SnapshotNotReady", "VolumeSnapshot team-1/velero-data-x7k2p is still being made", patient=True
+    AdmissionState.PENDING,
+    "SnapshotNotReady",
+    "VolumeSnapshot team-1/velero-data-x7k2p is still being made",
+    indefinite=True,
 )
 
 

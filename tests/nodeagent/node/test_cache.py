@@ -8,7 +8,7 @@ from core.kube.resources import DATA_UPLOADS, PODS
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from core.models.transfers import DataUpload
-from nodeagent.node.cache import LoadCaches
+from nodeagent.node.cache import TransferCache
 from nodeagent.node.reconciler import Reconciler
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import World, accepted, open_world
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.looptime
 KEY = ("DataUpload", NAMESPACE, "du-1")
 
 
-def caches_of(agent: Reconciler) -> LoadCaches:
+def caches_of(agent: Reconciler) -> TransferCache:
     return agent._caches
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import nodeagent.leader.recovery.orphans as care_module
 import nodeagent.node.lifecycle as lifecycle_module
-from nodeagent.leader.recovery.orphans import decide_care
+from nodeagent.leader.recovery.orphans import decide_recovery
 from nodeagent.node.lifecycle import Action, View, decide
 from tests.nodeagent.leader.recovery.test_orphans_rules import every_case, expected
 from tests.nodeagent.node.test_lifecycle import TABLE, every_view
@@ -39,7 +39,7 @@ def test_every_change_to_the_life_cycle_is_noticed() -> None:
 
 def test_every_change_to_the_care_for_loads_without_an_owner_is_noticed() -> None:
     cases = [((load, owner), expected(load, owner)) for load, owner in every_case()]
-    assert survives(decide_care, cases)
-    mutants = list(make_mutants(inspect.getsource(care_module), "decide_care", vars(care_module)))
+    assert survives(decide_recovery, cases)
+    mutants = list(make_mutants(inspect.getsource(care_module), "decide_recovery", vars(care_module)))
     assert len(mutants) >= LEAST_MUTANTS
     assert [mutant.what for mutant in mutants if survives(mutant.function, cases)] == []

@@ -3,9 +3,9 @@
 import pytest
 
 from core.models.base import JsonDict
-from core.models.names import CANCEL_ASKED_ANNOTATION, MOVER_LOST_ANNOTATION, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.names import CANCEL_REQUESTED_ANNOTATION, MOVER_LOST_ANNOTATION, NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from nodeagent.node.lifecycle import Limits, Site, Stop, View, Viewer
+from nodeagent.node.lifecycle import Site, Stop, Timeouts, View, Viewer
 from nodeagent.node.mover_loss import MoverLoss
 from nodeagent.node.slots import Slots
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
@@ -17,7 +17,7 @@ UPLOADS = DataUploadKind(client=None, exposer=None, plan=None, datamovers=frozen
 
 
 def look(load: JsonDict, pod: JsonDict | None = None, *, seconds: float = 0.0) -> View:
-    viewer = Viewer(HandClock(seconds), Site(NODE, NAMESPACE), Limits(), Slots(1))
+    viewer = Viewer(HandClock(seconds), Site(NODE, NAMESPACE), Timeouts(), Slots(1))
     return viewer.look(UPLOADS, UPLOADS.parse(load), pod).view
 
 
@@ -50,7 +50,7 @@ def test_the_node_label_says_whose_it_is(node: str, ours: bool) -> None:
 
 def test_a_long_node_name_is_ours_by_its_label_value() -> None:
     site = Site("n" * 80, NAMESPACE)
-    viewer = Viewer(HandClock(), site, Limits(), Slots(1))
+    viewer = Viewer(HandClock(), site, Timeouts(), Slots(1))
     load = data_upload(labels={NODE_LABEL: site.label})
     assert len(site.label) == 63
     assert viewer.look(UPLOADS, UPLOADS.parse(load), None).view.ours
@@ -77,7 +77,7 @@ def test_an_outcome_is_seen() -> None:
 def overdue_at(load: JsonDict, *seconds: float) -> list[bool]:
     """Return at which of those times, by one agent that looks at all of them, the stop is overdue."""
     clock = HandClock()
-    viewer = Viewer(clock, Site(NODE, NAMESPACE), Limits(), Slots(1))
+    viewer = Viewer(clock, Site(NODE, NAMESPACE), Timeouts(), Slots(1))
     cr = UPLOADS.parse(load)
     found = []
     for clock.seconds in seconds:
@@ -100,7 +100,7 @@ def test_a_stop_is_overdue_an_hour_after_it_was_first_seen() -> None:
 
 @pytest.mark.parametrize("seen_at", [0.0, 3000.0], ids=["from the beginning", "by an agent that was restarted"])
 def test_the_hour_of_a_cancel_that_was_written_down_does_not_begin_anew(seen_at: float) -> None:
-    load = canceling(**{CANCEL_ASKED_ANNOTATION: "2026-11-21T12:00:00Z"})
+    load = canceling(**{CANCEL_REQUESTED_ANNOTATION: "2026-11-21T12:00:00Z"})
     assert overdue_at(load, seen_at, 3599.0, 3600.0) == [False, False, True]
 
 
@@ -111,7 +111,7 @@ def test_the_hour_of_a_deletion_begins_with_it() -> None:
 
 @pytest.mark.parametrize("written", ["", "soon", "2026-11-21T12:00:00"], ids=["empty", "no time", "no zone"])
 def test_a_time_that_cannot_be_read_counts_as_not_written(written: str) -> None:
-    assert overdue_at(canceling(**{CANCEL_ASKED_ANNOTATION: written}), 5000.0, 8600.0) == [False, True]
+    assert overdue_at(canceling(**{CANCEL_REQUESTED_ANNOTATION: written}), 5000.0, 8600.0) == [False, True]
 
 
 LOSS = MoverLoss(since=NOON, last=NOON)
@@ -141,7 +141,7 @@ def test_a_mover_on_another_node_is_on_its_way_until_that_nodes_agent_has_it() -
 )
 def test_what_a_pod_said_last_counts_when_it_is_gone(phase: str, status: JsonDict, state: PodState) -> None:
     load = data_upload(node=NODE, status={"phase": phase})
-    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Limits(), Slots(1))
+    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Timeouts(), Slots(1))
     pod = mover_pod(load, **status)
     case = viewer.look(UPLOADS, UPLOADS.parse(load), None, departed=pod)
     assert (case.view.pod, case.departed) == (state, pod)
@@ -150,14 +150,14 @@ def test_what_a_pod_said_last_counts_when_it_is_gone(phase: str, status: JsonDic
 def test_a_pod_that_went_away_from_an_earlier_load_of_the_name_says_nothing() -> None:
     pod = mover_pod(data_upload(uid="an earlier one"), phase="Succeeded", containerStatuses=ENDED)
     load = data_upload(node=NODE, status={"phase": "InProgress"})
-    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Limits(), Slots(1))
+    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Timeouts(), Slots(1))
     case = viewer.look(UPLOADS, UPLOADS.parse(load), None, departed=pod)
     assert (case.view.pod, case.departed) == (PodState.ABSENT, None)
 
 
 def test_a_prepared_load_gets_its_turn_when_the_slot_is_freed() -> None:
     slots = Slots(1)
-    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Limits(), slots)
+    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Timeouts(), slots)
     first = UPLOADS.parse(data_upload("a", node=NODE, status={"phase": "InProgress"}))
     second = UPLOADS.parse(data_upload("b", node=NODE, status={"phase": "Prepared"}))
     looks = [viewer.look(UPLOADS, cr, None).view.slot for cr in (first, second)]

@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from nodeagent.runtime.memory import MemoryKeeper, find_trim
+from nodeagent.runtime.memory import MemoryTrimmer, find_trim
 from tests.support.clock import LoopClock
 
 
 @asynccontextmanager
-async def keeping() -> AsyncIterator[tuple[MemoryKeeper, list[float]]]:
+async def keeping() -> AsyncIterator[tuple[MemoryTrimmer, list[float]]]:
     """Run a keeper; yield it and the times at which it gave memory back."""
     clock = LoopClock()
     began, times = clock.monotonic(), list[float]()
-    keeper = MemoryKeeper(clock, lambda: times.append(clock.monotonic() - began))
+    keeper = MemoryTrimmer(clock, lambda: times.append(clock.monotonic() - began))
     task = asyncio.create_task(keeper.run(), name="memory")
     try:
         yield keeper, times

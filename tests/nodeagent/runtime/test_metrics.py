@@ -42,13 +42,13 @@ def test_the_peers_pod_volume_counters_keep_their_names(metrics: Metrics, name: 
 def test_an_ended_load_is_counted_once_under_its_ending(
     metrics: Metrics, kind: str, phase: Phase, counted: str
 ) -> None:
-    metrics.load_finished(kind, phase)
+    metrics.transfer_finished(kind, phase)
     changed = {name: value for name, value in _samples(metrics).items() if "podVolume_data" in name and value}
     assert changed == {f'podVolume_data_{counted}_total{{node="node-a"}}': 1}
 
 
 def test_kinds_that_the_peer_does_not_count_are_passed_over(metrics: Metrics) -> None:
-    metrics.load_finished("PodVolumeBackup", Phase.COMPLETED)
+    metrics.transfer_finished("PodVolumeBackup", Phase.COMPLETED)
     assert "podVolume_pod_volume_backup_success_total" not in metrics.render().decode()
 
 

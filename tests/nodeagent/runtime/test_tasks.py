@@ -14,7 +14,7 @@ def faults(caplog: pytest.LogCaptureFixture) -> Faults:
 
 def test_an_error_is_told_in_full_once_for_each_key_and_cause(faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
     errors = [("a", AgentError("no")), ("a", AgentError("no")), ("b", AgentError("no")), ("a", AgentError("still no"))]
-    assert [faults.tell(key, "it failed", error) for key, error in errors] == [True, False, True, True]
+    assert [faults.report(key, "it failed", error) for key, error in errors] == [True, False, True, True]
     assert [(one.levelname, one.exc_info is not None) for one in caplog.records] == [
         ("ERROR", True),
         ("DEBUG", False),
@@ -25,6 +25,6 @@ def test_an_error_is_told_in_full_once_for_each_key_and_cause(faults: Faults, ca
 
 
 def test_an_error_that_comes_back_after_it_was_gone_is_news(faults: Faults) -> None:
-    faults.tell("a", "it failed", AgentError("no"))
+    faults.report("a", "it failed", AgentError("no"))
     faults.forget("a")
-    assert faults.tell("a", "it failed", AgentError("no"))
+    assert faults.report("a", "it failed", AgentError("no"))

@@ -19,7 +19,7 @@ class FakeBoard:
     def reasons(self) -> list[str]:
         return [reason for reason, _ in self.told]
 
-    async def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+    async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
         self.told.append((reason, message))
 
     async def annotate(self, key: str, value: str) -> None:

@@ -26,13 +26,13 @@ from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
-from core.models.transfers import DataDownload, DataUpload, Load, PodVolumeBackup, PodVolumeRestore
-from exposer.model import Exposed, Guard, Waiting
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
+from exposer.model import Exposed, Guard, Pending
 from nodeagent.config.models import LoadConcurrency, NodeRule
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.events import Story
+from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission
 from nodeagent.transfers.outcome import Outcome
 from nodeagent.transfers.status import StatusWriter
@@ -49,7 +49,7 @@ from tests.support.fakekube import FakeKube
 __all__ = ["RESOURCES", "Gate", "Scene", "ScriptedKind", "agent_pod", "cluster_node", "most_held", "open_scene"]
 
 
-RESOURCES: Mapping[type[Load], Resource] = {
+RESOURCES: Mapping[type[Transfer], Resource] = {
     DataUpload: DATA_UPLOADS,
     DataDownload: DATA_DOWNLOADS,
     PodVolumeBackup: POD_VOLUME_BACKUPS,
@@ -71,11 +71,11 @@ class ScriptedKind:
     `held` what their clean-up waits for.
     """
 
-    model: type[Load] = DataUpload
+    model: type[Transfer] = DataUpload
     answers: dict[str, Admission] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
-    held: dict[str, Waiting] = field(default_factory=dict)
+    held: dict[str, Pending] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
     bound_to_node: bool = False
     datamovers: frozenset[str] = frozenset({"", "velero"})
@@ -96,47 +96,47 @@ class ScriptedKind:
     def restores(self) -> bool:
         return self.model in {DataDownload, PodVolumeRestore}
 
-    def parse(self, raw: JsonDict) -> Load:
+    def parse(self, raw: JsonDict) -> Transfer:
         return self.model.parse(raw)
 
-    def managed(self, cr: Load) -> bool:
+    def managed(self, cr: Transfer) -> bool:
         return getattr(cr.spec, "datamover", "") in self.datamovers
 
-    def queue_namespace(self, cr: Load) -> str:
+    def queue_namespace(self, cr: Transfer) -> str:
         if isinstance(cr, DataUpload):
             return cr.spec.source_namespace
         if isinstance(cr, DataDownload):
             return cr.spec.target_volume.namespace
         return cr.spec.pod.namespace if isinstance(cr, PodVolumeBackup | PodVolumeRestore) else ""
 
-    async def check_admission(self, cr: Load) -> Admission:
+    async def check_admission(self, cr: Transfer) -> Admission:
         self.checked.append(cr.name)
         await asyncio.sleep(0)
         return self.answers.get(cr.name, READY)
 
-    async def clean_up(self, cr: Load) -> Waiting | None:
+    async def clean_up(self, cr: Transfer) -> Pending | None:
         self.cleaned.append(cr.name)
         return self.held.get(cr.name)
 
-    async def read_node(self, cr: Load) -> str:
+    async def read_node(self, cr: Transfer) -> str:
         return self.nodes.get(cr.name, "")
 
-    async def confirm_volume(self, cr: Load) -> None:
+    async def confirm_volume(self, cr: Transfer) -> None:
         pass
 
-    async def ensure_exposed(self, cr: Load, guard: Guard) -> Exposed | Waiting:
+    async def ensure_exposed(self, cr: Transfer, guard: Guard) -> Exposed | Pending:
         raise NotImplementedError
 
-    async def keep(self, cr: Load, outcome: Outcome) -> Outcome:
+    async def keep(self, cr: Transfer, outcome: Outcome) -> Outcome:
         raise NotImplementedError
 
-    async def complete(self, cr: Load, outcome: Outcome) -> Waiting | None:
+    async def complete(self, cr: Transfer, outcome: Outcome) -> Pending | None:
         raise NotImplementedError
 
     def parse_result(self, message: str) -> JsonDict:
         raise NotImplementedError
 
-    def count(self, cr: Load, metrics: Metrics) -> None:
+    def count(self, cr: Transfer, metrics: Metrics) -> None:
         pass
 
     def final_status(self, outcome: Outcome) -> JsonDict:
@@ -182,7 +182,7 @@ class Scene:
         return self.add_kind(DataUpload, name, queue=queue, status=status, **meta)
 
     def add_kind(
-        self, model: type[Load], name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object
+        self, model: type[Transfer], name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object
     ) -> JsonDict:
         """Store a load; `queue` is the namespace of its volume."""
         load = _BUILDERS[model](name, status=status)
@@ -240,7 +240,7 @@ class Scene:
             client=client,
             clock=clock,
             status=StatusWriter(client, clock),
-            story=Story(EventRecorder(client, clock, component="node-agent", host="node-a")),
+            events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
             metrics=Metrics("node-a"),
             check_leading=check_leading,
         )

@@ -35,13 +35,13 @@ from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
-from nodeagent.node.lifecycle import Limits, Site
+from nodeagent.node.lifecycle import Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.reconciler import Reconciler
 from nodeagent.node.slots import Slots
 from nodeagent.node.steps import Tools
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.events import Story
+from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
@@ -138,7 +138,7 @@ def build_agent(
         client=client,
         clock=clock,
         status=status,
-        story=Story(EventRecorder(client, clock, component="node-agent", host=node)),
+        events=EventLog(EventRecorder(client, clock, component="node-agent", host=node)),
         logs=MoverLogs(client),
         progress=ProgressFollower(client, clock, status=status, metrics=metrics),
         slots=Slots(slots),
@@ -151,7 +151,7 @@ def build_agent(
         PodVolumeBackupKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
         PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
     ]
-    return Reconciler(tools, Site(node, NAMESPACE), limits=Limits(), kinds=kinds)
+    return Reconciler(tools, Site(node, NAMESPACE), limits=Timeouts(), kinds=kinds)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from core.kube.retry import Retry
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.runtime.own_pod import SelfReport
+from nodeagent.runtime.own_pod import AgentReport
 from tests.nodeagent.support.board import FakeBoard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -35,8 +35,8 @@ class OwnScene:
         return cls(kube, KubeClient(kube, Retry(LoopClock())), CurrentConfig(parsed))
 
     @property
-    def report(self) -> SelfReport:
-        return SelfReport(self.board, self.metrics)
+    def report(self) -> AgentReport:
+        return AgentReport(self.board, self.metrics)
 
 
 @asynccontextmanager

@@ -4,12 +4,12 @@ import pytest
 
 from core.errors import ExposeError
 from core.kube.errors import ForbiddenError, InvalidError, ServerError
-from exposer.model import Waiting
+from exposer.model import Pending
 from nodeagent.node.steps import judge_refusal
 from nodeagent.transfers.pending import Telling, Waits
 from tests.nodeagent.support.hand_clock import HandClock
 
-UNSCHEDULABLE = Waiting("Unschedulable", "0/3 nodes are available")
+UNSCHEDULABLE = Pending("Unschedulable", "0/3 nodes are available")
 
 
 def test_looks_become_rarer_up_to_every_five_seconds() -> None:
@@ -29,7 +29,7 @@ def test_reasons_that_take_turns_are_no_loop() -> None:
     assert looks <= 600 / 5 + 6 * 10
 
 
-def telling(waits: Waits, waiting: Waiting) -> Telling:
+def telling(waits: Waits, waiting: Pending) -> Telling:
     """Return what is to be said about `waiting`, and note that it was said."""
     said = waits.decide_telling("a", waiting)
     if said.message:
@@ -37,7 +37,7 @@ def telling(waits: Waits, waiting: Waiting) -> Telling:
     return said
 
 
-IMAGE = Waiting("ImagePullBackOff", "no such image")
+IMAGE = Pending("ImagePullBackOff", "no such image")
 ALL = Telling(message=True, event=True)
 
 
@@ -73,16 +73,16 @@ def test_other_words_for_the_same_reason_are_written_now_and_then_and_make_no_ev
     clock = HandClock()
     waits = Waits(clock)
     waits.told("a", UNSCHEDULABLE)
-    other = Waiting("Unschedulable", "0/4 nodes are available")
+    other = Pending("Unschedulable", "0/4 nodes are available")
     said = []
     for clock.seconds in (9.0, 10.0):
         said.append(telling(waits, other))
     assert said == [Telling(), Telling(message=True)]
 
 
-TAINT = Waiting("Unschedulable", "0/3 nodes are available: 3 had untolerated taint", trouble=True)
-MORE_NODES = Waiting("Unschedulable", "0/4 nodes are available: 4 had untolerated taint", trouble=True)
-FULL = Waiting("Unschedulable", "0/4 nodes are available: 4 Insufficient cpu", trouble=True)
+TAINT = Pending("Unschedulable", "0/3 nodes are available: 3 had untolerated taint", blocked=True)
+MORE_NODES = Pending("Unschedulable", "0/4 nodes are available: 4 had untolerated taint", blocked=True)
+FULL = Pending("Unschedulable", "0/4 nodes are available: 4 Insufficient cpu", blocked=True)
 
 
 def test_trouble_is_told_at_once() -> None:
@@ -116,7 +116,7 @@ def test_a_forgotten_load_starts_anew() -> None:
     ids=["quota", "rights", "service account", "webhook"],
 )
 def test_a_refusal_that_may_heal_is_waited_for(error: ForbiddenError | ServerError, reason: str) -> None:
-    assert judge_refusal(error) == Waiting(reason, str(error), trouble=True)
+    assert judge_refusal(error) == Pending(reason, str(error), blocked=True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL
 from core.models.phases import TRANSITIONS, IllegalMoveError, Phase
-from core.models.transfers import Load, Progress
+from core.models.transfers import Progress, Transfer
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
@@ -140,7 +140,7 @@ async def test_a_field_that_the_kind_lacks_is_never_written() -> None:
 async def test_a_report_writes_message_and_progress_and_no_phase() -> None:
     load = upload(Phase.IN_PROGRESS)
     recorder = Recorder(load)
-    cr: Load = UPLOADS.parse(load)
+    cr: Transfer = UPLOADS.parse(load)
     await recorder.writer.report(UPLOADS, cr, message="", progress=Progress(total_bytes=9, bytes_done=3))
     assert recorder.patch["status"] == {"message": None, "progress": {"totalBytes": 9, "bytesDone": 3}}
 

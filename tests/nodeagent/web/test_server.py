@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import ConfigError
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.runtime.settings import Address
+from nodeagent.runtime.settings import ListenAddress
 from nodeagent.web.server import WebPages, WebServer
 
 
@@ -27,7 +27,7 @@ def agent() -> _Agent:
 
 @pytest.fixture
 async def url(agent: _Agent) -> AsyncIterator[str]:
-    server = WebServer(Address("127.0.0.1", 0), agent.pages)
+    server = WebServer(ListenAddress("127.0.0.1", 0), agent.pages)
     await server.start()
     yield f"http://127.0.0.1:{server.port}"
     await server.stop()
@@ -66,4 +66,4 @@ async def test_status_is_json(url: str) -> None:
 async def test_a_taken_port_is_told(url: str, agent: _Agent) -> None:
     port = int(url.rpartition(":")[2])
     with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port} .*--metrics-address"):
-        await WebServer(Address("127.0.0.1", port), agent.pages).start()
+        await WebServer(ListenAddress("127.0.0.1", port), agent.pages).start()

@@ -10,14 +10,14 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
 from core.kube.retry import Retry
 from core.models.names import (
-    CANCEL_ASKED_ANNOTATION,
+    CANCEL_REQUESTED_ANNOTATION,
     DATA_MOVER_FINALIZER,
     MOVER_LOST_ANNOTATION,
     NODE_LABEL,
     OUTCOME_ANNOTATION,
 )
-from core.models.transfers import DataDownload, Load, PodVolumeBackup, PodVolumeRestore
-from nodeagent.transfers.kinds.base import Admission, Verdict
+from core.models.transfers import DataDownload, PodVolumeBackup, PodVolumeRestore, Transfer
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE
 from tests.support.clock import LoopClock
@@ -26,7 +26,7 @@ __all__: list[str] = []
 
 pytestmark = pytest.mark.looptime
 
-NOT_READY = Admission(Verdict.WAITS, "SnapshotNotReady", "the snapshot is still being made", patient=True)
+NOT_READY = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot is still being made", indefinite=True)
 LONG_AGO = "2026-11-21T09:00:00Z"
 
 
@@ -63,11 +63,13 @@ async def test_a_load_that_is_deleted_before_it_could_be_marked_is_cleaned_up_al
 
 
 @pytest.mark.parametrize("model", [DataDownload, PodVolumeBackup, PodVolumeRestore])
-async def test_a_cancel_is_heeded_at_once_however_long_its_load_was_put_off_for(model: type[Load]) -> None:
+async def test_a_cancel_is_heeded_at_once_however_long_its_load_was_put_off_for(model: type[Transfer]) -> None:
     scene = open_scene("node-a")
     scene.kind = ScriptedKind(model)
     # Whoever waits for a pod that is watched is looked at once a minute.
-    scene.kind.answers["odd"] = Admission(Verdict.WAITS, "Waits", "it waits", patient=True, pod=("app", "writer"))
+    scene.kind.answers["odd"] = Admission(
+        AdmissionState.PENDING, "Waits", "it waits", indefinite=True, pod=("app", "writer")
+    )
     scene.add_kind(model, "odd")
     async with scene.dispatching():
         await scene.until(lambda: scene.message("odd") == "it waits", seconds=10)
@@ -82,7 +84,7 @@ async def test_an_accepted_load_has_nothing_of_the_load_whose_manifest_it_was_ma
     scene = open_scene("node-a")
     marks = {
         OUTCOME_ANNOTATION: '{"phase":"Completed","result":{"snapshotID":"of-another"}}',
-        CANCEL_ASKED_ANNOTATION: LONG_AGO,
+        CANCEL_REQUESTED_ANNOTATION: LONG_AGO,
         MOVER_LOST_ANNOTATION: f'{{"since":"{LONG_AGO}","last":"{LONG_AGO}","times":19}}',
     }
     scene.add("du", labels={NODE_LABEL: "long-gone"}, annotations=marks | {"theirs": "stays"})
@@ -96,7 +98,7 @@ async def test_an_accepted_load_has_nothing_of_the_load_whose_manifest_it_was_ma
 class Faulty(ScriptedKind):
     """A kind that has a fault, which the load `odd` brings out."""
 
-    async def check_admission(self, cr: Load) -> Admission:
+    async def check_admission(self, cr: Transfer) -> Admission:
         if cr.name == "odd":
             raise KeyError("metadata")
         return await super().check_admission(cr)
@@ -121,7 +123,9 @@ async def test_a_short_wait_is_measured_by_our_own_clock_alone() -> None:
     scene = open_scene("node-a")
     scene.add("du", creationTimestamp=LONG_AGO)
     message = "PersistentVolumeClaim app/data to restore into does not exist"
-    scene.kind.answers["du"] = Admission(Verdict.WAITS, "TargetClaimMissing", message, limit=timedelta(minutes=2))
+    scene.kind.answers["du"] = Admission(
+        AdmissionState.PENDING, "TargetClaimMissing", message, limit=timedelta(minutes=2)
+    )
     async with scene.dispatching():
         await asyncio.sleep(118)
         assert scene.phase("du") == ""

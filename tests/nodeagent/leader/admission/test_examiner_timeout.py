@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.kube.transport import Request, Response, Transport
-from core.models.names import CANCEL_ASKED_ANNOTATION
+from core.models.names import CANCEL_REQUESTED_ANNOTATION
 from tests.nodeagent.support.harness import accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import LOADS, data_upload
@@ -68,7 +68,7 @@ async def test_the_hour_of_a_cancel_goes_on_while_agents_come_and_go() -> None:
         assert 3590 <= asyncio.get_running_loop().time() - began < 3700
     load = world.load()
     assert load["status"]["phase"] == "Canceled"
-    assert CANCEL_ASKED_ANNOTATION not in load["metadata"].get("annotations", {})
+    assert CANCEL_REQUESTED_ANNOTATION not in load["metadata"].get("annotations", {})
 
 
 @pytest.mark.parametrize("kind", LOADS)

@@ -7,7 +7,7 @@ from core.kube.errors import ForbiddenError
 from core.kube.resources import CONFIG_MAPS
 from core.kube.retry import Retry
 from core.models.phases import Phase
-from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Places, free_places, settle
+from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Reservations, free_quota, settle
 from nodeagent.leader.election import NotLeaderError
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -44,33 +44,33 @@ def test_a_place_is_kept_until_the_load_is_seen_beyond_prepared_or_gone(
 
 def test_there_are_never_more_places_than_the_ledger_can_hold() -> None:
     taken = {str(number) for number in range(19_999)}
-    assert free_places(taken, None) == 1
-    assert free_places(taken, 1_000_000) == 1
-    assert free_places({"a", "b"}, 3) == 1
-    assert free_places({"a", "b"}, 1) == 0
+    assert free_quota(taken, None) == 1
+    assert free_quota(taken, 1_000_000) == 1
+    assert free_quota({"a", "b"}, 3) == 1
+    assert free_quota({"a", "b"}, 1) == 0
 
 
 async def test_what_is_written_is_read_again() -> None:
     kube = FakeKube()
     ledger = open_ledger(kube)
     await ledger.load()
-    await ledger.write(Places(frozenset({"b", "a"}), "app"))
-    await ledger.write(Places(frozenset({"a"}), "shop"))
+    await ledger.write(Reservations(frozenset({"b", "a"}), "app"))
+    await ledger.write(Reservations(frozenset({"a"}), "shop"))
     other = open_ledger(kube)
     await other.load()
-    assert other.places == Places(frozenset({"a"}), "shop")
+    assert other.places == Reservations(frozenset({"a"}), "shop")
 
 
 async def test_a_write_fails_once_somebody_else_wrote() -> None:
     kube = FakeKube()
     first, second = open_ledger(kube), open_ledger(kube)
     await first.load()
-    await first.write(Places(frozenset({"a"})))
+    await first.write(Reservations(frozenset({"a"})))
     await second.load()
     # The same content still says: the one before is stopped.
     await second.write(second.places)
     with pytest.raises(LedgerLostError):
-        await first.write(Places(frozenset({"a", "b"})))
+        await first.write(Reservations(frozenset({"a", "b"})))
     await second.load()
     assert second.places.uids == {"a"}
 
@@ -80,9 +80,9 @@ async def test_two_who_find_no_ledger_do_not_both_make_one() -> None:
     first, second = open_ledger(kube), open_ledger(kube)
     await first.load()
     await second.load()
-    await first.write(Places(frozenset({"a"})))
+    await first.write(Reservations(frozenset({"a"})))
     with pytest.raises(LedgerLostError):
-        await second.write(Places(frozenset({"b"})))
+        await second.write(Reservations(frozenset({"b"})))
 
 
 @pytest.mark.parametrize("what", ["lost", "lost-applied", 500, 503])
@@ -92,10 +92,10 @@ async def test_a_write_whose_answer_is_lost_is_found_out(method: str, what: str)
     ledger = open_ledger(kube)
     await ledger.load()
     if method == "PATCH":
-        await ledger.write(Places())
+        await ledger.write(Reservations())
     kube.fail_next(method, "configmaps", what)  # type: ignore[arg-type] # a table of faults
-    await ledger.write(Places(frozenset({"a"})))
-    await ledger.write(Places(frozenset({"a", "b"})))
+    await ledger.write(Reservations(frozenset({"a"})))
+    await ledger.write(Reservations(frozenset({"a", "b"})))
     assert kube.objects(CONFIG_MAPS)[0]["data"]["uids"] == "a\nb"
 
 
@@ -103,22 +103,22 @@ async def test_a_write_that_never_gets_an_answer_means_reading_anew() -> None:
     kube = FakeKube()
     ledger = open_ledger(kube)
     await ledger.load()
-    await ledger.write(Places())
+    await ledger.write(Reservations())
     kube.fail_next("PATCH", "configmaps", "lost", times=5)
     with pytest.raises(LedgerLostError):
-        await ledger.write(Places(frozenset({"a"})))
+        await ledger.write(Reservations(frozenset({"a"})))
 
 
 async def test_a_refused_write_changes_nothing() -> None:
     kube = FakeKube()
     ledger = open_ledger(kube)
     await ledger.load()
-    await ledger.write(Places(frozenset({"a"})))
+    await ledger.write(Reservations(frozenset({"a"})))
     kube.fail_next("PATCH", "configmaps", 403)
     with pytest.raises(ForbiddenError):
-        await ledger.write(Places(frozenset({"a", "b"})))
+        await ledger.write(Reservations(frozenset({"a", "b"})))
     assert ledger.places.uids == {"a"}
-    await ledger.write(Places(frozenset({"a", "b"})))
+    await ledger.write(Reservations(frozenset({"a", "b"})))
 
 
 async def test_who_does_not_lead_writes_nothing() -> None:
@@ -128,7 +128,7 @@ async def test_who_does_not_lead_writes_nothing() -> None:
     kube = FakeKube()
     ledger = AdmissionLedger(KubeClient(kube, Retry(LoopClock())), "velero", check_leading=refuse)
     with pytest.raises(NotLeaderError):
-        await ledger.write(Places())
+        await ledger.write(Reservations())
     assert kube.requests == []
 
 
@@ -136,5 +136,5 @@ async def test_the_largest_ledger_fits_into_a_config_map() -> None:
     kube = FakeKube()
     ledger = open_ledger(kube)
     await ledger.load()
-    await ledger.write(Places(frozenset(f"{number:036d}" for number in range(20_000)), "n" * 63))
+    await ledger.write(Reservations(frozenset(f"{number:036d}" for number in range(20_000)), "n" * 63))
     assert len(kube.requests[-1].body or b"") < 1_000_000

@@ -10,8 +10,8 @@ from core.models.phases import Phase
 from nodeagent.config.models import NodeRule
 from nodeagent.config.selectors import LabelSelector
 from nodeagent.leader.admission.examiner import HELD_BACK
-from nodeagent.leader.admission.node_share import NodeCrowds
-from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.leader.admission.node_share import NodeShares
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.leader.admission.test_queue import entry
 from tests.nodeagent.support.dispatching import Scene, ScriptedKind, open_scene
 
@@ -21,12 +21,12 @@ MOST = 3
 
 
 def ready(node: str = "node-a") -> Admission:
-    return Admission(Verdict.READY, node=node)
+    return Admission(AdmissionState.READY, node=node)
 
 
-def crowds(*accepted: str) -> NodeCrowds:
+def crowds(*accepted: str) -> NodeShares:
     """Crowds that have counted one Accepted load for each node in `accepted`."""
-    found = NodeCrowds(frozenset({"DataUpload"}))
+    found = NodeShares(frozenset({"DataUpload"}))
     found.count([entry(f"on-{i}", phase=Phase.ACCEPTED, node_label=node) for i, node in enumerate(accepted)])
     return found
 
@@ -46,27 +46,27 @@ def crowded_scene() -> Scene:
 def test_a_node_takes_as_many_as_its_slots_say(slots: int, most: int) -> None:
     found = crowds()
     verdicts = [found.admit(entry(f"pvb-{i}"), ready(), slots=slots).verdict for i in range(most + 1)]
-    assert verdicts == [Verdict.READY] * most + [Verdict.WAITS]
-    assert found.admit(entry("elsewhere"), ready("node-b"), slots=1).verdict is Verdict.READY
+    assert verdicts == [AdmissionState.READY] * most + [AdmissionState.PENDING]
+    assert found.admit(entry("elsewhere"), ready("node-b"), slots=1).verdict is AdmissionState.READY
 
 
 @pytest.mark.cause("node-busy")
 def test_what_holds_a_load_back_is_told_and_waited_for_without_end() -> None:
     answer = crowds(*["node-a"] * MOST).admit(entry("pvb"), ready(), slots=1)
     assert answer == Admission(
-        Verdict.WAITS, "NodeBusy", "node node-a has 3 pod volumes on their way already", patient=True
+        AdmissionState.PENDING, "NodeBusy", "node node-a has 3 pod volumes on their way already", indefinite=True
     )
 
 
 def test_a_load_that_is_looked_at_again_takes_no_second_place() -> None:
     found = crowds("node-a", "node-a")
-    assert [found.admit(entry("pvb"), ready(), slots=1).verdict for _ in range(2)] == [Verdict.READY] * 2
+    assert [found.admit(entry("pvb"), ready(), slots=1).verdict for _ in range(2)] == [AdmissionState.READY] * 2
 
 
 def test_other_kinds_and_other_answers_are_left_alone() -> None:
-    found = NodeCrowds(frozenset({"Other"}))
+    found = NodeShares(frozenset({"Other"}))
     assert found.admit(entry("du"), ready(), slots=1) == ready()
-    failing = Admission(Verdict.FAILS, "R", "m")
+    failing = Admission(AdmissionState.FAILED, "R", "m")
     assert crowds(*["node-a"] * MOST).admit(entry("pvb"), failing, slots=1) is failing
 
 

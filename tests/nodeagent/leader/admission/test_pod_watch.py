@@ -8,7 +8,7 @@ from core.kube.resources import PODS
 from core.kube.transport import Request
 from core.models.base import JsonDict
 from core.models.transfers import PodVolumeRestore
-from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import Scene, ScriptedKind, open_scene
 from tests.nodeagent.support.transfers import workload_pod
 
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.looptime
 def waits_for(load: JsonDict) -> Admission:
     ref = load["spec"]["pod"]
     place = (ref["namespace"], ref["name"])
-    return Admission(Verdict.WAITS, "WorkloadNotWaiting", "the pod is not there yet", patient=True, pod=place)
+    return Admission(
+        AdmissionState.PENDING, "WorkloadNotWaiting", "the pod is not there yet", indefinite=True, pod=place
+    )
 
 
 def restore(scene: Scene, name: str, namespace: str) -> JsonDict:
@@ -74,7 +76,7 @@ async def test_a_pod_that_goes_away_or_ends_wakes_its_restore() -> None:
         async with scene.dispatching():
             await scene.until(lambda name=name: scene.message(name) != "")  # type: ignore[misc] # this round's
             await asyncio.sleep(15)
-            gone = Admission(Verdict.FAILS, "VolumeRefused", "the pod is gone")
+            gone = Admission(AdmissionState.FAILED, "VolumeRefused", "the pod is gone")
             scene.kind.answers[name] = gone
             if change == "end":
                 scene.kube.put(workload_pod(load, status={"phase": "Failed"}))

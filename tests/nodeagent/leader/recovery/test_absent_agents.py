@@ -12,7 +12,13 @@ from core.kube.resources import DATA_UPLOADS, NODES, PODS
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from core.models.names import CANCEL_ASKED_ANNOTATION, DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION, label_value
+from core.models.names import (
+    CANCEL_REQUESTED_ANNOTATION,
+    DATA_MOVER_FINALIZER,
+    NODE_LABEL,
+    OUTCOME_ANNOTATION,
+    label_value,
+)
 from core.models.units import format_duration
 from tests.nodeagent.support.dispatching import Gate, Scene, agent_pod, cluster_node, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE, mover_pod
@@ -227,7 +233,7 @@ async def test_the_time_of_a_cancel_survives_a_change_of_the_leader() -> None:
     for _ in range(4):
         async with scene.dispatching():
             await asyncio.sleep(60)
-    assert CANCEL_ASKED_ANNOTATION in scene.load("du")["metadata"]["annotations"]
+    assert CANCEL_REQUESTED_ANNOTATION in scene.load("du")["metadata"]["annotations"]
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Canceled", seconds=400)
     assert asyncio.get_running_loop().time() - began < 420

@@ -19,7 +19,7 @@ from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OWNER_UID_LABEL,
 from core.models.phases import Phase
 from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
 from nodeagent.leader.dispatcher import Dispatcher
-from nodeagent.leader.recovery.garbage_collector import find_vanished
+from nodeagent.leader.recovery.garbage_collector import find_leaked
 from tests.nodeagent.leader.admission.test_queue import entry
 from tests.nodeagent.support.dispatching import Scene, open_scene
 from tests.support.clock import LoopClock
@@ -277,5 +277,5 @@ async def test_objects_of_no_form_that_anybody_expects_hold_up_no_other(caplog: 
     ],
 )
 def test_only_a_load_that_may_have_left_something_is_a_reason_to_sweep(load: object, left: bool) -> None:
-    assert find_vanished({"du": load}, {}) is left  # type: ignore[dict-item] # an entry
-    assert find_vanished({"du": load}, {"du": load}) is False  # type: ignore[dict-item] # an entry
+    assert find_leaked({"du": load}, {}) is left  # type: ignore[dict-item] # an entry
+    assert find_leaked({"du": load}, {"du": load}) is False  # type: ignore[dict-item] # an entry

@@ -13,11 +13,11 @@ from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATI
 from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
-from exposer.model import Waiting
+from exposer.model import Pending
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
-from nodeagent.transfers.kinds.base import Admission, Kind, Verdict
+from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
@@ -103,7 +103,7 @@ async def test_clean_ups_without_an_agent_and_what_they_wait_for_are_on_the_stat
     scene = open_scene("node-b")
     for name in ("held", "refused"):
         scene.add(name, status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER])
-    scene.kind.held["held"] = Waiting("CleaningUp", "Pod velero/held is being deleted")
+    scene.kind.held["held"] = Pending("CleaningUp", "Pod velero/held is being deleted")
     scene.kube.fail_next("PATCH", "/datauploads/refused", 403, times=3)
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: "refused" in str(dispatcher.report().get("ownerless")), seconds=10)
@@ -118,7 +118,7 @@ async def test_clean_ups_without_an_agent_and_what_they_wait_for_are_on_the_stat
 async def test_a_load_that_ended_before_anybody_accepted_it_is_cleaned_up_too() -> None:
     """Its source snapshot was made for it, and nobody else removes that."""
     scene = open_scene("node-a")
-    scene.kind.answers["du"] = Admission(Verdict.FAILS, "LocationMissing", "there is no such location")
+    scene.kind.answers["du"] = Admission(AdmissionState.FAILED, "LocationMissing", "there is no such location")
     scene.add("du", finalizers=["other/one"])
     async with scene.dispatching():
         await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=10)

@@ -8,48 +8,48 @@ import pytest
 
 from core.models.phases import Phase
 from nodeagent.leader.index import AGENT_AWAY, Entry
-from nodeagent.leader.recovery.orphans import Care, Owner, decide_care
+from nodeagent.leader.recovery.orphans import OwnerState, RecoveryAction, decide_recovery
 from tests.nodeagent.leader.admission.test_queue import entry
 
 ANY = (False, True)
 
 
-def every_case() -> Iterator[tuple[Entry, Owner]]:
+def every_case() -> Iterator[tuple[Entry, OwnerState]]:
     """Yield every load with every owner; without a label there is none to be away."""
     words = ("", f"{AGENT_AWAY} node-a: later")
     for phase, label, finalizer, told, ours in product(Phase, ("", "node-a"), ANY, words, ANY):
         load = entry("du", phase=phase, node_label=label, finalizer=finalizer, message=told, managed=ours)
         if phase is Phase.NEW and not ours:
-            yield replace(load, fault="spec: Field required"), Owner(away=False, node_lost=False, bound=False)
+            yield replace(load, fault="spec: Field required"), OwnerState(away=False, node_lost=False, bound=False)
         for away, lost, bound in product(ANY if label else (False,), ANY if label else (False,), ANY):
-            yield load, Owner(away=away, node_lost=lost, bound=bound)
+            yield load, OwnerState(away=away, node_lost=lost, bound=bound)
 
 
-def expected(load: Entry, owner: Owner) -> Care:
+def expected(load: Entry, owner: OwnerState) -> RecoveryAction:
     """Return what is to be done, as a table that is read from above."""
     gone = owner.away or owner.node_lost
     table = [
-        (bool(load.fault) and not load.node_label, Care.EXPLAIN),
-        (not load.managed, Care.NOTHING),
-        (load.phase is Phase.NEW, Care.NOTHING),
-        (load.phase.final and not load.finalizer, Care.NOTHING),
-        (load.phase.final and bool(load.node_label) and not gone, Care.NOTHING),
-        (load.phase.final, Care.CLEAN_UP),
-        (not load.node_label, Care.ADOPT),
-        (gone and load.phase is Phase.ACCEPTED and not owner.bound, Care.REASSIGN),
-        (owner.node_lost, Care.END),
-        (owner.away, Care.AWAIT),
-        (bool(load.message), Care.WELCOME),
-        (True, Care.NOTHING),
+        (bool(load.fault) and not load.node_label, RecoveryAction.EXPLAIN),
+        (not load.managed, RecoveryAction.NOTHING),
+        (load.phase is Phase.NEW, RecoveryAction.NOTHING),
+        (load.phase.final and not load.finalizer, RecoveryAction.NOTHING),
+        (load.phase.final and bool(load.node_label) and not gone, RecoveryAction.NOTHING),
+        (load.phase.final, RecoveryAction.CLEAN_UP),
+        (not load.node_label, RecoveryAction.ADOPT),
+        (gone and load.phase is Phase.ACCEPTED and not owner.bound, RecoveryAction.REASSIGN),
+        (owner.node_lost, RecoveryAction.END),
+        (owner.away, RecoveryAction.AWAIT),
+        (bool(load.message), RecoveryAction.WELCOME),
+        (True, RecoveryAction.NOTHING),
     ]
     return next(care for applies, care in table if applies)
 
 
 def test_every_case_gets_what_the_table_says() -> None:
     for load, owner in every_case():
-        assert decide_care(load, owner) is expected(load, owner), (load, owner)
+        assert decide_recovery(load, owner) is expected(load, owner), (load, owner)
 
 
-@pytest.mark.parametrize("care", Care, ids=str)
-def test_every_care_is_needed_by_some_load(care: Care) -> None:
-    assert any(decide_care(load, owner) is care for load, owner in every_case())
+@pytest.mark.parametrize("care", RecoveryAction, ids=str)
+def test_every_care_is_needed_by_some_load(care: RecoveryAction) -> None:
+    assert any(decide_recovery(load, owner) is care for load, owner in every_case())

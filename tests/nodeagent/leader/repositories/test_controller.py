@@ -20,10 +20,10 @@ from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.config.repository import RepositoryConfig
-from nodeagent.leader.repositories.controller import RepositoryKeeper, RepositoryTools
+from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.runtime.settings import RepositoryController
-from nodeagent.transfers.events import Story
+from nodeagent.runtime.settings import RepositoryControllerMode
+from nodeagent.transfers.events import EventLog
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -44,7 +44,7 @@ class Scene:
     """A fake API server with one location, and a keeper that works on it."""
 
     kube: FakeKube
-    keeper: RepositoryKeeper
+    keeper: RepositoryController
     pods_seen: list[str] = field(default_factory=list)
 
     @property
@@ -101,23 +101,23 @@ class Scene:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def build_keeper(kube: FakeKube, mode: RepositoryController, *, config_map: str = "") -> RepositoryKeeper:
+def build_keeper(kube: FakeKube, mode: RepositoryControllerMode, *, config_map: str = "") -> RepositoryController:
     clock = LoopClock()
     client = KubeClient(kube, Retry(clock))
     tools = RepositoryTools(
         client=client,
         clock=clock,
-        story=Story(EventRecorder(client, clock, component="node-agent", host="node-a")),
+        events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
         metrics=Metrics("node-a"),
         plan=lambda: MoverPlan(AgentTemplate(image="mover:1")),
         new_settings=RepositoryConfig(client, "velero", config_map).settings,
         check_leading=lambda: None,
         causes=CauseFinder(client, clock),
     )
-    return RepositoryKeeper(tools, namespace="velero", mode=mode)
+    return RepositoryController(tools, namespace="velero", mode=mode)
 
 
-def open_scene(mode: RepositoryController = RepositoryController.AUTO) -> Scene:
+def open_scene(mode: RepositoryControllerMode = RepositoryControllerMode.AUTO) -> Scene:
     kube = FakeKube()
     kube.put(json.loads(RECORDED.read_text())[0]["object"])
     location = {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "keys", "key": "cloud"}}
@@ -328,7 +328,7 @@ async def test_a_keeper_that_starts_anew_goes_on_with_the_pod_it_finds() -> None
     async with scene.running():
         await scene.until_pod()
     scene.end_pod(0, GOOD)
-    scene.keeper = build_keeper(scene.kube, RepositoryController.AUTO)
+    scene.keeper = build_keeper(scene.kube, RepositoryControllerMode.AUTO)
     async with scene.running():
         await scene.until_phase("Ready", seconds=2)
         await asyncio.sleep(1)
@@ -344,7 +344,7 @@ async def test_a_result_that_was_written_before_a_crash_is_not_written_twice() -
         scene.end_pod(12, "wrong key")
         await scene.until_phase("NotReady")
     version = scene.repository["metadata"]["resourceVersion"]
-    scene.keeper = build_keeper(scene.kube, RepositoryController.AUTO)
+    scene.keeper = build_keeper(scene.kube, RepositoryControllerMode.AUTO)
     async with scene.running():
         async with asyncio.timeout(5):
             while scene.pod is not None:
@@ -366,14 +366,14 @@ async def test_somebody_elses_pod_of_that_name_is_named_after_a_while_and_left_a
 @pytest.mark.parametrize(
     ("mode", "server", "ours"),
     [
-        (RepositoryController.AUTO, True, False),
-        (RepositoryController.ON, True, True),
-        (RepositoryController.OFF, False, False),
-        (RepositoryController.OFF, True, False),
+        (RepositoryControllerMode.AUTO, True, False),
+        (RepositoryControllerMode.ON, True, True),
+        (RepositoryControllerMode.OFF, False, False),
+        (RepositoryControllerMode.OFF, True, False),
     ],
 )
 async def test_whose_repositories_are_is_decided_by_the_mode_and_the_server(
-    mode: RepositoryController, server: bool, ours: bool
+    mode: RepositoryControllerMode, server: bool, ours: bool
 ) -> None:
     scene = open_scene(mode)
     if server:

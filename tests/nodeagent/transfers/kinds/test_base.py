@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from core.models.base import JsonDict
-from core.models.transfers import Load
-from exposer.model import Exposed, PodVolumeRequest, RestoreRequest, SnapshotRequest, Waiting
+from core.models.transfers import Transfer
+from exposer.model import Exposed, Pending, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.placement import NodeRule, NodeRules
 from exposer.settings import BackupPVCSettings, CacheVolume, MoverOptions
 from nodeagent.config.current import CurrentConfig
@@ -52,9 +52,9 @@ class NotingExposer:
 
     requests: list[Any] = field(default_factory=list)
 
-    async def ensure(self, request: Any, guard: Any) -> Exposed | Waiting:
+    async def ensure(self, request: Any, guard: Any) -> Exposed | Pending:
         self.requests.append(request)
-        return Waiting("Noted", "")
+        return Pending("Noted", "")
 
 
 async def ask(kind: str, raw: JsonDict, document: JsonDict, *, repositories: list[JsonDict] | None = None) -> Any:
@@ -78,7 +78,7 @@ async def ask(kind: str, raw: JsonDict, document: JsonDict, *, repositories: lis
         "podvolumerestore": PodVolumeRestoreKind(client, noting, plans, names),
     }
     adapter = kinds[kind.removeprefix("block-")]
-    load: Load = adapter.parse(raw)
+    load: Transfer = adapter.parse(raw)
 
     await adapter.ensure_exposed(load, no_guard)
     (request,) = noting.requests

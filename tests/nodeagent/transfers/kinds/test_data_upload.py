@@ -12,10 +12,10 @@ from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from exposer.model import Exposed, Guard, KeptVolume, RestoreRequest, SnapshotRequest, Waiting
+from exposer.model import Exposed, Guard, KeptVolume, Pending, RestoreRequest, SnapshotRequest
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
-from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.outcome import Outcome
@@ -48,29 +48,29 @@ def client(world: Mapping[str, JsonDict]) -> KubeClient:
 class FakeExposer:
     """Answers as it is told and notes what it was asked for."""
 
-    found: Waiting | Exception | None = None
+    found: Pending | Exception | None = None
     dropped: list[KeptVolume] = field(default_factory=list)
     cleaned: int = 0
 
-    async def check(self, request: SnapshotRequest | RestoreRequest) -> Waiting | None:
+    async def check(self, request: SnapshotRequest | RestoreRequest) -> Pending | None:
         if isinstance(self.found, Exception):
             raise self.found
         return self.found
 
-    async def ensure(self, request: SnapshotRequest | RestoreRequest, guard: Guard) -> Exposed | Waiting:
+    async def ensure(self, request: SnapshotRequest | RestoreRequest, guard: Guard) -> Exposed | Pending:
         raise NotImplementedError
 
-    async def clean_up(self, request: SnapshotRequest | RestoreRequest) -> Waiting | None:
+    async def clean_up(self, request: SnapshotRequest | RestoreRequest) -> Pending | None:
         self.cleaned += 1
         return None
 
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
         return KeptVolume("pv-1", "Delete")
 
-    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
-        return Waiting("Binding", kept.pv_name)
+    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
+        return Pending("Binding", kept.pv_name)
 
-    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Waiting | None:
+    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         self.dropped.append(kept)
         return None
 
@@ -92,35 +92,37 @@ async def test_a_load_whose_world_is_ready_may_start() -> None:
         (await admission(uploads(READY_WORLD), data_upload())).verdict,
         (await admission(downloads(READY_WORLD), data_download())).verdict,
     ]
-    assert verdicts == [Verdict.READY, Verdict.READY]
+    assert verdicts == [AdmissionState.READY, AdmissionState.READY]
 
 
 @pytest.mark.parametrize(
     ("world", "verdict", "words"),
     [
-        pytest.param({}, Verdict.FAILS, "BackupStorageLocation velero/default does not exist", id="no location"),
-        pytest.param({LOCATION_PATH: LOCATION}, Verdict.FAILS, "Secret velero/cloud", id="no secret"),
+        pytest.param(
+            {}, AdmissionState.FAILED, "BackupStorageLocation velero/default does not exist", id="no location"
+        ),
+        pytest.param({LOCATION_PATH: LOCATION}, AdmissionState.FAILED, "Secret velero/cloud", id="no secret"),
         pytest.param(
             READY_WORLD | {SECRET_PATH: {"data": {"other": ""}}},
-            Verdict.FAILS,
+            AdmissionState.FAILED,
             "Secret velero/cloud of BackupStorageLocation default has no key k",
             id="no such key",
         ),
         pytest.param(
             READY_WORLD | {LOCATION_PATH: LOCATION | {"status": {"phase": "Unavailable", "message": "no bucket"}}},
-            Verdict.WAITS,
+            AdmissionState.PENDING,
             "BackupStorageLocation velero/default is Unavailable: no bucket",
             id="unavailable",
         ),
         pytest.param(
             READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": TRUSTING}},
-            Verdict.FAILS,
+            AdmissionState.FAILED,
             "Secret velero/ca of BackupStorageLocation default does not exist",
             id="no CA",
         ),
         pytest.param(
             READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": {"provider": "aws"}}},
-            Verdict.WAITS,
+            AdmissionState.PENDING,
             "objectStorage",
             id="unreadable",
             marks=pytest.mark.cause("location-unreadable"),
@@ -128,28 +130,30 @@ async def test_a_load_whose_world_is_ready_may_start() -> None:
     ],
 )
 @pytest.mark.cause("location-secret-missing")
-async def test_an_unusable_location_is_named(world: Mapping[str, JsonDict], verdict: Verdict, words: str) -> None:
+async def test_an_unusable_location_is_named(
+    world: Mapping[str, JsonDict], verdict: AdmissionState, words: str
+) -> None:
     for found in (await admission(uploads(world), data_upload()), await admission(downloads(world), data_download())):
         assert found.verdict is verdict
         assert words in found.message
-        assert not found.patient
+        assert not found.indefinite
 
 
 async def test_a_snapshot_that_is_still_taken_is_waited_for_without_end() -> None:
-    exposer = FakeExposer(Waiting("SnapshotNotReady", "still being made"))
+    exposer = FakeExposer(Pending("SnapshotNotReady", "still being made"))
     found = await admission(uploads(READY_WORLD, exposer), data_upload())
-    assert found == Admission(Verdict.WAITS, "SnapshotNotReady", "still being made", patient=True)
+    assert found == Admission(AdmissionState.PENDING, "SnapshotNotReady", "still being made", indefinite=True)
 
 
 async def test_a_snapshot_that_goes_wrong_is_waited_for_like_any_other_trouble() -> None:
-    exposer = FakeExposer(Waiting("SnapshotError", "no space left", trouble=True))
+    exposer = FakeExposer(Pending("SnapshotError", "no space left", blocked=True))
     found = await admission(uploads(READY_WORLD, exposer), data_upload())
-    assert found == Admission(Verdict.WAITS, "SnapshotError", "no space left", trouble=True)
+    assert found == Admission(AdmissionState.PENDING, "SnapshotError", "no space left", blocked=True)
 
 
 async def test_a_missing_snapshot_fails() -> None:
     found = await admission(uploads(READY_WORLD, FakeExposer(ExposeError("VolumeSnapshot a/b is gone"))), data_upload())
-    assert (found.verdict, found.message) == (Verdict.FAILS, "VolumeSnapshot a/b is gone")
+    assert (found.verdict, found.message) == (AdmissionState.FAILED, "VolumeSnapshot a/b is gone")
 
 
 @pytest.mark.parametrize("change", [{"snapshotType": "Magic"}, {"csiSnapshot": None}], ids=["type", "no snapshot"])
@@ -159,7 +163,7 @@ async def test_another_snapshot_type_is_refused_and_leaves_nothing_to_clean(chan
     load["spec"] |= change
     exposer = FakeExposer()
     kind = uploads(READY_WORLD, exposer)
-    assert (await admission(kind, load)).verdict is Verdict.FAILS
+    assert (await admission(kind, load)).verdict is AdmissionState.FAILED
     if load["spec"]["csiSnapshot"] is None:
         assert await kind.clean_up(kind.parse(load)) is None
         assert exposer.cleaned == 0
@@ -168,18 +172,18 @@ async def test_another_snapshot_type_is_refused_and_leaves_nothing_to_clean(chan
 async def test_a_missing_target_claim_is_permanent_after_two_minutes() -> None:
     world = {path: obj for path, obj in READY_WORLD.items() if path != CLAIM_PATH}
     found = await admission(downloads(world), data_download())
-    assert (found.verdict, found.patient, found.limit) == (Verdict.WAITS, False, timedelta(minutes=2))
+    assert (found.verdict, found.indefinite, found.limit) == (AdmissionState.PENDING, False, timedelta(minutes=2))
     assert "PersistentVolumeClaim app3/data" in found.message
 
 
 async def test_an_unconsumed_target_claim_waits() -> None:
-    found = await admission(downloads(READY_WORLD, FakeExposer(Waiting("R", "first pod"))), data_download())
-    assert found == Admission(Verdict.WAITS, "R", "first pod")
+    found = await admission(downloads(READY_WORLD, FakeExposer(Pending("R", "first pod"))), data_download())
+    assert found == Admission(AdmissionState.PENDING, "R", "first pod")
 
 
 async def test_a_bound_target_claim_fails() -> None:
     found = await admission(downloads(READY_WORLD, FakeExposer(ExposeError("bound already"))), data_download())
-    assert (found.verdict, found.message) == (Verdict.FAILS, "bound already")
+    assert (found.verdict, found.message) == (AdmissionState.FAILED, "bound already")
 
 
 @pytest.mark.parametrize(("datamover", "ours"), [("", True), ("velero", True), ("another", False)])
@@ -239,7 +243,7 @@ async def test_the_written_volume_is_kept_with_the_outcome() -> None:
     cr = kind.parse(data_download())
     outcome = await kind.keep(cr, Outcome(phase=Phase.COMPLETED))
     assert (outcome.pv_name, outcome.reclaim_policy) == ("pv-1", "Delete")
-    assert await kind.complete(cr, outcome) == Waiting("Binding", "pv-1")
+    assert await kind.complete(cr, outcome) == Pending("Binding", "pv-1")
 
 
 async def test_an_upload_is_complete_with_its_outcome() -> None:

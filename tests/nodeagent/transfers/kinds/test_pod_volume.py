@@ -14,7 +14,7 @@ from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.kinds.base import Admission, Verdict
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
@@ -57,7 +57,7 @@ async def admission(load: JsonDict, *objects: JsonDict, reachable: bool = True) 
 @pytest.mark.parametrize("name", LOADS)
 async def test_a_load_goes_to_the_node_of_its_pod(name: str) -> None:
     load = LOADS[name]()
-    assert await admission(load, LOCATION, workload_pod(load)) == Admission(Verdict.READY, node=NODE)
+    assert await admission(load, LOCATION, workload_pod(load)) == Admission(AdmissionState.READY, node=NODE)
 
 
 @pytest.mark.parametrize("name", LOADS)
@@ -73,7 +73,7 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
         await admission(load, LOCATION, pod, reachable=False),
     ]
 
-    assert {answer.verdict for answer in answers} == {Verdict.FAILS}
+    assert {answer.verdict for answer in answers} == {AdmissionState.FAILED}
     assert [answer.message.partition(":")[0] for answer in answers] == [
         "restic is not supported",
         "BackupStorageLocation velero/default does not exist",
@@ -87,13 +87,13 @@ async def test_a_backup_for_another_node_than_its_pods_fails() -> None:
     load = pod_volume_backup()
     answer = await admission(load, LOCATION, workload_pod(load, node="node-b"))
     expected = "workload pod app/writer runs on node node-b, and not on node-a"
-    assert answer == Admission(Verdict.FAILS, "WrongNode", expected)
+    assert answer == Admission(AdmissionState.FAILED, "WrongNode", expected)
 
 
 async def test_a_restore_waits_for_its_pod_without_end() -> None:
     load = pod_volume_restore()
     answer = await admission(load, LOCATION, workload_pod(load, status={"phase": "Pending"}))
-    assert (answer.verdict, answer.reason, answer.patient) == (Verdict.WAITS, "WorkloadNotWaiting", True)
+    assert (answer.verdict, answer.reason, answer.indefinite) == (AdmissionState.PENDING, "WorkloadNotWaiting", True)
 
 
 async def test_the_node_of_a_load_is_known_before_it_is_exposed() -> None:
