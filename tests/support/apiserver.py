@@ -30,7 +30,7 @@ __all__ = ["ApiServer", "apply_crds", "run_apiserver"]
 
 _ROOT = Path(__file__).parents[2]
 _AGENT_CRDS = _ROOT / "deploy" / "crds"
-_SNAPSHOT_CRDS = _ROOT / "tests" / "bed" / "crds"
+_SNAPSHOT_CRDS = _ROOT / "tests" / "testbed" / "crds"
 _TOKEN_SECONDS = 3600
 _START_ATTEMPTS = 3
 

@@ -140,7 +140,7 @@ class Cluster:
         supervisor.start("kube-scheduler", [tool("kubernetes", "kube-scheduler"), *common, looks])
 
     def _prepare_api(self, plane: ControlPlane) -> None:
-        apply_crds(plane.kubeconfig, ROOT / "tests" / "bed" / "crds")
+        apply_crds(plane.kubeconfig, ROOT / "tests" / "testbed" / "crds")
         api = Api(plane.kubeconfig)
         for resource, body in class_objects():
             api.create(resource, body)
