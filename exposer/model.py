@@ -12,7 +12,7 @@ from core.contract import MoverVerb
 from core.errors import AgentError
 from core.models.base import CustomResource, JsonDict
 from core.models.names import OWNER_UID_LABEL
-from exposer.placement import LINUX, NodeRules
+from exposer.placement import LINUX, PlacementRules
 from exposer.settings import BackupPVCSettings, CacheVolume, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 
@@ -92,11 +92,6 @@ class Owner:
         """What every object of the expose is labelled with."""
         return {OWNER_UID_LABEL: self.uid}
 
-    @property
-    def object_name(self) -> str:
-        """What the expose's objects are called."""
-        return self.name
-
 
 @dataclass(frozen=True)
 class Exposed:
@@ -145,7 +140,7 @@ class SnapshotRequest:
     settings: PodSettings = field(default_factory=PodSettings)
     mover: MoverOptions = field(default_factory=MoverOptions)
     backup_pvc: BackupPVCSettings = field(default_factory=BackupPVCSettings)
-    nodes: NodeRules = field(default_factory=NodeRules)
+    nodes: PlacementRules = field(default_factory=PlacementRules)
     made_at: datetime | None = None
 
     @property
@@ -164,7 +159,7 @@ class RestoreRequest:
     template: AgentTemplate
     settings: PodSettings = field(default_factory=PodSettings)
     mover: MoverOptions = field(default_factory=MoverOptions)
-    nodes: NodeRules = field(default_factory=NodeRules)
+    nodes: PlacementRules = field(default_factory=PlacementRules)
     ignore_delay_binding: bool = False
     cache: CacheVolume | None = None
     node_os: str = LINUX

@@ -14,9 +14,9 @@ __all__ = [
     "LINUX",
     "WINDOWS",
     "Alternatives",
-    "NodeRule",
-    "NodeRules",
     "Placement",
+    "PlacementRule",
+    "PlacementRules",
     "build_node_affinity",
     "describe_nodes",
 ]
@@ -31,7 +31,7 @@ Alternatives = tuple[tuple[JsonDict, ...], ...]
 
 
 @dataclass(frozen=True)
-class NodeRule:
+class PlacementRule:
     """The nodes for loads of a storage class; an empty class: for those that have no rule of their own.
 
     `requirements` are entries of a pod's `matchExpressions`, and all have to hold.
@@ -42,10 +42,10 @@ class NodeRule:
 
 
 @dataclass(frozen=True)
-class NodeRules:
+class PlacementRules:
     """All rules, in their order; `any_of` makes those for the same class alternatives."""
 
-    rules: tuple[NodeRule, ...] = ()
+    rules: tuple[PlacementRule, ...] = ()
     any_of: bool = False
 
     def choose(self, storage_class: str) -> Alternatives:

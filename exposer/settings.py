@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from core.models.base import JsonDict
 from core.models.transfers import Transfer
-from exposer.placement import NodeRules
+from exposer.placement import PlacementRules
 from exposer.template import AgentTemplate
 
 __all__ = ["BackupPVCSettings", "CacheRule", "CacheVolume", "MoverOptions", "MoverPlan", "PlanSource", "PodSettings"]
@@ -104,7 +104,7 @@ class MoverPlan:
     template: AgentTemplate
     settings: PodSettings = field(default_factory=PodSettings)
     options: MoverOptions = field(default_factory=MoverOptions)
-    nodes: NodeRules = field(default_factory=NodeRules)
+    nodes: PlacementRules = field(default_factory=PlacementRules)
     backup_pvcs: Mapping[str, BackupPVCSettings] = field(default_factory=dict)
     ignore_delay_binding: bool = False
     cache: CacheRule | None = None

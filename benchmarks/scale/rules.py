@@ -28,6 +28,7 @@ from core.kube.transport import Request
 from core.models.base import JsonDict
 from nodeagent.runtime.workqueue import Requeue
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE
+from tests.support.deletion import force_delete
 
 __all__ = ["Rules", "Seen", "Shape", "volume_name"]
 
@@ -129,7 +130,7 @@ class Rules:
         meta = pod["metadata"]
         if meta.get("deletionTimestamp"):
             self._started.pop(meta["uid"], None)
-            await self.client.delete(PODS, self.namespace, meta["name"], uid=meta["uid"], grace_seconds=0)
+            await force_delete(self.client, PODS, self.namespace, meta["name"], uid=meta["uid"])
             return None
         if not pod["spec"].get("nodeName"):
             await self._place(pod)

@@ -221,21 +221,11 @@ class KubeClient:
         request = Request("PATCH", path, body=json.dumps(patch).encode(), content_type=MERGE_PATCH)
         return _loads(await self._send(request, attempted, again=again))
 
-    async def delete(
-        self,
-        resource: Resource,
-        namespace: str,
-        name: str,
-        *,
-        uid: str = "",
-        grace_seconds: int | None = None,
-    ) -> Deletion:
-        """Ask for the object's deletion; with a `uid` somebody else's object of the same name is never touched."""
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str = "") -> Deletion:
+        """Request the object's deletion; a `uid` is a precondition, so an object recreated under the name stays."""
         options: JsonDict = {"propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
-        if grace_seconds is not None:
-            options["gracePeriodSeconds"] = grace_seconds
         attempted = _attempted("delete", resource, namespace, name)
         try:
             path = _path(resource, namespace, name, attempted=attempted)

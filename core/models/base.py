@@ -91,7 +91,6 @@ class OwnerReference(WireModel):
     kind: str
     name: str
     uid: str
-    controller: bool | None = None
 
 
 class ObjectMeta(WireModel):

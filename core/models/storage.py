@@ -61,7 +61,6 @@ class BackupStorageLocationSpec(WireModel):
     credential: SecretKey | None = None
     object_storage: ObjectStorage
     access_mode: str = ""
-    default: bool = False
 
 
 class BackupStorageLocationStatus(WireModel):
@@ -129,7 +128,6 @@ class BackupRepositorySpec(WireModel):
     volume_namespace: str
     backup_storage_location: str
     repository_type: str = ""
-    restic_identifier: str = ""
     maintenance_frequency: str
     repository_config: dict[str, str] = field(default_factory=dict)
 

@@ -121,8 +121,6 @@ class CSISnapshotSpec(WireModel):
 
     volume_snapshot: str
     storage_class: str
-    snapshot_class: str = ""
-    driver: str = ""
 
 
 class _MoverSpec(TransferSpec):
@@ -184,7 +182,6 @@ class TargetVolume(WireModel):
 
     pvc: str
     namespace: str
-    pv: str = ""
 
 
 class DataDownloadSpec(_MoverSpec):
@@ -209,7 +206,6 @@ class PodReference(WireModel):
     namespace: str = ""
     name: str = ""
     uid: str = ""
-    kind: str = ""
 
 
 class _PodVolumeSpec(TransferSpec):
@@ -217,7 +213,6 @@ class _PodVolumeSpec(TransferSpec):
 
     pod: PodReference
     volume: str
-    repo_identifier: str
     uploader_type: str = ""
     uploader_settings: dict[str, str] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ Knows which key becomes which parameter. Does not know what a key may hold
 
 from collections.abc import Callable
 
-from exposer.placement import NodeRule, NodeRules
+from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings, CacheRule, MoverOptions, MoverPlan, PodSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.current import CurrentConfig
@@ -94,11 +94,11 @@ def _pod_settings(config: AgentConfig, priority_class: str) -> PodSettings:
     )
 
 
-def _node_rules(config: AgentConfig) -> NodeRules:
+def _node_rules(config: AgentConfig) -> PlacementRules:
     rules = tuple(
-        NodeRule(tuple(_requirements(entry.node_selector)), entry.storage_class) for entry in config.load_affinity
+        PlacementRule(tuple(_requirements(entry.node_selector)), entry.storage_class) for entry in config.load_affinity
     )
-    return NodeRules(rules, any_of=config.load_affinity_mode is AffinityMode.ANY)
+    return PlacementRules(rules, any_of=config.load_affinity_mode is AffinityMode.ANY)
 
 
 def _requirements(selector: LabelSelector) -> list[dict[str, object]]:

@@ -16,6 +16,7 @@ from core.kube.errors import AlreadyExistsError, raise_for_status
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.transport import MERGE_PATCH, Request
 from tests.nodeagent.support.simulation import Controllers, Mover
+from tests.support.deletion import force_delete
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -48,7 +49,7 @@ class RealCluster(Controllers):
         for pod in pods:
             if "deletionTimestamp" in pod["metadata"]:
                 meta = pod["metadata"]
-                await self.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=0)
+                await force_delete(self.client, PODS, meta["namespace"], meta["name"], uid=meta["uid"])
         used = {
             (pod["metadata"]["namespace"], volume["persistentVolumeClaim"]["claimName"])
             for pod in pods

@@ -17,7 +17,7 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import Exposed, NotOwnerError, Pending
-from exposer.placement import NodeRule, NodeRules
+from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings
 from exposer.snapshots import SOURCE_ANNOTATION
 from tests.exposer.support.inputs import snapshot_request
@@ -362,7 +362,7 @@ async def test_a_backup_goes_where_rules_and_the_sources_zone_agree() -> None:
     terms = [{"matchExpressions": [zone]}]
     spec = {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}
     scene.world.put(PERSISTENT_VOLUMES, "pvc-source", spec=spec)
-    scene.request = snapshot_request(nodes=NodeRules((NodeRule((pool,)),)))
+    scene.request = snapshot_request(nodes=PlacementRules((PlacementRule((pool,)),)))
 
     exposed = await expose(scene)
 

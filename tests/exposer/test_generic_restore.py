@@ -11,7 +11,7 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES
 from core.kube.transport import Request, Response
 from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.model import NotOwnerError, Pending
-from exposer.placement import NodeRule, NodeRules
+from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import CacheVolume
 from tests.exposer.support.restore_steps import (
     assert_clean,
@@ -149,7 +149,7 @@ async def test_the_consumer_decides_where_it_has_to_and_else_the_rule(
 ) -> None:
     """The target names the node of its consumer in every case."""
     scene = RestoreScene(binding=binding, node="node-b")
-    rules = NodeRules((NodeRule((POOL,), "hostpath"),))
+    rules = PlacementRules((PlacementRule((POOL,), "hostpath"),))
     cache = CacheVolume("fast", 5000)
     scene.request = replace(scene.request, ignore_delay_binding=ignore, nodes=rules, cache=cache)
 
@@ -183,7 +183,7 @@ async def test_a_mover_follows_its_claim_when_the_consumer_has_moved_on_since() 
 async def test_a_target_without_a_class_follows_the_rule_for_all() -> None:
     scene = RestoreScene()
     scene.put_target("data", storageClassName="")
-    rules = NodeRules((NodeRule((POOL,), "hostpath"), NodeRule((POOL | {"values": ["all"]},))))
+    rules = PlacementRules((PlacementRule((POOL,), "hostpath"), PlacementRule((POOL | {"values": ["all"]},))))
     scene.request = replace(scene.request, nodes=rules)
 
     assert await scene.exposer().check(scene.request) is None

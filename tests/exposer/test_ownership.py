@@ -35,7 +35,7 @@ by_resource = pytest.mark.parametrize("resource", RESOURCES, ids=[each.kind for 
 
 def build(resource: Resource, owner: Owner | None, *, labelled: bool = True, referenced: bool = True) -> JsonDict:
     """Return an object called as those of `OWNER`."""
-    meta: JsonDict = {"name": OWNER.object_name} | ({"namespace": "velero"} if resource.namespaced else {})
+    meta: JsonDict = {"name": OWNER.name} | ({"namespace": "velero"} if resource.namespaced else {})
     if owner is not None and labelled:
         meta["labels"] = {OWNER_UID_LABEL: owner.uid}
     if owner is not None and referenced:
@@ -53,8 +53,8 @@ async def meet(obj: JsonDict, resource: Resource) -> Pending | JsonDict:
     try:
         return await ExposeRun(client, OWNER, no_guard).ensure(resource, build(resource, OWNER))
     finally:
-        await remove_owned(client, OWNER, resource, OWNER.object_name)
-        await remove_claim(client, OWNER, OWNER.object_name)
+        await remove_owned(client, OWNER, resource, OWNER.name)
+        await remove_claim(client, OWNER, OWNER.name)
         assert kube.objects(resource) == before
 
 
@@ -85,7 +85,7 @@ async def test_what_goes_slowly_names_its_node_and_is_not_removed_by_force(resou
     obj["metadata"]["finalizers"] = ["test/held"]
     kube.put(obj | {"spec": {"nodeName": "node-a"}})
     client = KubeClient(kube, Retry(LoopClock()))
-    said = [await remove_owned(client, OWNER, resource, OWNER.object_name) for _ in range(2)]
+    said = [await remove_owned(client, OWNER, resource, OWNER.name) for _ in range(2)]
     words = "load-1 is being deleted" + (" on node node-a" if resource == PODS else "")
     assert [each.message.endswith(words) for each in said if each] == [True, False]
     assert str(said[1]).count(f"{words}, held by test/held") == 1

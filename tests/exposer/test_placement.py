@@ -5,7 +5,14 @@ from itertools import product
 import pytest
 
 from core.models.base import JsonDict
-from exposer.placement import Alternatives, NodeRule, NodeRules, Placement, build_node_affinity, describe_nodes
+from exposer.placement import (
+    Alternatives,
+    Placement,
+    PlacementRule,
+    PlacementRules,
+    build_node_affinity,
+    describe_nodes,
+)
 from exposer.pod_status import diagnose_pod
 
 
@@ -13,8 +20,8 @@ def requirement(value: str, key: str = "pool") -> JsonDict:
     return {"key": key, "operator": "In", "values": [value]}
 
 
-def rule(value: str, storage_class: str = "") -> NodeRule:
-    return NodeRule((requirement(value),), storage_class)
+def rule(value: str, storage_class: str = "") -> PlacementRule:
+    return PlacementRule((requirement(value),), storage_class)
 
 
 def values(alternatives: Alternatives) -> list[list[str]]:
@@ -39,14 +46,14 @@ FAST, FAST_TOO, ALL, ALL_TOO = rule("a", "fast"), rule("b", "fast"), rule("c"), 
         pytest.param((ALL, ALL_TOO), "slow", [["c"]], [["c"], ["d"]], id="two for all"),
         pytest.param((ALL, FAST, ALL_TOO, FAST_TOO), "fast", [["a"]], [["a"], ["b"]], id="mixed, its class"),
         pytest.param((FAST, ALL, FAST_TOO, ALL_TOO), "slow", [["c"]], [["c"], ["d"]], id="mixed, another class"),
-        pytest.param((NodeRule((), "fast"), ALL), "fast", [[]], [[]], id="its class may go anywhere"),
+        pytest.param((PlacementRule((), "fast"), ALL), "fast", [[]], [[]], id="its class may go anywhere"),
     ],
 )
 def test_the_class_decides_first_and_then_the_order(
-    rules: tuple[NodeRule, ...], storage_class: str, first: list[list[str]], any_of: list[list[str]]
+    rules: tuple[PlacementRule, ...], storage_class: str, first: list[list[str]], any_of: list[list[str]]
 ) -> None:
-    assert values(NodeRules(rules).choose(storage_class)) == first
-    assert values(NodeRules(rules, any_of=True).choose(storage_class)) == any_of
+    assert values(PlacementRules(rules).choose(storage_class)) == first
+    assert values(PlacementRules(rules, any_of=True).choose(storage_class)) == any_of
 
 
 def terms(placement: Placement) -> list[JsonDict]:
@@ -102,7 +109,7 @@ def test_what_is_asked_becomes_one_term(placement: Placement, expected: list[Jso
 
 def test_every_way_to_reach_the_volume_is_combined_with_every_rule() -> None:
     """A term may be met alone: what is asked has to be in each of them."""
-    rules = NodeRules((rule("a"), rule("b")), any_of=True).choose("")
+    rules = PlacementRules((rule("a"), rule("b")), any_of=True).choose("")
     topology = tuple({"matchExpressions": [zone]} for zone in (ZONE_A, ZONE_B))
 
     found = terms(Placement(alternatives=rules, topology=topology, avoid_nodes=("n",)))

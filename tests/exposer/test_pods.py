@@ -12,7 +12,7 @@ from core.models.base import JsonDict
 from core.models.storage import BackupRepository
 from exposer.claims import build_backup_claim, cache_claim_name
 from exposer.model import LocatedVolume, Owner
-from exposer.placement import NodeRule, NodeRules, Placement
+from exposer.placement import Placement, PlacementRule, PlacementRules
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
 from exposer.settings import BackupPVCSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
@@ -73,11 +73,11 @@ READ_ONLY = BackupPVCSettings(read_only=True)
 NO_RELABELING = BackupPVCSettings(read_only=True, no_relabeling=True)
 WRITABLE_NO_RELABELING = BackupPVCSettings(no_relabeling=True)
 ZONES = tuple({"matchExpressions": [expression("topology.kubernetes.io/zone", zone)]} for zone in ("a", "b"))
-RULES = NodeRules(
+RULES = PlacementRules(
     (
-        NodeRule((expression("disk", "ssd"), {"key": "spot", "operator": "DoesNotExist"}), "fast"),
-        NodeRule((expression("pool", "movers"),)),
-        NodeRule((expression("pool", "spare"),)),
+        PlacementRule((expression("disk", "ssd"), {"key": "spot", "operator": "DoesNotExist"}), "fast"),
+        PlacementRule((expression("pool", "movers"),)),
+        PlacementRule((expression("pool", "spare"),)),
     )
 )
 ANY_RULE = replace(RULES, any_of=True)

@@ -13,7 +13,7 @@ from core.kube.resources import (
     VOLUME_ATTACHMENTS,
 )
 from core.models.base import JsonDict
-from exposer.placement import NodeRule, NodeRules, Placement
+from exposer.placement import Placement, PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings
 from exposer.source_volume import place_backup
 from exposer.template import AgentTemplate
@@ -82,10 +82,10 @@ async def test_a_volume_that_any_node_reaches_restricts_nothing() -> None:
 )
 async def test_rules_are_looked_up_by_the_class_of_the_backup_claim(backup_class: str, chosen: str) -> None:
     wanted = {"source": "hostpath", "shallow": "shallow", "all": ""}
-    rules = {name: NodeRule(({"key": name, "operator": "Exists"},), of) for name, of in wanted.items()}
+    rules = {name: PlacementRule(({"key": name, "operator": "Exists"},), of) for name, of in wanted.items()}
     backup_pvc = BackupPVCSettings(storage_class=backup_class)
 
-    found = await Source().place(nodes=NodeRules(tuple(rules.values())), backup_pvc=backup_pvc)
+    found = await Source().place(nodes=PlacementRules(tuple(rules.values())), backup_pvc=backup_pvc)
 
     assert found.alternatives == (rules[chosen].requirements,)
 

@@ -12,6 +12,7 @@ from nodeagent.runtime.transport import load_transport
 from tests.contract.bench import Bench
 from tests.contract.kube_contract import KubeContract
 from tests.support.apiserver import ApiServer
+from tests.support.deletion import force_delete
 
 __all__: list[str] = []
 
@@ -39,7 +40,7 @@ class TestApiServer(KubeContract):
         assert await bench.client.delete(PODS, bench.namespace, "a") is deletion
         left = await bench.client.read(PODS, bench.namespace, "a")
         assert (left is None) == (deletion is Deletion.DONE)
-        await bench.client.delete(PODS, bench.namespace, "a", grace_seconds=0)
+        await force_delete(bench.client, PODS, bench.namespace, "a")
 
     async def test_claim_is_held_until_its_controller_lets_it_go(self, bench: Bench) -> None:
         await bench.client.create(PERSISTENT_VOLUME_CLAIMS, bench.build_claim("a"))

@@ -29,6 +29,7 @@ from nodeagent.leader.admission.pod_watch import PodWatch
 from nodeagent.leader.repositories.init_pod import let_onto_any_node
 from nodeagent.node.slots import OwnSlots
 from nodeagent.runtime.transport import load_transport
+from tests.support.deletion import force_delete
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -94,7 +95,7 @@ async def test_leftovers_are_found_by_their_label_and_removed_in_order(client: K
             for resource, name in ((PODS, "left"), (PERSISTENT_VOLUME_CLAIMS, "left")):
                 if await client.read(resource, namespace, name) is not None:
                     await client.patch(resource, namespace, name, {"metadata": {"finalizers": None}})
-                    await client.delete(resource, namespace, name, grace_seconds=0)
+                    await force_delete(client, resource, namespace, name)
     assert said[-1] == ""
     assert await client.read(VOLUME_SNAPSHOT_CONTENTS, "", content) is None
     assert await client.read(PODS, namespace, "other") is not None

@@ -9,7 +9,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.transport import Request, Response
-from exposer.placement import NodeRule, NodeRules
+from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, MoverOptions, MoverPlan, PodSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.current import CurrentConfig
@@ -98,8 +98,8 @@ def test_selectors_of_nodes_become_requirements() -> None:
         {"key": "spot", "operator": "DoesNotExist"},
         {"key": "zone", "operator": "In", "values": ["a", "b"]},
     )
-    assert found.nodes == NodeRules((NodeRule(requirements, "fast"), NodeRule(())))
-    assert plan(loadAffinityMode="any").nodes == NodeRules((), any_of=True)
+    assert found.nodes == PlacementRules((PlacementRule(requirements, "fast"), PlacementRule(())))
+    assert plan(loadAffinityMode="any").nodes == PlacementRules((), any_of=True)
 
 
 def test_claims_of_backups_are_set_up_by_their_sources_class() -> None:

@@ -13,7 +13,7 @@ import pytest
 from core.models.base import JsonDict
 from core.models.transfers import Transfer
 from exposer.model import Exposed, Pending, PodVolumeRequest, RestoreRequest, SnapshotRequest
-from exposer.placement import NodeRule, NodeRules
+from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings, CacheVolume, MoverOptions
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.expose_settings import MoverPlans
@@ -42,7 +42,7 @@ EVERYTHING: JsonDict = RECORDED | {
     "loadAffinity": [{"nodeSelector": {"matchLabels": {"pool": "movers"}}, "storageClass": "shallow"}],
     "restorePVC": {"ignoreDelayBinding": True},
 }
-RULES = NodeRules((NodeRule(({"key": "pool", "operator": "In", "values": ["movers"]},), "shallow"),))
+RULES = PlacementRules((PlacementRule(({"key": "pool", "operator": "In", "values": ["movers"]},), "shallow"),))
 CACHE = CacheVolume("fast", 5000)
 
 

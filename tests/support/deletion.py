@@ -1,0 +1,32 @@
+"""Deletion without a grace period, as a kubelet finishes the deletion of a pod.
+
+The product never forces a deletion: a pod may still run on a node that is out of reach.
+"""
+
+import json
+from contextlib import suppress
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.errors import ConflictError, NotFoundError, raise_for_status
+from core.kube.resources import Resource
+from core.kube.retry import Retry
+from core.kube.transport import Request
+from core.models.base import JsonDict
+
+__all__ = ["force_delete"]
+
+
+async def force_delete(client: KubeClient, resource: Resource, namespace: str, name: str, *, uid: str = "") -> None:
+    """Delete the object with a grace period of 0 seconds, if it exists and, where given, has that `uid`."""
+    options: JsonDict = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
+    if uid:
+        options["preconditions"] = {"uid": uid}
+    request = Request("DELETE", resource.path(namespace, name), body=json.dumps(options).encode())
+
+    async def send() -> None:
+        answer = await client.transport.request(request)
+        raise_for_status(answer.status, answer.body, attempted=f"delete {resource.kind} {namespace}/{name}")
+
+    with suppress(ConflictError, NotFoundError):
+        await Retry(SystemClock()).run(send)
