@@ -5,7 +5,6 @@ holds nothing that serves a terminal, and a terminal nothing that reaches a clus
 """
 
 import sys
-from collections.abc import Sequence
 
 from datamover.runtime.signals import StopSignal
 
@@ -16,28 +15,28 @@ def main() -> int:
     """Run the command line and return its exit code."""
     stop = StopSignal()
     stop.install()
-    return _run(sys.argv[1:], stop)
+    return _run(stop)
 
 
-def _run(argv: Sequence[str], stop: StopSignal) -> int:
-    """Run one command and return its exit code."""
-    import asyncio  # noqa: PLC0415 - the handler must stand before the heavy imports
+def _run(stop: StopSignal) -> int:
+    """Run the command in its mode and return its exit code; imports what it needs after the handler is installed."""
+    import asyncio  # noqa: PLC0415 - the handler must be installed before the heavy imports
+    import os  # noqa: PLC0415 - see above
 
     from core.errors import AgentError  # noqa: PLC0415 - see above
     from core.logs import set_up_logging  # noqa: PLC0415 - see above
-    from datamover.arguments import parse_arguments  # noqa: PLC0415 - see above
+    from datamover.arguments import LocalOptions, parse_arguments  # noqa: PLC0415 - see above
 
     try:
-        arguments = parse_arguments(argv)
-        if getattr(arguments, "repository", ""):
-            set_up_logging(arguments.log_level or "warning", arguments.log_format)
+        options = parse_arguments(sys.argv[1:], os.environ)
+        set_up_logging(options.log.level, options.log.format)
+        if isinstance(options, LocalOptions):
             from datamover.local.command import run_local  # noqa: PLC0415 - a pod does without it
 
-            return asyncio.run(run_local(arguments, stop))
-        set_up_logging(arguments.log_level or "info", arguments.log_format)
+            return asyncio.run(run_local(options, stop))
         from datamover.pod.command import run_in_pod  # noqa: PLC0415 - a terminal does without it
 
-        return asyncio.run(run_in_pod(arguments, stop))
+        return asyncio.run(run_in_pod(options, stop))
     except AgentError as e:
         sys.stderr.write(f"datamover: {e}\n")
         return e.exit_code

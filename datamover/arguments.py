@@ -1,10 +1,7 @@
-"""The mover's flags and its help.
+"""The data mover's command line: flags, help, and what they say as one type for each mode.
 
-Knows which flags belong together. Does not know what any command does.
-
-What the command line says, parsed: nothing here imports what carries it out.
-
-So a pod loads nothing that serves a terminal, and a terminal nothing that reaches a cluster.
+Imports nothing that carries a command out: so a pod loads nothing that serves a terminal, and
+a terminal nothing that reaches a cluster.
 """
 
 import argparse
@@ -21,12 +18,30 @@ from core.models.units import parse_duration
 from core.version import VERSION
 from datamover.kinds import TRANSFER_KINDS
 
-__all__ = ["LIST", "PodOptions", "RepositoryOptions", "hand_repository", "parse_arguments", "pod_load"]
+__all__ = [
+    "InitOptions",
+    "LocalBackup",
+    "LocalList",
+    "LocalOptions",
+    "LocalRestore",
+    "LogOptions",
+    "PodOptions",
+    "RepositoryOptions",
+    "parse_arguments",
+]
 
 
 @dataclass(frozen=True)
+class LogOptions:
+    """Minimum level and format of the log."""
+
+    level: str
+    format: str = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
 class PodOptions:
-    """What the pod's command line says; paths are inside the pod."""
+    """Back up or restore in a pod: the transfer's custom resource, and its volume; paths are inside the pod."""
 
     kind_flag: str
     name: str
@@ -34,11 +49,22 @@ class PodOptions:
     mode: VolumeMode
     resource_timeout: timedelta
     cache_volume: str = ""
+    termination_file: Path
+    log: LogOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitOptions:
+    """Initialize the repository of a BackupRepository, in a pod."""
+
+    name: str
+    termination_file: Path
+    log: LogOptions
 
 
 @dataclass(frozen=True)
 class RepositoryOptions:
-    """What the command line says of the repository: a folder's path or `s3://bucket/prefix`."""
+    """The repository of local mode: a folder's path or `s3://bucket/prefix`, and how it is reached."""
 
     name: str
     password: str = field(repr=False)
@@ -49,9 +75,38 @@ class RepositoryOptions:
     verify_tls: bool = True
 
 
-LIST: Final = "list"
+@dataclass(frozen=True)
+class LocalBackup:
+    """What to back up; without a name, the snapshot's source is the path."""
+
+    source: Path
+    name: str = ""
 
 
+@dataclass(frozen=True)
+class LocalRestore:
+    """Which snapshot to restore, and where to."""
+
+    snapshot_id: str
+    target: Path
+
+
+@dataclass(frozen=True)
+class LocalList:
+    """List the snapshots."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions:
+    """One command of local mode; `json` prints the result as JSON, and no progress."""
+
+    command: LocalBackup | LocalRestore | LocalList
+    repository: RepositoryOptions
+    json: bool
+    log: LogOptions
+
+
+_LIST: Final = "list"
 _ABOUT: Final = """\
 Moves the data of one volume into a backup repository and back, through kopia.
 
@@ -84,13 +139,20 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Return what the command line says; `command` is the verb.
+def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodOptions | InitOptions | LocalOptions:
+    """Return what the command line asks for; `environment` may hold the repository's password.
 
     Raises:
         ConfigError: it cannot be used as it is.
     """
-    return _build_parser().parse_args(argv)
+    parsed = _build_parser().parse_args(argv)
+    if parsed.command == MoverVerb.INIT_REPOSITORY:
+        return InitOptions(
+            name=parsed.backup_repository,
+            termination_file=parsed.termination_message_path,
+            log=LogOptions(parsed.log_level or "info", parsed.log_format),
+        )
+    return _parse_local(parsed, environment) if parsed.repository else _parse_pod(parsed)
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -118,7 +180,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_repository(by_hand, required=False)
     _add_load(restore, MoverVerb.RESTORE)
 
-    listing = _add_command(commands, LIST, "show the snapshots of a repository")
+    listing = _add_command(commands, _LIST, "show the snapshots of a repository")
     _add_repository(listing.add_argument_group("by hand"), required=True)
 
     init = _add_command(commands, MoverVerb.INIT_REPOSITORY, "make a BackupRepository usable")
@@ -195,46 +257,60 @@ def _add_pod(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def pod_load(arguments: argparse.Namespace) -> PodOptions:
-    """Return the load that a pod's command line names.
-
-    Raises:
-        ConfigError: it names none, more than one, or no volume.
-    """
-    named = {flag: getattr(arguments, flag.replace("-", "_"), "") for flag in TRANSFER_KINDS}
+def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
+    named = {flag: getattr(parsed, flag.replace("-", "_"), "") for flag in TRANSFER_KINDS}
     given = {flag: name for flag, name in named.items() if name}
-    if len(given) != 1 or not arguments.volume_path:
+    if len(given) != 1 or not parsed.volume_path:
         raise ConfigError("by hand, --repository is needed; in a pod, one custom resource and --volume-path")
     ((flag, name),) = given.items()
     return PodOptions(
         kind_flag=flag,
         name=name,
-        volume=Path(arguments.volume_path),
-        mode=arguments.volume_mode,
-        resource_timeout=arguments.resource_timeout,
-        cache_volume=arguments.cache_volume_path,
+        volume=Path(parsed.volume_path),
+        mode=parsed.volume_mode,
+        resource_timeout=parsed.resource_timeout,
+        cache_volume=parsed.cache_volume_path,
+        termination_file=parsed.termination_message_path,
+        log=LogOptions(parsed.log_level or "info", parsed.log_format),
     )
 
 
-def hand_repository(arguments: argparse.Namespace, environment: Mapping[str, str]) -> RepositoryOptions:
-    """Return the repository that the command line names, and its password.
+def _parse_local(parsed: argparse.Namespace, environment: Mapping[str, str]) -> LocalOptions:
+    repository = RepositoryOptions(
+        name=parsed.repository,
+        password=_read_password(parsed.password_file, environment),
+        endpoint=parsed.s3_endpoint,
+        region=parsed.s3_region,
+        profile=parsed.s3_profile,
+        ca_file=parsed.s3_ca_file,
+        verify_tls=not parsed.s3_insecure,
+    )
+    return LocalOptions(
+        command=_parse_local_command(parsed),
+        repository=repository,
+        json=parsed.json,
+        log=LogOptions(parsed.log_level or "warning", parsed.log_format),
+    )
 
-    Raises:
-        ConfigError: there is no password.
-    """
+
+def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalRestore | LocalList:
+    if parsed.command == _LIST:
+        return LocalList()
+    if parsed.command == MoverVerb.BACKUP:
+        if parsed.source is None:
+            raise ConfigError("--source is needed: the folder or block device to back up")
+        return LocalBackup(parsed.source, parsed.name)
+    if parsed.target is None or not parsed.snapshot:
+        raise ConfigError("--snapshot and --target are needed: which snapshot, and where it goes")
+    return LocalRestore(parsed.snapshot, parsed.target)
+
+
+def _read_password(file: str, environment: Mapping[str, str]) -> str:
     try:
-        text = Path(arguments.password_file).read_text() if arguments.password_file else ""
+        text = Path(file).read_text() if file else ""
     except OSError as e:
-        raise ConfigError(f"--password-file {arguments.password_file} cannot be read: {e.strerror}") from e
+        raise ConfigError(f"--password-file {file} cannot be read: {e.strerror}") from e
     password = (text or environment.get("KOPIA_PASSWORD", "")).strip()
     if not password:
         raise ConfigError("the repository's password is not known: give --password-file, or set KOPIA_PASSWORD")
-    return RepositoryOptions(
-        name=arguments.repository,
-        password=password,
-        endpoint=arguments.s3_endpoint,
-        region=arguments.s3_region,
-        profile=arguments.s3_profile,
-        ca_file=arguments.s3_ca_file,
-        verify_tls=not arguments.s3_insecure,
-    )
+    return password

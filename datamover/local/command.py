@@ -8,7 +8,6 @@ Knows how a repository is named on a command line. Does not know the command lin
 what is printed of a result.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -21,9 +20,9 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from core.clock import Clock, SystemClock
-from core.contract import BackupResult, MoverVerb, RestoreResult, VolumeMode
+from core.contract import BackupResult, RestoreResult, VolumeMode
 from core.errors import ConfigError
-from datamover.arguments import LIST, RepositoryOptions, hand_repository
+from datamover.arguments import LocalBackup, LocalList, LocalOptions, LocalRestore, RepositoryOptions
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.run import DataPath, Watchdog, read_stall_limits
@@ -190,22 +189,18 @@ def _mode(volume: Path) -> VolumeMode:
     return VolumeMode.BLOCK if device else VolumeMode.FILESYSTEM
 
 
-async def run_local(arguments: argparse.Namespace, stop: StopSignal) -> int:
+async def run_local(options: LocalOptions, stop: StopSignal) -> int:
     """Carry out the command, print its result, and return the exit code."""
     clock = SystemClock()
-    repository = hand_repository(arguments, os.environ)
-    hand = LocalMover(repository, os.environ, limits=read_limits(), clock=clock, stop=stop)
-    bar = None if arguments.json else Bar(sys.stderr, clock)
-    if arguments.command == LIST:
-        _print_list(await hand.list(), as_json=arguments.json)
-    elif arguments.command == MoverVerb.BACKUP:
-        if arguments.source is None:
-            raise ConfigError("--source is needed: the folder or block device to back up")
-        _print_backup(await hand.back_up(arguments.source, arguments.name, bar), as_json=arguments.json)
-    else:
-        if arguments.target is None or not arguments.snapshot:
-            raise ConfigError("--snapshot and --target are needed: which snapshot, and where it goes")
-        _print_restore(await hand.restore(arguments.snapshot, arguments.target, bar), as_json=arguments.json)
+    mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop)
+    bar = None if options.json else Bar(sys.stderr, clock)
+    match options.command:
+        case LocalBackup(source, name):
+            _print_backup(await mover.back_up(source, name, bar), as_json=options.json)
+        case LocalRestore(snapshot_id, target):
+            _print_restore(await mover.restore(snapshot_id, target, bar), as_json=options.json)
+        case LocalList():
+            _print_list(await mover.list(), as_json=options.json)
     return 0
 
 

@@ -8,16 +8,15 @@ Knows which BackupRepository, and that nothing is created in a read-only locatio
 know who waits for the result.
 """
 
-import argparse
 import logging
 import os
 
 from core.clock import SystemClock
-from core.contract import InitResult, MoverVerb
+from core.contract import InitResult
 from core.errors import AgentError, ConfigError, RepositoryError
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
-from datamover.arguments import pod_load
+from datamover.arguments import InitOptions, PodOptions
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.pod.api_transport import pod_transport
 from datamover.pod.cluster import FORBIDDEN_SECONDS, Surroundings, open_location
@@ -73,10 +72,9 @@ async def _connect_read_only(repository: Repository) -> None:
         raise RepositoryError(f"{e}, and its BackupStorageLocation is read-only: none is created") from e
 
 
-async def run_in_pod(arguments: argparse.Namespace, stop: StopSignal) -> int:
+async def run_in_pod(options: PodOptions | InitOptions, stop: StopSignal) -> int:
     """Carry out what the node agent started this pod for."""
     clock = SystemClock()
-    load = None if arguments.command == MoverVerb.INIT_REPOSITORY else pod_load(arguments)
     namespace, node = os.environ.get("VELERO_NAMESPACE", ""), os.environ.get("NODE_NAME", "")
     if not namespace:
         raise ConfigError("VELERO_NAMESPACE is not set: it tells where the custom resources are")
@@ -89,11 +87,11 @@ async def run_in_pod(arguments: argparse.Namespace, stop: StopSignal) -> int:
         environment=os.environ,
         limits=read_limits(),
         stop=stop,
-        termination_file=arguments.termination_message_path,
+        termination_file=options.termination_file,
     )
     try:
-        if load is None:
-            return await run_init(arguments.backup_repository, around)
-        return await PodTransfer(load, around).run()
+        if isinstance(options, InitOptions):
+            return await run_init(options.name, around)
+        return await PodTransfer(options, around).run()
     finally:
         await transport.close()

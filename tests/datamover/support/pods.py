@@ -17,7 +17,7 @@ from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
-from datamover.arguments import PodOptions
+from datamover.arguments import LogOptions, PodOptions
 from datamover.pod.cluster import Surroundings
 from datamover.pod.command import run_init
 from datamover.pod.transfer import PodTransfer
@@ -118,7 +118,15 @@ class MoverPod:
 
     async def run(self, flag: str, volume: Path, mode: VolumeMode = VolumeMode.FILESYSTEM) -> int:
         """Run the mover of `load`, and return its exit code."""
-        options = PodOptions(flag, "load", volume, mode, timedelta(seconds=20))
+        options = PodOptions(
+            kind_flag=flag,
+            name="load",
+            volume=volume,
+            mode=mode,
+            resource_timeout=timedelta(seconds=20),
+            termination_file=self.around.termination_file,
+            log=LogOptions("info"),
+        )
         return await PodTransfer(options, self.around).run()
 
     async def init(self) -> int:

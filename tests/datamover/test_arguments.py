@@ -1,0 +1,98 @@
+"""Each mode of the command line is a type of its own."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from core.contract import MoverArgs, MoverVerb, VolumeMode
+from core.errors import ConfigError
+from datamover.arguments import (
+    InitOptions,
+    LocalBackup,
+    LocalList,
+    LocalOptions,
+    LocalRestore,
+    LogOptions,
+    PodOptions,
+    RepositoryOptions,
+    parse_arguments,
+)
+from datamover.kinds import TRANSFER_KINDS
+
+_TERMINATION_FILE = Path("/dev/termination-log")
+_PASSWORD = {"KOPIA_PASSWORD": " a secret password\n"}
+_LOCAL = ["--repository", "/repository"]
+
+
+@pytest.mark.parametrize("flag", TRANSFER_KINDS)
+def test_a_transfers_command_line_is_pod_mode(flag: str) -> None:
+    argv = MoverArgs(
+        verb=TRANSFER_KINDS[flag].verb,
+        kind_flag=flag,
+        resource_name="transfer-1",
+        volume_path="/volume",
+        volume_mode=VolumeMode.BLOCK,
+        cache_volume_path="/cache",
+        resource_timeout=timedelta(minutes=3),
+        log_level="debug",
+        log_format="json",
+    ).argv
+    assert parse_arguments(argv, {}) == PodOptions(
+        kind_flag=flag,
+        name="transfer-1",
+        volume=Path("/volume"),
+        mode=VolumeMode.BLOCK,
+        resource_timeout=timedelta(minutes=3),
+        cache_volume="/cache",
+        termination_file=_TERMINATION_FILE,
+        log=LogOptions("debug", "json"),
+    )
+
+
+def test_an_init_pods_command_line_names_its_backup_repository() -> None:
+    argv = MoverArgs(verb=MoverVerb.INIT_REPOSITORY, kind_flag="backup-repository", resource_name="app-kopia").argv
+    options = parse_arguments([*argv, "--termination-message-path=/tmp/message"], {})
+    assert options == InitOptions(name="app-kopia", termination_file=Path("/tmp/message"), log=LogOptions("info"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["backup", "--source=/data"], LocalBackup(Path("/data"))),
+        (["backup", "--source=/data", "--name=mine"], LocalBackup(Path("/data"), "mine")),
+        (["restore", "--snapshot=abc", "--target=/out"], LocalRestore("abc", Path("/out"))),
+        (["list"], LocalList()),
+    ],
+    ids=["backup", "backup with a name", "restore", "list"],
+)
+def test_a_repository_on_the_command_line_is_local_mode(
+    argv: list[str], command: LocalBackup | LocalRestore | LocalList
+) -> None:
+    assert parse_arguments([*argv, *_LOCAL], _PASSWORD) == LocalOptions(
+        command=command,
+        repository=RepositoryOptions("/repository", "a secret password"),
+        json=False,
+        log=LogOptions("warning"),
+    )
+
+
+def test_a_password_file_takes_precedence_over_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("from the file\n")
+    options = parse_arguments(["list", *_LOCAL, f"--password-file={tmp_path}/password"], _PASSWORD)
+    assert isinstance(options, LocalOptions)
+    assert options.repository.password == "from the file"
+
+
+@pytest.mark.parametrize(
+    ("argv", "missing"),
+    [(["backup"], "--source"), (["restore", "--target=/out"], "--snapshot"), (["restore", "--snapshot=a"], "--target")],
+    ids=["source", "snapshot", "target"],
+)
+def test_a_command_of_local_mode_without_its_flags_is_rejected(argv: list[str], missing: str) -> None:
+    with pytest.raises(ConfigError, match=missing):
+        parse_arguments([*argv, *_LOCAL], _PASSWORD)
+
+
+def test_no_repr_of_the_options_holds_the_password() -> None:
+    assert "a secret password" not in repr(parse_arguments(["list", *_LOCAL], _PASSWORD))
