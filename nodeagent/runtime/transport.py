@@ -1,8 +1,8 @@
-"""The API server, reached as kubernetes_asyncio's configuration says.
+"""The transport to the API server, configured by kubernetes_asyncio: kubeconfig, ServiceAccount, tokens, TLS.
 
-Knows kubernetes_asyncio, which nothing else imports: where a kubeconfig or a pod's service
-account come from, tokens that rotate, exec plugins, TLS. Does not know how a request is sent
-(`nodeagent.runtime.http`) or what it asks.
+How requests are sent is in `nodeagent.runtime.http`. The library and asyncio are patched in five
+places, each a function here named `_patch_…` with what it saves and the versions that it was tried
+with; its test in tests/nodeagent/runtime/test_transport_patches.py fails once it is not needed any more.
 """
 
 import os
@@ -27,11 +27,11 @@ from nodeagent.runtime.http import HttpTransport
 __all__ = ["load_transport"]
 
 
-def _leave_out_generated_code() -> None:
-    """Let the library's packages be empty ones, so that importing a part of it loads that part only.
+def _patch_out_generated_code() -> None:
+    """Replace the library's packages by empty ones, so that importing a module loads that module only.
 
-    Its own `__init__` files load a class for each resource of Kubernetes, 1,400 modules that
-    nobody here uses: 20 MiB in each agent.
+    Their `__init__` files load a class for each Kubernetes resource: 1,400 modules and 20 MiB per
+    agent. Tried with kubernetes_asyncio 33 to 36.
     """
     spec = find_spec("kubernetes_asyncio")
     for root in (spec.submodule_search_locations or []) if spec else []:
@@ -45,25 +45,60 @@ def _leave_out_generated_code() -> None:
 
 
 if "kubernetes_asyncio" not in sys.modules:
-    _leave_out_generated_code()
+    _patch_out_generated_code()
 
-from kubernetes_asyncio import client  # noqa: E402 - what is left out has to be left out before
-from kubernetes_asyncio.client.api_client import ApiClient  # noqa: E402 - as above
-from kubernetes_asyncio.client.configuration import Configuration  # noqa: E402 - as above
+from kubernetes_asyncio import client  # noqa: E402 - after the patch
+from kubernetes_asyncio.client.api_client import ApiClient  # noqa: E402 - after the patch
+from kubernetes_asyncio.client.configuration import Configuration  # noqa: E402 - after the patch
 
-# Where the library's own configuration looks for both.
-vars(client).update(ApiClient=ApiClient, Configuration=Configuration)
+
+def _patch_in_needed_classes() -> None:
+    """Put into the emptied package the two classes that the library's own modules look up there.
+
+    Tried with kubernetes_asyncio 33 to 36.
+    """
+    vars(client).update(ApiClient=ApiClient, Configuration=Configuration)
+
+
+_patch_in_needed_classes()
 
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config  # noqa: E402 - as above
 
 _TLS_BUFFER_BYTES: Final = 32 * 1024
-"""What a TLS connection reads at a time; a record has 16 KiB at most. asyncio's own size is
-256 KiB, zeroed and so in memory for each connection: an idle agent holds a dozen, a busy one
-several dozen. Source: CPython 3.11, Lib/asyncio/sslproto.py; RFC 8446, 5.2."""
+"""A TLS record has 16 KiB at most. Source: RFC 8446, 5.2."""
+
+
+def _patch_tls_buffer() -> None:
+    """Let asyncio read 32 KiB at a time from a TLS connection, in this process.
+
+    asyncio zeroes a buffer of 256 KiB for each connection; an idle agent has a dozen connections, a
+    busy one several dozen: 3 to 10 MiB. Source: CPython, Lib/asyncio/sslproto.py. Tried with 3.11 to 3.13.
+    """
+    SSLProtocol.max_size = _TLS_BUFFER_BYTES
+
+
+def _patch_connection_limit(configuration: Configuration) -> None:
+    """Remove the library's limit of 100 connections, which watches alone can reach.
+
+    Requests are limited by `nodeagent.runtime.rate_limit`. Tried with kubernetes_asyncio 33 to 36.
+    """
+    configuration.connection_pool_maxsize = 0
+
+
+def _patch_session(configuration: Configuration) -> aiohttp.ClientSession:
+    """Return a session on the library's connector that does not read the environment per request.
+
+    The library's session looks for proxies and ~/.netrc for each request, in threads: a tenth of
+    an agent's CPU time and memory. Tried with kubernetes_asyncio 33 to 36, aiohttp 3.12 to 3.14.
+    """
+    session: aiohttp.ClientSession = ApiClient(configuration).rest_client.pool_manager
+    connector = session.connector
+    session.detach()
+    return aiohttp.ClientSession(connector=connector)
 
 
 class _LibraryEndpoint:
-    """What the library made of a configuration: its session with TLS, its credentials."""
+    """The endpoint of a library configuration: its session with TLS, its credentials."""
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
@@ -73,30 +108,23 @@ class _LibraryEndpoint:
         self.options: Mapping[str, Any] = {key: value for key, value in named.items() if value}
 
     def open_session(self) -> aiohttp.ClientSession:
-        """Return a session on the library's connections: one TLS context for everything.
-
-        The library's own session asks the environment about proxies and ~/.netrc for each
-        request, on threads: that is a tenth of an agent's work, and of its memory.
-        """
-        session: aiohttp.ClientSession = ApiClient(self._configuration).rest_client.pool_manager
-        connector = session.connector
-        session.detach()
-        return aiohttp.ClientSession(connector=connector)
+        """Return a session with the library's TLS context."""
+        return _patch_session(self._configuration)
 
     async def headers(self) -> Mapping[str, str]:
-        """Return who asks; a token that is due is read or made anew by the library."""
+        """Return the headers with the credentials; the library renews a token that expires."""
         try:
             settings = await self._configuration.auth_settings()
         except (ConfigException, OSError) as e:
-            # An exec plugin or a token that is just being replaced may do better next time.
-            raise UnauthorizedError(f"the credentials for {self.url} cannot be had: {e}") from e
+            # An exec plugin, or a token that is being replaced, may succeed on the next attempt.
+            raise UnauthorizedError(f"cannot get credentials for {self.url}: {e}") from e
         token = settings.get("BearerToken", {}).get("value")
         agent = {"User-Agent": f"node-agent/{VERSION}"}
         return agent | {"Authorization": token.strip()} if token else agent
 
 
 def _proxy_of_environment(url: str) -> str:
-    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name for `url`; empty where none."""
+    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set for `url`, or an empty string."""
     parts = urlsplit(url)
     if not parts.hostname or proxy_bypass(parts.hostname):
         return ""
@@ -104,37 +132,36 @@ def _proxy_of_environment(url: str) -> str:
 
 
 async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:
-    """Return the way to the API server, and the namespace the kubeconfig names, if any.
+    """Return the transport to the API server, and the namespace of the kubeconfig's context, if any.
 
-    Without `kubeconfig` a pod uses its service account; elsewhere KUBECONFIG and then the
-    user's own file count, as for kubectl.
+    Without `kubeconfig` a pod uses its ServiceAccount; outside of a pod, $KUBECONFIG and then
+    ~/.kube/config apply, as for kubectl.
 
     Raises:
-        ConfigError: there is no usable configuration; one line says what was tried.
+        ConfigError: no usable configuration; the message names what was tried.
     """
-    SSLProtocol.max_size = _TLS_BUFFER_BYTES
+    _patch_tls_buffer()
     configuration = Configuration()
-    # Watches hold a connection each; the library's bound of 100 would be reached by them.
-    configuration.connection_pool_maxsize = 0
+    _patch_connection_limit(configuration)
     if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         try:
-            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the library's own gap
+            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the library has no types
         except (ConfigException, OSError) as e:
-            raise ConfigError(f"the pod's service account cannot be used: {e}") from e
+            raise ConfigError(f"cannot use the pod's ServiceAccount: {e}") from e
         return HttpTransport(_LibraryEndpoint(configuration)), ""
     where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if not _is_there(where):
-        raise ConfigError(f"kubeconfig {where} does not exist: give --kubeconfig FILE, or run the agent in a pod")
+        raise ConfigError(f"kubeconfig {where} does not exist: set --kubeconfig PATH, or run the agent in a pod")
     try:
         loader = await load_kube_config(config_file=where, client_configuration=configuration, persist_config=False)
-    # The library lets what its parser and its exec plugins raise through.
+    # The library does not wrap the errors of its parser and of exec plugins.
     except Exception as e:
-        raise ConfigError(f"kubeconfig {where} cannot be used: {' '.join(str(e).split())}") from e
+        raise ConfigError(f"cannot use kubeconfig {where}: {' '.join(str(e).split())}") from e
     context: JsonDict = loader.current_context or {}
     namespace: str = context.get("context", {}).get("namespace") or ""
     return HttpTransport(_LibraryEndpoint(configuration)), namespace
 
 
 def _is_there(where: str) -> bool:
-    """Whether any of the files that KUBECONFIG may list exists; the library reads others as empty ones."""
+    """Return whether a file in `where`, a list as in $KUBECONFIG, exists; the library ignores missing ones."""
     return any(Path(path).expanduser().is_file() for path in where.split(os.pathsep))
