@@ -27,7 +27,7 @@ exec "$PYTHON" -c "$SCRIPT"
 _SCRIPT = """
 import asyncio, os, sys
 from pathlib import Path
-from tests.datamover.pods import MoverPod
+from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
 
 async def main():

@@ -94,7 +94,7 @@ async def test_the_child_dies_when_its_owner_is_killed() -> None:
             "-c",
             textwrap.dedent("""
                 import asyncio, os, sys
-                from datamover.child import ChildCommand, run_child
+                from datamover.runtime.child import ChildCommand, run_child
                 command = ChildCommand(["sh", "-c", "echo $$ >&2; exec sleep 1000"], os.environ)
                 asyncio.run(run_child(command, lambda line: print(line, flush=True)))
             """),
