@@ -49,7 +49,7 @@ def parse_duration(text: str) -> timedelta:
         seconds += float(part[1]) * _UNIT_SECONDS[part[2]]
         position = part.end()
     if not rest or position < len(rest):
-        message = f"{text!r} is not a duration such as 30s, 10m or 1h30m"
+        message = f'not a duration such as 30s, 10m or 1h30m: "{text}"'
         raise ValueError(message)
     return timedelta(seconds=sign * seconds)
 

@@ -1,7 +1,6 @@
-"""The words of `nodeagent check-config`.
+"""The command `nodeagent check-config`: its flags and help.
 
-Knows its flags and their help. Does not know what is checked: `nodeagent.config.check` is
-imported once the command line makes sense.
+`nodeagent.config.check` is imported after the command line is parsed, so that `--help` is fast.
 """
 
 import argparse
@@ -14,56 +13,56 @@ from nodeagent.cli.flags import add_kubeconfig, add_namespace
 __all__ = ["set_up_check_config"]
 
 _ABOUT = """\
-Says everything that is wrong with a configuration: each mistake with its JSON path, what was
-expected there and, where one can guess, what was meant. Names of storage classes and priority
-classes and selectors of nodes are checked against the cluster where there is a way to one."""
+Checks a configuration and reports each error with its JSON path, what was expected and, if it can
+be guessed, what was meant. If a cluster is reachable, names of storage classes and priority
+classes and node selectors are checked against it."""
 
 _EXAMPLES = """\
 examples:
   nodeagent check-config node-agent-config.json
         a JSON document
   nodeagent check-config --strict --offline deploy/config.yaml
-        the manifest of a ConfigMap, in a pipeline: unknown keys count too, and no cluster is asked
+        a ConfigMap manifest, in a pipeline: warnings count as errors, and no cluster is needed
   kubectl -n velero get configmap node-agent-config -o yaml | nodeagent check-config -
         standard input
   nodeagent check-config --from-cluster
-        the ConfigMap that the installed agent was told
+        the ConfigMap that the installed agent uses
 
 exit codes:
-  0  nothing wrong; there may be warnings
-  1  mistakes, or with --strict also warnings
-  2  it could not be checked: no such file, no way to the cluster
+  0  valid; there may be warnings
+  1  errors, or with --strict warnings
+  2  not checked: no such file, or the cluster is not reachable
 """
 
 
 def set_up_check_config(parser: argparse.ArgumentParser) -> None:
-    """Give the command's parser its words and flags."""
+    """Add the command's flags and help to `parser`."""
     parser.description, parser.epilog = _ABOUT, _EXAMPLES
     parser.set_defaults(run=_run)
-    what = parser.add_argument_group("what is checked")
-    what.add_argument(
-        "file", metavar="FILE", nargs="?", default="", help="a JSON document or a manifest of a ConfigMap; - is stdin"
+    source = parser.add_argument_group("input")
+    source.add_argument(
+        "file", metavar="PATH", nargs="?", default="", help="JSON document or ConfigMap manifest; - is standard input"
     )
-    what.add_argument("--from-cluster", action="store_true", help="check the ConfigMap in the cluster instead")
-    what.add_argument(
+    source.add_argument("--from-cluster", action="store_true", help="check the ConfigMap in the cluster instead")
+    source.add_argument(
         "--node-agent-configmap",
         metavar="NAME",
         default="",
-        help="its name (default: the one that the DaemonSet node-agent was told)",
+        help="name of the ConfigMap (default: the one that the DaemonSet node-agent names)",
     )
-    add_namespace(what, "its namespace")
-    how = parser.add_argument_group("how")
-    add_kubeconfig(how)
-    how.add_argument("--offline", action="store_true", help="ask no cluster; names are not checked then")
-    how.add_argument("--strict", action="store_true", help="warnings count like mistakes")
-    how.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    add_namespace(source, "namespace of the ConfigMap")
+    behavior = parser.add_argument_group("behavior")
+    add_kubeconfig(behavior)
+    behavior.add_argument("--offline", action="store_true", help="do not check names against a cluster")
+    behavior.add_argument("--strict", action="store_true", help="treat warnings as errors")
+    behavior.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if bool(arguments.file) is arguments.from_cluster:
-        raise ConfigError("give either a FILE or --from-cluster (see nodeagent check-config --help)")
+        raise ConfigError("need either a PATH or --from-cluster (see nodeagent check-config --help)")
     if arguments.from_cluster and arguments.offline:
-        raise ConfigError("--from-cluster and --offline exclude each other")
+        raise ConfigError("--from-cluster and --offline are mutually exclusive")
     # pydantic and the API client take a second to load; nothing above needs them.
     from nodeagent.config.check import CheckRequest, check_config  # noqa: PLC0415
 

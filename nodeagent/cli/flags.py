@@ -1,7 +1,4 @@
-"""Flags that several commands have, with the same words.
-
-Knows how the way to a cluster is given. Does not know the commands.
-"""
+"""Flags that several commands share."""
 
 import argparse
 
@@ -9,20 +6,20 @@ __all__ = ["add_kubeconfig", "add_namespace"]
 
 
 def add_kubeconfig(group: argparse._ArgumentGroup) -> None:
-    """Give a command `--kubeconfig`, empty where it is not named."""
+    """Add `--kubeconfig`; the default is empty."""
     group.add_argument(
         "--kubeconfig",
-        metavar="FILE",
+        metavar="PATH",
         default="",
-        help="how to reach the cluster (default: a pod's own account; elsewhere $KUBECONFIG, then ~/.kube/config)",
+        help="kubeconfig file (default: the pod's ServiceAccount; outside of a pod $KUBECONFIG, then ~/.kube/config)",
     )
 
 
-def add_namespace(group: argparse._ArgumentGroup, words: str) -> None:
-    """Give a command `--namespace`, empty where it is not named; `words` say whose it is."""
+def add_namespace(group: argparse._ArgumentGroup, text: str) -> None:
+    """Add `--namespace`, described by `text`; the default is empty."""
     group.add_argument(
         "--namespace",
         metavar="NAME",
         default="",
-        help=f"{words} (default: $VELERO_NAMESPACE, then the kubeconfig's, then velero)",
+        help=f"{text} (default: $VELERO_NAMESPACE, then the kubeconfig's, then velero)",
     )

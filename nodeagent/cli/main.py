@@ -1,8 +1,4 @@
-"""The agent's command line.
-
-Knows the commands, and how an error becomes one line and an exit code. Does not know what a
-command takes or does (`nodeagent.cli.serve`, `nodeagent.cli.check_config`).
-"""
+"""The agent's command line: its commands, and errors as one line with an exit code."""
 
 import argparse
 import sys
@@ -17,34 +13,34 @@ from nodeagent.cli.serve import set_up_serve
 __all__ = ["main"]
 
 _INTERRUPTED: Final = 130
-"""What shells report for a process that ended on SIGINT."""
+"""Exit code that shells report for a process that SIGINT ended."""
 
 _ABOUT: Final = """\
-Moves the data of persistent volumes into a backup repository and back, for one node of a
-Kubernetes cluster. It carries out Velero's DataUpload and DataDownload resources, in the place
-of Velero's own node-agent."""
+Backs up and restores the data of persistent volumes on one node of a Kubernetes cluster. Handles
+Velero's DataUpload, DataDownload, PodVolumeBackup and PodVolumeRestore resources, as a drop-in
+replacement for Velero's node-agent."""
 
 _EXAMPLES: Final = """\
 examples:
   nodeagent serve --help
         all flags, with their defaults
   nodeagent check-config node-agent-config.json
-        what is wrong with a configuration, before an agent meets it
+        check a configuration before you apply it
   kubectl apply -f deploy/crds && kubectl apply -k deploy
         install the agent on every node of a cluster
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, instead of a page of usage."""
+    """Reports an error in one line instead of the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """End the process with exit code 2."""
+        """Exit with code 2."""
         self.exit(ConfigError.exit_code, f"error: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` names and return its exit code."""
+    """Run the command in `argv` and return its exit code."""
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
@@ -66,13 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"node-agent {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, words, set_up in (
+    for name, text, set_up in (
         ("serve", "run the agent for one node", set_up_serve),
-        ("check-config", "say what is wrong with a configuration", set_up_check_config),
+        ("check-config", "check a configuration", set_up_check_config),
     ):
         set_up(
             commands.add_parser(
-                name, help=words, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+                name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
             )
         )
     return parser

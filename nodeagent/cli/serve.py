@@ -1,8 +1,6 @@
-"""The words of `nodeagent serve`.
+"""The command `nodeagent serve`: its flags, help and defaults.
 
-Knows its flags, their help, defaults and forms, and which settings they make. Does not know the
-daemon: `nodeagent.app` is imported once everything said makes sense, so that `--help` answers at
-once.
+`nodeagent.app` is imported after the command line is parsed, so that `--help` is fast.
 """
 
 import argparse
@@ -21,9 +19,8 @@ from nodeagent.runtime.settings import ListenAddress, RepositoryControllerMode, 
 __all__ = ["parse_settings", "set_up_serve"]
 
 _ABOUT: Final = """\
-Runs the agent until it is told to stop. In a cluster, deploy/agent/daemonset.yaml starts it so, and
-nothing has to be said but where the configuration is. Flags that Velero's node-agent has mean
-the same here."""
+Runs the agent until SIGTERM. deploy/agent/daemonset.yaml starts it in a cluster, where only
+--node-agent-configmap is needed. Flags of Velero's node-agent have the same meaning here."""
 
 _EXAMPLES: Final = """\
 examples:
@@ -31,28 +28,29 @@ examples:
         in a pod: node and namespace come from NODE_NAME and VELERO_NAMESPACE, and the
         configuration from the only key of that ConfigMap
   nodeagent serve --kubeconfig ~/.kube/config --node-name worker-1 --namespace velero
-        by hand, on your own machine, with your own rights
+        on your own machine, with your own permissions
   nodeagent serve --log-format json --log-level debug --metrics-address 127.0.0.1:8085
 
 while it runs:
   http://ADDRESS/metrics   counters for Prometheus
-  http://ADDRESS/status    what it is doing, as JSON
+  http://ADDRESS/status    state of the agent, as JSON
   http://ADDRESS/healthz, http://ADDRESS/readyz
 
 exit codes:
-  0  told to stop
+  0  stopped by a signal
   1  ended by an error
-  2  cannot start: flags, configuration, rights or definitions; one line says which
+  2  cannot start: invalid flags or configuration, missing permissions or definitions
 """
 
 
 def set_up_serve(parser: argparse.ArgumentParser) -> None:
-    """Give the command's parser its words and flags."""
+    """Add the command's flags and help to `parser`."""
     parser.description, parser.epilog = _ABOUT, _EXAMPLES
     parser.set_defaults(run=_run)
-    _add_place(parser)
-    _add_configuration(parser)
-    _add_running(parser)
+    _add_cluster(parser)
+    _add_behavior(parser)
+    _add_api_client(parser)
+    _add_observability(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -65,10 +63,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    """Return the settings that the parsed `serve` command line and `environ` make together.
+    """Return the settings of the parsed command line and `environ`.
 
     Raises:
-        ConfigError: the node to serve is not known.
+        ConfigError: no node name is set.
     """
     kubeconfig = arguments.kubeconfig or None
     names = frozenset(arguments.datamover or ["velero"])
@@ -84,7 +82,7 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         metrics_address=arguments.metrics_address,
         log_level=arguments.log_level,
         log_format=arguments.log_format,
-        # An empty spec.datamover means the built-in mover, whose name is velero.
+        # An empty spec.datamover selects the built-in data mover, velero.
         datamover_names=names | {""} if "velero" in names else names,
         repository_controller=RepositoryControllerMode(arguments.repository_controller),
         lease_duration=arguments.lease_duration,
@@ -93,117 +91,120 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     )
 
 
-def _add_place(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("where")
-    group.add_argument("--node-name", metavar="NAME", default="", help="node to serve (default: $NODE_NAME)")
-    add_namespace(group, "namespace of the agent and of the resources it carries out")
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--node-name", metavar="NAME", default="", help="name of the agent's node (default: $NODE_NAME)")
+    add_namespace(group, "namespace of the agent and of the custom resources")
     add_kubeconfig(group)
 
 
-def _add_configuration(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what it does")
+def _add_behavior(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("behavior")
     group.add_argument(
         "--node-agent-configmap",
         metavar="NAME",
         default="",
-        help="ConfigMap with the configuration: one key, a JSON document. Once named, it must exist (default: none)",
+        help="ConfigMap with the configuration: one key, a JSON document. It must exist (default: none)",
     )
     group.add_argument(
         "--backup-repository-configmap",
         metavar="NAME",
         default="",
-        help="ConfigMap with the configuration of repositories that are made from now on: a key for each type "
-        "(kopia), a JSON document. Once named, it must exist (default: none)",
+        help="ConfigMap with the configuration of new backup repositories: one key per type (kopia), "
+        "a JSON document. It must exist (default: none)",
     )
     group.add_argument(
         "--data-mover-prepare-timeout",
-        metavar="SPAN",
-        type=_span,
+        metavar="DURATION",
+        type=_duration,
         default=Settings.prepare_timeout,
-        help=f"how long a load may take from Accepted to Prepared (default: {_shown(Settings.prepare_timeout)})",
+        help=f"timeout from Accepted to Prepared (default: {_shown(Settings.prepare_timeout)})",
     )
     group.add_argument(
         "--resource-timeout",
-        metavar="SPAN",
-        type=_span,
+        metavar="DURATION",
+        type=_duration,
         default=Settings.resource_timeout,
-        help="how long to wait for something else that must happen, such as a snapshot or a "
-        f"repository becoming ready (default: {_shown(Settings.resource_timeout)})",
+        help="timeout of one operation on the cluster, such as a snapshot or a repository "
+        f"becoming ready (default: {_shown(Settings.resource_timeout)})",
     )
     group.add_argument(
         "--node-gone-after",
-        metavar="SPAN",
-        type=_span,
+        metavar="DURATION",
+        type=_duration,
         default=Settings.node_gone_after,
-        help="how long a node may be not Ready before the loads on it end as Failed "
+        help="how long a node may be not Ready before its transfers are set to Failed "
         f"(default: {_shown(Settings.node_gone_after)})",
     )
     group.add_argument(
         "--datamover",
         metavar="NAME",
         action="append",
-        help="carry out loads whose spec.datamover is NAME; may be given several times. "
-        "velero includes loads that name none (default: velero)",
+        help="handle transfers whose spec.datamover is NAME; may be repeated. "
+        "velero includes transfers that name none (default: velero)",
     )
     group.add_argument(
         "--repository-controller",
         choices=[choice.value for choice in RepositoryControllerMode],
         default=RepositoryControllerMode.AUTO.value,
-        help="make backup repositories ready: auto does unless a Velero server runs in the namespace (default: auto)",
+        help="make backup repositories ready; auto: unless the namespace has a Velero server (default: auto)",
     )
+
+
+def _add_api_client(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("API server")
     group.add_argument(
         "--lease-duration",
-        metavar="SPAN",
-        type=_span,
+        metavar="DURATION",
+        type=_duration,
         default=Settings.lease_duration,
-        help="how long the agents wait before another one takes over from a dispatcher that went silent "
-        f"(default: {_shown(Settings.lease_duration)})",
+        help=f"how long a leader that stops renewing its Lease keeps it (default: {_shown(Settings.lease_duration)})",
     )
     group.add_argument(
         "--client-qps",
         metavar="NUMBER",
         type=_positive,
         default=Settings.client_qps,
-        help="most requests a second to the API server in the long run; renewals of the Lease and final "
-        f"statuses never wait (default: {Settings.client_qps:g})",
+        help="sustained request rate to the API server, per second; Lease renewals and final statuses "
+        f"are not delayed (default: {Settings.client_qps:g})",
     )
     group.add_argument(
         "--client-burst",
         metavar="NUMBER",
         type=_count,
         default=Settings.client_burst,
-        help=f"most requests at once (default: {Settings.client_burst})",
+        help=f"maximum burst of requests (default: {Settings.client_burst})",
     )
 
 
-def _add_running(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how it is watched")
+def _add_observability(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("observability")
     group.add_argument(
         "--metrics-address",
         metavar="ADDRESS",
         type=_address,
         default=Settings.metrics_address,
-        help="where /metrics, /healthz, /readyz and /status are served; "
-        f"no host means all addresses (default: {Settings.metrics_address})",
+        help="address of /metrics, /healthz, /readyz and /status; "
+        f"without a host, all addresses (default: {Settings.metrics_address})",
     )
-    group.add_argument("--log-level", choices=list(LEVELS), default="info", help="least level to log (default: info)")
-    group.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="form of a log line (default: text)")
+    group.add_argument("--log-level", choices=list(LEVELS), default="info", help="minimum log level (default: info)")
+    group.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (default: text)")
 
 
-def _shown(span: timedelta) -> str:
-    """Return `span` as one would write it: 30m, not 30m0s."""
-    text = format_duration(span)
+def _shown(duration: timedelta) -> str:
+    """Return `duration` in its short form: 30m, not 30m0s."""
+    text = format_duration(duration)
     return text.removesuffix("0s") if text.endswith("m0s") else text
 
 
-def _span(text: str) -> timedelta:
+def _duration(text: str) -> timedelta:
     try:
-        span = parse_duration(text)
+        duration = parse_duration(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from e
-    if span <= timedelta(0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive duration such as 30s, 10m or 1h30m")
-    return span
+    if duration <= timedelta(0):
+        raise argparse.ArgumentTypeError(f'not a positive duration such as 30s, 10m or 1h30m: "{text}"')
+    return duration
 
 
 def _positive(text: str) -> float:
@@ -212,13 +213,13 @@ def _positive(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+        raise argparse.ArgumentTypeError(f'not a positive number: "{text}"')
     return number
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+        raise argparse.ArgumentTypeError(f'not a positive whole number: "{text}"')
     return int(text)
 
 

@@ -153,7 +153,7 @@ class ProgressFollower:
         """Follow that load no longer."""
         if self._wanted.pop(uid, None) is not None:
             self._readings.pop(uid, None)
-            self._metrics.rate_gone(kind_name, uid)
+            self._metrics.remove_rate(kind_name, uid)
             self._changed.set()
 
     async def end_writing(self, uid: str) -> None:

@@ -160,7 +160,7 @@ class OwnSlots:
             await self._changed.wait()
             self._changed.clear()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._informer.run_despite_refusals(self._go_without), name="labels of the node")
+            group.create_task(self._informer.run_despite_rejections(self._go_without), name="labels of the node")
             await self._informer.synced.wait()
             # A change that the first list told was not yet the whole list.
             self.refresh()

@@ -1,7 +1,6 @@
-"""Requests and long answers over HTTP, for a process that reaches API servers of any kind.
+"""Requests and streams to an API server over aiohttp.
 
-Knows aiohttp, which no other module of `core` imports, and how its failures read. Does not
-know addresses or credentials: `nodeagent.runtime.transport` brings them. The mover does without.
+Addresses and credentials come from an `Endpoint` (`nodeagent.runtime.transport`).
 """
 
 import asyncio
@@ -21,24 +20,24 @@ _FAILURES: Final = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class Endpoint(Protocol):
-    """An API server, and who asks it."""
+    """The address of an API server, and the credentials for it."""
 
     @property
     def url(self) -> str:
-        """Its base URL, without a slash at the end."""
+        """The base URL, without a trailing slash."""
         ...
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What aiohttp needs beside URL and headers: `ssl`, `proxy`, `server_hostname`."""
+        """More arguments for aiohttp: `ssl`, `proxy`, `server_hostname`."""
         ...
 
     def open_session(self) -> aiohttp.ClientSession:
-        """Return a new session; the transport closes it."""
+        """Return a new session, which the transport closes."""
         ...
 
     async def headers(self) -> Mapping[str, str]:
-        """Return the headers that say who asks, fresh for each request.
+        """Return the headers that identify the client; called for each request.
 
         Raises:
             ConfigError: the credentials cannot be read.
@@ -47,18 +46,18 @@ class Endpoint(Protocol):
 
 
 class HttpTransport:
-    """Sends requests to one endpoint. The session is opened with the first one."""
+    """Sends requests to one endpoint. The first request opens the session."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Reach `endpoint`; nothing is opened yet."""
+        """Open nothing yet."""
         self._endpoint = endpoint
         self._session: aiohttp.ClientSession | None = None
 
     async def request(self, request: Request) -> Response:
-        """Return the answer, of any status.
+        """Return the response, whatever its status.
 
         Raises:
-            UnreachableError: no answer arrived in time.
+            UnreachableError: no response within the request's timeout.
         """
         timeout = aiohttp.ClientTimeout(total=request.timeout_seconds, sock_connect=_CONNECT_SECONDS)
         try:
@@ -69,11 +68,11 @@ class HttpTransport:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a long answer and yield it line by line, without line ends.
+        """Open a stream and yield its lines, without line ends.
 
         Raises:
-            KubeError: the server refused.
-            UnreachableError: the connection failed, broke, or was silent for too long.
+            KubeError: the API server rejected the request.
+            UnreachableError: the connection failed, broke, or was silent for the request's timeout.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=request.timeout_seconds)
         try:
@@ -81,7 +80,7 @@ class HttpTransport:
         except _FAILURES as e:
             raise _unreachable(request, e) from e
         try:
-            body = b"" if answer.ok else await _read_refusal(request, answer)
+            body = b"" if answer.ok else await _read_rejection(request, answer)
             raise_for_status(
                 answer.status,
                 body,
@@ -91,18 +90,18 @@ class HttpTransport:
             async with aclosing(_lines(request, answer)) as lines:
                 yield lines
         finally:
-            # Reading on to the end of a watch would never end; nor is the server asked to say goodbye.
+            # A watch never ends by itself; abort instead of draining it or of a TLS shutdown.
             if answer.connection is not None and answer.connection.transport is not None:
                 answer.connection.transport.abort()
             answer.close()
 
     async def close(self) -> None:
-        """Release all connections; calling it twice is allowed."""
+        """Close all connections; may be called twice."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
-    async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:  # noqa: ASYNC109 - aiohttp's own bounds
+    async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:  # noqa: ASYNC109 - aiohttp's own type
         if self._session is None:
             self._session = self._endpoint.open_session()
         headers = {"Accept": "application/json"} | dict(await self._endpoint.headers())
@@ -120,7 +119,7 @@ class HttpTransport:
         )
 
 
-async def _read_refusal(request: Request, answer: aiohttp.ClientResponse) -> bytes:
+async def _read_rejection(request: Request, answer: aiohttp.ClientResponse) -> bytes:
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             return await answer.read()
@@ -129,7 +128,7 @@ async def _read_refusal(request: Request, answer: aiohttp.ClientResponse) -> byt
 
 
 async def _lines(request: Request, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Yield the answer's lines; one may be longer than what aiohttp's own reader allows."""
+    """Yield the lines; aiohttp's own line reader rejects lines above its buffer size."""
     rest = b""
     try:
         async for piece in answer.content.iter_any():
@@ -143,5 +142,5 @@ async def _lines(request: Request, answer: aiohttp.ClientResponse) -> AsyncGener
 
 
 def _unreachable(request: Request, error: Exception) -> UnreachableError:
-    what = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    what = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
     return UnreachableError(f"{request.method} {request.path}: {what}")

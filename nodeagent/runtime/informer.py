@@ -1,7 +1,6 @@
-"""A cache of one collection that tells of every change.
+"""A cache of one collection, kept current by a watch, with a callback for every change.
 
-Knows how a watch becomes a cache, and which objects a new list shows to be gone. Does not
-know what anybody does about a change. It holds what its owner leaves of each object only.
+It holds what `trim` leaves of each object.
 """
 
 import asyncio
@@ -22,10 +21,10 @@ __all__ = ["Informer", "Key"]
 _T = TypeVar("_T")
 
 Key = tuple[str, str]
-"""An object in a collection: namespace (empty for cluster-scoped ones) and name."""
+"""An object in a collection: namespace (empty for cluster-scoped objects) and name."""
 
-_REFUSED_PAUSE_SECONDS: Final = 60.0
-"""Before a collection is followed again that the API server refused to list."""
+_REJECTED_PAUSE_SECONDS: Final = 60.0
+"""Pause before listing again after the API server rejected the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class _Kept(Generic[_T]):
 
 
 class Informer(Generic[_T]):
-    """Keeps what `trim` leaves of the selected objects as last seen."""
+    """The last observed state of the selected objects, trimmed."""
 
     def __init__(
         self,
@@ -47,10 +46,16 @@ class Informer(Generic[_T]):
         trim: Callable[[JsonDict], _T],
         on_change: Callable[[_T], None],
     ) -> None:
-        """Watch `selection`; keep what `trim` leaves of each object.
+        """Watch `selection` once `run` is called.
 
-        `on_change` gets the trimmed object after every change, and the last known one after a
-        deletion; the cache shows the change already. It must not block: it enqueues a key.
+        Args:
+            client: reads and watches.
+            selection: the collection.
+            clock: measures pauses.
+            trim: returns what to keep of an object.
+            on_change: called with the trimmed object after every change, and with the last known
+                one after a deletion; the cache already reflects the change. It must not block:
+                it enqueues a key.
         """
         self.synced = asyncio.Event()
         self._client = client
@@ -62,29 +67,29 @@ class Informer(Generic[_T]):
         self._listed: set[Key] | None = None
 
     async def run(self) -> None:
-        """Follow the collection until canceled.
+        """List and watch until canceled.
 
         Raises:
-            KubeError: the first list was refused for good.
+            KubeError: the API server rejected the first list, and a retry does not help.
         """
         async with aclosing(watch_objects(self._client, self._selection, clock=self._clock)) as changes:
             async for change in changes:
                 self._take(change)
 
-    async def run_despite_refusals(self, on_refused: Callable[[KubeError], None]) -> None:
-        """Follow the collection until canceled, and begin again a while after each refusal.
+    async def run_despite_rejections(self, on_rejected: Callable[[KubeError], None]) -> None:
+        """List and watch until canceled, and start over a minute after each rejected list.
 
-        `on_refused` gets each of them: the cache stays as it was, or empty.
+        `on_rejected` is called with each rejection; the cache keeps its content.
         """
         while True:
             try:
                 await self.run()
             except KubeError as e:
-                on_refused(e)
-            await self._clock.sleep(_REFUSED_PAUSE_SECONDS)
+                on_rejected(e)
+            await self._clock.sleep(_REJECTED_PAUSE_SECONDS)
 
     def get(self, namespace: str, name: str) -> _T | None:
-        """Return the trimmed object, or None where it was not seen."""
+        """Return the trimmed object, or None if it is not in the cache."""
         kept = self._kept.get((namespace, name))
         return None if kept is None else kept.obj
 
@@ -93,7 +98,7 @@ class Informer(Generic[_T]):
         return [kept.obj for kept in self._kept.values()]
 
     def __len__(self) -> int:
-        """How many objects there are."""
+        """Return the number of objects."""
         return len(self._kept)
 
     def _take(self, change: WatchChange) -> None:
@@ -113,12 +118,12 @@ class Informer(Generic[_T]):
             self._listed.add(key)
         before = self._kept.get(key)
         if before is not None and (before.uid, before.version) == (meta["uid"], meta["resourceVersion"]):
-            # A new list shows again what is known already.
+            # Listed again, unchanged.
             return
         kept = _Kept(meta["uid"], meta["resourceVersion"], self._trim(obj))
         self._kept[key] = kept
         if before is not None and before.uid != kept.uid:
-            # It went and another one came while nobody watched.
+            # Deleted and recreated between two watches.
             self._on_change(before.obj)
         self._on_change(kept.obj)
 

@@ -1,7 +1,6 @@
-"""Gives memory back that a burst of work has left behind.
+"""Return of free memory to the system after a burst of work.
 
-Knows when work was done lately, and how the C library returns free pages. Does not know the
-work. What Python itself keeps for small objects stays: it is used again by the next load.
+What Python keeps for small objects stays: the next transfer uses it again.
 Source: malloc_trim(3): since glibc 2.8 it returns whole free pages in all of the heap.
 """
 
@@ -15,28 +14,28 @@ from core.clock import Clock
 __all__ = ["MemoryTrimmer", "find_trim"]
 
 _REST_SECONDS: Final = 10.0
-"""Between two returns: each takes a millisecond or two."""
+"""Pause between two calls of malloc_trim; each takes a millisecond or two."""
 
 _CONNECTIONS_END_SECONDS: Final = 20.0
-"""So long after the last request connections that nobody needs are closed. Source: aiohttp 3.13, TCPConnector:
+"""Time after the last request until idle connections are closed. Source: aiohttp 3.13, TCPConnector:
 `keepalive_timeout` is 15 s."""
 
 
 class MemoryTrimmer:
-    """Returns free memory while work goes on, and once more behind its end."""
+    """Returns free memory during a burst of requests, and once more after it."""
 
     def __init__(self, clock: Clock, trim: Callable[[], None]) -> None:
-        """Return memory by `trim`."""
+        """Return memory by calling `trim`."""
         self._clock = clock
         self._trim = trim
         self._worked = asyncio.Event()
 
     def note(self) -> None:
-        """Note that something was done just now."""
+        """Record that a request was made."""
         self._worked.set()
 
     async def run(self) -> None:
-        """Return memory until canceled; nothing happens where nothing is done."""
+        """Return memory until canceled; idle while no request is made."""
         while True:
             await self._worked.wait()
             while self._worked.is_set():
@@ -48,7 +47,7 @@ class MemoryTrimmer:
 
 
 def find_trim() -> Callable[[], None]:
-    """Return what gives free memory back; it does nothing where the C library cannot."""
+    """Return a function that returns free memory; without malloc_trim it does nothing."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
     def trim() -> None:

@@ -1,7 +1,6 @@
-"""The pod that this agent runs in: where it tells what concerns the agent itself.
+"""The agent's own pod: Events and annotations that concern the agent itself.
 
-Knows how an agent finds its own pod, and how Events and annotations get there. Does not know
-what is worth telling. An agent that runs by hand has no pod, and tells its log alone.
+An agent that runs outside of a cluster has no pod and only logs.
 """
 
 import logging
@@ -27,40 +26,40 @@ AGENT_SELECTOR: Final = select_labels(AGENT_LABELS)
 
 
 class AgentReporter(Protocol):
-    """Where the agent tells what concerns itself."""
+    """Reports what concerns the agent itself."""
 
     async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
-        """Tell it in the log and on the agent's pod; never fails."""
+        """Log `message` and record it as an Event on the agent's pod; never raises."""
         ...
 
 
 class AgentPod(AgentReporter, Protocol):
-    """Where others can also read it afterwards."""
+    """The agent's pod as a place for Events and annotations."""
 
     async def annotate(self, key: str, value: str) -> None:
-        """See to it that the agent's pod has that annotation.
+        """Ensure that the agent's pod has the annotation.
 
         Raises:
-            KubeError: the API server refused.
+            KubeError: the API server rejected the request.
         """
         ...
 
 
 @dataclass(frozen=True)
 class AgentReport:
-    """Where the agent's own state shows: on its pod and in its log, and in its metrics."""
+    """Where the agent's own state is reported: on its pod, in its log and in its metrics."""
 
     pod: AgentPod
     metrics: Metrics
 
 
 class OwnPod:
-    """The agent's own pod, looked up when there is something to tell."""
+    """The agent's own pod, read when there is something to report."""
 
     def __init__(
         self, client: KubeClient, recorder: EventRecorder, *, namespace: str, node: str, hostname: str
     ) -> None:
-        """Be the agent of `node`; `hostname` is this machine's name, which in a pod is the pod's."""
+        """Report for the agent of `node`; in a pod, `hostname` is the pod's name."""
         self._client = client
         self._recorder = recorder
         self._namespace = namespace
@@ -69,20 +68,20 @@ class OwnPod:
         self._pod: JsonDict | None = None
 
     async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
-        """Log `message`, and record it as an Event on the pod; what cannot be recorded is only logged."""
+        """Log `message` and record it as an Event on the pod; an Event that cannot be recorded is only logged."""
         _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra={"reason": reason})
         try:
             pod = await self._find()
             if pod is not None:
                 await self._recorder.record(ObjectRef.of(pod), reason, message, warning=warning)
         except KubeError as e:
-            _log.warning("an Event on the agent's own pod could not be recorded: %s", e)
+            _log.warning("could not record an Event on the agent's pod: %s", e)
 
     async def annotate(self, key: str, value: str) -> None:
-        """See to it that the pod has that annotation.
+        """Ensure that the pod has the annotation.
 
         Raises:
-            KubeError: the API server refused.
+            KubeError: the API server rejected the request.
         """
         pod = await self._find()
         if pod is None or (pod["metadata"].get("annotations") or {}).get(key) == value:
@@ -93,9 +92,9 @@ class OwnPod:
         self._pod = await self._client.patch(PODS, self._namespace, meta["name"], change)
 
     async def _find(self) -> JsonDict | None:
-        """Return the pod; the first time it is looked up, by its name where that is this machine's.
+        """Return the pod; read it by this machine's hostname first.
 
-        Listing is for the node's network alone: all agents of a large cluster may ask at once.
+        Pods are listed only if that fails (host network): all agents of a large cluster may start at once.
         """
         if self._pod is None:
             named = await self._client.read(PODS, self._namespace, self._hostname)
@@ -107,7 +106,7 @@ class OwnPod:
             PODS, self._namespace, label_selector=AGENT_SELECTOR, field_selector=f"spec.nodeName={self._node}"
         )
         pods = await self._client.list(selection)
-        # In the node's network a pod has the node's name: there the only agent is this one.
+        # With host network a pod has the node's hostname: the only agent on the node is this one.
         alive = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         return alive[0] if len(alive) == 1 else None
 
@@ -121,7 +120,7 @@ _NODES_SHOWN: Final = 3
 
 
 def shown(names: list[str]) -> str:
-    """Return the first few of some names, in order."""
+    """Return the first few of `names`, sorted and joined."""
     names = sorted(names)
     more = ", …" if len(names) > _NODES_SHOWN else ""
     return ", ".join(names[:_NODES_SHOWN]) + more

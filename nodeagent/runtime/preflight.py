@@ -1,8 +1,4 @@
-"""What must hold before the agent starts: the API server answers, rights, kinds.
-
-Knows how to ask for each and how to say in one line what is missing. Does not know what the
-rights are for (`nodeagent.runtime.permissions`).
-"""
+"""Checks before the agent starts: the API server answers, permissions, resource definitions."""
 
 import asyncio
 import logging
@@ -46,35 +42,35 @@ _ACCESS_REVIEWS: Final = Resource(
 """Every authenticated user may create one. Source: Kubernetes, ClusterRole system:basic-user."""
 
 _AT_A_TIME: Final = 8
-"""Questions on their way together; there are some seventy of them, of a few milliseconds each."""
+"""Access reviews in parallel; there are about seventy, of a few milliseconds each."""
 
 _SHOWN: Final = 6
-"""Missing rights that fit into a line; where more are missing, the whole role is."""
+"""Missing permissions that fit into a line; if more are missing, the whole role is."""
 
 
 async def check_cluster(client: KubeClient, namespace: str) -> None:
-    """Return if the agent can work in `namespace`; warn where only a part of it cannot.
+    """Check that the agent can work in `namespace`; warn if only an optional part cannot.
 
     Raises:
-        ConfigError: the API server does not answer, a right or a kind is missing; the message
-            names all that is missing.
+        ConfigError: the API server does not answer, or a permission or a resource definition is
+            missing; the message names all that is missing.
     """
     try:
-        await _check_rights(client, namespace)
+        await _check_permissions(client, namespace)
         missing = await _missing_kinds(client, namespace, _KINDS)
         without = await _missing_kinds(client, namespace, _SNAPSHOT_KINDS)
     except KubeError as e:
-        raise ConfigError(f"the cluster cannot be checked: {e}") from e
+        raise ConfigError(f"cannot check the cluster: {e}") from e
     if missing:
         raise ConfigError(
-            f"custom resource definitions are missing: {', '.join(missing)}: run kubectl apply -f deploy/crds"
+            f"custom resource definitions missing: {', '.join(missing)}: run kubectl apply -f deploy/crds"
         )
     if without:
-        _log.warning("there is no snapshot API in this cluster (%s): every DataUpload will fail", ", ".join(without))
+        _log.warning("no snapshot API in this cluster (%s): every DataUpload will fail", ", ".join(without))
 
 
 async def _missing_kinds(client: KubeClient, namespace: str, kinds: Sequence[Resource]) -> list[str]:
-    """Return the names of the definitions of `kinds` that the API server does not serve."""
+    """Return the definitions of `kinds` that the API server does not serve."""
     missing = []
     for kind in kinds:
         attempted = f"list {kind.kind} {namespace if kind.namespaced else ''}".rstrip()
@@ -86,45 +82,48 @@ async def _missing_kinds(client: KubeClient, namespace: str, kinds: Sequence[Res
     return missing
 
 
-async def _check_rights(client: KubeClient, namespace: str) -> None:
+async def _check_permissions(client: KubeClient, namespace: str) -> None:
     gate = asyncio.Semaphore(_AT_A_TIME)
 
-    async def lacks(right: Permission, verb: str, name: str) -> str:
+    async def lacks(permission: Permission, verb: str, name: str) -> str:
         async with gate:
-            return "" if await _allowed(client, namespace, right, verb=verb, name=name) else verb
+            return "" if await _allowed(client, namespace, permission, verb=verb, name=name) else verb
 
-    questions: dict[Permission, list[asyncio.Task[str]]] = {}
+    reviews: dict[Permission, list[asyncio.Task[str]]] = {}
     try:
         async with asyncio.TaskGroup() as group:
-            for right in PERMISSIONS:
-                questions[right] = [
-                    group.create_task(lacks(right, verb, name), name=f"ask for {verb} {right.path}")
-                    for verb in right.verbs
-                    for name in right.names or ("",)
+            for permission in PERMISSIONS:
+                reviews[permission] = [
+                    group.create_task(lacks(permission, verb, name), name=f"review {verb} {permission.path}")
+                    for verb in permission.verbs
+                    for name in permission.names or ("",)
                 ]
     except* KubeError as e:
         raise e.exceptions[0] from None
-    answers = {right: [verb for task in tasks if (verb := task.result())] for right, tasks in questions.items()}
-    told = {right: f"{','.join(verbs)} {right.path} {right.where}" for right, verbs in answers.items() if verbs}
-    lacking = [words for right, words in told.items() if right.needed]
-    if lacking:
-        more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
+    missing = {
+        permission: f"{','.join(verbs)} {permission.path} {permission.where}"
+        for permission, tasks in reviews.items()
+        if (verbs := [verb for task in tasks if (verb := task.result())])
+    }
+    required = [text for permission, text in missing.items() if permission.required]
+    if required:
+        more = f" and {len(required) - _SHOWN} more" if len(required) > _SHOWN else ""
         raise ConfigError(
-            f"rights are missing: {'; '.join(lacking[:_SHOWN])}{more}: "
-            "compare what the ServiceAccount is bound to with deploy/agent/rbac.yaml"
+            f"permissions missing: {'; '.join(required[:_SHOWN])}{more}: "
+            "compare the roles of the ServiceAccount with deploy/agent/rbac.yaml"
         )
-    for right, words in told.items():
-        if not right.needed:
-            _log.warning("without the right to %s it cannot be told %s", words, right.reason)
+    for permission, text in missing.items():
+        if not permission.required:
+            _log.warning("no permission to %s: cannot check %s", text, permission.reason)
 
 
-async def _allowed(client: KubeClient, namespace: str, right: Permission, *, verb: str, name: str) -> bool:
+async def _allowed(client: KubeClient, namespace: str, permission: Permission, *, verb: str, name: str) -> bool:
     attributes = {
-        "namespace": namespace if right.scope is Scope.OWN_NAMESPACE else "",
+        "namespace": namespace if permission.scope is Scope.OWN_NAMESPACE else "",
         "verb": verb,
-        "group": right.resource.group,
-        "resource": right.resource.plural,
-        "subresource": right.subresource,
+        "group": permission.resource.group,
+        "resource": permission.resource.plural,
+        "subresource": permission.subresource,
         "name": name,
     }
     review = {

@@ -1,7 +1,6 @@
-"""How hard one process presses on the API server: its own limit, and the server's wish for a rest.
+"""The request rate to the API server: a token bucket, and the server's `Retry-After`.
 
-Knows a token bucket, who may pass it by, and `Retry-After`. Does not know what is asked, nor
-which answers are worth another try (`core.kube.retry`).
+Which requests are retried is decided in `core.kube.retry`.
 """
 
 import asyncio
@@ -16,28 +15,27 @@ from core.kube.transport import Request, Response, Transport
 
 __all__ = ["LimitedTransport", "RateLimit"]
 
-_REST_LIMIT_SECONDS: Final = 30.0
-"""No server may silence this process for longer by one answer."""
+_PAUSE_LIMIT_SECONDS: Final = 30.0
+"""Longest pause that one response may ask for."""
 
 _ENOUGH: Final = 1.0 - 1e-6
-"""What counts as a whole token: sums of fractions seldom make exactly one."""
+"""One token, less rounding errors of added fractions."""
 
 _NO_ANSWER: Final = 0
 
-_AT_A_TIME: Final = 16
-"""Requests under way, watches and urgent ones apart. Each has a TLS connection of its own, of some
-100 KiB, and 100 loads that begin together would open 100: more makes nothing faster."""
+_IN_FLIGHT: Final = 16
+"""Parallel requests, not counting watches and urgent ones. Each has a TLS connection of about
+100 KiB; 100 transfers that start together would open 100, and none would be faster."""
 
-_ASK_FOR_REST: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
-"""Source: Kubernetes v1.34, API Priority and Fairness (429), and a server that shuts down (503)."""
+_OVERLOADED: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+"""Source: Kubernetes v1.34, API Priority and Fairness (429), and a server that is shutting down (503)."""
 
 
 class RateLimit:
-    """A token bucket: `per_second` requests in the long run, `burst` at once.
+    """A token bucket: `per_second` requests sustained, `burst` at once.
 
-    Requests pass in the order in which they came. Urgent ones do not stand in line: what they
-    take is missing for the others. They are few by their nature (a Lease's renewals, the last
-    status of a load) and the ones whose delay does harm.
+    Requests pass in order of arrival. Urgent requests pass at once and take their token from the
+    others; they are few (Lease renewals, results and final statuses), and their delay does harm.
     """
 
     def __init__(self, clock: Clock, *, per_second: float, burst: int) -> None:
@@ -47,31 +45,31 @@ class RateLimit:
         self._burst = float(burst)
         self._tokens = float(burst)
         self._filled_at_seconds = clock.monotonic()
-        self._rests_until_seconds = 0.0
-        self._line = asyncio.Lock()
+        self._paused_until_seconds = 0.0
+        self._order = asyncio.Lock()
 
-    async def wait_turn(self, *, urgent: bool) -> None:
-        """Return once a request may be sent; at once for an urgent one."""
+    async def acquire(self, *, urgent: bool) -> None:
+        """Wait until a request may be sent; return at once for an urgent one."""
         if urgent:
             self._refill()
-            # A debt of more than one burst would only punish the others.
+            # A debt of more than one burst would only delay the others further.
             self._tokens = max(-self._burst, self._tokens - 1.0)
             return
-        async with self._line:
+        async with self._order:
             while (seconds := self._seconds_to_wait()) > 0:
                 await self._clock.sleep(seconds)
             self._tokens -= 1.0
 
-    def rest(self, seconds: float) -> None:
-        """Let nothing but urgent requests pass for that long: the server asked for it."""
-        until = self._clock.monotonic() + min(seconds, _REST_LIMIT_SECONDS)
-        self._rests_until_seconds = max(self._rests_until_seconds, until)
+    def pause(self, seconds: float) -> None:
+        """Hold back all but urgent requests for `seconds`, as the server asked."""
+        until = self._clock.monotonic() + min(seconds, _PAUSE_LIMIT_SECONDS)
+        self._paused_until_seconds = max(self._paused_until_seconds, until)
 
     def _seconds_to_wait(self) -> float:
         self._refill()
-        rest = self._rests_until_seconds - self._clock.monotonic()
+        pause = self._paused_until_seconds - self._clock.monotonic()
         missing = 0.0 if self._tokens >= _ENOUGH else (1.0 - self._tokens) / self._per_second
-        return max(0.0, rest, missing)
+        return max(0.0, pause, missing)
 
     def _refill(self) -> None:
         now = self._clock.monotonic()
@@ -81,45 +79,51 @@ class RateLimit:
 
 
 class LimitedTransport:
-    """A transport whose requests, watches among them, wait for their turn and are counted."""
+    """A transport that limits the rate of requests, including watches, and counts them."""
 
     def __init__(self, inner: Transport, limit: RateLimit, *, on_answer: Callable[[str, int], None]) -> None:
-        """Send through `inner`; `on_answer` gets the verb and status of each answer, 0 for none."""
+        """Send through `inner`.
+
+        Args:
+            inner: sends the requests.
+            limit: the rate.
+            on_answer: called with verb and HTTP status of each response; status 0 means no response.
+        """
         self._inner = inner
         self._limit = limit
         self._on_answer = on_answer
-        self._places = asyncio.Semaphore(_AT_A_TIME)
+        self._in_flight = asyncio.Semaphore(_IN_FLIGHT)
 
     async def request(self, request: Request) -> Response:
-        """Return the answer, of any status, once it was this request's turn.
+        """Send the request when the limit allows, and return the response, whatever its status.
 
         Raises:
-            UnreachableError: no answer arrived within the request's timeout.
+            UnreachableError: no response within the request's timeout.
         """
         if request.urgent:
             return await self._send(request)
-        async with self._places:
+        async with self._in_flight:
             return await self._send(request)
 
     async def _send(self, request: Request) -> Response:
-        """Return the answer once the limit allows the request."""
-        await self._limit.wait_turn(urgent=request.urgent)
+        """Send the request when the limit allows."""
+        await self._limit.acquire(urgent=request.urgent)
         try:
             response = await self._inner.request(request)
         except UnreachableError:
             self._on_answer(request.method, _NO_ANSWER)
             raise
-        self._note(request.method, response.status, parse_retry_after(response.retry_after))
+        self._count(request.method, response.status, parse_retry_after(response.retry_after))
         return response
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        """Open a long answer once it is this request's turn.
+        """Open a stream when the limit allows.
 
         Raises:
-            KubeError: the server refused.
+            KubeError: the API server rejected the request.
         """
-        await self._limit.wait_turn(urgent=request.urgent)
+        await self._limit.acquire(urgent=request.urgent)
         opened = False
         try:
             async with self._inner.stream(request) as lines:
@@ -128,14 +132,14 @@ class LimitedTransport:
                 yield lines
         except KubeError as e:
             if not opened:
-                self._note("WATCH", e.status, e.retry_after_seconds)
+                self._count("WATCH", e.status, e.retry_after_seconds)
             raise
 
     async def close(self) -> None:
-        """Release all connections."""
+        """Close all connections."""
         await self._inner.close()
 
-    def _note(self, verb: str, status: int, asked_seconds: float | None) -> None:
+    def _count(self, verb: str, status: int, asked_seconds: float | None) -> None:
         self._on_answer(verb, status)
-        if status in _ASK_FOR_REST and asked_seconds is not None:
-            self._limit.rest(asked_seconds)
+        if status in _OVERLOADED and asked_seconds is not None:
+            self._limit.pause(asked_seconds)

@@ -1,8 +1,4 @@
-"""What a node agent was started with: flags and environment, as one frozen value.
-
-Knows defaults and what a value may be. Does not know the command line's words
-(`nodeagent.cli.serve`) or the ConfigMap's content (`nodeagent.config.parse`).
-"""
+"""The settings a node agent is started with: flags and environment as one frozen value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,17 +22,17 @@ _LARGEST_PORT: Final = 65535
 
 
 class RepositoryControllerMode(StrEnum):
-    """Whether this agent, while it is the dispatcher, makes BackupRepositories ready."""
+    """Whether the leader makes BackupRepositories ready."""
 
     AUTO = "auto"
-    """It does unless a Velero server's Deployment is in the namespace."""
+    """Yes, unless a Velero server's Deployment is in the namespace."""
     ON = "on"
     OFF = "off"
 
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """Where to listen; `host` None means all addresses of the machine."""
+    """An address to listen on; `host` None means all addresses of the machine."""
 
     host: str | None
     port: int
@@ -47,29 +43,33 @@ class ListenAddress:
 
 
 def parse_address(text: str) -> ListenAddress:
-    """Return the address that `text`, such as `:8085`, `127.0.0.1:8085` or `[::1]:8085`, names.
+    """Parse an address such as `:8085`, `127.0.0.1:8085` or `[::1]:8085`.
 
     Raises:
-        ValueError: `text` names none.
+        ValueError: `text` is not an address.
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not port.isdecimal() or int(port) > _LARGEST_PORT:
-        raise ValueError(f"{text!r} is not an address such as :8085 or 127.0.0.1:8085")
+        raise ValueError(f'not an address such as :8085 or 127.0.0.1:8085: "{text}"')
     return ListenAddress(host or None, int(port))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything `serve` was told.
+    """The settings of `nodeagent serve`.
 
-    `namespace` is empty where neither flag nor environment name one: the kubeconfig's then
-    counts, else `DEFAULT_NAMESPACE`. `config_map_name` and `backup_repository_config_map` are
-    empty where none is named. `datamover_names` are the values of `spec.datamover` that this
-    agent carries out. The defaults of the first two timeouts are the peer's. `node_gone_after` is
-    how long a node may be not Ready before its loads are ended. `client_qps` requests a second
-    go to the API server in the long run, `client_burst` at once: an agent alone asks a few a
-    minute, the dispatcher some hundred a second while it admits a large backup.
+    Attributes:
+        namespace: empty if neither flag nor environment names one; then the kubeconfig's
+            namespace counts, else `DEFAULT_NAMESPACE`.
+        config_map_name: empty if no ConfigMap is named; so is `backup_repository_config_map`.
+        prepare_timeout: from Accepted to Prepared. Default: Velero's; so is that of
+            `resource_timeout`. Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go.
+        node_gone_after: how long a node may be not Ready before its transfers are Failed.
+        datamover_names: the values of `spec.datamover` that this agent handles.
+        client_qps: sustained requests per second to the API server, and `client_burst` at once:
+            an agent makes a few per minute, the leader about a hundred per second while it
+            admits a large backup.
     """
 
     node_name: str
@@ -91,11 +91,11 @@ class Settings:
 
 
 def node_name_from(flag: str, environ: Mapping[str, str], *, kubeconfig: str | None) -> str:
-    """Return the name of the node this agent serves: the flag's, else NODE_NAME's.
+    """Return the name of the agent's node: the flag's value, else NODE_NAME's.
 
     Raises:
-        ConfigError: neither is there; the message tells a pod without the variable from a
-            process outside of any cluster.
+        ConfigError: neither is set; the message differs for a pod without the variable and for a
+            process outside of a cluster.
     """
     name = flag or environ.get("NODE_NAME", "")
     if name:
@@ -103,10 +103,10 @@ def node_name_from(flag: str, environ: Mapping[str, str], *, kubeconfig: str | N
     inside = "KUBERNETES_SERVICE_HOST" in environ
     if not inside and not kubeconfig and not environ.get("KUBECONFIG"):
         raise ConfigError(
-            "this is no pod of a cluster: run the agent from deploy/, "
-            "or give --kubeconfig FILE and --node-name NODE to run it by hand"
+            "not running in a pod: install the agent from deploy/, "
+            "or set --kubeconfig PATH and --node-name NAME to run it outside of a cluster"
         )
     raise ConfigError(
-        "which node to serve is not known: set NODE_NAME from spec.nodeName as deploy/agent/daemonset.yaml does, "
-        "or give --node-name NODE"
+        "unknown node name: set NODE_NAME from spec.nodeName as deploy/agent/daemonset.yaml does, "
+        "or set --node-name NAME"
     )

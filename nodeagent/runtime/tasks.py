@@ -1,15 +1,6 @@
-"""One step on one load, whose failure holds up no other load.
+"""Steps whose failure must not stop others: one at a time, repeated, or several in parallel.
 
-Knows what is said about a step that went wrong. Does not know the step; whoever takes it looks
-at the load again.
-
-Errors that come back: each is told in full once.
-
-Knows what was told last about each key. Does not know when a step is tried again.
-
-The same work on several items at a time, and what went wrong in things that ran together.
-
-Knows how many run at once, and the order of the results. Does not know the work.
+Does not know the steps, nor when one is retried; the caller decides that.
 """
 
 import asyncio
@@ -29,45 +20,45 @@ _log = logging.getLogger(__name__)
 _R = TypeVar("_R")
 
 
-async def attempt(told: dict[str, Any], step: Awaitable[_R]) -> _R | None:
-    """Return what `step` returns, None where it went wrong; `told` are the log fields of its load."""
+async def attempt(log_fields: dict[str, Any], step: Awaitable[_R]) -> _R | None:
+    """Return what `step` returns, or None if it failed; the failure is logged with `log_fields`."""
     try:
         return await step
     except ConflictError as e:
-        _log.debug("looked at again: %s", e, extra=told)
+        _log.debug("conflict, will retry: %s", e, extra=log_fields)
     except (AgentError, TimeoutError) as e:
-        _log.warning("looked at again: %s", str(e) or "no answer in time", extra=told)
-    except Exception as e:  # noqa: BLE001 - logged with its traceback; the load is looked at again
-        # A fault of ours that one load brings out must not end the dispatching of all others.
-        _log.error("looked at again: %s", e, exc_info=e, extra=told)
+        _log.warning("step failed, will retry: %s", str(e) or "timed out", extra=log_fields)
+    except Exception as e:  # noqa: BLE001 - logged with its traceback; the step is retried
+        # A bug that one transfer triggers must not stop the dispatcher for all others.
+        _log.error("step failed, will retry: %s", e, exc_info=e, extra=log_fields)
     return None
 
 
 class Faults:
-    """The errors of steps that are tried again and again, by the key that they concern."""
+    """The last error of each step that is retried, by key, so that each is logged in full once."""
 
     def __init__(self, log: logging.Logger) -> None:
-        """Tell them to `log`."""
+        """Log errors to `log`."""
         self._log = log
-        self._told: dict[Hashable, str] = {}
+        self._reported: dict[Hashable, str] = {}
 
     def report(self, key: Hashable, message: str, error: BaseException, *, extra: dict[str, Any] | None = None) -> bool:
-        """Log `error`, and return whether it is news for `key`.
+        """Log `error`, and return whether it differs from the last error of `key`.
 
-        News comes with its traceback. What was told already is a line for whoever debugs:
-        a right that is missing would otherwise fill the log until somebody grants it.
+        A new error is logged with its traceback; a repeated one at DEBUG only, since a missing
+        permission would otherwise fill the log until it is granted.
         """
         cause = f"{type(error).__name__}: {error}"
-        if self._told.get(key) == cause:
-            self._log.debug("%s, as before: %s", message, error, extra=extra)
+        if self._reported.get(key) == cause:
+            self._log.debug("%s, same error as before: %s", message, error, extra=extra)
             return False
-        self._told[key] = cause
+        self._reported[key] = cause
         self._log.error("%s: %s", message, error, exc_info=error, extra=extra)
         return True
 
     def forget(self, key: Hashable) -> None:
-        """Note that `key` is well: whatever comes next is news."""
-        self._told.pop(key, None)
+        """Drop the last error of `key`: its step succeeded, or the key no longer exists."""
+        self._reported.pop(key, None)
 
 
 _Item = TypeVar("_Item")
@@ -79,10 +70,16 @@ _Result = TypeVar("_Result")
 async def work_in_parallel(
     items: Sequence[_Item], work: Callable[[_Item], Awaitable[_Result]], *, at_a_time: int, name: str
 ) -> list[_Result]:
-    """Return what `work` makes of each item, in their order; the tasks are called `name`.
+    """Run `work` on all items, `at_a_time` in parallel, and return the results in the items' order.
+
+    Args:
+        items: what to work on.
+        work: called once per item.
+        at_a_time: maximum number of items in progress.
+        name: name of the tasks.
 
     Raises:
-        ExceptionGroup: of what `work` raised; the other items were given up.
+        ExceptionGroup: the errors of `work`; the remaining items are canceled.
     """
     gate = asyncio.Semaphore(at_a_time)
 
@@ -96,6 +93,6 @@ async def work_in_parallel(
 
 
 def describe_causes(group: BaseExceptionGroup[BaseException]) -> str:
-    """Return the words of all errors in `group`, in one line."""
-    told = (describe_causes(e) if isinstance(e, BaseExceptionGroup) else str(e) for e in group.exceptions)
-    return "; ".join(told)
+    """Return the messages of all errors in `group`, in one line."""
+    messages = (describe_causes(e) if isinstance(e, BaseExceptionGroup) else str(e) for e in group.exceptions)
+    return "; ".join(messages)

@@ -1,6 +1,6 @@
-"""A queue of keys: each worked on by one worker at a time, again when it changed meanwhile.
+"""A work queue of keys: each is handled by one worker at a time, and again if it was added meanwhile.
 
-Knows order, delays and backoff. Does not know what a key stands for.
+Source: the semantics of client-go's workqueue (k8s.io/client-go/util/workqueue).
 """
 
 import asyncio
@@ -25,20 +25,20 @@ _BACKOFF: Final = Backoff(first_seconds=1.0, limit_seconds=300.0)
 
 @dataclass(frozen=True)
 class Requeue:
-    """Look at the key again after so many seconds, if nothing wakes it before."""
+    """Handle the key again after this many seconds, unless it is added before."""
 
     after_seconds: float
 
 
 class WorkQueue(Generic[K]):
-    """Keys that wait, in order of arrival; keys that are due later; keys in work.
+    """Keys that are ready, in order of arrival; keys that are due later; keys in progress.
 
-    A key that is added while it waits is there once; one that is added while it is worked on
-    is worked on again afterwards, never by two workers at a time.
+    A key that is added while it is ready is there once; one that is added while it is in progress
+    is handled again afterwards, never by two workers at a time.
     """
 
     def __init__(self, clock: Clock, *, name: str, workers: int) -> None:
-        """Start empty; `run` gives the keys to so many workers."""
+        """Start empty; `run` starts `workers` workers."""
         self._clock = clock
         self._name = name
         self._workers = workers
@@ -54,11 +54,11 @@ class WorkQueue(Generic[K]):
         self._timers_changed = asyncio.Event()
 
     def __len__(self) -> int:
-        """How many keys wait for a worker."""
+        """Return the number of ready keys."""
         return len(self._ready)
 
     def add(self, key: K) -> None:
-        """Have `key` worked on as soon as a worker is free."""
+        """Enqueue `key`."""
         self._due.pop(key, None)
         if key in self._working:
             self._again.add(key)
@@ -69,7 +69,7 @@ class WorkQueue(Generic[K]):
             self._ready_count.release()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Have `key` worked on in so many seconds; the earliest of several times counts."""
+        """Enqueue `key` in `seconds`; the earliest of several times counts."""
         at = self._clock.monotonic() + max(0.0, seconds)
         if key in self._due and self._due[key] <= at:
             return
@@ -79,9 +79,9 @@ class WorkQueue(Generic[K]):
         self._timers_changed.set()
 
     async def run(self, handle: Callable[[K], Awaitable[Requeue | None]]) -> None:
-        """Work until canceled: `handle` is called for each key and may ask for another time.
+        """Call `handle` for each key until canceled; it may return when to handle the key again.
 
-        An error of `handle` is logged once, and its key comes back after a growing pause.
+        An error of `handle` is logged once, and its key is requeued with a growing backoff.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._fire_timers(), name=f"{self._name}: timers")
@@ -93,7 +93,7 @@ class WorkQueue(Generic[K]):
             now = self._clock.monotonic()
             while self._timers and self._timers[0][0] <= now:
                 at, _, key = heapq.heappop(self._timers)
-                # A timer that was overtaken by an add, or by an earlier timer, is void.
+                # An add or an earlier timer has replaced this timer.
                 if self._due.get(key) == at:
                     self.add(key)
             self._timers_changed.clear()
@@ -140,18 +140,18 @@ class WorkQueue(Generic[K]):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Not we were canceled, but something that was waited for: no worker may end by it.
+            # Not this task was canceled, but something that it awaited: the worker must go on.
             pause = self._back_off(key)
-            self._faults.report(key, f"{self._name}: {key} was broken off and is tried again in {pause:.1f} s", e)
+            self._faults.report(key, f"{self._name}: {key} was interrupted, will retry in {pause:.1f} s", e)
             return pause
         except AgentError as e:
             pause = self._back_off(key)
-            _log.warning("%s: %s failed and is tried again in %.1f s: %s", self._name, key, pause, e)
+            _log.warning("%s: %s failed, will retry in %.1f s: %s", self._name, key, pause, e)
             return pause
-        except Exception as e:  # noqa: BLE001 - logged with its traceback; the key comes back
-            # A fault of ours must not stop the other keys.
+        except Exception as e:  # noqa: BLE001 - logged with its traceback; the key is requeued
+            # A bug must not stop the other keys.
             pause = self._back_off(key)
-            self._faults.report(key, f"{self._name}: {key} failed and is tried again in {pause:.1f} s", e)
+            self._faults.report(key, f"{self._name}: {key} failed, will retry in {pause:.1f} s", e)
             return pause
         self._failures.pop(key, None)
         self._faults.forget(key)

@@ -1,8 +1,4 @@
-"""The agent's web server: metrics, health, status.
-
-Knows the paths and what each answers. Does not know what is ready or what the status holds;
-both are asked for with each request.
-"""
+"""The agent's HTTP server: `/metrics`, `/healthz`, `/readyz` and `/status`."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -20,18 +16,21 @@ __all__ = ["StatusPage", "WebPages", "WebServer"]
 
 
 class StatusPage(Protocol):
-    """What `/status` shows."""
+    """Builds the content of `/status`."""
 
     def __call__(self) -> JsonDict:
-        """Return a dict that can be written as JSON."""
+        """Return a dict that json.dumps accepts."""
         ...
 
 
 @dataclass(frozen=True)
 class WebPages:
-    """Where the answers come from.
+    """Sources of the responses.
 
-    `not_ready` returns what the agent still waits for, in words; nothing means ready.
+    Attributes:
+        metrics: rendered for each scrape.
+        not_ready: called for each `/readyz`; returns what is not synced yet; empty means ready.
+        status: called for each `/status`.
     """
 
     metrics: Metrics
@@ -55,14 +54,14 @@ class WebServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on; tells the one the system chose where port 0 was asked for."""
+        """The port it listens on; the one that the system chose if the address has port 0."""
         return int(self._runner.addresses[0][1]) if self._runner.addresses else self._address.port
 
     async def start(self) -> None:
         """Listen.
 
         Raises:
-            ConfigError: the address cannot be had.
+            ConfigError: the address is in use or not available.
         """
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._address.host, self._address.port)
@@ -70,23 +69,23 @@ class WebServer:
             await site.start()
         except OSError as e:
             await self._runner.cleanup()
-            raise ConfigError(f"cannot listen on {self._address} ({e.strerror}): give another --metrics-address") from e
+            raise ConfigError(f"cannot listen on {self._address} ({e.strerror}): set another --metrics-address") from e
 
     async def stop(self) -> None:
-        """Close every connection; calling it twice is allowed."""
+        """Close all connections; may be called twice."""
         await self._runner.cleanup()
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._pages.metrics.render(), headers={"Content-Type": METRICS_CONTENT_TYPE})
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        """Answer at all: that the event loop turns is what this tells."""
+        """Respond: the event loop is running."""
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        waiting = self._pages.not_ready()
-        if waiting:
-            return web.Response(status=503, text=f"waiting for {', '.join(waiting)}\n")
+        missing = self._pages.not_ready()
+        if missing:
+            return web.Response(status=503, text=f"not synced: {', '.join(missing)}\n")
         return web.Response(text="ok\n")
 
     async def _status(self, _: web.Request) -> web.Response:

@@ -30,11 +30,11 @@ def _granted(kind: str) -> set[tuple[str, str, str, str]]:
 
 def _needed(scope: Scope) -> set[tuple[str, str, str, str]]:
     return {
-        (right.resource.group, right.path, verb, name)
-        for right in PERMISSIONS
-        if right.scope is scope
-        for verb in right.verbs
-        for name in right.names or ("",)
+        (permission.resource.group, permission.path, verb, name)
+        for permission in PERMISSIONS
+        if permission.scope is scope
+        for verb in permission.verbs
+        for name in permission.names or ("",)
     }
 
 
@@ -67,7 +67,12 @@ def test_secrets_are_never_listed_nor_read_outside_the_namespace() -> None:
 
 
 def _secret_verbs() -> list[tuple[Scope, str]]:
-    return [(right.scope, verb) for right in PERMISSIONS if right.path == "secrets" for verb in right.verbs]
+    return [
+        (permission.scope, verb)
+        for permission in PERMISSIONS
+        if permission.path == "secrets"
+        for verb in permission.verbs
+    ]
 
 
 @pytest.mark.parametrize("kind", ["RoleBinding", "ClusterRoleBinding"])
@@ -77,10 +82,12 @@ def test_bindings_name_the_agents_account(kind: str) -> None:
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "node-agent", "namespace": "velero"}]
 
 
-@pytest.mark.parametrize("right", PERMISSIONS, ids=lambda right: f"{right.path}-{right.scope}-{right.names}")
-def test_every_right_is_told_to_operators_with_its_reason(right: Permission) -> None:
-    verbs = ", ".join(right.verbs)
-    name = f"{right.resource.group}/{right.path}" if right.resource.group else right.path
-    only = f" (only {', '.join(right.names)})" if right.names else ""
-    row = f"| {right.where} | `{name}`{only} | {verbs} | {right.reason} |"
+@pytest.mark.parametrize(
+    "permission", PERMISSIONS, ids=lambda permission: f"{permission.path}-{permission.scope}-{permission.names}"
+)
+def test_security_md_lists_every_permission_with_its_reason(permission: Permission) -> None:
+    verbs = ", ".join(permission.verbs)
+    name = f"{permission.resource.group}/{permission.path}" if permission.resource.group else permission.path
+    only = f" (only {', '.join(permission.names)})" if permission.names else ""
+    row = f"| {permission.where} | `{name}`{only} | {verbs} | {permission.reason} |"
     assert row in (_ROOT / "SECURITY.md").read_text(encoding="utf-8")

@@ -62,11 +62,11 @@ def test_the_examples_are_accepted(installed: ApiServer) -> None:
     _kubectl(installed, "apply", "-f", str(_ROOT / "examples"), "--dry-run=server", "--validate=strict")
 
 
-async def test_an_account_without_roles_is_told_what_it_lacks(
+async def test_an_account_without_roles_names_its_missing_permissions(
     installed: ApiServer, namespace: str, tmp_path: Path
 ) -> None:
     async with _acting_as(installed, namespace, "default", tmp_path) as client:
-        with pytest.raises(ConfigError, match=r"rights are missing: get,list,watch,patch datauploads in its namespace"):
+        with pytest.raises(ConfigError, match=r"permissions missing: get,list,watch,patch datauploads"):
             await check_cluster(client, namespace)
 
 
@@ -75,14 +75,14 @@ def _serve(kubeconfig: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_serve_ends_with_one_line_where_it_has_no_rights(installed: ApiServer, namespace: str, tmp_path: Path) -> None:
+def test_serve_ends_with_one_line_without_permissions(installed: ApiServer, namespace: str, tmp_path: Path) -> None:
     kubeconfig = installed.account_kubeconfig(namespace, "default", tmp_path)
     done = _serve(kubeconfig, f"--namespace={namespace}")
     assert done.returncode == 2
-    assert re.fullmatch(r"error: rights are missing: get,list,watch,patch datauploads [^\n]+\n", done.stderr)
+    assert re.fullmatch(r"error: permissions missing: get,list,watch,patch datauploads [^\n]+\n", done.stderr)
 
 
-def test_serve_ends_with_one_line_where_a_definition_is_missing(installed: ApiServer, tmp_path: Path) -> None:
+def test_serve_ends_with_one_line_without_a_definition(installed: ApiServer, tmp_path: Path) -> None:
     kubeconfig = installed.account_kubeconfig("velero", "node-agent", tmp_path)
     _kubectl(installed, "delete", "crd", "podvolumerestores.velero.io")
     try:
@@ -91,7 +91,7 @@ def test_serve_ends_with_one_line_where_a_definition_is_missing(installed: ApiSe
         _kubectl(installed, "apply", "-f", str(_ROOT / "deploy" / "crds"))
         _kubectl(installed, "wait", "crd/podvolumerestores.velero.io", "--for=condition=Established")
     assert done.returncode == 2
-    missing = "custom resource definitions are missing: podvolumerestores.velero.io/v1"
+    missing = "custom resource definitions missing: podvolumerestores.velero.io/v1"
     assert done.stderr == f"error: {missing}: run kubectl apply -f deploy/crds\n"
 
 
@@ -108,6 +108,6 @@ async def test_a_server_that_is_not_there_is_told(installed: ApiServer, namespac
     kubeconfig.write_text(kubeconfig.read_text().replace(installed.url, "https://127.0.0.1:1"))
     transport, _ = await load_transport(str(kubeconfig))
     client = KubeClient(transport, Retry(SystemClock(), attempts=1))
-    with pytest.raises(ConfigError, match="the cluster cannot be checked"):
+    with pytest.raises(ConfigError, match="cannot check the cluster"):
         await check_cluster(client, namespace)
     await transport.close()

@@ -69,7 +69,7 @@ class PodWatch:
                 for namespace in wanted - self._watched.keys():
                     informer = self._build_informer(namespace)
                     task = group.create_task(
-                        informer.run_despite_refusals(partial(_warn, namespace)), name=f"pods of {namespace}"
+                        informer.run_despite_rejections(partial(_warn, namespace)), name=f"pods of {namespace}"
                     )
                     self._watched[namespace] = _Watched(informer, task)
                 await self._wanted_changed.wait()

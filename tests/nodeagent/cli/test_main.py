@@ -1,4 +1,4 @@
-"""First contact: help, version, and one line for everything that cannot work."""
+"""The command line: help, version, and one-line errors."""
 
 import argparse
 import os
@@ -42,7 +42,7 @@ def test_version_is_that_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"]], ids=" ".join)
-def test_help_teaches_by_examples(arguments: list[str]) -> None:
+def test_help_has_examples(arguments: list[str]) -> None:
     done = _run(*arguments)
     assert done.returncode == 0
     assert "examples:" in done.stdout
@@ -63,34 +63,34 @@ def test_help_loads_no_library() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "error"),
     [
         ([], "required: COMMAND"),
         (["serv"], "invalid choice: 'serv'"),
-        (["serve"], "this is no pod of a cluster"),
+        (["serve"], "not running in a pod"),
         (["serve", "--node-name=a", "--kubeconfig=/absent"], "kubeconfig /absent does not exist"),
-        (["serve", "--node-name=a", "--kubeconfig=pyproject.toml"], "kubeconfig pyproject.toml cannot be used"),
-        (["serve", "--resource-timeout=3x"], "'3x' is not a duration"),
+        (["serve", "--node-name=a", "--kubeconfig=pyproject.toml"], "cannot use kubeconfig pyproject.toml"),
+        (["serve", "--resource-timeout=3x"], 'not a duration such as 30s, 10m or 1h30m: "3x"'),
         (["serve", "--resource-timeout=-3m"], "not a positive duration"),
-        (["serve", "--client-qps=0"], "'0' is not a positive number"),
-        (["serve", "--client-qps=nan"], "'nan' is not a positive number"),
-        (["serve", "--client-qps=many"], "'many' is not a positive number"),
-        (["serve", "--client-burst=1.5"], "'1.5' is not a positive whole number"),
-        (["serve", "--metrics-address=8085"], "'8085' is not an address"),
+        (["serve", "--client-qps=0"], 'not a positive number: "0"'),
+        (["serve", "--client-qps=nan"], 'not a positive number: "nan"'),
+        (["serve", "--client-qps=many"], 'not a positive number: "many"'),
+        (["serve", "--client-burst=1.5"], 'not a positive whole number: "1.5"'),
+        (["serve", "--metrics-address=8085"], 'not an address such as :8085 or 127.0.0.1:8085: "8085"'),
         (["serve", "--log-level=loud"], "invalid choice: 'loud'"),
         (["serve", "--repository-controller=maybe"], "invalid choice: 'maybe'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_work_is_one_line_and_exit_code_2(arguments: list[str], told: str) -> None:
+def test_an_unusable_command_line_is_one_line_and_exit_code_2(arguments: list[str], error: str) -> None:
     done = _run(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
-    assert told in done.stderr
+    assert error in done.stderr
 
 
-def test_nothing_said_is_the_defaults() -> None:
+def test_settings_without_flags_are_the_defaults() -> None:
     settings = _settings()
     assert settings == Settings(node_name="node-a")
     assert settings.prepare_timeout == timedelta(minutes=30)
@@ -100,7 +100,7 @@ def test_nothing_said_is_the_defaults() -> None:
     assert settings.datamover_names == {"velero", ""}
 
 
-def test_everything_said_is_taken() -> None:
+def test_every_flag_is_used() -> None:
     settings = _settings(
         "--node-name=node-b",
         "--namespace=other",
@@ -144,22 +144,22 @@ def test_the_namespace_comes_from_the_environment() -> None:
     assert _settings(VELERO_NAMESPACE="backups").namespace == "backups"
 
 
-def test_the_name_velero_includes_loads_that_name_nobody() -> None:
+def test_the_name_velero_includes_transfers_without_a_data_mover() -> None:
     assert _settings("--datamover=velero", "--datamover=mine").datamover_names == {"velero", "mine", ""}
 
 
 @pytest.mark.parametrize(
-    ("environ", "kubeconfig", "told"),
+    ("environ", "kubeconfig", "error"),
     [
-        ({}, None, "this is no pod of a cluster"),
+        ({}, None, "not running in a pod"),
         ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, None, "set NODE_NAME"),
         ({"KUBECONFIG": "/k"}, None, "--node-name"),
         ({}, "/k", "--node-name"),
     ],
     ids=["outside", "pod", "environment", "flag"],
 )
-def test_a_node_that_is_not_known_is_told(environ: dict[str, str], kubeconfig: str | None, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_an_unknown_node_name_is_an_error(environ: dict[str, str], kubeconfig: str | None, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
         node_name_from("", environ, kubeconfig=kubeconfig)
 
 
@@ -172,12 +172,12 @@ def test_a_node_that_is_not_known_is_told(environ: dict[str, str], kubeconfig: s
         ("localhost:0", "localhost", 0),
     ],
 )
-def test_an_address_is_read_and_shown_alike(text: str, host: str | None, port: int) -> None:
+def test_an_address_is_parsed_and_printed_alike(text: str, host: str | None, port: int) -> None:
     assert parse_address(text) == ListenAddress(host, port)
     assert str(parse_address(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "8085", ":", ":x", ":70000", ":-1"])
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not an address"):
+def test_an_invalid_address_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="not an address"):
         parse_address(text)

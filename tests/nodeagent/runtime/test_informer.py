@@ -1,4 +1,4 @@
-"""A cache that is told every change, whatever the connection suffers."""
+"""The informer: its cache and callbacks reflect every change across broken connections."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,26 +26,26 @@ def pod(name: str, *, namespace: str = "velero", phase: str = "Pending", **metad
 
 
 def trim(obj: JsonDict) -> JsonDict:
-    """Keep a form of its own: what a cache holds need not look like an object."""
+    """Return another shape: a cache may hold anything."""
     return {"name": obj["metadata"]["name"], "uid": obj["metadata"]["uid"], "phase": obj["status"]["phase"]}
 
 
 class Watched:
-    """An informer and what it told: name, phase, and whether the cache still has it."""
+    """An informer and its callbacks: name, phase, and whether the cache still has the object."""
 
     def __init__(self, kube: FakeKube, selection: Selection) -> None:
         self.kube = kube
         self.client = KubeClient(kube, Retry(LoopClock(), attempts=1))
-        self.told: list[tuple[str, str, bool]] = []
+        self.changes: list[tuple[str, str, bool]] = []
         self.informer = Informer(self.client, selection, clock=LoopClock(), trim=trim, on_change=self._on_change)
 
     def _on_change(self, obj: JsonDict) -> None:
         kept = self.informer.get("velero", obj["name"])
-        self.told.append((obj["name"], obj["phase"], kept is not None and kept["uid"] == obj["uid"]))
+        self.changes.append((obj["name"], obj["phase"], kept is not None and kept["uid"] == obj["uid"]))
 
     def take(self) -> list[tuple[str, str, bool]]:
-        told, self.told = self.told, []
-        return told
+        changes, self.changes = self.changes, []
+        return changes
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ def kube() -> FakeKube:
     return kube
 
 
-async def test_synced_cache_holds_what_the_list_has(kube: FakeKube) -> None:
+async def test_a_synced_cache_holds_the_listed_objects(kube: FakeKube) -> None:
     async with watched(kube) as watching:
         assert watching.take() == [("a", "Pending", True)]
         assert len(watching.informer) == 1
@@ -90,7 +90,7 @@ async def test_empty_selection_is_synced_too() -> None:
         assert watching.informer.items() == []
 
 
-async def test_each_change_is_told_when_the_cache_shows_it(kube: FakeKube) -> None:
+async def test_each_change_is_reported_after_the_cache_is_updated(kube: FakeKube) -> None:
     async with watched(kube) as watching:
         watching.take()
         kube.put(pod("b"))
@@ -103,7 +103,7 @@ async def test_each_change_is_told_when_the_cache_shows_it(kube: FakeKube) -> No
         assert len(watching.informer) == 1
 
 
-async def test_object_that_leaves_the_selection_goes(kube: FakeKube) -> None:
+async def test_an_object_that_leaves_the_selection_is_removed(kube: FakeKube) -> None:
     kube.put(pod("b", labels={"node": "x"}))
     async with watched(kube, Selection(PODS, "velero", label_selector="node=x")) as watching:
         watching.take()
@@ -112,7 +112,7 @@ async def test_object_that_leaves_the_selection_goes(kube: FakeKube) -> None:
         assert watching.take() == [("b", "Pending", False)]
 
 
-async def test_relist_tells_differences_only(kube: FakeKube) -> None:
+async def test_a_relist_reports_differences_only(kube: FakeKube) -> None:
     kube.put(pod("gone"))
     kube.put(pod("changed"))
     async with watched(kube) as watching:
@@ -130,7 +130,7 @@ async def test_relist_tells_differences_only(kube: FakeKube) -> None:
         ]
 
 
-async def test_object_made_anew_while_nobody_watched_is_told_as_both(kube: FakeKube) -> None:
+async def test_an_object_recreated_between_watches_is_reported_as_both(kube: FakeKube) -> None:
     async with watched(kube) as watching:
         watching.take()
         kube.watches.cut()
@@ -141,7 +141,7 @@ async def test_object_made_anew_while_nobody_watched_is_told_as_both(kube: FakeK
         assert watching.take() == [("a", "Pending", False), ("a", "Running", True)]
 
 
-async def test_list_that_breaks_off_forgets_nothing(kube: FakeKube) -> None:
+async def test_an_interrupted_list_removes_nothing(kube: FakeKube) -> None:
     for number in range(600):
         kube.put(pod(f"p{number}"))
     async with watched(kube) as watching:
@@ -156,7 +156,7 @@ async def test_list_that_breaks_off_forgets_nothing(kube: FakeKube) -> None:
         assert watching.take() == [("late", "Pending", True)]
 
 
-async def test_first_list_without_rights_ends_it(kube: FakeKube) -> None:
+async def test_a_forbidden_first_list_ends_the_informer(kube: FakeKube) -> None:
     kube.fail_next("GET", "/pods", 403)
     watching = Watched(kube, Selection(PODS, "velero"))
     with pytest.raises(ForbiddenError):
@@ -164,7 +164,7 @@ async def test_first_list_without_rights_ends_it(kube: FakeKube) -> None:
     assert not watching.informer.synced.is_set()
 
 
-async def test_canceled_informer_leaves_no_watch(kube: FakeKube) -> None:
+async def test_a_canceled_informer_leaves_no_watch(kube: FakeKube) -> None:
     async with watched(kube):
         assert len(kube.watches) == 1
     assert len(kube.watches) == 0

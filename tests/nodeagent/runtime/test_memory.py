@@ -1,4 +1,4 @@
-"""When memory is given back: while work goes on, behind its end, and never without any."""
+"""Return of free memory: during and after a burst of requests, never when idle."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from tests.support.clock import LoopClock
 
 @asynccontextmanager
 async def keeping() -> AsyncIterator[tuple[MemoryTrimmer, list[float]]]:
-    """Run a keeper; yield it and the times at which it gave memory back."""
+    """Run a trimmer; yield it and the times at which it returned memory."""
     clock = LoopClock()
     began, times = clock.monotonic(), list[float]()
     keeper = MemoryTrimmer(clock, lambda: times.append(clock.monotonic() - began))
@@ -25,14 +25,14 @@ async def keeping() -> AsyncIterator[tuple[MemoryTrimmer, list[float]]]:
 
 
 @pytest.mark.looptime
-async def test_nothing_is_done_where_nothing_was_done() -> None:
+async def test_an_idle_agent_returns_nothing() -> None:
     async with keeping() as (_, times):
         await asyncio.sleep(1000)
     assert times == []
 
 
 @pytest.mark.looptime
-async def test_memory_is_given_back_behind_the_last_work_and_once_its_connections_are_closed() -> None:
+async def test_memory_is_returned_after_the_last_request_and_after_its_connections_closed() -> None:
     async with keeping() as (keeper, times):
         keeper.note()
         await asyncio.sleep(1000)
@@ -40,7 +40,7 @@ async def test_memory_is_given_back_behind_the_last_work_and_once_its_connection
 
 
 @pytest.mark.looptime
-async def test_memory_is_given_back_while_work_goes_on() -> None:
+async def test_memory_is_returned_during_a_burst() -> None:
     async with keeping() as (keeper, times):
         for _ in range(60):
             keeper.note()
@@ -52,5 +52,5 @@ async def test_memory_is_given_back_while_work_goes_on() -> None:
     assert times[-1] >= worked_until + 15
 
 
-def test_this_platforms_library_can_be_asked() -> None:
+def test_the_c_library_of_this_platform_is_supported() -> None:
     find_trim()()

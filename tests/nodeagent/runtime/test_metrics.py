@@ -1,4 +1,4 @@
-"""What a scraper reads."""
+"""The metrics as Prometheus scrapes them."""
 
 import re
 
@@ -14,7 +14,7 @@ def metrics() -> Metrics:
 
 
 def _samples(metrics: Metrics) -> dict[str, float]:
-    """Return each sample's value by its name and labels, as they are printed."""
+    """Return the value of each sample by name and labels as rendered."""
     lines = metrics.render().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
@@ -22,12 +22,12 @@ def _samples(metrics: Metrics) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", ["upload", "download"])
 @pytest.mark.parametrize("ending", ["success", "failure", "cancel"])
-def test_the_peers_counters_are_there_from_the_start(metrics: Metrics, kind: str, ending: str) -> None:
+def test_veleros_counters_exist_from_the_start(metrics: Metrics, kind: str, ending: str) -> None:
     assert _samples(metrics)[f'podVolume_data_{kind}_{ending}_total{{node="node-a"}}'] == 0
 
 
 @pytest.mark.parametrize("name", ["enqueue_count", "dequeue_count"])
-def test_the_peers_pod_volume_counters_keep_their_names(metrics: Metrics, name: str) -> None:
+def test_veleros_pod_volume_counters_keep_their_names(metrics: Metrics, name: str) -> None:
     assert _samples(metrics)[f'podVolume_pod_volume_backup_{name}{{node="node-a"}}'] == 0
 
 
@@ -39,20 +39,18 @@ def test_the_peers_pod_volume_counters_keep_their_names(metrics: Metrics, name: 
         ("DataDownload", Phase.CANCELED, "download_cancel"),
     ],
 )
-def test_an_ended_load_is_counted_once_under_its_ending(
-    metrics: Metrics, kind: str, phase: Phase, counted: str
-) -> None:
+def test_a_finished_transfer_is_counted_once_by_phase(metrics: Metrics, kind: str, phase: Phase, counted: str) -> None:
     metrics.transfer_finished(kind, phase)
     changed = {name: value for name, value in _samples(metrics).items() if "podVolume_data" in name and value}
     assert changed == {f'podVolume_data_{counted}_total{{node="node-a"}}': 1}
 
 
-def test_kinds_that_the_peer_does_not_count_are_passed_over(metrics: Metrics) -> None:
+def test_kinds_that_velero_does_not_count_are_ignored(metrics: Metrics) -> None:
     metrics.transfer_finished("PodVolumeBackup", Phase.COMPLETED)
     assert "podVolume_pod_volume_backup_success_total" not in metrics.render().decode()
 
 
-def test_bytes_are_summed_by_kind_and_never_go_back(metrics: Metrics) -> None:
+def test_bytes_are_summed_by_kind_and_never_decrease(metrics: Metrics) -> None:
     for delta in (5, 7, -3):
         metrics.bytes_moved("DataUpload", delta)
         metrics.bytes_sent("DataUpload", delta)
@@ -61,26 +59,26 @@ def test_bytes_are_summed_by_kind_and_never_go_back(metrics: Metrics) -> None:
     assert samples['nodeagent_sent_bytes_total{kind="DataUpload",node="node-a"}'] == 12
 
 
-def test_a_rate_is_shown_while_its_load_runs(metrics: Metrics) -> None:
+def test_a_rate_exists_while_its_transfer_runs(metrics: Metrics) -> None:
     name = 'nodeagent_rate_bytes_per_second{kind="DataUpload",node="node-a",uid="u1"}'
     metrics.rate("DataUpload", "u1", 10.5)
     assert _samples(metrics)[name] == 10.5
-    metrics.rate_gone("DataUpload", "u1")
+    metrics.remove_rate("DataUpload", "u1")
     assert name not in _samples(metrics)
 
 
-def test_a_rate_that_was_never_shown_may_go(metrics: Metrics) -> None:
-    metrics.rate_gone("DataUpload", "u1")
+def test_removing_an_unknown_rate_is_allowed(metrics: Metrics) -> None:
+    metrics.remove_rate("DataUpload", "u1")
 
 
-def test_only_the_hash_in_force_is_shown(metrics: Metrics) -> None:
+def test_only_the_active_hash_has_a_series(metrics: Metrics) -> None:
     metrics.config_hash("one")
     metrics.config_hash("two")
     shown = [name for name in _samples(metrics) if name.startswith("nodeagent_config_info")]
     assert shown == ['nodeagent_config_info{hash="two",node="node-a"}']
 
 
-def test_states_are_shown(metrics: Metrics) -> None:
+def test_gauges_show_the_current_state(metrics: Metrics) -> None:
     metrics.queue_length("DataUpload", "waiting", 3)
     metrics.slots(1, 2)
     metrics.config_valid(ok=False)
@@ -104,18 +102,18 @@ def test_states_are_shown(metrics: Metrics) -> None:
     assert {name: normal.get(name) for name in expected} == expected
 
 
-def test_pod_volume_operations_have_the_peers_labels(metrics: Metrics) -> None:
+def test_pod_volume_operations_have_veleros_labels(metrics: Metrics) -> None:
     metrics.pod_volume_operation("backup", "b1", name="b1-cmssg", seconds=3)
     text = metrics.render().decode()
     labels = r'\{backupName="b1",node="node-a",operation="backup",pod_volume_backup="b1-cmssg"\} 3.0'
     assert re.search(r"podVolume_pod_volume_operation_latency_seconds_gauge" + labels, text)
 
 
-def test_the_process_is_shown(metrics: Metrics) -> None:
+def test_the_process_has_metrics(metrics: Metrics) -> None:
     assert _samples(metrics)["process_resident_memory_bytes"] > 0
 
 
-def test_only_the_last_pod_volume_backups_have_series_of_their_own() -> None:
+def test_only_the_latest_pod_volume_backups_have_series() -> None:
     metrics = Metrics("node-a")
     for number in range(150):
         metrics.pod_volume_operation("op", "velero/nightly", name=f"pvb-{number:03}", seconds=1.0)

@@ -1,4 +1,4 @@
-"""How an agent finds its own pod, and what it writes there."""
+"""The agent's own pod: how it is found, and what is written to it."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ _LEAVING: dict[str, Any] = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finali
     ],
     ids=["alone", "by its name", "in the node's network", "after a roll-out", "beside movers", "which of two"],
 )
-async def test_the_agent_tells_about_itself_on_its_own_pod(
+async def test_events_and_annotations_go_to_the_agents_own_pod(
     hostname: str, others: list[dict[str, Any]], found: str | None
 ) -> None:
     kube = FakeKube()
@@ -55,13 +55,13 @@ async def test_the_agent_tells_about_itself_on_its_own_pod(
     own = _own(kube, hostname)
     await own.report("ConfigRefused", "it is no JSON", warning=True)
     await own.annotate("nodeagent.io/config", "abc")
-    told = [event["involvedObject"]["name"] for event in kube.objects(EVENTS)]
+    recorded = [event["involvedObject"]["name"] for event in kube.objects(EVENTS)]
     annotated = [pod["metadata"]["name"] for pod in kube.objects(PODS) if pod["metadata"].get("annotations")]
-    assert told == annotated == ([found] if found else [])
+    assert recorded == annotated == ([found] if found else [])
 
 
 @pytest.mark.looptime
-async def test_what_the_pod_says_already_is_not_written_again() -> None:
+async def test_an_unchanged_annotation_is_not_written_again() -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a", annotations={"nodeagent.io/config": "abc"}))
     await _own(kube, "agent-a").annotate("nodeagent.io/config", "abc")
@@ -69,7 +69,7 @@ async def test_what_the_pod_says_already_is_not_written_again() -> None:
 
 
 @pytest.mark.looptime
-async def test_the_pod_is_looked_up_once_and_never_listed_where_it_has_this_machines_name() -> None:
+async def test_the_pod_is_read_once_and_never_listed_if_it_has_this_machines_name() -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a"))
     own = _own(kube, "agent-a")
@@ -83,7 +83,7 @@ async def test_the_pod_is_looked_up_once_and_never_listed_where_it_has_this_mach
 
 
 @pytest.mark.looptime
-async def test_a_pod_that_came_in_the_place_of_ours_is_not_written_to() -> None:
+async def test_a_pod_that_replaced_ours_is_not_written_to() -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a"))
     own = _own(kube, "agent-a")
@@ -96,7 +96,7 @@ async def test_a_pod_that_came_in_the_place_of_ours_is_not_written_to() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_agent_without_a_pod_tells_its_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_agent_without_a_pod_only_logs(caplog: pytest.LogCaptureFixture) -> None:
     kube = FakeKube()
     await _own(kube, "laptop").report("ConfigRefused", "it is no JSON", warning=True)
     assert "it is no JSON" in caplog.text
@@ -104,9 +104,9 @@ async def test_an_agent_without_a_pod_tells_its_log_alone(caplog: pytest.LogCapt
 
 
 @pytest.mark.looptime
-async def test_an_event_that_cannot_be_recorded_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_event_that_cannot_be_recorded_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a"))
     kube.fail_next("POST", "events", 403)
     await _own(kube, "agent-a").report("ConfigRefused", "it is no JSON", warning=True)
-    assert "could not be recorded" in caplog.text
+    assert "could not record" in caplog.text

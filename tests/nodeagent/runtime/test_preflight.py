@@ -1,4 +1,4 @@
-"""What is missing in a cluster is told in one line before the agent starts."""
+"""Checks of the cluster before the agent starts: one line names what is missing."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.support.scripted import answer, refusal, scripted_client
 
 
 class _Cluster:
-    """Allows and serves everything but what a test takes away."""
+    """Allows and serves everything that a test does not remove."""
 
     def __init__(self) -> None:
         self.denied: set[tuple[str, str, str]] = set()
@@ -33,7 +33,7 @@ async def test_a_cluster_with_everything_passes(caplog: pytest.LogCaptureFixture
     assert caplog.records == []
 
 
-async def test_missing_rights_are_named_with_verb_resource_and_place() -> None:
+async def test_missing_permissions_are_named_with_verb_resource_and_scope() -> None:
     cluster = _Cluster()
     cluster.denied = {
         ("patch", "datauploads", "velero"),
@@ -43,14 +43,14 @@ async def test_missing_rights_are_named_with_verb_resource_and_place() -> None:
     }
     with pytest.raises(ConfigError) as caught:
         await check_cluster(scripted_client(cluster), "velero")
-    told = str(caught.value)
-    assert "watch,patch datauploads in its namespace" in told
-    assert "patch persistentvolumes in the cluster" in told
-    assert "patch persistentvolumeclaims in every namespace" in told
-    assert "\n" not in told
+    message = str(caught.value)
+    assert "watch,patch datauploads in its namespace" in message
+    assert "patch persistentvolumes in the cluster" in message
+    assert "patch persistentvolumeclaims in every namespace" in message
+    assert "\n" not in message
 
 
-async def test_an_account_without_any_rights_is_told_in_a_line_of_bearable_length() -> None:
+async def test_the_line_stays_short_if_all_permissions_are_missing() -> None:
     def script(_: Request) -> Response:
         return answer({"status": {"allowed": False}}, 201)
 
@@ -59,12 +59,12 @@ async def test_an_account_without_any_rights_is_told_in_a_line_of_bearable_lengt
     assert len(str(caught.value)) < 600
 
 
-async def test_a_right_that_is_not_needed_costs_a_warning_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_missing_optional_permission_is_a_warning_only(caplog: pytest.LogCaptureFixture) -> None:
     cluster = _Cluster()
     cluster.denied = {("list", "priorityclasses", ""), ("watch", "priorityclasses", "")}
     await check_cluster(scripted_client(cluster), "velero")
     (warning,) = caplog.messages
-    assert warning.startswith("without the right to list,watch priorityclasses in the cluster it cannot be told")
+    assert warning.startswith("no permission to list,watch priorityclasses in the cluster: cannot check")
 
 
 async def test_missing_definitions_are_named_with_the_command_that_installs_them() -> None:
@@ -80,7 +80,7 @@ async def test_a_cluster_without_the_snapshot_api_is_warned_about(caplog: pytest
     cluster = _Cluster()
     cluster.absent = {"snapshot.storage.k8s.io"}
     await check_cluster(scripted_client(cluster), "velero")
-    assert "there is no snapshot API" in caplog.text
+    assert "no snapshot API" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ async def test_a_cluster_without_the_snapshot_api_is_warned_about(caplog: pytest
     [refusal(401, "Unauthorized"), refusal(403, "no reviews for you"), refusal(503, "not now")],
     ids=["unauthorized", "forbidden", "unavailable"],
 )
-async def test_a_server_that_refuses_is_told(response: Response) -> None:
-    with pytest.raises(ConfigError, match=r"the cluster cannot be checked: .*SelfSubjectAccessReview.*: (401|403|503)"):
+async def test_a_rejected_check_is_an_error(response: Response) -> None:
+    with pytest.raises(ConfigError, match=r"cannot check the cluster: .*SelfSubjectAccessReview.*: (401|403|503)"):
         await check_cluster(scripted_client(lambda _: response), "velero")
 
 
-async def test_a_server_that_does_not_answer_is_told() -> None:
+async def test_an_unreachable_api_server_is_an_error() -> None:
     def script(_: Request) -> Response:
         raise UnreachableError("connection refused")
 
-    with pytest.raises(ConfigError, match="the cluster cannot be checked: connection refused"):
+    with pytest.raises(ConfigError, match="cannot check the cluster: connection refused"):
         await check_cluster(scripted_client(script), "velero")

@@ -1,4 +1,4 @@
-"""How hard the API server is pressed: the client's own limit, and the server's wish for a rest."""
+"""The rate limit of requests to the API server, and its `Retry-After`."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.looptime
 
 @pytest.fixture(name="_only_granted_requests", autouse=True)
 def only_granted_requests() -> None:
-    """The requests here are made up: what the product may ask is not their subject."""
+    """The requests here are made up; permissions are not their subject."""
 
 
 def limit(*, per_second: float = 10.0, burst: int = 5) -> RateLimit:
@@ -29,18 +29,18 @@ def limit(*, per_second: float = 10.0, burst: int = 5) -> RateLimit:
 
 
 def limited(kube: Transport, rate: RateLimit, answers: list[tuple[str, int]]) -> KubeClient:
-    """Return a client that keeps to `rate`; the verb and status of each answer go to `answers`."""
+    """Return a client that keeps to `rate`; verb and status of each response go to `answers`."""
     transport = LimitedTransport(kube, rate, on_answer=lambda verb, status: answers.append((verb, status)))
     return KubeClient(transport, Retry(LoopClock()))
 
 
-async def test_a_burst_passes_at_once_and_the_rest_at_the_rate(looptime: float) -> None:
+async def test_a_burst_passes_at_once_and_the_others_at_the_rate(looptime: float) -> None:
     bucket = limit()
     for _ in range(5):
-        await bucket.wait_turn(urgent=False)
+        await bucket.acquire(urgent=False)
     assert looptime == 0
     for _ in range(20):
-        await bucket.wait_turn(urgent=False)
+        await bucket.acquire(urgent=False)
     assert abs(float(looptime) - 2.0) < 0.1
 
 
@@ -48,36 +48,36 @@ async def test_a_pause_fills_the_bucket_up_to_a_burst(looptime: float) -> None:
     bucket = limit()
     await asyncio.sleep(100)
     for _ in range(6):
-        await bucket.wait_turn(urgent=False)
+        await bucket.acquire(urgent=False)
     assert abs(float(looptime) - 100.1) < 0.1
 
 
-async def test_urgent_requests_stand_in_no_line_and_the_others_pay(looptime: float) -> None:
+async def test_urgent_requests_pass_at_once_and_take_tokens_from_the_others(looptime: float) -> None:
     bucket = limit()
     for _ in range(7):
-        await bucket.wait_turn(urgent=True)
+        await bucket.acquire(urgent=True)
     assert looptime == 0
-    await bucket.wait_turn(urgent=False)
+    await bucket.acquire(urgent=False)
     assert abs(float(looptime) - 0.3) < 0.1
 
 
-async def test_an_urgent_request_passes_those_that_wait(looptime: float) -> None:
+async def test_an_urgent_request_overtakes_waiting_requests(looptime: float) -> None:
     bucket = limit(burst=1)
     async with asyncio.TaskGroup() as group:
         for _ in range(50):
-            group.create_task(bucket.wait_turn(urgent=False))
+            group.create_task(bucket.acquire(urgent=False))
         await asyncio.sleep(1)
-        await bucket.wait_turn(urgent=True)
+        await bucket.acquire(urgent=True)
         assert abs(float(looptime) - 1.0) < 0.1
     # The debt is paid in the end.
     assert abs(float(looptime) - 5.0) < 0.1
 
 
-async def test_those_that_wait_pass_in_their_order_and_one_that_gives_up_holds_up_nobody() -> None:
+async def test_waiting_requests_pass_in_order_and_a_canceled_one_blocks_none() -> None:
     bucket, passed = limit(burst=1), []
 
     async def wait(number: int) -> None:
-        await bucket.wait_turn(urgent=False)
+        await bucket.acquire(urgent=False)
         passed.append(number)
 
     tasks = [asyncio.create_task(wait(number)) for number in range(6)]
@@ -88,24 +88,24 @@ async def test_those_that_wait_pass_in_their_order_and_one_that_gives_up_holds_u
     assert passed == [0, 2, 4, 5]
 
 
-async def test_a_server_that_asks_for_a_rest_gets_it_from_all_but_urgent_requests(looptime: float) -> None:
+async def test_a_requested_pause_delays_all_but_urgent_requests(looptime: float) -> None:
     bucket = limit()
-    bucket.rest(3)
-    await bucket.wait_turn(urgent=True)
+    bucket.pause(3)
+    await bucket.acquire(urgent=True)
     assert looptime == 0
-    await bucket.wait_turn(urgent=False)
+    await bucket.acquire(urgent=False)
     assert abs(float(looptime) - 3.0) < 0.1
 
 
-async def test_no_server_silences_the_client_for_long(looptime: float) -> None:
+async def test_a_requested_pause_is_limited(looptime: float) -> None:
     bucket = limit()
-    bucket.rest(86400)
-    await bucket.wait_turn(urgent=False)
+    bucket.pause(86400)
+    await bucket.acquire(urgent=False)
     assert abs(float(looptime) - 30.0) < 0.1
 
 
 class Busy(FakeKube):
-    """Refuses the first requests with 429 and asks to come back in seven seconds."""
+    """Rejects the first requests with 429 and Retry-After: 7."""
 
     refusals = 1
 
@@ -116,7 +116,7 @@ class Busy(FakeKube):
         return await super().request(request)
 
 
-async def test_a_rest_that_one_request_was_asked_for_is_heeded_by_all(looptime: float) -> None:
+async def test_retry_after_of_one_request_delays_all(looptime: float) -> None:
     kube = Busy()
     answers: list[tuple[str, int]] = []
     client = limited(kube, limit(), answers)
@@ -131,7 +131,7 @@ async def test_a_rest_that_one_request_was_asked_for_is_heeded_by_all(looptime: 
     assert answers == [("GET", 429)] + [("GET", 404)] * 4
 
 
-async def test_watches_count_and_wait_as_other_requests_do(looptime: float) -> None:
+async def test_watches_are_limited_and_counted(looptime: float) -> None:
     kube = FakeKube()
     answers: list[tuple[str, int]] = []
     client = limited(kube, limit(per_second=1.0, burst=1), answers)
@@ -151,7 +151,7 @@ async def anext_of(changes: object, count: int) -> None:
         await anext(changes)  # type: ignore[call-overload] # a generator of changes
 
 
-async def test_what_got_no_answer_and_a_refused_watch_are_counted_as_such() -> None:
+async def test_unanswered_requests_and_rejected_watches_are_counted() -> None:
     kube = FakeKube()
     answers: list[tuple[str, int]] = []
     transport = LimitedTransport(kube, limit(), on_answer=lambda verb, status: answers.append((verb, status)))
@@ -166,7 +166,7 @@ async def test_what_got_no_answer_and_a_refused_watch_are_counted_as_such() -> N
 
 
 class Slow(FakeKube):
-    """Answers after a second, and remembers how many waited for that together."""
+    """Responds after a second, and records how many requests were in flight."""
 
     waiting = 0
     most = 0
@@ -179,7 +179,7 @@ class Slow(FakeKube):
         return await super().request(request)
 
 
-async def test_only_so_many_requests_are_under_way_and_an_urgent_one_passes_them_by(looptime: float) -> None:
+async def test_requests_in_flight_are_limited_except_urgent_ones(looptime: float) -> None:
     kube = Slow()
     transport = LimitedTransport(kube, limit(per_second=1000, burst=1000), on_answer=lambda *_: None)
     request = Request("GET", CONFIG_MAPS.path("velero", "none"))

@@ -12,7 +12,7 @@ def faults(caplog: pytest.LogCaptureFixture) -> Faults:
     return Faults(logging.getLogger("faults"))
 
 
-def test_an_error_is_told_in_full_once_for_each_key_and_cause(faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_is_logged_in_full_once_per_key_and_cause(faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
     errors = [("a", AgentError("no")), ("a", AgentError("no")), ("b", AgentError("no")), ("a", AgentError("still no"))]
     assert [faults.report(key, "it failed", error) for key, error in errors] == [True, False, True, True]
     assert [(one.levelname, one.exc_info is not None) for one in caplog.records] == [
@@ -24,7 +24,7 @@ def test_an_error_is_told_in_full_once_for_each_key_and_cause(faults: Faults, ca
     assert caplog.messages[0] == "it failed: no"
 
 
-def test_an_error_that_comes_back_after_it_was_gone_is_news(faults: Faults) -> None:
+def test_an_error_that_returns_after_a_success_is_logged_again(faults: Faults) -> None:
     faults.report("a", "it failed", AgentError("no"))
     faults.forget("a")
     assert faults.report("a", "it failed", AgentError("no"))

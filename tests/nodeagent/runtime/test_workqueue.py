@@ -1,4 +1,4 @@
-"""Keys are worked on one at a time, in order, and never lost."""
+"""The work queue: each key is handled by one worker at a time, in order, and never lost."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.looptime
 
 
 class Worker:
-    """Notes when which key began; takes `seconds` for each, then does what `then` says."""
+    """Records when each key started; takes `seconds` for each, then does what `then` says."""
 
     def __init__(self, seconds: float = 1.0) -> None:
         self.seconds = seconds
@@ -63,7 +63,7 @@ async def running(queue: WorkQueue[str], worker: Worker) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_keys_are_taken_in_order_by_so_many_workers() -> None:
+async def test_keys_are_handled_in_order_by_the_workers() -> None:
     queue, worker = new_queue(workers=2), Worker()
     for key in "abcde":
         queue.add(key)
@@ -75,7 +75,7 @@ async def test_keys_are_taken_in_order_by_so_many_workers() -> None:
     assert len(queue) == 0
 
 
-async def test_key_that_waits_is_there_once() -> None:
+async def test_a_ready_key_is_queued_once() -> None:
     queue, worker = new_queue(), Worker()
     for _ in range(3):
         queue.add("a")
@@ -84,7 +84,7 @@ async def test_key_that_waits_is_there_once() -> None:
     assert worker.keys == ["a"]
 
 
-async def test_key_added_while_it_is_worked_on_is_worked_on_again() -> None:
+async def test_a_key_added_while_in_progress_is_handled_again() -> None:
     queue, worker = new_queue(), Worker()
     queue.add("a")
     async with running(queue, worker):
@@ -95,7 +95,7 @@ async def test_key_added_while_it_is_worked_on_is_worked_on_again() -> None:
     assert worker.times("a") == [0, 1]
 
 
-async def test_key_added_again_and_again_lets_others_pass() -> None:
+async def test_a_key_added_repeatedly_does_not_starve_others() -> None:
     queue, worker = new_queue(workers=1), Worker()
 
     async def again(key: str) -> None:
@@ -110,7 +110,7 @@ async def test_key_added_again_and_again_lets_others_pass() -> None:
     assert worker.keys == ["busy", "a", "b", "busy"]
 
 
-async def test_requeue_brings_the_key_back_in_time() -> None:
+async def test_a_requeued_key_is_handled_on_time() -> None:
     queue, worker = new_queue(), Worker()
 
     async def later(key: str) -> Requeue | None:
@@ -132,7 +132,7 @@ async def test_earliest_of_several_times_counts() -> None:
     assert worker.times("a") == [10]
 
 
-async def test_time_set_while_others_are_waited_for_is_kept() -> None:
+async def test_a_timer_set_during_another_timer_fires() -> None:
     queue, worker = new_queue(), Worker()
     async with running(queue, worker):
         queue.add_after("late", 50)
@@ -142,7 +142,7 @@ async def test_time_set_while_others_are_waited_for_is_kept() -> None:
     assert worker.began == [("early", 6), ("late", 50)]
 
 
-async def test_many_timers_are_all_kept() -> None:
+async def test_all_of_many_timers_fire() -> None:
     queue, worker = new_queue(workers=500), Worker()
     async with running(queue, worker):
         for number in range(500):
@@ -151,7 +151,7 @@ async def test_many_timers_are_all_kept() -> None:
     assert worker.keys == [str(number) for number in reversed(range(500))]
 
 
-async def test_failing_key_comes_back_in_growing_intervals_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_key_is_retried_with_backoff_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     queue, worker = new_queue(), Worker(seconds=0)
 
     async def fail(key: str) -> None:
@@ -166,12 +166,14 @@ async def test_failing_key_comes_back_in_growing_intervals_up_to_a_limit(caplog:
     assert 0.5 <= waits[0] <= 1.0
     assert all(before <= after * 2 for before, after in itertools.pairwise(waits))
     assert 150 <= waits[-1] <= 300.1
-    told = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(told) == len(times)
-    assert "test: a failed and is tried again in" in told[0].getMessage()
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == len(times)
+    assert "test: a failed, will retry in" in warnings[0].getMessage()
 
 
-async def test_unexpected_error_is_told_with_its_traceback_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_is_logged_with_its_traceback_and_blocks_no_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     queue, worker = new_queue(), Worker(seconds=0)
 
     async def fail(key: str) -> None:
@@ -206,7 +208,7 @@ async def test_success_clears_the_backoff() -> None:
     assert 0.5 <= times[6] - times[5] <= 1.0
 
 
-async def test_wait_that_others_broke_off_costs_no_worker() -> None:
+async def test_a_cancellation_from_outside_ends_no_worker() -> None:
     queue, worker = new_queue(workers=1), Worker(seconds=0)
 
     async def await_canceled(key: str) -> None:
@@ -225,7 +227,7 @@ async def test_wait_that_others_broke_off_costs_no_worker() -> None:
     assert worker.keys == ["a", "a", "b"]
 
 
-async def test_cancellation_ends_the_work_at_hand() -> None:
+async def test_cancellation_ends_the_work_in_progress() -> None:
     queue, worker = new_queue(), Worker(seconds=1000)
     queue.add("a")
     async with running(queue, worker):

@@ -1,4 +1,4 @@
-"""What the agent's web server answers, over a real socket."""
+"""The agent's HTTP server, over a real socket."""
 
 import json
 from collections.abc import AsyncIterator
@@ -13,11 +13,11 @@ from nodeagent.web.server import WebPages, WebServer
 
 
 class _Agent:
-    """Stands for what the pages ask."""
+    """Stands in for the agent."""
 
     def __init__(self) -> None:
-        self.waiting: list[str] = []
-        self.pages = WebPages(Metrics("node-a"), lambda: self.waiting, lambda: {"node": "node-a"})
+        self.missing: list[str] = []
+        self.pages = WebPages(Metrics("node-a"), lambda: self.missing, lambda: {"node": "node-a"})
 
 
 @pytest.fixture
@@ -45,15 +45,15 @@ async def test_metrics_are_served_in_the_text_format(url: str) -> None:
     assert 'podVolume_data_upload_success_total{node="node-a"} 0.0' in text
 
 
-async def test_health_is_answered(url: str) -> None:
+async def test_healthz_responds(url: str) -> None:
     assert (await _get(f"{url}/healthz"))[0] == 200
 
 
-async def test_readiness_tells_what_is_waited_for(url: str, agent: _Agent) -> None:
-    agent.waiting = ["the list of datauploads", "the list of pods"]
+async def test_readyz_names_what_is_not_synced(url: str, agent: _Agent) -> None:
+    agent.missing = ["the list of datauploads", "the list of pods"]
     status, _, text = await _get(f"{url}/readyz")
-    assert (status, text) == (503, "waiting for the list of datauploads, the list of pods\n")
-    agent.waiting = []
+    assert (status, text) == (503, "not synced: the list of datauploads, the list of pods\n")
+    agent.missing = []
     assert (await _get(f"{url}/readyz"))[0] == 200
 
 
@@ -63,7 +63,7 @@ async def test_status_is_json(url: str) -> None:
     assert json.loads(text) == {"node": "node-a"}
 
 
-async def test_a_taken_port_is_told(url: str, agent: _Agent) -> None:
+async def test_a_port_in_use_is_an_error(url: str, agent: _Agent) -> None:
     port = int(url.rpartition(":")[2])
     with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port} .*--metrics-address"):
         await WebServer(ListenAddress("127.0.0.1", port), agent.pages).start()
