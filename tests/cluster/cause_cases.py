@@ -121,7 +121,7 @@ CASES = {
         heals=True,
     ),
     "provisioner-silent": Case(
-        _NO_VOLUME + "ExternalProvisioning: Pending for a volume to be created",
+        _NO_VOLUME + "ExternalProvisioning: Waiting for a volume to be created",
         "ClaimUnbound",
         "ExternalProvisioning",
         fault="never",

@@ -94,7 +94,7 @@ def test_describe_tells_its_story_by_events(agent: Bed, uploaded: Json) -> None:
     events.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
     reasons = list(dict.fromkeys(event["reason"] for event in events))
     # Agent and mover tell at the same time; only a load that comes before its repository is ready waits for it.
-    waiting = {f"{_BY_MOVER}Pending", f"{_BY_MOVER}Ready"}
+    waiting = {f"{_BY_MOVER}Waiting", f"{_BY_MOVER}Ready"}
     by_mover = [reason for reason in reasons if reason.startswith(_BY_MOVER) and reason not in waiting]
     by_agent = [reason for reason in reasons if not reason.startswith(_BY_MOVER) and reason not in _SLOW]
     assert by_agent == ["Accepted", "Prepared", "Started", "Completed"]

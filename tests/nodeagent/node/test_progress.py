@@ -46,7 +46,7 @@ async def test_a_wait_of_the_mover_is_the_loads_message_until_it_is_over(kind: s
     async with open_world(load, mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase(kind) == "InProgress")
         for number, text in enumerate((UNMADE, STUCK, UNMADE), start=1):
-            world.kube.put(event(load, "Pending", text, number=number))
+            world.kube.put(event(load, "Waiting", text, number=number))
             await asyncio.sleep(2)
             assert message_of(world, kind) == text
         world.kube.put(event(load, "Progress", "{}", number=4))
@@ -63,7 +63,7 @@ async def test_data_that_moves_ends_a_wait_too() -> None:
     load = accepted(data_upload())
     async with open_world(load, mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")
-        world.kube.put(event(load, "Pending", UNMADE))
+        world.kube.put(event(load, "Waiting", UNMADE))
         await world.until(lambda: message_of(world, "DataUpload") == UNMADE, seconds=2)
         moved = json.dumps({"totalBytes": 10, "doneBytes": 5})
         world.kube.put(event(load, "Progress", moved, number=2))
@@ -76,7 +76,7 @@ async def test_an_agent_that_starts_anew_neither_tells_a_wait_that_is_over_nor_l
     async with open_world(load, mover=Mover(stubborn=True)) as world:
         async with world.agent():
             await world.until(lambda: world.phase() == "InProgress")
-            world.kube.put(event(load, "Pending", UNMADE))
+            world.kube.put(event(load, "Waiting", UNMADE))
             await world.until(lambda: message_of(world, "DataUpload") == UNMADE, seconds=2)
         world.kube.put(event(load, "Ready", "it is there", number=2))
         async with world.agent():
@@ -95,7 +95,7 @@ async def test_a_wait_that_could_not_be_written_is_written_later() -> None:
         fuse.fault = Fault.CONFLICT
         async with world.agent(fuse):
             await world.until(lambda: world.phase() == "InProgress")
-            world.kube.put(event(load, "Pending", UNMADE))
+            world.kube.put(event(load, "Waiting", UNMADE))
             await world.until(lambda: message_of(world, "DataUpload") == UNMADE, seconds=5)
     assert len(fuse.counted) == 2
 
@@ -107,7 +107,7 @@ async def test_a_wait_does_not_get_into_the_way_of_the_end() -> None:
         gate = Gate(world.kube, lambda request: b"waiting for Backup" in (request.body or b""))
         async with world.agent(gate):
             await world.until(lambda: world.phase() == "InProgress")
-            world.kube.put(event(load, "Pending", UNMADE))
+            world.kube.put(event(load, "Waiting", UNMADE))
             await world.until(lambda: gate.waiting == 1)
             world.cluster.mover = Mover(seconds=0, exit_code=12, message="BackupRepository x is not ready: no bucket")
             await asyncio.sleep(5)
@@ -120,12 +120,12 @@ async def test_a_wait_does_not_get_into_the_way_of_the_end() -> None:
 @pytest.mark.parametrize(
     ("shown", "events", "written"),
     [
-        pytest.param("", [("Pending", "a")], "a", id="news"),
-        pytest.param("a", [("Pending", "a")], None, id="told already"),
-        pytest.param("a", [("Pending", "a"), ("Pending", "b")], "b", id="another cause"),
-        pytest.param("a", [("Pending", "a"), ("Ready", "")], "", id="over"),
-        pytest.param("", [("Pending", "a"), ("Ready", "")], None, id="over before it was told"),
-        pytest.param("of somebody else", [("Pending", "a"), ("Ready", "")], None, id="not ours to take back"),
+        pytest.param("", [("Waiting", "a")], "a", id="news"),
+        pytest.param("a", [("Waiting", "a")], None, id="told already"),
+        pytest.param("a", [("Waiting", "a"), ("Waiting", "b")], "b", id="another cause"),
+        pytest.param("a", [("Waiting", "a"), ("Ready", "")], "", id="over"),
+        pytest.param("", [("Waiting", "a"), ("Ready", "")], None, id="over before it was told"),
+        pytest.param("of somebody else", [("Waiting", "a"), ("Ready", "")], None, id="not ours to take back"),
         pytest.param("of somebody else", [("Warning", "a")], None, id="about no wait"),
     ],
 )
@@ -139,6 +139,6 @@ async def test_the_message_follows_the_events(shown: str, events: list[tuple[str
 async def test_an_event_that_comes_late_changes_nothing() -> None:
     wait = MoverWait()
     wait.take(event(data_upload(), "Ready", "", number=2))
-    wait.take(event(data_upload(), "Pending", "a", number=1))
+    wait.take(event(data_upload(), "Waiting", "a", number=1))
     wait.take_progress(ProgressMessage())
     assert wait.correct("") is None
