@@ -33,6 +33,7 @@ from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
 from nodeagent.leader.live_agents import ConfigAgreement
 from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
+from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.reconciler import Reconciler
@@ -130,7 +131,6 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         memory.note()
 
     client = KubeClient(LimitedTransport(client.transport, limit, on_answer=note_answer), Retry(clock))
-    status = StatusWriter(client, clock)
     recorder = EventRecorder(client, clock, component="node-agent", host=settings.node_name)
     events = EventLog(recorder)
     pod = OwnPod(client, recorder, namespace=namespace, node=settings.node_name, hostname=socket.gethostname())
@@ -139,6 +139,9 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     movers = _build_mover_plans(plan, own)
     causes = CauseFinder(client, clock)
     kinds = _build_kinds(client, movers, causes, settings.datamover_names)
+    site = Site(node=settings.node_name, namespace=namespace)
+    cache = TransferCache(client, clock, site, kinds=kinds)
+    status = StatusWriter(client, clock, on_stored=[cache.note_written])
     slots = Slots(current.config.load_concurrency.global_config)
     reconciler = Reconciler(
         Tools(
@@ -151,9 +154,10 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             slots=slots,
             metrics=metrics,
         ),
-        Site(node=settings.node_name, namespace=namespace),
+        site,
         limits=Timeouts(prepare=settings.prepare_timeout, resource=settings.resource_timeout),
         kinds=kinds,
+        cache=cache,
     )
 
     def set_slots(number: int) -> None:

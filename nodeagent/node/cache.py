@@ -25,25 +25,23 @@ __all__ = ["TransferCache", "TransferListener"]
 
 
 class TransferListener(Protocol):
-    """Who is told of changes; it must not block."""
+    """A subscriber to changes of the cache; its methods must not block."""
 
     def on_transfer(self, key: TransferKey, uid: str) -> None:
-        """Take note that the load changed, came or went; `uid` is another one where it was replaced."""
+        """Handle an added, changed or removed transfer; `uid` differs from the cached one if it was replaced."""
         ...
 
     def on_pod(self, key: TransferKey) -> None:
-        """Take note that a pod of the load changed, came or went."""
+        """Handle an added, changed or removed mover pod of the transfer."""
         ...
 
 
 class TransferCache:
     """The loads with this node's label, and the pods on this node that belong to a load."""
 
-    def __init__(
-        self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[Kind], listener: TransferListener
-    ) -> None:
-        """Follow loads of `kinds` for the agent of `site`."""
-        self._listener = listener
+    def __init__(self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[Kind]) -> None:
+        """Follow transfers of `kinds` for the agent of `site`."""
+        self._listeners: list[TransferListener] = []
         self._kinds = {kind.name: kind for kind in kinds}
         self._departed: dict[TransferKey, JsonDict] = {}
         self._written: dict[TransferKey, tuple[str, str]] = {}
@@ -66,6 +64,10 @@ class TransferCache:
             trim=trim_pod,
             on_change=self._notify_pod,
         )
+
+    def subscribe(self, listener: TransferListener) -> None:
+        """Notify `listener` of every change, after the cache has it."""
+        self._listeners.append(listener)
 
     async def run(self) -> None:
         """Follow until canceled."""
@@ -135,7 +137,8 @@ class TransferCache:
         key = _key(kind_name, raw)
         if self.raw(key) is None:
             self._written.pop(key, None)
-        self._listener.on_transfer(key, raw["metadata"]["uid"])
+        for listener in self._listeners:
+            listener.on_transfer(key, raw["metadata"]["uid"])
 
     def _notify_pod(self, pod: JsonDict) -> None:
         meta = pod["metadata"]
@@ -145,7 +148,8 @@ class TransferCache:
                 continue
             if self.pod(key) is None and self.raw(key) is not None:
                 self._departed[key] = pod
-            self._listener.on_pod(key)
+            for listener in self._listeners:
+                listener.on_pod(key)
 
 
 def _is_older(version: str, than: str) -> bool:

@@ -133,15 +133,17 @@ class _UnreadableError(AgentError):
 class Reconciler:
     """Carries the loads with this node's label, and takes over those whose mover runs here."""
 
-    def __init__(self, tools: Tools, site: Site, *, limits: Timeouts, kinds: Sequence[Kind]) -> None:
-        """Work with `tools` for the agent of `site` on loads of `kinds`."""
+    def __init__(
+        self, tools: Tools, site: Site, *, limits: Timeouts, kinds: Sequence[Kind], cache: TransferCache
+    ) -> None:
+        """Work with `tools` for the agent of `site` on transfers of `kinds`, as `cache` has them."""
         self._tools = tools
         self._kinds = {kind.name: kind for kind in kinds}
         self._viewer = Viewer(tools.clock, site, limits, tools.slots)
         self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="loads", workers=_WORKERS)
-        self._caches = TransferCache(tools.client, tools.clock, site, kinds=kinds, listener=self)
+        self._caches = cache
+        cache.subscribe(self)
         self._steps = Steps(tools, site, limits, current=self._caches.current)
-        tools.status.tell_stored(self._caches.note_written)
         self._unreadable: set[str] = set()
         self._faults = Faults(_log)
         self._woken: frozenset[str] = frozenset()

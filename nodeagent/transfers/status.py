@@ -5,7 +5,7 @@ write is one merge patch with uid and resourceVersion. Does not know why a load 
 (`nodeagent.node.lifecycle` decides) and tells nobody about it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,16 +51,18 @@ class Change:
 class StatusWriter:
     """Writes to loads, one patch at a time."""
 
-    def __init__(self, client: KubeClient, clock: Clock) -> None:
-        """Write through `client`, with timestamps of `clock`."""
+    def __init__(
+        self, client: KubeClient, clock: Clock, *, on_stored: Sequence[Callable[[Transfer], None]] = ()
+    ) -> None:
+        """Write through `client`, with timestamps of `clock`.
+
+        Each of `on_stored` is called after every successful write, with the custom resource as
+        the API server stored it and before the write returns; it must not block.
+        """
         self._client = client
         self._urgent_client = client.urgently()
         self._clock = clock
-        self._on_stored: Callable[[Transfer], None] = _ignore
-
-    def tell_stored(self, on_stored: Callable[[Transfer], None]) -> None:
-        """Have `on_stored` called with each load that was written, as it was stored."""
-        self._on_stored = on_stored
+        self._on_stored = tuple(on_stored)
 
     async def move(
         self, kind: Kind, cr: Transfer, to: Phase, change: Change | None = None, *, again: bool = True
@@ -176,12 +178,9 @@ class StatusWriter:
         # How a load ended must not wait behind what waits itself.
         client = self._urgent_client if _ends(change) else self._client
         stored = kind.parse(await client.patch(kind.resource, cr.metadata.namespace, cr.name, patch, again=again))
-        self._on_stored(stored)
+        for notify in self._on_stored:
+            notify(stored)
         return stored
-
-
-def _ignore(_: Transfer) -> None:
-    """Do nothing: nobody wants to know."""
 
 
 def _ends(change: Change) -> bool:

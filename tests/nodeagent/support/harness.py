@@ -35,6 +35,7 @@ from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import MoverPlan
 from exposer.template import AgentTemplate
+from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.reconciler import Reconciler
@@ -131,9 +132,18 @@ def build_agent(
     clock = LoopClock()
     client = KubeClient(transport, Retry(clock))
     metrics = metrics or Metrics(node)
-    status = StatusWriter(client, clock)
     plan = MoverPlan(AgentTemplate(image="mover:1", host_pods_mounted=True))
     datamovers = frozenset({"velero", ""})
+    causes = CauseFinder(client, clock)
+    kinds: list[Kind] = [
+        DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: plan, datamovers),
+        DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: plan, datamovers),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
+    ]
+    site = Site(node, NAMESPACE)
+    cache = TransferCache(client, clock, site, kinds=kinds)
+    status = StatusWriter(client, clock, on_stored=[cache.note_written])
     tools = Tools(
         client=client,
         clock=clock,
@@ -144,14 +154,7 @@ def build_agent(
         slots=Slots(slots),
         metrics=metrics,
     )
-    causes = CauseFinder(client, clock)
-    kinds: list[Kind] = [
-        DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: plan, datamovers),
-        DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: plan, datamovers),
-        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
-    ]
-    return Reconciler(tools, Site(node, NAMESPACE), limits=Timeouts(), kinds=kinds)
+    return Reconciler(tools, site, limits=Timeouts(), kinds=kinds, cache=cache)
 
 
 @dataclass

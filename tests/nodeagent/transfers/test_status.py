@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from core.kube.errors import ConflictError
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL
@@ -151,3 +152,22 @@ async def test_annotating_never_writes_a_phase() -> None:
     with pytest.raises(IllegalMoveError):
         await recorder.writer.annotate(UPLOADS, cr, Change(status={"phase": "Completed"}))
     assert recorder.patches == []
+
+
+async def test_each_subscriber_receives_what_was_stored_before_the_write_returns() -> None:
+    stored: list[list[str]] = [[], []]
+    client = scripted_client(lambda _: answer(upload(Phase.IN_PROGRESS) | {"metadata": data_upload()["metadata"]}))
+    writer = StatusWriter(
+        client, HandClock(), on_stored=[lambda cr: stored[0].append(cr.phase), lambda cr: stored[1].append(cr.phase)]
+    )
+    await writer.move(UPLOADS, UPLOADS.parse(upload(Phase.PREPARED)), Phase.IN_PROGRESS)
+    assert stored == [["InProgress"], ["InProgress"]]
+
+
+async def test_a_rejected_write_notifies_no_subscriber() -> None:
+    stored: list[Transfer] = []
+    client = scripted_client(lambda _: answer({"reason": "Conflict", "message": "changed"}, status=409))
+    writer = StatusWriter(client, HandClock(), on_stored=[stored.append])
+    with pytest.raises(ConflictError):
+        await writer.move(UPLOADS, UPLOADS.parse(upload(Phase.PREPARED)), Phase.IN_PROGRESS)
+    assert stored == []
