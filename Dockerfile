@@ -1,13 +1,13 @@
 # The image of both programs: the node agent and the data mover.
 #
-#   docker build .                       Python's image as base, kopia compiled in a stage of its own
-#   tools/image.sh                       the same without any image registry (see docs/development.md)
+#   docker build .                       uses Python's image as base, and compiles kopia in a separate stage
+#   tools/image.sh                       builds the same without an image registry (see docs/development.md)
 #
 # Build arguments:
 #   BASE      image with python3 (3.11 or later, with venv), certificates and util-linux
 #   GO        image with the Go compiler, for KOPIA=built
-#   KOPIA     "built", or "ready": take the binary image-parts/kopia of the build context
-#   PACKAGES  "index", or "ready": take the Python packages in image-parts/wheels of the build context
+#   KOPIA     "built", or "ready": use the binary image-parts/kopia of the build context
+#   PACKAGES  "index", or "ready": use the Python packages in image-parts/wheels of the build context
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 ARG GO=docker.io/library/golang:1.26-bookworm
 ARG KOPIA=built
@@ -34,8 +34,8 @@ FROM ${BASE} AS packages-ready
 COPY image-parts/wheels /wheels
 ENV PIP_OPTIONS="--no-index --find-links=/wheels"
 
-# Everything that does not change with the sources. -OO writes .opt-2.pyc: without docstrings the processes take less
-# memory, and a read-only container could not write them later. "unchecked-hash" never looks at the sources again.
+# All layers that do not depend on the sources. -OO writes .opt-2.pyc files: without docstrings the processes need less
+# memory, and a read-only container could not write the files later. "unchecked-hash" never compares them with the sources.
 FROM packages-${PACKAGES} AS packages
 COPY requirements.txt /
 RUN python3 -m venv --without-pip /opt/venv && \
@@ -46,7 +46,7 @@ RUN python3 -m venv --without-pip /opt/venv && \
     /opt/venv/bin/python -OO -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv
 
 FROM ${BASE}
-# The standard library of the base; what was compiled without -OO is of no use here.
+# The standard library of the base image, compiled again with -OO.
 RUN library="$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" && \
     find "$library" -name '*.pyc' -delete && \
     python3 -OO -m compileall -q -j 0 --invalidation-mode unchecked-hash \
@@ -60,7 +60,7 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
     PYTHONUNBUFFERED=1 \
     KOPIA_CHECK_FOR_UPDATES=false
 WORKDIR /
-# No entry point: pods name the whole command, `python -m nodeagent …` or `python -m datamover …`.
+# No entry point: pods specify the whole command, `python -m nodeagent …` or `python -m datamover …`.
 CMD ["python", "-m", "nodeagent", "serve"]
 COPY core/ /opt/node-agent/core/
 COPY exposer/ /opt/node-agent/exposer/
