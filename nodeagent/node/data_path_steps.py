@@ -5,8 +5,7 @@ pod comes to be (`nodeagent.node.expose_steps`), nor what is removed afterwards 
 """
 
 import math
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from core.errors import ExposeError
 from core.models.base import format_time
@@ -21,7 +20,7 @@ from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.mover_pod import add_log_end, explain_loss
-from nodeagent.transfers.outcome import Outcome, decide_outcome, has_last_words
+from nodeagent.transfers.outcome import Outcome, decide_outcome, has_final_message
 from nodeagent.transfers.status import Change
 
 __all__ = ["MoveSteps"]
@@ -116,7 +115,7 @@ class MoveSteps(StepBase):
                 outcome = Outcome(phase=Phase.FAILED, message=str(e))
         elif outcome.phase is Phase.FAILED:
             outcome = replace(outcome, message=await self._with_log_end(case, outcome.message))
-        outcome = replace(outcome, kept_at=self._tools.clock.now())
+        outcome = replace(outcome, recorded_at=self._tools.clock.now())
         change = Change(annotations={OUTCOME_ANNOTATION: outcome.to_json()})
         await self._tools.status.annotate(kind, cr, change)
         return None
@@ -142,7 +141,7 @@ class MoveSteps(StepBase):
         """Return `message` and, where the mover had no last words, the end of its log."""
         tail = await self._tools.logs.take_over(case.cr, case.pod)
         end = parse_pod_end(case.pod) if case.pod is not None else None
-        return message if end is not None and has_last_words(end) else add_log_end(message, tail)
+        return message if end is not None and has_final_message(end) else add_log_end(message, tail)
 
     async def _await_slot(self, case: Case) -> Requeue | None:
         uid, waiting = case.cr.uid, self._slot_wait()
@@ -155,7 +154,7 @@ class MoveSteps(StepBase):
 
     async def _wait_to_complete(self, case: Case, outcome: Outcome, waiting: Pending) -> Requeue | None:
         """Go on waiting for a completion, or end the load as Failed once that took too long."""
-        since, span = outcome.kept_at or self._tools.clock.now(), self._operation_span(case)
+        since, span = outcome.recorded_at or self._tools.clock.now(), self._operation_span(case)
         if self._tools.clock.now() - since >= span:
             message = f"data was moved, but not handed over within {format_duration(span)}: {waiting.message}"
             return await self._end(case, Phase.FAILED, message)
@@ -167,8 +166,8 @@ class MoveSteps(StepBase):
         end = parse_pod_end(case.pod) if case.pod is not None else None
         if end is None:
             return Outcome(phase=Phase.FAILED, message="the data mover pod left no result")
-        asked = case.view.stop is not Stop.NONE
-        return decide_outcome(end, case.kind.parse_result, cancel_asked=asked)
+        requested = case.view.stop is not Stop.NONE
+        return decide_outcome(end, case.kind.parse_result, cancel_requested=requested)
 
     async def _judge(self, case: Case, outcome: Outcome) -> Outcome:
         """Return `outcome`, or Failed where the volume went away under the mover."""

@@ -1,16 +1,15 @@
-"""How a load ended, kept on its custom resource before anything that produced it is touched.
+"""The outcome of a transfer, stored on its custom resource before the mover pod is deleted.
 
-Knows what a mover pod's end means for its load, and the form of the annotation
-`nodeagent.io/outcome`. Does not know the cluster, nor what is done about an outcome.
-
-What movers leave behind, and what becomes of it in a status.
-
-Knows the results of backups and of restores, which two kinds each share. Does not know the kinds.
+Knows what the end of a mover pod means for its transfer, the form of the annotation
+`nodeagent.io/outcome`, and which status fields a result sets. Does not know the kinds, of which
+two share each result, nor what is done about an outcome.
 """
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Self
 
 from msgspec import field
 
@@ -23,19 +22,70 @@ from core.models.phases import Phase
 from core.models.transfers import Transfer
 from exposer.pod_status import PodEnd, explain_exit, signal_of
 
-__all__ = ["BackupResults", "Outcome", "RestoreResults", "decide_outcome", "has_last_words", "read_outcome"]
+__all__ = [
+    "BackupResults",
+    "MoverResult",
+    "Outcome",
+    "RestoreResults",
+    "decide_outcome",
+    "has_final_message",
+    "read_outcome",
+]
 
 
 _log = logging.getLogger(__name__)
 
 
-class Outcome(WireModel, omit_defaults=True):
-    """The end of a load: its final phase, and what is needed to get there.
+MoverResult = BackupResult | RestoreResult
+"""What a data mover that succeeded returned."""
 
-    `kept_at` is when it was written down. `result` is the mover's termination message as
-    JSON, empty unless Completed. `pv_name` and `reclaim_policy` are a DataDownload's volume
-    as it was before `Retain`.
+
+@dataclass(frozen=True)
+class Outcome:
+    """The final phase of a transfer, and what is needed to get there.
+
+    `recorded_at` is when the outcome was stored. `result` is what the mover returned, None unless
+    Completed. `pv_name` and `reclaim_policy` describe the volume of a DataDownload as it was
+    before `Retain`.
     """
+
+    phase: Phase
+    recorded_at: datetime | None = None
+    message: str = ""
+    result: MoverResult | None = None
+    pv_name: str = ""
+    reclaim_policy: str = ""
+
+    @property
+    def total_bytes(self) -> int:
+        """The number of bytes that the mover moved."""
+        return self.result.total_bytes if self.result is not None else 0
+
+    def to_json(self) -> str:
+        """Return the annotation's value."""
+        return _Annotation(
+            phase=self.phase,
+            kept_at=self.recorded_at,
+            message=self.message,
+            result={} if self.result is None else self.result.to_wire(),
+            pv_name=self.pv_name,
+            reclaim_policy=self.reclaim_policy,
+        ).to_json()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the outcome that `text`, the annotation's value, holds.
+
+        Raises:
+            ContractError: `text` is invalid.
+        """
+        stored = _Annotation.from_json(text)
+        result = _read_result(stored.result)
+        return cls(stored.phase, stored.kept_at, stored.message, result, stored.pv_name, stored.reclaim_policy)
+
+
+class _Annotation(WireModel, omit_defaults=True):
+    """An outcome as agents of all versions store it; `result` is the mover's termination message."""
 
     phase: Phase
     kept_at: datetime | None = None
@@ -44,81 +94,88 @@ class Outcome(WireModel, omit_defaults=True):
     pv_name: str = ""
     reclaim_policy: str = ""
 
-    @property
-    def total_bytes(self) -> int:
-        """How much the mover says it moved."""
-        return int(self.result.get("totalBytes", 0))
+
+def _read_result(raw: JsonDict) -> MoverResult | None:
+    """Return a stored result; a backup's names its kopia snapshot, a restore's its target."""
+    if not raw:
+        return None
+    return BackupResult.from_wire(raw) if "snapshotID" in raw else RestoreResult.from_wire(raw)
 
 
 def read_outcome(cr: Transfer) -> Outcome | None:
-    """Return the outcome that is kept on `cr`, None where there is none.
+    """Return the outcome that is stored on `cr`, None if there is none.
 
-    One that somebody made unreadable counts as lost: as long as the mover pod is there it is
-    written anew.
+    An invalid one counts as missing: it is recorded again as long as the mover pod exists.
     """
     text = cr.metadata.annotations.get(OUTCOME_ANNOTATION)
     if not text:
         return None
     try:
         return Outcome.from_json(text)
-    except ContractError:
-        told = fields(kind=cr.kind_name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
-        _log.warning("annotation %s cannot be read", OUTCOME_ANNOTATION, extra=told)
+    except ContractError as e:
+        identity = fields(kind=cr.kind_name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
+        _log.warning("invalid annotation %s: %s", OUTCOME_ANNOTATION, e, extra=identity)
         return None
 
 
-def decide_outcome(end: PodEnd, parse_result: Callable[[str], JsonDict], *, cancel_asked: bool) -> Outcome:
-    """Return what a mover pod's end means for its load.
+def decide_outcome(end: PodEnd, parse_result: Callable[[str], MoverResult], *, cancel_requested: bool) -> Outcome:
+    """Return what the end of a mover pod means for its transfer.
 
-    A mover that was stopped by anybody but the load's owner says "canceled" too; that load
-    is Failed, because a server takes an unasked Canceled for work it must wait for.
+    A mover that was stopped without a cancel request reports "canceled" as well; that transfer
+    is Failed, because Velero waits for the rest of a backup after a Canceled that it did not request.
 
     Args:
         end: how the mover's container ended.
-        parse_result: reads a good end's message; raises ResultError.
-        cancel_asked: somebody set `spec.cancel` or deletes the custom resource.
+        parse_result: parses the termination message of exit code 0; raises ResultError.
+        cancel_requested: `spec.cancel` is set, or the custom resource is being deleted.
     """
-    said = end.message.strip()
+    message = end.message.strip()
     if end.exit_code == 0:
         try:
-            return Outcome(phase=Phase.COMPLETED, result=parse_result(said))
+            return Outcome(phase=Phase.COMPLETED, result=parse_result(message))
         except ResultError as e:
             return Outcome(phase=Phase.FAILED, message=str(e))
-    if said.endswith(CANCELED_ENDING):
-        if cancel_asked:
-            return Outcome(phase=Phase.CANCELED, message=said)
-        return Outcome(phase=Phase.FAILED, message=f"the data mover was stopped: {said}")
-    return Outcome(phase=Phase.FAILED, message=_name_cause(end, said))
+    if message.endswith(CANCELED_ENDING):
+        if cancel_requested:
+            return Outcome(phase=Phase.CANCELED, message=message)
+        return Outcome(phase=Phase.FAILED, message=f"data mover was stopped without a cancel request: {message}")
+    return Outcome(phase=Phase.FAILED, message=_explain_failure(end, message))
 
 
-def has_last_words(end: PodEnd) -> bool:
-    """Whether the mover itself said why it ended; its log then tells the same in more words.
+def has_final_message(end: PodEnd) -> bool:
+    """Return whether the mover itself reported why it ended; its log then has the same in more detail.
 
-    One that was killed leaves no words of its own: what stands in their place is the end of its log.
+    A mover that was killed leaves no message: the kubelet puts the end of its log in that place.
     """
     return bool(end.message.strip()) and end.plain and not signal_of(end)
 
 
-def _name_cause(end: PodEnd, said: str) -> str:
-    """Return why a mover failed: what the kubelet says, then what the mover said."""
-    cause = "" if has_last_words(end) else f"data mover pod ended: {explain_exit(end)}"
-    return ": ".join(part for part in (cause, said) if part)
+def _explain_failure(end: PodEnd, message: str) -> str:
+    """Return why a mover failed: the kubelet's explanation, then the mover's `message`."""
+    cause = "" if has_final_message(end) else f"data mover pod ended: {explain_exit(end)}"
+    return ": ".join(part for part in (cause, message) if part)
 
 
 class BackupResults:
-    """How a kind of backup reads and tells its result."""
+    """The part of a kind that handles the results of backups."""
 
-    def parse_result(self, message: str) -> JsonDict:
-        """Return the result a mover that exited with 0 left as termination message.
+    def parse_result(self, message: str) -> BackupResult:
+        """Return the result that a mover with exit code 0 left as termination message.
 
         Raises:
-            ResultError: it cannot be read.
+            ResultError: `message` is invalid.
         """
-        return parse_result(BackupResult, message).to_wire()
+        return parse_result(BackupResult, message)
 
     def final_status(self, outcome: Outcome) -> JsonDict:
-        """Return where the data is and how much of it there is, as status fields."""
-        result = BackupResult.from_wire(outcome.result)
+        """Return the location and the size of the data as status fields.
+
+        Raises:
+            ContractError: `outcome` has no result of a backup.
+        """
+        result = outcome.result
+        if not isinstance(result, BackupResult):
+            raise ContractError("the stored outcome has no backup result")
         return {
             "path": result.source.by_path,
             "snapshotID": result.snapshot_id,
@@ -128,19 +185,26 @@ class BackupResults:
 
 
 class RestoreResults:
-    """How a kind of restore reads and tells its result."""
+    """The part of a kind that handles the results of restores."""
 
-    def parse_result(self, message: str) -> JsonDict:
-        """Return the result a mover that exited with 0 left as termination message.
+    def parse_result(self, message: str) -> RestoreResult:
+        """Return the result that a mover with exit code 0 left as termination message.
 
         Raises:
-            ResultError: it cannot be read.
+            ResultError: `message` is invalid.
         """
-        return parse_result(RestoreResult, message).to_wire()
+        return parse_result(RestoreResult, message)
 
     def final_status(self, outcome: Outcome) -> JsonDict:
-        """Return how much data there is, as status fields."""
-        return {"progress": _all_of(RestoreResult.from_wire(outcome.result).total_bytes)}
+        """Return the size of the data as status fields.
+
+        Raises:
+            ContractError: `outcome` has no result of a restore.
+        """
+        result = outcome.result
+        if not isinstance(result, RestoreResult):
+            raise ContractError("the stored outcome has no restore result")
+        return {"progress": _all_of(result.total_bytes)}
 
 
 def _all_of(total_bytes: int) -> JsonDict:

@@ -19,7 +19,7 @@ from core.models.base import JsonDict
 from core.models.transfers import Transfer
 from exposer.model import Exposed, Guard, Pending
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.outcome import Outcome
+from nodeagent.transfers.outcome import MoverResult, Outcome
 
 __all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "AdmissionState", "Kind", "PlainKind"]
 
@@ -181,7 +181,7 @@ class Kind(Protocol):
         """Remove what was made for `cr`, which is final; None says that all of it is gone."""
         ...
 
-    def parse_result(self, message: str) -> JsonDict:
+    def parse_result(self, message: str) -> MoverResult:
         """Return the result a mover that exited with 0 left as termination message.
 
         Raises:

@@ -4,11 +4,9 @@ Knows what of the life cycle is particular to it. Does not know the life cycle, 
 volume is made and handed over (`exposer.generic_restore`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import ClassVar, Final, cast
-
-from msgspec.structs import replace
 
 from core.errors import ExposeError
 from core.kube.client import KubeClient

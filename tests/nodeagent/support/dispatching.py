@@ -34,7 +34,7 @@ from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission
-from nodeagent.transfers.outcome import Outcome
+from nodeagent.transfers.outcome import MoverResult, Outcome
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.support.transfers import (
     NAMESPACE,
@@ -133,7 +133,7 @@ class ScriptedKind:
     async def complete(self, cr: Transfer, outcome: Outcome) -> Pending | None:
         raise NotImplementedError
 
-    def parse_result(self, message: str) -> JsonDict:
+    def parse_result(self, message: str) -> MoverResult:
         raise NotImplementedError
 
     def count(self, cr: Transfer, metrics: Metrics) -> None:

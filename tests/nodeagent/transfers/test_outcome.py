@@ -1,46 +1,59 @@
-"""What a mover pod's end means for its load."""
+"""The outcome of a transfer: decided from the end of its mover pod, stored, and read again."""
 
 import json
 
 import pytest
 
-from core.contract import BackupResult, parse_result
-from core.models.base import JsonDict
+from core.contract import BackupResult, RestoreResult, parse_result
+from core.errors import ContractError
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import DataUpload
 from exposer.pod_status import PodEnd
-from nodeagent.transfers.outcome import Outcome, decide_outcome, read_outcome
+from nodeagent.transfers.outcome import (
+    BackupResults,
+    MoverResult,
+    Outcome,
+    RestoreResults,
+    decide_outcome,
+    read_outcome,
+)
+from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.transfers import data_upload
 
 RESULT = '{"snapshotID":"s1","source":{"byPath":"/x","volumeMode":"Filesystem"},"totalBytes":5,"incrementalBytes":3}'
 
 
-def parse(message: str) -> JsonDict:
-    return parse_result(BackupResult, message).to_wire()
+BACKUP = parse_result(BackupResult, RESULT)
+RESTORE = parse_result(RestoreResult, '{"target":{"byPath":"/x","volumeMode":"Block"},"totalBytes":7}')
 
 
-def test_a_good_end_is_completed_with_its_result() -> None:
-    outcome = decide_outcome(PodEnd(0, RESULT + "\n", "Completed"), parse, cancel_asked=False)
-    assert (outcome.phase, outcome.result) == (Phase.COMPLETED, json.loads(RESULT) | {"emptySnapshot": False})
-    assert outcome.total_bytes == 5
+def parse(message: str) -> BackupResult:
+    return parse_result(BackupResult, message)
 
 
-def test_a_good_end_counts_although_a_cancel_was_asked_for() -> None:
-    assert decide_outcome(PodEnd(0, RESULT, ""), parse, cancel_asked=True).phase is Phase.COMPLETED
+def test_exit_code_zero_is_completed_with_the_result() -> None:
+    outcome = decide_outcome(PodEnd(0, RESULT + "\n", "Completed"), parse, cancel_requested=False)
+    assert (outcome.phase, outcome.result, outcome.total_bytes) == (Phase.COMPLETED, BACKUP, 5)
 
 
-@pytest.mark.parametrize("said", ["", "{}", '{"snapshotID":""}', "done"], ids=["nothing", "empty", "no id", "text"])
-def test_a_result_that_cannot_be_read_is_failed(said: str) -> None:
-    outcome = decide_outcome(PodEnd(0, said, "Completed"), parse, cancel_asked=False)
+def test_exit_code_zero_is_completed_despite_a_cancel_request() -> None:
+    assert decide_outcome(PodEnd(0, RESULT, ""), parse, cancel_requested=True).phase is Phase.COMPLETED
+
+
+@pytest.mark.parametrize("message", ["", "{}", '{"snapshotID":""}', "done"], ids=["none", "empty", "no id", "text"])
+def test_an_invalid_result_is_failed(message: str) -> None:
+    outcome = decide_outcome(PodEnd(0, message, "Completed"), parse, cancel_requested=False)
     assert outcome.phase is Phase.FAILED
     assert "cannot be read" in outcome.message
 
 
-@pytest.mark.parametrize(("asked", "phase"), [(True, Phase.CANCELED), (False, Phase.FAILED)], ids=["asked", "unasked"])
-def test_a_stopped_mover_is_canceled_only_if_somebody_asked(asked: bool, phase: Phase) -> None:
+@pytest.mark.parametrize(
+    ("requested", "phase"), [(True, Phase.CANCELED), (False, Phase.FAILED)], ids=["requested", "not requested"]
+)
+def test_a_stopped_mover_is_canceled_only_after_a_cancel_request(requested: bool, phase: Phase) -> None:
     end = PodEnd(14, "got SIGTERM: data path is canceled", "Error")
-    outcome = decide_outcome(end, parse, cancel_asked=asked)
+    outcome = decide_outcome(end, parse, cancel_requested=requested)
     assert outcome.phase is phase
     assert outcome.message.endswith("data path is canceled")
 
@@ -48,8 +61,8 @@ def test_a_stopped_mover_is_canceled_only_if_somebody_asked(asked: bool, phase: 
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        pytest.param(PodEnd(11, "no space left", "Error"), "no space left", id="mover's words"),
-        pytest.param(PodEnd(11, "", "Error"), "data mover pod ended: Error (exit code 11)", id="no words"),
+        pytest.param(PodEnd(11, "no space left", "Error"), "no space left", id="with a message"),
+        pytest.param(PodEnd(11, "", "Error"), "data mover pod ended: Error (exit code 11)", id="without a message"),
         pytest.param(
             PodEnd(137, "the end of its log", "OOMKilled"),
             "data mover pod ended: OOMKilled (exit code 137): the end of its log",
@@ -73,19 +86,63 @@ def test_a_stopped_mover_is_canceled_only_if_somebody_asked(asked: bool, phase: 
         pytest.param(
             PodEnd(None, "low on memory", "Evicted"), "data mover pod ended: Evicted: low on memory", id="evicted"
         ),
-        pytest.param(PodEnd(None, "", ""), "data mover pod ended: Error", id="nothing known"),
+        pytest.param(PodEnd(None, "", ""), "data mover pod ended: Error", id="unknown"),
     ],
 )
-def test_a_bad_end_is_failed_and_named(end: PodEnd, message: str) -> None:
-    assert decide_outcome(end, parse, cancel_asked=False) == Outcome(phase=Phase.FAILED, message=message)
+def test_any_other_end_is_failed_with_its_cause(end: PodEnd, message: str) -> None:
+    assert decide_outcome(end, parse, cancel_requested=False) == Outcome(phase=Phase.FAILED, message=message)
 
 
-def test_an_outcome_is_read_as_it_was_kept() -> None:
-    outcome = Outcome(phase=Phase.COMPLETED, result={"totalBytes": 5}, pv_name="pv-1", reclaim_policy="Delete")
-    cr = DataUpload.parse(data_upload(annotations={OUTCOME_ANNOTATION: outcome.to_json()}))
-    assert read_outcome(cr) == outcome
+def stored(text: str) -> Outcome | None:
+    return read_outcome(DataUpload.parse(data_upload(annotations={OUTCOME_ANNOTATION: text})))
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"phase":"Nonsense"}'], ids=["empty", "cut", "unknown phase"])
-def test_an_unreadable_outcome_counts_as_none(text: str) -> None:
-    assert read_outcome(DataUpload.parse(data_upload(annotations={OUTCOME_ANNOTATION: text}))) is None
+@pytest.mark.parametrize("result", [BACKUP, RESTORE, None], ids=["backup", "restore", "no result"])
+def test_an_outcome_is_read_as_it_was_stored(result: MoverResult | None) -> None:
+    outcome = Outcome(Phase.COMPLETED, NOON, "", result, pv_name="pv-1", reclaim_policy="Delete")
+    assert stored(outcome.to_json()) == outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        pytest.param(
+            '{"phase":"Completed","keptAt":"2026-11-21T12:00:00Z","result":{"snapshotID":"s1","emptySnapshot":false,'
+            '"source":{"byPath":"/x","volumeMode":"Filesystem"},"totalBytes":5,"incrementalBytes":3}}',
+            Outcome(Phase.COMPLETED, NOON, result=BACKUP),
+            id="backup",
+        ),
+        pytest.param(
+            '{"phase":"Completed","keptAt":"2026-11-21T12:00:00Z","result":{"target":{"byPath":"/x",'
+            '"volumeMode":"Block"},"totalBytes":7},"pvName":"pv-1","reclaimPolicy":"Delete"}',
+            Outcome(Phase.COMPLETED, NOON, result=RESTORE, pv_name="pv-1", reclaim_policy="Delete"),
+            id="restore",
+        ),
+        pytest.param('{"phase":"Failed","message":"m"}', Outcome(Phase.FAILED, message="m"), id="failure"),
+    ],
+)
+def test_the_annotation_has_the_form_of_earlier_agents(text: str, outcome: Outcome) -> None:
+    """Agents of two versions may take turns on one transfer."""
+    assert stored(text) == outcome
+    assert json.loads(outcome.to_json()) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", '{"phase":"Nonsense"}', '{"phase":"Completed","result":{"snapshotID":""}}'],
+    ids=["empty", "cut", "unknown phase", "invalid result"],
+)
+def test_an_invalid_outcome_counts_as_missing(text: str) -> None:
+    assert stored(text) is None
+
+
+@pytest.mark.parametrize("result", [None, RESTORE], ids=["no result", "of a restore"])
+def test_a_backup_is_never_completed_without_its_result(result: MoverResult | None) -> None:
+    with pytest.raises(ContractError, match="no backup result"):
+        BackupResults().final_status(Outcome(Phase.COMPLETED, result=result))
+
+
+@pytest.mark.parametrize("result", [None, BACKUP], ids=["no result", "of a backup"])
+def test_a_restore_is_never_completed_without_its_result(result: MoverResult | None) -> None:
+    with pytest.raises(ContractError, match="no restore result"):
+        RestoreResults().final_status(Outcome(Phase.COMPLETED, result=result))
