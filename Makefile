@@ -15,6 +15,7 @@ export PYTHON
 
 venv = $$(tools/venv.sh)/bin
 pytest = $(venv)/python -m pytest -q $(TESTS)
+no_cluster = not integration and not cluster and not slow
 step = @printf '\n== %s\n' "$@"
 is_root := $(filter 0,$(shell id -u))
 
@@ -33,10 +34,20 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 	@$(venv)/python -m tests.testbed shell
 
 # -- to check it ------------------------------------------------------------------------------------------------------
-.PHONY: test lint format types contracts unit integration cluster-test
+.PHONY: check coverage test lint format types contracts unit integration cluster-test
 .PHONY: crash-matrix test-cluster-full soak test-mover-full
 test: lint types contracts unit integration cluster-test ## all of the checks below
 	@printf '\nAll checks passed.\n'
+
+check: lint types contracts ## the quick loop: static checks and the tests that start no process; 2 minutes
+	$(step)
+	@$(pytest) -m '$(no_cluster) and not processes' -n auto --durations 15 --durations-min 0.5
+
+coverage: venv unit-tools ## statement and branch coverage of the unit tests, and the modules below 90 %
+	$(step)
+	@rm -f .coverage .coverage.*
+	@$(pytest) -m '$(no_cluster)' -n auto --cov --cov-report=
+	@$(venv)/coverage report | awk 'NR < 3 || /^TOTAL/ || $$NF + 0 < 90'
 
 lint: venv ## style (ruff)
 	$(step)
@@ -57,7 +68,7 @@ contracts: venv ## who may import whom (import-linter)
 
 unit: venv unit-tools ## tests of the parts, kopia included
 	$(step)
-	@$(pytest) -m 'not integration and not cluster and not slow' -n auto
+	@$(pytest) -m '$(no_cluster)' -n auto
 
 integration: venv integration-tools ## tests against a real kube-apiserver
 	$(step)
