@@ -46,7 +46,7 @@ class GenericRestoreExposer:
             ExposeError: the target claim has a volume already, or no agent runs on nodes of its system.
             KubeError: the API server refused a read.
         """
-        request.template.for_os(request.node_os)
+        request.settings.template.for_os(request.node_os)
         target = await self._read_target(request)
         if isinstance(target, Pending):
             return target
@@ -146,7 +146,7 @@ class GenericRestoreExposer:
         Where it has to be near its consumer, that decides alone; else the rules do.
         """
         class_name = target["spec"].get("storageClassName") or ""
-        if class_name and not request.ignore_delay_binding:
+        if class_name and not request.settings.ignore_delay_binding:
             place = f"target claim {request.target_namespace}/{request.target_claim}"
             storage_class = await self._client.read(STORAGE_CLASSES, "", class_name)
             if storage_class is None:
@@ -157,4 +157,4 @@ class GenericRestoreExposer:
                 if node:
                     return Placement(request.node_os, node=node)
                 return Pending("TargetClaimUnconsumed", f"{place} waits for the first pod that uses it")
-        return Placement(request.node_os, alternatives=request.nodes.choose(class_name))
+        return Placement(request.node_os, alternatives=request.settings.nodes.choose(class_name))

@@ -4,17 +4,16 @@ Knows owners, requests, and the answers of an exposer. Does no I/O and does not 
 is brought to a pod (`exposer.csi_snapshot`, `exposer.generic_restore`, `exposer.pod_volume`).
 """
 
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Protocol, Self, TypeVar
 
 from core.contract import MoverVerb
 from core.errors import AgentError
 from core.models.base import CustomResource, JsonDict
 from core.models.names import OWNER_UID_LABEL
-from exposer.placement import LINUX, PlacementRules
-from exposer.settings import BackupPVCSettings, CacheVolume, MoverOptions, PodSettings
-from exposer.template import AgentTemplate
+from exposer.placement import LINUX
+from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
 
 __all__ = [
     "Exposed",
@@ -136,12 +135,14 @@ class SnapshotRequest:
     source_claim: str
     volume_snapshot: str
     storage_class: str
-    template: AgentTemplate
-    settings: PodSettings = field(default_factory=PodSettings)
-    mover: MoverOptions = field(default_factory=MoverOptions)
-    backup_pvc: BackupPVCSettings = field(default_factory=BackupPVCSettings)
-    nodes: PlacementRules = field(default_factory=PlacementRules)
+    settings: ExposeSettings
+    operation_timeout: timedelta | None = None
     made_at: datetime | None = None
+
+    @property
+    def backup_pvc(self) -> BackupPVCSettings:
+        """The settings of the PVC that is created from the snapshot."""
+        return self.settings.backup_pvc(self.storage_class)
 
     @property
     def backup_class(self) -> str:
@@ -156,11 +157,8 @@ class RestoreRequest:
     owner: Owner
     target_namespace: str
     target_claim: str
-    template: AgentTemplate
-    settings: PodSettings = field(default_factory=PodSettings)
-    mover: MoverOptions = field(default_factory=MoverOptions)
-    nodes: PlacementRules = field(default_factory=PlacementRules)
-    ignore_delay_binding: bool = False
+    settings: ExposeSettings
+    operation_timeout: timedelta | None = None
     cache: CacheVolume | None = None
     node_os: str = LINUX
 
@@ -199,9 +197,7 @@ class PodVolumeRequest:
     verb: MoverVerb
     workload: WorkloadRef
     volume: str
-    template: AgentTemplate
-    settings: PodSettings = field(default_factory=PodSettings)
-    mover: MoverOptions = field(default_factory=MoverOptions)
+    settings: ExposeSettings
     cache: CacheVolume | None = None
 
 

@@ -15,7 +15,7 @@ from core.models.base import JsonDict
 from core.models.names import EXPOSER_POD_GROUP_LABEL, label_value
 from exposer.model import Owner
 from exposer.placement import WINDOWS, Placement, build_node_affinity
-from exposer.settings import PodSettings
+from exposer.settings import ExposeSettings, PodSettings
 from exposer.template import AgentTemplate
 
 __all__ = [
@@ -92,20 +92,20 @@ def cache_path(owner: Owner) -> str:
     return f"/{owner.uid}-cache"
 
 
-def build_mover_pod(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> JsonDict:
+def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
     """Return the manifest of a mover pod, a v1 Pod as JSON dict.
 
     Raises:
         ExposeError: no agent runs on nodes of its operating system.
     """
-    template = template.for_os(plan.placement.node_os)
+    template, configured = settings.template.for_os(plan.placement.node_os), settings.pod
     # As with the peer, an empty set of configured ones replaces nothing.
-    labels = dict(settings.labels or template.labels) | plan.owner.labels
+    labels = dict(configured.labels or template.labels) | plan.owner.labels
     if plan.label:
         labels[plan.label] = label_value(plan.owner.name)
     if plan.group:
         labels[EXPOSER_POD_GROUP_LABEL] = plan.group
-    annotations = dict(settings.annotations or template.annotations)
+    annotations = dict(configured.annotations or template.annotations)
     meta: JsonDict = {
         "name": plan.name,
         "namespace": plan.owner.namespace,
@@ -118,7 +118,7 @@ def build_mover_pod(plan: MoverPod, template: AgentTemplate, settings: PodSettin
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": meta,
-        "spec": _build_spec(plan, template, settings),
+        "spec": _build_spec(plan, template, configured),
     }
 
 

@@ -52,7 +52,7 @@ class PodVolumeExposer:
             KubeError: the API server refused a read.
         """
         ref = request.workload
-        if not request.template.host_pods_mounted:
+        if not request.settings.template.host_pods_mounted:
             raise ExposeError(
                 "volumes of pods cannot be reached: the node agent's DaemonSet does not mount the volume host-pods"
             )
@@ -70,7 +70,7 @@ class PodVolumeExposer:
         pv = await self._read_volume(request, pod, volume)
         node = pod["spec"]["nodeName"]
         node_os = await self._read_os(request, node)
-        root = request.template.for_os(node_os).kubelet_root
+        root = request.settings.template.for_os(node_os).kubelet_root
         return LocatedVolume(
             node=node,
             folder=build_volume_folder(root, pod["metadata"]["uid"], volume, pv=pv),
@@ -132,7 +132,7 @@ class PodVolumeExposer:
 
     async def _read_os(self, request: PodVolumeRequest, node: str) -> str:
         """Return the operating system of the node; where no agent serves Windows, it is not asked."""
-        if request.template.windows is None:
+        if request.settings.template.windows is None:
             return LINUX
         return WINDOWS if await read_node_os(self._client, node) == WINDOWS else LINUX
 

@@ -19,8 +19,7 @@ from exposer.claims import claim_read_only, claim_volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.placement import Placement
 from exposer.pod_manifest import MoverPod, MoverVolume, build_mover_pod, cache_path, volume_path
-from exposer.settings import MoverOptions, PodSettings
-from exposer.template import AgentTemplate
+from exposer.settings import ExposeSettings, MoverOptions
 from exposer.workload import ONTO_ANY_NODE
 
 __all__ = ["build_backup_pod", "build_init_pod", "build_pod_volume_pod", "build_restore_pod", "init_pod_name"]
@@ -42,7 +41,9 @@ def build_backup_pod(request: SnapshotRequest, claim: JsonDict, placement: Place
         owner=owner,
         name=owner.name,
         args=replace(
-            _build_args(owner, MoverVerb.BACKUP, "data-upload", request.mover),
+            _build_args(
+                owner, MoverVerb.BACKUP, "data-upload", request.settings.mover_options(request.operation_timeout)
+            ),
             volume_path=volume_path(owner),
             volume_mode=mode,
         ),
@@ -52,7 +53,7 @@ def build_backup_pod(request: SnapshotRequest, claim: JsonDict, placement: Place
         placement=placement,
         no_relabeling=read_only and request.backup_pvc.no_relabeling,
     )
-    return build_mover_pod(plan, request.template, request.settings)
+    return build_mover_pod(plan, request.settings)
 
 
 def build_restore_pod(
@@ -64,7 +65,9 @@ def build_restore_pod(
         owner=owner,
         name=owner.name,
         args=replace(
-            _build_args(owner, MoverVerb.RESTORE, "data-download", request.mover),
+            _build_args(
+                owner, MoverVerb.RESTORE, "data-download", request.settings.mover_options(request.operation_timeout)
+            ),
             volume_path=volume_path(owner),
             volume_mode=mode,
             cache_volume_path=cache_path(owner) if cache_claim else "",
@@ -77,7 +80,7 @@ def build_restore_pod(
         # The consumer, which chose that node, tolerates what keeps others away.
         tolerations=(ONTO_ANY_NODE,) if placement.node else (),
     )
-    return build_mover_pod(plan, request.template, request.settings)
+    return build_mover_pod(plan, request.settings)
 
 
 def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, cache_claim: str = "") -> JsonDict:
@@ -91,7 +94,9 @@ def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, c
         owner=owner,
         name=owner.name,
         args=replace(
-            _build_args(owner, request.verb, "pod-volume-backup" if backup else "pod-volume-restore", request.mover),
+            _build_args(
+                owner, request.verb, "pod-volume-backup" if backup else "pod-volume-restore", request.settings.mover
+            ),
             volume_path=volume_path(owner),
             cache_volume_path=cache_path(owner) if cache_claim else "",
         ),
@@ -105,9 +110,9 @@ def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, c
         label=POD_VOLUME_BACKUP_LABEL if backup else POD_VOLUME_RESTORE_LABEL,
         placement=Placement(located.node_os, node=located.node),
         tolerations=located.tolerations,
-        privileged=request.settings.privileged_fs_backup,
+        privileged=request.settings.pod.privileged_fs_backup,
     )
-    return build_mover_pod(plan, request.template, request.settings)
+    return build_mover_pod(plan, request.settings)
 
 
 def init_pod_name(owner: Owner) -> str:
@@ -115,10 +120,10 @@ def init_pod_name(owner: Owner) -> str:
     return f"{owner.name}-init"
 
 
-def build_init_pod(owner: Owner, template: AgentTemplate, settings: PodSettings, options: MoverOptions) -> JsonDict:
+def build_init_pod(owner: Owner, settings: ExposeSettings) -> JsonDict:
     """Return the pod that creates or connects the repository of `owner`, a BackupRepository."""
-    args = _build_args(owner, MoverVerb.INIT_REPOSITORY, "backup-repository", options)
-    return build_mover_pod(MoverPod(owner, init_pod_name(owner), args), template, settings)
+    args = _build_args(owner, MoverVerb.INIT_REPOSITORY, "backup-repository", settings.mover)
+    return build_mover_pod(MoverPod(owner, init_pod_name(owner), args), settings)
 
 
 def _build_args(owner: Owner, verb: MoverVerb, kind_flag: str, options: MoverOptions) -> MoverArgs:

@@ -4,16 +4,15 @@ Knows parameters and their defaults. Does not know where they are written down: 
 no configuration.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from core.models.base import JsonDict
-from core.models.transfers import Transfer
 from exposer.placement import PlacementRules
 from exposer.template import AgentTemplate
 
-__all__ = ["BackupPVCSettings", "CacheRule", "CacheVolume", "MoverOptions", "MoverPlan", "PlanSource", "PodSettings"]
+__all__ = ["BackupPVCSettings", "CacheRule", "CacheVolume", "ExposeSettings", "MoverOptions", "PodSettings"]
 
 
 _MIB_IN_A_GIB = 1024
@@ -94,34 +93,33 @@ class CacheRule:
 
 
 @dataclass(frozen=True)
-class MoverPlan:
-    """What loads are exposed by: what every mover pod inherits, is given and is told, and the rules for volumes.
+class ExposeSettings:
+    """All settings of an expose: what every mover pod inherits, its configuration, and the rules for volumes.
 
-    `backup_pvcs` are by the storage class of the source. `cache` of None: no restore gets a
+    `backup_pvcs` are keyed by the storage class of the source. A `cache` of None: no restore gets a
     cache volume.
     """
 
     template: AgentTemplate
-    settings: PodSettings = field(default_factory=PodSettings)
-    options: MoverOptions = field(default_factory=MoverOptions)
+    pod: PodSettings = field(default_factory=PodSettings)
+    mover: MoverOptions = field(default_factory=MoverOptions)
     nodes: PlacementRules = field(default_factory=PlacementRules)
     backup_pvcs: Mapping[str, BackupPVCSettings] = field(default_factory=dict)
     ignore_delay_binding: bool = False
     cache: CacheRule | None = None
 
-    def options_for(self, cr: Transfer) -> MoverOptions:
-        """Return what the mover of `cr` is told; the load itself may say how long one operation may take.
+    def mover_options(self, operation_timeout: timedelta | None = None) -> MoverOptions:
+        """Return the mover's options; the custom resource's own `operation_timeout` takes precedence.
 
         Source: Velero v1.18, pkg/exposer/csi_snapshot.go and generic_restore.go: their movers get
         the operation timeout as `--resource-timeout`.
         """
-        span = cr.operation_timeout
-        return self.options if span is None else replace(self.options, resource_timeout=span)
+        return self.mover if operation_timeout is None else replace(self.mover, resource_timeout=operation_timeout)
+
+    def backup_pvc(self, storage_class: str) -> BackupPVCSettings:
+        """Return the settings of the backup PVC for a source of `storage_class`."""
+        return self.backup_pvcs.get(storage_class) or BackupPVCSettings()
 
     def cache_for(self, snapshot_bytes: int) -> CacheVolume | None:
-        """Return the cache volume for a restore of so much data; 0: nobody knows how much."""
+        """Return the cache volume for a restore of `snapshot_bytes`; 0: the size is unknown."""
         return self.cache.volume_for(snapshot_bytes) if self.cache else None
-
-
-PlanSource = Callable[[], MoverPlan]
-"""The plan in force now: configuration may change between two questions."""

@@ -48,7 +48,7 @@ async def place_backup(client: KubeClient, request: SnapshotRequest) -> Placemen
 
     A source that is gone by now restricts nothing.
     """
-    rules = request.nodes.choose(request.backup_class)
+    rules = request.settings.nodes.choose(request.backup_class)
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
     if claim is None:
         return Placement(alternatives=rules)
@@ -91,7 +91,7 @@ async def _read_os(
     """
     if claim_volume_mode(claim) is VolumeMode.BLOCK:
         return LINUX
-    if request.template.windows is not None:
+    if request.settings.template.windows is not None:
         nodes = await _attached_nodes(client, claim)
         selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, "")
         found = await read_node_os(client, nodes[0] if nodes else selected)

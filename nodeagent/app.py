@@ -23,10 +23,8 @@ from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
-from exposer.settings import MoverOptions
-from nodeagent.config.current import CurrentConfig
-from nodeagent.config.expose_settings import MoverPlans
-from nodeagent.config.live import ConfigSources, LiveConfig
+from exposer.settings import ExposeSettings, MoverOptions
+from nodeagent.config.live import ConfigSources, InitialConfig, LiveConfig
 from nodeagent.leader.admission.examiner import SharedReads
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.dispatcher import Dispatcher
@@ -51,7 +49,6 @@ from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
-from nodeagent.transfers.kinds.repository import DEFAULT_CACHE_LIMIT_MIB
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.status import StatusWriter
 from nodeagent.web.server import WebPages, WebServer
@@ -121,7 +118,6 @@ class Agent:
 def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     """Return the agent of one node, wired on `client`; nothing runs yet."""
     settings, namespace = plan.settings, plan.namespace
-    current = CurrentConfig(plan.config)
     metrics = Metrics(settings.node_name)
     limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
     memory = MemoryTrimmer(clock, find_trim())
@@ -135,10 +131,11 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     events = EventLog(recorder)
     pod = OwnPod(client, recorder, namespace=namespace, node=settings.node_name, hostname=socket.gethostname())
     places = ConfigSources(namespace, settings.config_map_name, settings.backup_repository_config_map)
-    own = LiveConfig.build(client, clock, places=places, current=current, report=AgentReport(pod, metrics))
-    movers = _build_mover_plans(plan, own)
+    initial = InitialConfig(plan.config, _expose_defaults(plan))
+    own = LiveConfig(client, clock, sources=places, initial=initial, report=AgentReport(pod, metrics))
+    current = own.current
     causes = CauseFinder(client, clock)
-    kinds = _build_kinds(client, movers, causes, settings.datamover_names)
+    kinds = _build_kinds(client, own, causes, settings.datamover_names)
     site = Site(node=settings.node_name, namespace=namespace)
     cache = TransferCache(client, clock, site, kinds=kinds)
     status = StatusWriter(client, clock, on_stored=[cache.note_written])
@@ -180,7 +177,9 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         duration=settings.lease_duration,
     )
     repositories = RepositoryController(
-        RepositoryTools(client, clock, events, metrics, movers, own.repositories.settings, election.check, causes),
+        RepositoryTools(
+            client, clock, events, metrics, own.expose_settings, own.repositories.settings, election.check, causes
+        ),
         namespace=namespace,
         mode=settings.repository_controller,
     )
@@ -194,7 +193,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             prepare_timeout=settings.prepare_timeout,
             resource_timeout=settings.resource_timeout,
             node_gone_after=settings.node_gone_after,
-            checks=_build_kinds(checker, movers, causes, settings.datamover_names),
+            checks=_build_kinds(checker, own, causes, settings.datamover_names),
         ),
         on_accepted=lambda cr: _want_repository(repositories, cr),
         agreement=ConfigAgreement(clock, pod),
@@ -251,27 +250,22 @@ async def _run_until_signal(agent: Agent) -> None:
             loop.remove_signal_handler(number)
 
 
-def _build_mover_plans(plan: Plan, own: LiveConfig) -> MoverPlans:
+def _expose_defaults(plan: Plan) -> ExposeSettings:
     settings = plan.settings
-    return MoverPlans(
-        plan.template,
-        MoverOptions(
-            resource_timeout=settings.resource_timeout,
-            log_level=settings.log_level,
-            log_format=settings.log_format,
-        ),
-        current=own.current,
-        priority_class=lambda: own.priority.name,
-        cache_limit_mib=lambda: own.repositories.cache_limit_mib or DEFAULT_CACHE_LIMIT_MIB,
+    options = MoverOptions(
+        resource_timeout=settings.resource_timeout,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
     )
+    return ExposeSettings(plan.template, mover=options)
 
 
-def _build_kinds(client: KubeClient, movers: MoverPlans, causes: CauseFinder, names: frozenset[str]) -> list[Kind]:
+def _build_kinds(client: KubeClient, own: LiveConfig, causes: CauseFinder, names: frozenset[str]) -> list[Kind]:
     return [
-        DataUploadKind(client, CSISnapshotExposer(client, causes), movers, names),
-        DataDownloadKind(client, GenericRestoreExposer(client, causes), movers, names),
-        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), movers, names),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), movers, names),
+        DataUploadKind(client, CSISnapshotExposer(client, causes), own.expose_settings, names),
+        DataDownloadKind(client, GenericRestoreExposer(client, causes), own.expose_settings, names),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), own.expose_settings, names),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), own.expose_settings, names),
     ]
 
 

@@ -15,6 +15,7 @@ from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOL
 
 __all__ = [
     "CACHE_LIMIT_KEY",
+    "DEFAULT_CACHE_LIMIT_MIB",
     "REPOSITORY_TYPE",
     "BackupRepository",
     "BackupRepositorySpec",
@@ -35,6 +36,12 @@ REPOSITORY_TYPE: Final = "kopia"
 
 CACHE_LIMIT_KEY: Final = "cacheLimitMB"
 """In `spec.repositoryConfig`: how large kopia's cache may become, in MiB."""
+
+DEFAULT_CACHE_LIMIT_MIB: Final = 5000
+"""The cache limit where `spec.repositoryConfig` sets none.
+
+Source: Velero v1.18, pkg/repository/udmrepo/kopialib/backend/common.go (MB there are MiB).
+"""
 
 
 class SecretKey(WireModel):

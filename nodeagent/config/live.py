@@ -1,11 +1,12 @@
-"""The agent's own configuration at work: what is in force, and what keeps it so.
+"""The live configuration of an agent: the active settings and the tasks that keep them current.
 
-Knows which parts belong together. Does not know what any of them decides.
+Knows which parts belong together, and rebuilds the settings of exposers when one of them changes.
+Does not know what any of them decides.
 """
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from core.aio import wait_for_event
 from core.clock import Clock
@@ -13,23 +14,28 @@ from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.models.base import JsonDict
 from core.models.names import CONFIG_ANNOTATION
+from core.models.storage import DEFAULT_CACHE_LIMIT_MIB
+from exposer.settings import ExposeSettings
 from nodeagent.config.current import ConfigWatch, CurrentConfig
+from nodeagent.config.expose_settings import build_expose_settings
+from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.priority_class import PriorityClass
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.runtime.own_pod import AgentPod, AgentReport
 
-__all__ = ["NO_CONFIG", "ConfigAnnouncer", "ConfigSources", "LiveConfig"]
+__all__ = ["NO_CONFIG", "ConfigAnnouncer", "ConfigSources", "InitialConfig", "LiveConfig"]
 
 
 NO_CONFIG: Final = "none"
-"""Announced where no ConfigMap was named."""
+"""The announced hash where no ConfigMap was named."""
 
 
-_AGAIN_SECONDS: Final = 30.0
+_RETRY_SECONDS: Final = 30.0
+"""Delay before an annotation that could not be written is retried."""
 
 
 class ConfigAnnouncer:
-    """Keeps the annotation on the agent's own pod at what is in force."""
+    """Keeps the annotation on the agent's own pod equal to the hash of the active configuration."""
 
     def __init__(self, pod: AgentPod, current: CurrentConfig) -> None:
         """Announce the hash of `current` on `pod`."""
@@ -45,8 +51,8 @@ class ConfigAnnouncer:
             try:
                 await self._pod.annotate(CONFIG_ANNOTATION, self._current.digest or NO_CONFIG)
             except KubeError:
-                # Nothing but the comparison depends on it.
-                await wait_for_event(self._changed, _AGAIN_SECONDS)
+                # Nothing but the comparison of agents depends on it.
+                await wait_for_event(self._changed, _RETRY_SECONDS)
             else:
                 await self._changed.wait()
 
@@ -61,43 +67,52 @@ class ConfigSources:
 
 
 @dataclass(frozen=True)
+class InitialConfig:
+    """What an agent starts with: the document that was read, and the expose settings that none changes."""
+
+    parsed: ParsedConfig
+    expose_defaults: ExposeSettings
+
+
 class LiveConfig:
-    """The configuration in force; whoever needs a setting asks `current` each time."""
+    """The active configuration, and the tasks that keep it current."""
 
-    current: CurrentConfig
-    watch: ConfigWatch
-    announcer: ConfigAnnouncer
-    priority: PriorityClass
-    repositories: RepositoryConfig
-
-    @classmethod
-    def build(
-        cls, client: KubeClient, clock: Clock, *, places: ConfigSources, current: CurrentConfig, report: AgentReport
-    ) -> Self:
-        """Return it for the ConfigMaps at `places`, wired on `client`."""
-        place = (places.namespace, places.agent)
-        return cls(
-            current,
-            ConfigWatch(client, clock, place=place, current=current, report=report),
-            ConfigAnnouncer(report.pod, current),
-            PriorityClass(client, clock, current=current, report=report),
-            RepositoryConfig(client, places.namespace, places.repositories),
+    def __init__(
+        self, client: KubeClient, clock: Clock, *, sources: ConfigSources, initial: InitialConfig, report: AgentReport
+    ) -> None:
+        """Start with `initial`, and follow the ConfigMaps of `sources` once `run` is called."""
+        self.current = CurrentConfig(initial.parsed)
+        self.priority = PriorityClass(
+            client, clock, current=self.current, report=report, on_change=self._rebuild_expose_settings
         )
+        self.repositories = RepositoryConfig(
+            client, sources.namespace, sources.repositories, on_change=self._rebuild_expose_settings
+        )
+        place = (sources.namespace, sources.agent)
+        self._watch = ConfigWatch(client, clock, place=place, current=self.current, report=report)
+        self._announcer = ConfigAnnouncer(report.pod, self.current)
+        self._expose_defaults = initial.expose_defaults
+        self._rebuild_expose_settings()
+        self.current.subscribe(self._rebuild_expose_settings)
+
+    def expose_settings(self) -> ExposeSettings:
+        """Return the settings for an expose that begins now; frozen, so that a request keeps them."""
+        return self._expose_settings
 
     async def look(self) -> None:
-        """Ask for what the first loads need to know."""
+        """Read what the first transfers depend on."""
         await self.priority.look()
         await self.repositories.settings()
 
     async def run(self) -> None:
-        """Follow what is configured until canceled."""
+        """Follow the configuration until canceled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.watch.run(), name="configuration")
-            group.create_task(self.announcer.run(), name="announced configuration")
+            group.create_task(self._watch.run(), name="configuration")
+            group.create_task(self._announcer.run(), name="announced configuration")
             group.create_task(self.priority.run(), name="priority class")
 
     def report(self) -> JsonDict:
-        """Return what `/status` shows of it."""
+        """Return the `config` section of `/status`."""
         current, concurrency = self.current, self.current.config.load_concurrency
         return {
             "hash": current.digest,
@@ -108,3 +123,11 @@ class LiveConfig:
             "prepareQueueLength": concurrency.prepare_queue_length,
             "priorityClassName": self.priority.name,
         }
+
+    def _rebuild_expose_settings(self) -> None:
+        self._expose_settings = build_expose_settings(
+            self._expose_defaults,
+            self.current.config,
+            priority_class=self.priority.name,
+            cache_limit_mib=self.repositories.cache_limit_mib or DEFAULT_CACHE_LIMIT_MIB,
+        )

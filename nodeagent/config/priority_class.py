@@ -7,6 +7,7 @@ Source: Velero v1.18, pkg/util/kube/priority_class.go: a class that is missing i
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
@@ -34,12 +35,24 @@ class PriorityClass:
     that. While nothing is known of a class, movers go without it.
     """
 
-    def __init__(self, client: KubeClient, clock: Clock, *, current: CurrentConfig, report: AgentReport) -> None:
-        """Follow the class that `current` names, whichever that is at a time."""
+    def __init__(
+        self,
+        client: KubeClient,
+        clock: Clock,
+        *,
+        current: CurrentConfig,
+        report: AgentReport,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Follow the class that `current` names.
+
+        `on_change` is called when the class was found, or was found missing; it must not block.
+        """
         self._client = client
         self._clock = clock
         self._current = current
         self._report = report
+        self._on_change = on_change
         self._followed = ""
         self._found: bool | None = None
         self._renamed = asyncio.Event()
@@ -104,6 +117,7 @@ class PriorityClass:
         if found is self._found:
             return
         first, self._found = self._found is None, found
+        self._on_change()
         self._show()
         if priority_class is None:
             told = f"priority class {self._followed} does not exist: data movers get the default priority until it does"

@@ -9,7 +9,7 @@ configuration".
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -105,11 +105,17 @@ def _as_text(value: object) -> str | None:
 class RepositoryConfig:
     """The settings for new repositories, read when one is made; the last good ones stay in mind."""
 
-    def __init__(self, client: KubeClient, namespace: str, name: str) -> None:
-        """Read the ConfigMap `name`; empty: there is none."""
+    def __init__(
+        self, client: KubeClient, namespace: str, name: str, *, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        """Read the ConfigMap `name`; empty: there is none.
+
+        `on_change` is called after each read that changed the settings; it must not block.
+        """
         self._client = client
         self._namespace = namespace
         self._name = name
+        self._on_change = on_change
         self._last = ParsedSettings()
         self._told: list[str] = []
 
@@ -152,7 +158,9 @@ class RepositoryConfig:
             raise ConfigError(f"{place}: {e}") from e
 
     def _keep(self, parsed: ParsedSettings) -> None:
-        self._last = parsed
+        changed, self._last = parsed.settings != self._last.settings, parsed
+        if changed:
+            self._on_change()
         if parsed.warnings != self._told:
             self._told = parsed.warnings
             for warning in parsed.warnings:

@@ -25,7 +25,7 @@ OWNER = snapshot_request().owner
 
 
 def backup_claim(mode: VolumeMode = VolumeMode.FILESYSTEM, **settings: Any) -> JsonDict:
-    request = snapshot_request(backup_pvc=BackupPVCSettings(**settings))
+    request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(**settings)})
     return build_backup_claim(request, size="2Gi", mode=mode)
 
 

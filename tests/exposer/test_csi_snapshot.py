@@ -326,7 +326,7 @@ async def test_the_guard_is_asked_before_each_create_and_for_certain_once_someth
 
 async def test_a_read_only_claim_of_another_class_is_made_on_request() -> None:
     scene = BackupScene()
-    scene.request = snapshot_request(backup_pvc=BackupPVCSettings(storage_class="fast", read_only=True))
+    scene.request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(storage_class="fast", read_only=True)})
 
     exposed = await expose(scene)
 
@@ -340,15 +340,15 @@ async def test_a_pod_fits_its_claim_when_the_configuration_changes_between_the_t
     """A claim that nobody writes to can be mounted in no other way."""
     scene = BackupScene()
     settings = BackupPVCSettings(read_only=read_only)
-    scene.request = snapshot_request(backup_pvc=settings)
+    scene.request = snapshot_request(backup_pvcs={"hostpath": settings})
     cut = Cut(scene.world.kube)
     await expose(scene, cut)
     made = cut.calls.index("POST /api/v1/namespaces/velero/pods") + 1
 
     scene = BackupScene()
-    scene.request = snapshot_request(backup_pvc=settings)
+    scene.request = snapshot_request(backup_pvcs={"hostpath": settings})
     assert await cut_short(expose(scene, Cut(scene.world.kube, made)))
-    scene.request = snapshot_request(backup_pvc=BackupPVCSettings(read_only=not read_only))
+    scene.request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(read_only=not read_only)})
     exposed = await expose(scene)
 
     pod = exposed.pod["spec"]

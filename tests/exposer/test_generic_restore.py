@@ -13,6 +13,7 @@ from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.model import NotOwnerError, Pending
 from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import CacheVolume
+from tests.exposer.support.inputs import expose_settings
 from tests.exposer.support.restore_steps import (
     assert_clean,
     assert_handed_over,
@@ -124,7 +125,7 @@ async def test_a_restore_that_is_cut_before_the_data_moved_is_cleaned_up(
 )
 async def test_an_unconsumed_target_is_waited_for(binding: str, node: str, ignore: bool, reason: str | None) -> None:
     scene = RestoreScene(binding=binding, node=node)
-    scene.request = replace(scene.request, ignore_delay_binding=ignore)
+    scene.request = replace(scene.request, settings=expose_settings(ignore_delay_binding=ignore))
 
     found = await scene.exposer().check(scene.request)
 
@@ -151,7 +152,9 @@ async def test_the_consumer_decides_where_it_has_to_and_else_the_rule(
     scene = RestoreScene(binding=binding, node="node-b")
     rules = PlacementRules((PlacementRule((POOL,), "hostpath"),))
     cache = CacheVolume("fast", 5000)
-    scene.request = replace(scene.request, ignore_delay_binding=ignore, nodes=rules, cache=cache)
+    scene.request = replace(
+        scene.request, settings=expose_settings(ignore_delay_binding=ignore, nodes=rules), cache=cache
+    )
 
     exposed = await expose(scene)
 
@@ -184,7 +187,7 @@ async def test_a_target_without_a_class_follows_the_rule_for_all() -> None:
     scene = RestoreScene()
     scene.put_target("data", storageClassName="")
     rules = PlacementRules((PlacementRule((POOL,), "hostpath"), PlacementRule((POOL | {"values": ["all"]},))))
-    scene.request = replace(scene.request, nodes=rules)
+    scene.request = replace(scene.request, settings=expose_settings(nodes=rules))
 
     assert await scene.exposer().check(scene.request) is None
     await scene.exposer().ensure(scene.request, no_guard)

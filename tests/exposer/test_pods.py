@@ -14,7 +14,7 @@ from exposer.claims import build_backup_claim, cache_claim_name
 from exposer.model import LocatedVolume, Owner
 from exposer.placement import Placement, PlacementRule, PlacementRules
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
-from exposer.settings import BackupPVCSettings, MoverOptions, PodSettings
+from exposer.settings import BackupPVCSettings, ExposeSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.support.golden import assert_golden, recorded
@@ -54,7 +54,7 @@ def pod_volume_pod(
 
 def init_pod(settings: PodSettings | None = None) -> JsonDict:
     repository = BackupRepository.parse(recorded("backuprepository"))
-    return build_init_pod(Owner.of(repository), template(), settings or PodSettings(), MoverOptions())
+    return build_init_pod(Owner.of(repository), ExposeSettings(template(), settings or PodSettings()))
 
 
 def with_windows() -> AgentTemplate:
@@ -100,15 +100,21 @@ PULLING = template(
     [
         ("pod-backup", backup_pod()),
         ("pod-backup-block", backup_pod("block-dataupload")),
-        ("pod-backup-read-only", backup_pod(backup_pvc=READ_ONLY)),
+        ("pod-backup-read-only", backup_pod(backup_pvcs={"hostpath": READ_ONLY})),
         ("pod-backup-avoiding-nodes", backup_pod(placement=Placement(avoid_nodes=("node-a", "node-b")))),
         ("pod-backup-windows", backup_pod(template=with_windows(), placement=Placement("windows"))),
-        ("pod-backup-without-settings", backup_pod(template=template(), settings=PodSettings(), mover=LOUD)),
-        ("pod-backup-configured", backup_pod(settings=CONFIGURED)),
-        ("pod-backup-block-configured", backup_pod("block-dataupload", settings=CONFIGURED, backup_pvc=READ_ONLY)),
-        ("pod-backup-inheriting", backup_pod(template=template(), settings=INHERITING)),
+        (
+            "pod-backup-without-settings",
+            backup_pod(template=template(), pod=PodSettings(), mover=LOUD, operation_timeout=LOUD.resource_timeout),
+        ),
+        ("pod-backup-configured", backup_pod(pod=CONFIGURED)),
+        (
+            "pod-backup-block-configured",
+            backup_pod("block-dataupload", pod=CONFIGURED, backup_pvcs={"hostpath": READ_ONLY}),
+        ),
+        ("pod-backup-inheriting", backup_pod(template=template(), pod=INHERITING)),
         ("pod-backup-pull-secrets-and-dns", backup_pod(template=PULLING)),
-        ("pod-backup-no-relabeling", backup_pod(backup_pvc=NO_RELABELING)),
+        ("pod-backup-no-relabeling", backup_pod(backup_pvcs={"hostpath": NO_RELABELING})),
         ("pod-backup-of-a-ruled-class", backup_pod(placement=Placement(alternatives=RULES.choose("fast")))),
         ("pod-backup-in-any-pool", backup_pod(placement=Placement(alternatives=ANY_RULE.choose("slow")))),
         (
@@ -118,20 +124,20 @@ PULLING = template(
         ("pod-restore", restore_pod()),
         ("pod-restore-block", restore_pod("block-datadownload")),
         ("pod-restore-with-cache-on-node", restore_pod(cached=True, placement=Placement(node="node-b"))),
-        ("pod-restore-configured", restore_pod(settings=CONFIGURED)),
-        ("pod-restore-inheriting", restore_pod(template=template(), settings=INHERITING)),
+        ("pod-restore-configured", restore_pod(pod=CONFIGURED)),
+        ("pod-restore-inheriting", restore_pod(template=template(), pod=INHERITING)),
         ("pod-restore-of-a-ruled-class", restore_pod(placement=Placement(alternatives=RULES.choose("fast")))),
         ("pod-restore-windows", restore_pod(template=with_windows(), placement=Placement("windows"))),
         ("pod-volume-backup", pod_volume_pod()),
-        ("pod-volume-backup-configured", pod_volume_pod(settings=CONFIGURED)),
-        ("pod-volume-backup-privileged", pod_volume_pod(template=template(), settings=PRIVILEGED, mover=LOUD)),
+        ("pod-volume-backup-configured", pod_volume_pod(pod=CONFIGURED)),
+        ("pod-volume-backup-privileged", pod_volume_pod(template=template(), pod=PRIVILEGED, mover=LOUD)),
         (
             "pod-volume-backup-windows",
-            pod_volume_pod(template=with_windows(), node_os="windows", settings=PRIVILEGED),
+            pod_volume_pod(template=with_windows(), node_os="windows", pod=PRIVILEGED),
         ),
         ("pod-volume-restore", pod_volume_pod("podvolumerestore")),
-        ("pod-volume-restore-configured", pod_volume_pod("podvolumerestore", settings=CONFIGURED)),
-        ("pod-volume-restore-inheriting", pod_volume_pod("podvolumerestore", template=template(), settings=INHERITING)),
+        ("pod-volume-restore-configured", pod_volume_pod("podvolumerestore", pod=CONFIGURED)),
+        ("pod-volume-restore-inheriting", pod_volume_pod("podvolumerestore", template=template(), pod=INHERITING)),
         ("pod-volume-restore-with-cache", pod_volume_pod("podvolumerestore", cached=True)),
         ("pod-init-repository", init_pod()),
         ("pod-init-repository-configured", init_pod(CONFIGURED)),
@@ -143,9 +149,9 @@ def test_a_pod_is_its_golden_manifest(name: str, pod: JsonDict) -> None:
 
 def test_what_changes_nothing_is_the_same_pod() -> None:
     """An empty set of labels replaces none, and no relabeling needs a volume that nobody writes to."""
-    assert backup_pod(backup_pvc=WRITABLE_NO_RELABELING) == backup_pod()
+    assert backup_pod(backup_pvcs={"hostpath": WRITABLE_NO_RELABELING}) == backup_pod()
     bare = PodSettings()
-    assert restore_pod(settings=replace(bare, labels={}, annotations={})) == restore_pod(settings=bare)
+    assert restore_pod(pod=replace(bare, labels={}, annotations={})) == restore_pod(pod=bare)
 
 
 def test_a_pod_is_not_made_for_nodes_that_no_agent_serves() -> None:
@@ -195,7 +201,7 @@ def test_building_changes_nothing_that_is_inherited() -> None:
     inherited = template()
     before = repr(inherited)
 
-    backup_pod(template=inherited, settings=PodSettings())
+    backup_pod(template=inherited, pod=PodSettings())
 
     assert repr(inherited) == before
 

@@ -85,7 +85,7 @@ async def test_rules_are_looked_up_by_the_class_of_the_backup_claim(backup_class
     rules = {name: PlacementRule(({"key": name, "operator": "Exists"},), of) for name, of in wanted.items()}
     backup_pvc = BackupPVCSettings(storage_class=backup_class)
 
-    found = await Source().place(nodes=PlacementRules(tuple(rules.values())), backup_pvc=backup_pvc)
+    found = await Source().place(nodes=PlacementRules(tuple(rules.values())), backup_pvcs={"hostpath": backup_pvc})
 
     assert found.alternatives == (rules[chosen].requirements,)
 
@@ -97,7 +97,9 @@ async def test_a_linked_clone_keeps_off_the_nodes_of_its_source(where: str) -> N
     for node, volume in (("linux-1", "pv-1"), ("linux-2", "pv-1"), ("linux-3", "other")):
         source.attach(node, volume)
 
-    found = await source.place(backup_pvc=BackupPVCSettings(annotations=annotations if where != "source" else {}))
+    found = await source.place(
+        backup_pvcs={"hostpath": BackupPVCSettings(annotations=annotations if where != "source" else {})}
+    )
 
     assert found.avoid_nodes == ("linux-1", "linux-2")
 

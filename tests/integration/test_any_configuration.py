@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from core.contract import VolumeMode
@@ -14,18 +15,14 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from exposer.claims import build_backup_claim
 from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_init_pod
-from exposer.settings import BackupPVCSettings, MoverOptions
 from exposer.template import AgentTemplate
-from nodeagent.config.current import CurrentConfig
-from nodeagent.config.expose_settings import MoverPlans
-from nodeagent.config.parse import parse_config
 from tests.exposer.support.inputs import snapshot_request
+from tests.nodeagent.support.configured import build_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from core.models.base import JsonDict
-    from exposer.settings import MoverPlan
     from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
@@ -122,18 +119,6 @@ _DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-def _plan(document: JsonDict) -> MoverPlan:
-    current = CurrentConfig(parse_config(json.dumps(document)))
-    plans = MoverPlans(
-        AgentTemplate("mover:1"),
-        MoverOptions(),
-        current=current,
-        priority_class=lambda: "",
-        cache_limit_mib=lambda: 5000,
-    )
-    return plans()
-
-
 @pytest.fixture(scope="module")
 def accepted(apiserver: ApiServer) -> Callable[[JsonDict], None]:
     """Creates an object for good, but for storing it."""
@@ -148,16 +133,11 @@ def accepted(apiserver: ApiServer) -> Callable[[JsonDict], None]:
 
 
 @given(document=_DOCUMENTS)
-@settings(max_examples=80, derandomize=True)
+@hypothesis_settings(max_examples=80, derandomize=True)
 def test_every_mover_and_its_claim_is_accepted(accepted: Callable[[JsonDict], None], document: JsonDict) -> None:
-    plan = _plan(document)
-    request = snapshot_request(
-        template=plan.template,
-        settings=plan.settings,
-        backup_pvc=plan.backup_pvcs.get("fast", BackupPVCSettings()),
-        nodes=plan.nodes,
-    )
+    settings = build_settings(document, AgentTemplate("mover:1"))
+    request = replace(snapshot_request(storage_class="fast"), settings=settings)
     claim = build_backup_claim(request, size="1Gi", mode=VolumeMode.FILESYSTEM)
     accepted(claim)
-    accepted(build_backup_pod(request, claim, Placement(alternatives=plan.nodes.choose("fast"))))
-    accepted(build_init_pod(request.owner, plan.template, plan.settings, plan.options))
+    accepted(build_backup_pod(request, claim, Placement(alternatives=settings.nodes.choose("fast"))))
+    accepted(build_init_pod(request.owner, settings))

@@ -25,7 +25,7 @@ from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
 from exposer.causes import CauseFinder
 from exposer.model import Pending
-from exposer.settings import PlanSource
+from exposer.settings import ExposeSettings
 from nodeagent.leader.repositories.init_pod import (
     INIT_POD_SELECTOR,
     InitState,
@@ -77,7 +77,7 @@ class RepositoryTools:
     clock: Clock
     events: EventLog
     metrics: Metrics
-    plan: PlanSource
+    expose_settings: Callable[[], ExposeSettings]
     new_settings: Callable[[], Awaitable[Mapping[str, str]]]
     check_leading: Callable[[], None]
     causes: CauseFinder
@@ -207,7 +207,7 @@ class RepositoryController:
         await ensure_repository_password(tools.client, self._namespace)
         tools.check_leading()
         try:
-            await start_init_pod(tools.client, repository, tools.plan())
+            await start_init_pod(tools.client, repository, tools.expose_settings())
         except (ForbiddenError, InvalidError) as e:
             await self._fail(repository, str(e))
             return Requeue(self._tries.pause_seconds)

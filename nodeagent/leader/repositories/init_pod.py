@@ -22,7 +22,7 @@ from exposer.model import Owner, Pending
 from exposer.ownership import create_pod
 from exposer.pod_status import diagnose_pod, parse_pod_end
 from exposer.pods import build_init_pod, init_pod_name
-from exposer.settings import MoverPlan
+from exposer.settings import ExposeSettings
 from exposer.workload import ONTO_ANY_NODE
 
 __all__ = [
@@ -149,7 +149,7 @@ async def let_onto_any_node(client: KubeClient, pod: JsonDict) -> None:
     await client.patch(PODS, meta["namespace"], meta["name"], patch)
 
 
-async def start_init_pod(client: KubeClient, repository: BackupRepository, plan: MoverPlan) -> None:
+async def start_init_pod(client: KubeClient, repository: BackupRepository, settings: ExposeSettings) -> None:
     """Create the repository's init pod.
 
     Raises:
@@ -157,8 +157,8 @@ async def start_init_pod(client: KubeClient, repository: BackupRepository, plan:
         KubeError: the API server refused; InvalidError and ForbiddenError tell that it does
             not want the pod.
     """
-    settings = replace(plan.settings, resources=init_resources(plan.settings.resources))
-    manifest = build_init_pod(Owner.of(repository), plan.template, settings, plan.options)
+    pod = replace(settings.pod, resources=init_resources(settings.pod.resources))
+    manifest = build_init_pod(Owner.of(repository), replace(settings, pod=pod))
     spec = repository.spec
     manifest["metadata"]["labels"] |= repository_labels(spec.volume_namespace, spec.backup_storage_location)
     await create_pod(client, manifest)

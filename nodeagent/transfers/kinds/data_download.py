@@ -4,6 +4,7 @@ Knows what of the life cycle is particular to it. Does not know the life cycle, 
 volume is made and handed over (`exposer.generic_restore`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import ClassVar, Final, cast
@@ -17,7 +18,7 @@ from core.models.phases import Phase
 from core.models.transfers import DataDownload, Transfer
 from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, RestoreExposer, RestoreRequest
 from exposer.placement import LINUX, WINDOWS
-from exposer.settings import PlanSource
+from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, AdmissionState, PlainKind
 from nodeagent.transfers.kinds.repository import check_location, fit_cache
 from nodeagent.transfers.outcome import Outcome, RestoreResults, read_outcome
@@ -40,7 +41,7 @@ class DataDownloadKind(RestoreResults, PlainKind):
 
     client: KubeClient
     exposer: RestoreExposer
-    plan: PlanSource
+    expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]
 
     name: ClassVar[str] = DataDownload.kind_name
@@ -105,18 +106,15 @@ class DataDownloadKind(RestoreResults, PlainKind):
         return await self.exposer.clean_up(request)
 
     def _request(self, cr: Transfer) -> RestoreRequest:
-        plan, spec = self.plan(), _download(cr).spec
+        settings, spec = self.expose_settings(), _download(cr).spec
         target = spec.target_volume
         return RestoreRequest(
             owner=Owner.of(cr),
             target_namespace=target.namespace,
             target_claim=target.pvc,
-            template=plan.template,
-            settings=plan.settings,
-            mover=plan.options_for(cr),
-            nodes=plan.nodes,
-            ignore_delay_binding=plan.ignore_delay_binding,
-            cache=plan.cache_for(spec.snapshot_size),
+            settings=settings,
+            operation_timeout=cr.operation_timeout,
+            cache=settings.cache_for(spec.snapshot_size),
             # What is not said to be for Windows is for Linux, as with the peer.
             node_os=WINDOWS if spec.node_os == WINDOWS else LINUX,
         )

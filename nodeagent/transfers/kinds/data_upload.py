@@ -4,6 +4,7 @@ Knows what of the life cycle is particular to it. Does not know the life cycle, 
 snapshot becomes a volume (`exposer.csi_snapshot`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final, cast
 
@@ -14,7 +15,7 @@ from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
 from core.models.transfers import DataUpload, Transfer
 from exposer.model import Exposed, Exposer, Guard, Owner, Pending, SnapshotRequest
-from exposer.settings import BackupPVCSettings, PlanSource
+from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, AdmissionState, PlainKind
 from nodeagent.transfers.kinds.repository import check_location
 from nodeagent.transfers.outcome import BackupResults
@@ -34,7 +35,7 @@ class DataUploadKind(BackupResults, PlainKind):
 
     client: KubeClient
     exposer: Exposer[SnapshotRequest]
-    plan: PlanSource
+    expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]
 
     name: ClassVar[str] = DataUpload.kind_name
@@ -101,18 +102,14 @@ class DataUploadKind(BackupResults, PlainKind):
         spec = _upload(cr).spec
         if spec.csi_snapshot is None:
             raise ExposeError(f"DataUpload {cr.metadata.namespace}/{cr.name} names no CSI snapshot")
-        plan, source_class = self.plan(), spec.csi_snapshot.storage_class
         return SnapshotRequest(
             owner=Owner.of(cr),
             source_namespace=spec.source_namespace,
             source_claim=spec.source_pvc,
             volume_snapshot=spec.csi_snapshot.volume_snapshot,
-            storage_class=source_class,
-            template=plan.template,
-            settings=plan.settings,
-            mover=plan.options_for(cr),
-            backup_pvc=plan.backup_pvcs.get(source_class) or BackupPVCSettings(),
-            nodes=plan.nodes,
+            storage_class=spec.csi_snapshot.storage_class,
+            settings=self.expose_settings(),
+            operation_timeout=cr.operation_timeout,
             made_at=cr.metadata.creation_timestamp,
         )
 

@@ -14,6 +14,7 @@ Knows what is particular to it beside what it shares with PodVolumeBackup
 (`nodeagent.transfers.kinds.pod_volume`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final, cast
 
@@ -27,7 +28,7 @@ from core.models.phases import Phase
 from core.models.transfers import PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, LocatedVolume, Owner, Pending, PodVolumeRequest, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
-from exposer.settings import PlanSource
+from exposer.settings import ExposeSettings
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, PlainKind
 from nodeagent.transfers.kinds.repository import check_location, fit_cache
@@ -55,7 +56,7 @@ class PodVolumeKind(PlainKind):
 
     client: KubeClient
     exposer: PodVolumeExposer
-    plan: PlanSource
+    expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]
 
     verb: ClassVar[MoverVerb]
@@ -109,16 +110,14 @@ class PodVolumeKind(PlainKind):
     def _request(self, cr: Transfer) -> PodVolumeRequest:
         if not isinstance(cr, PodVolumeBackup | PodVolumeRestore):
             raise ExposeError(f"{cr.kind} {cr.name} names no volume of a pod")
-        plan, pod = self.plan(), cr.spec.pod
+        settings, pod = self.expose_settings(), cr.spec.pod
         return PodVolumeRequest(
             owner=Owner.of(cr),
             verb=self.verb,
             workload=WorkloadRef(pod.namespace, pod.name, pod.uid),
             volume=cr.spec.volume,
-            template=plan.template,
-            settings=plan.settings,
-            mover=plan.options,
-            cache=plan.cache_for(cr.spec.snapshot_size) if isinstance(cr, PodVolumeRestore) else None,
+            settings=settings,
+            cache=settings.cache_for(cr.spec.snapshot_size) if isinstance(cr, PodVolumeRestore) else None,
         )
 
 

@@ -10,18 +10,24 @@ own, nor how large that is for a limit (`exposer.settings`).
 """
 
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.models.base import JsonDict
-from core.models.storage import CACHE_LIMIT_KEY, BackupStorageLocation, RepositoryKey, repository_labels
+from core.models.storage import (
+    CACHE_LIMIT_KEY,
+    DEFAULT_CACHE_LIMIT_MIB,
+    BackupStorageLocation,
+    RepositoryKey,
+    repository_labels,
+)
 from core.models.transfers import Transfer
 from exposer.model import PodVolumeRequest, RestoreRequest
 from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState
 
-__all__ = ["DEFAULT_CACHE_LIMIT_MIB", "check_location", "fit_cache"]
+__all__ = ["check_location", "fit_cache"]
 
 
 async def check_location(client: KubeClient, cr: Transfer) -> Admission:
@@ -49,13 +55,6 @@ async def check_location(client: KubeClient, cr: Transfer) -> Admission:
         message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"
         return Admission(AdmissionState.PENDING, "LocationUnavailable", message, blocked=True)
     return READY
-
-
-DEFAULT_CACHE_LIMIT_MIB: Final = 5000
-"""What a mover takes where its repository says nothing.
-
-Source: Velero v1.18, pkg/repository/udmrepo/kopialib/backend/common.go (MB there are MiB).
-"""
 
 
 _Request = TypeVar("_Request", RestoreRequest, PodVolumeRequest)

@@ -1,16 +1,25 @@
 """What the recorded cluster was given: the peer's DaemonSet and configuration, and requests."""
 
+from dataclasses import fields
 from typing import Any
 
 from core.contract import MoverVerb
 from core.models.base import JsonDict
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from exposer.model import Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest, WorkloadRef
-from exposer.settings import BackupPVCSettings, PodSettings
+from exposer.settings import BackupPVCSettings, ExposeSettings, PodSettings
 from exposer.template import AgentTemplate
 from tests.support.golden import recorded
 
-__all__ = ["SETTINGS", "daemonset", "pod_volume_request", "restore_request", "snapshot_request", "template"]
+__all__ = [
+    "POD_SETTINGS",
+    "daemonset",
+    "expose_settings",
+    "pod_volume_request",
+    "restore_request",
+    "snapshot_request",
+    "template",
+]
 
 _CREDENTIALS = (
     "GOOGLE_APPLICATION_CREDENTIALS",
@@ -19,7 +28,7 @@ _CREDENTIALS = (
     "ALIBABA_CLOUD_CREDENTIALS_FILE",
 )
 
-SETTINGS = PodSettings(
+POD_SETTINGS = PodSettings(
     priority_class_name="data-mover-low",
     resources={
         "limits": {"cpu": "4", "memory": "2Gi"},
@@ -90,13 +99,18 @@ def template(**changes: Any) -> AgentTemplate:
     return AgentTemplate.parse(raw)
 
 
-def _recorded_template() -> AgentTemplate:
-    """The recorded DaemonSet had no tolerations of its own."""
-    return template(tolerations=[])
+def expose_settings(**changes: Any) -> ExposeSettings:
+    """The settings of the recorded cluster, whose DaemonSet had no tolerations; `changes` replace fields."""
+    values: dict[str, Any] = {
+        "template": template(tolerations=[]),
+        "pod": POD_SETTINGS,
+        "backup_pvcs": {"hostpath": BackupPVCSettings(annotations={"a/b": "c"})},
+    }
+    return ExposeSettings(**(values | changes))
 
 
 def snapshot_request(recording: str = "dataupload", **changes: Any) -> SnapshotRequest:
-    """The expose of a recorded DataUpload; `changes` replace the request's fields."""
+    """The expose of a recorded DataUpload; `changes` replace fields of the request or its settings."""
     du = DataUpload.parse(recorded(recording))
     csi = du.spec.csi_snapshot
     assert csi is not None
@@ -106,16 +120,14 @@ def snapshot_request(recording: str = "dataupload", **changes: Any) -> SnapshotR
         "source_claim": du.spec.source_pvc,
         "volume_snapshot": csi.volume_snapshot,
         "storage_class": csi.storage_class,
-        "template": _recorded_template(),
-        "settings": SETTINGS,
-        "backup_pvc": BackupPVCSettings(annotations={"a/b": "c"}),
+        "operation_timeout": du.operation_timeout,
         "made_at": du.metadata.creation_timestamp,
     }
-    return SnapshotRequest(**(values | changes))
+    return SnapshotRequest(**_with_settings(values, changes))
 
 
 def pod_volume_request(recording: str = "podvolumebackup", **changes: Any) -> PodVolumeRequest:
-    """The expose of a recorded PodVolumeBackup or PodVolumeRestore; `changes` replace the request's fields."""
+    """The expose of a recorded PodVolumeBackup or PodVolumeRestore; `changes` replace fields as above."""
     backup = recording == "podvolumebackup"
     cr = (PodVolumeBackup if backup else PodVolumeRestore).parse(recorded(recording))
     assert isinstance(cr, PodVolumeBackup | PodVolumeRestore)
@@ -124,20 +136,25 @@ def pod_volume_request(recording: str = "podvolumebackup", **changes: Any) -> Po
         "verb": MoverVerb.BACKUP if backup else MoverVerb.RESTORE,
         "workload": WorkloadRef(cr.spec.pod.namespace, cr.spec.pod.name, cr.spec.pod.uid),
         "volume": cr.spec.volume,
-        "template": _recorded_template(),
-        "settings": SETTINGS,
     }
-    return PodVolumeRequest(**(values | changes))
+    return PodVolumeRequest(**_with_settings(values, changes))
 
 
 def restore_request(recording: str = "datadownload", **changes: Any) -> RestoreRequest:
-    """The expose of a recorded DataDownload; `changes` replace the request's fields."""
+    """The expose of a recorded DataDownload; `changes` replace fields as above."""
     dd = DataDownload.parse(recorded(recording))
     values: dict[str, Any] = {
         "owner": Owner.of(dd),
         "target_namespace": dd.spec.target_volume.namespace,
         "target_claim": dd.spec.target_volume.pvc,
-        "template": _recorded_template(),
-        "settings": SETTINGS,
+        "operation_timeout": dd.operation_timeout,
     }
-    return RestoreRequest(**(values | changes))
+    return RestoreRequest(**_with_settings(values, changes))
+
+
+def _with_settings(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request; changes of `ExposeSettings` go to its `settings`."""
+    names = {field.name for field in fields(ExposeSettings)} - {"cache"}
+    of_settings = {name: value for name, value in changes.items() if name in names}
+    rest = {name: value for name, value in changes.items() if name not in names}
+    return values | {"settings": expose_settings(**of_settings)} | rest

@@ -1,6 +1,7 @@
-"""What the configuration makes of pods and volumes: key by key, and as it is at that moment."""
+"""The settings of exposers that follow from each configuration key."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,45 +11,30 @@ from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.transport import Request, Response
 from exposer.placement import PlacementRule, PlacementRules
-from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, MoverOptions, MoverPlan, PodSettings
+from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, ExposeSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
-from nodeagent.config.current import CurrentConfig
-from nodeagent.config.expose_settings import MoverPlans
+from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.parse import parse_config
 from nodeagent.startup import read_template
 from tests.exposer.support.inputs import daemonset
 from tests.support.scripted import answer, refusal, scripted_client
 
-TEMPLATE, OPTIONS = AgentTemplate("mover:1"), MoverOptions(log_level="debug")
+DEFAULTS = ExposeSettings(AgentTemplate("mover:1"), mover=MoverOptions(log_level="debug"))
 GIB = 1024**3
 
 
-def current(**document: Any) -> CurrentConfig:
+def build(priority_class: str = "", limit_mib: int = 5000, /, **document: Any) -> ExposeSettings:
     parsed = parse_config(json.dumps(document))
     assert not parsed.mistakes
-    return CurrentConfig(parsed)
+    return build_expose_settings(DEFAULTS, parsed.config, priority_class=priority_class, cache_limit_mib=limit_mib)
 
 
-def plans(config: CurrentConfig, *, priority_class: str = "", limit_mib: int = 5000) -> MoverPlans:
-    return MoverPlans(
-        TEMPLATE,
-        OPTIONS,
-        current=config,
-        priority_class=lambda: priority_class,
-        cache_limit_mib=lambda: limit_mib,
-    )
+def configured(**changes: Any) -> ExposeSettings:
+    return replace(DEFAULTS, pod=PodSettings(**({"labels": {}, "annotations": {}} | changes)))
 
 
-def plan(**document: Any) -> MoverPlan:
-    return plans(current(**document))()
-
-
-def settings(**changes: Any) -> PodSettings:
-    return PodSettings(**({"labels": {}, "annotations": {}} | changes))
-
-
-def test_without_configuration_everything_is_as_the_peer_has_it() -> None:
-    assert plan() == MoverPlan(TEMPLATE, settings(), OPTIONS)
+def test_the_settings_are_the_defaults_without_configuration() -> None:
+    assert build() == configured()
 
 
 SPOT = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
@@ -70,15 +56,13 @@ SPOT = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
     ids=lambda value: next(iter(value)),
 )
 def test_a_key_becomes_a_setting_of_pods(document: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert plan(**document) == MoverPlan(TEMPLATE, settings(**expected), OPTIONS)
+    assert build(**document) == configured(**expected)
 
 
 def test_the_priority_class_is_the_one_that_the_cluster_has() -> None:
     """The configured name counts for nothing as long as the class is missing."""
-    config = current(priorityClassName="movers")
-
-    assert plans(config)().settings.priority_class_name == ""
-    assert plans(config, priority_class="movers")().settings.priority_class_name == "movers"
+    assert build(priorityClassName="movers").pod.priority_class_name == ""
+    assert build("movers", priorityClassName="movers").pod.priority_class_name == "movers"
 
 
 def test_selectors_of_nodes_become_requirements() -> None:
@@ -90,7 +74,7 @@ def test_selectors_of_nodes_become_requirements() -> None:
         ],
     }
 
-    found = plan(loadAffinity=[{"nodeSelector": selector, "storageClass": "fast"}, {"nodeSelector": {}}])
+    found = build(loadAffinity=[{"nodeSelector": selector, "storageClass": "fast"}, {"nodeSelector": {}}])
 
     requirements = (
         {"key": "disk", "operator": "In", "values": ["ssd"]},
@@ -99,13 +83,13 @@ def test_selectors_of_nodes_become_requirements() -> None:
         {"key": "zone", "operator": "In", "values": ["a", "b"]},
     )
     assert found.nodes == PlacementRules((PlacementRule(requirements, "fast"), PlacementRule(())))
-    assert plan(loadAffinityMode="any").nodes == PlacementRules((), any_of=True)
+    assert build(loadAffinityMode="any").nodes == PlacementRules((), any_of=True)
 
 
 def test_claims_of_backups_are_set_up_by_their_sources_class() -> None:
     entry = {"storageClass": "shallow", "readOnly": True, "spcNoRelabeling": True, "annotations": {"a": "b"}}
 
-    found = plan(backupPVC={"fast": entry, "slow": {}}, restorePVC={"ignoreDelayBinding": True})
+    found = build(backupPVC={"fast": entry, "slow": {}}, restorePVC={"ignoreDelayBinding": True})
 
     assert found.backup_pvcs == {
         "fast": BackupPVCSettings("shallow", read_only=True, no_relabeling=True, annotations={"a": "b"}),
@@ -118,10 +102,10 @@ def test_claims_of_backups_are_set_up_by_their_sources_class() -> None:
     "keys", [("cachePVC", "residentThresholdInMB"), ("cacheVolume", "residentThresholdMB")], ids=str
 )
 def test_both_spellings_of_the_cache_mean_the_same(keys: tuple[str, str]) -> None:
-    found = plans(current(**{keys[0]: {"storageClass": "fast", keys[1]: 1024}}), limit_mib=100)()
+    found = build("", 100, **{keys[0]: {"storageClass": "fast", keys[1]: 1024}})
 
     assert found.cache == CacheRule("fast", 100, 1024)
-    assert plan(cachePVC={"residentThresholdInMB": 1024}).cache is None
+    assert build(cachePVC={"residentThresholdInMB": 1024}).cache is None
 
 
 @pytest.mark.parametrize(
@@ -141,29 +125,6 @@ def test_small_restores_leave_their_cache_on_the_node(snapshot_bytes: int, cache
     rule = CacheRule("fast", 5000, threshold_mib=1024)
 
     assert (rule.volume_for(snapshot_bytes) is not None) is cached
-
-
-def test_an_edit_counts_for_the_next_plan_and_leaves_the_last_one_as_it_was() -> None:
-    config = current(podLabels={"a": "before"})
-    planned = plans(config)
-    before = planned()
-
-    config.take(parse_config('{"podLabels": {"a": "after"}, "loadAffinityMode": "any"}'))
-
-    assert (before.settings.labels, before.nodes.any_of) == ({"a": "before"}, False)
-    assert (planned().settings.labels, planned().nodes.any_of) == ({"a": "after"}, True)
-
-
-def test_a_plan_stays_the_same_until_something_changes() -> None:
-    config, found = current(), ["", "movers"]
-    planned = MoverPlans(
-        TEMPLATE, OPTIONS, current=config, priority_class=lambda: found[0], cache_limit_mib=lambda: 5000
-    )
-    before = planned()
-
-    assert planned() is before
-    found.pop(0)
-    assert planned().settings.priority_class_name == "movers"
 
 
 def daemonsets(*names: str) -> KubeClient:

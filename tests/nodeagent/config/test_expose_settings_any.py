@@ -1,7 +1,8 @@
-"""Whatever the ConfigMap holds, there is a plan, and pods and claims can be made by it."""
+"""Whatever the ConfigMap holds, pods and PVCs can be built from its settings."""
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -12,12 +13,9 @@ from exposer.claims import build_backup_claim, build_cache_claim, claim_volume_m
 from exposer.model import LocatedVolume
 from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
-from exposer.settings import BackupPVCSettings, MoverOptions, MoverPlan
-from nodeagent.config.current import CurrentConfig
-from nodeagent.config.expose_settings import MoverPlans
-from nodeagent.config.parse import parse_config
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.nodeagent.config.test_expose_settings_manifests import CONFIGURATIONS
+from tests.nodeagent.support.configured import build_settings
 
 _SCALAR = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["inherit", "1Gi", "In"])
@@ -28,7 +26,7 @@ _JSON = st.recursive(
 
 
 def places_in(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Every place in a document where something else could stand."""
+    """Every path in a document."""
     inner: list[tuple[str | int, Any]] = []
     if isinstance(value, dict):
         inner = list(value.items())
@@ -39,7 +37,7 @@ def places_in(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | 
 
 @st.composite
 def documents(draw: st.DrawFn) -> JsonDict:
-    """A good document in which something, somewhere, is something else."""
+    """A valid document in which up to three values are replaced."""
     document: Any = copy.deepcopy(CONFIGURATIONS["everything"])
     for _ in range(draw(st.integers(0, 3))):
         *way, last = draw(st.sampled_from(places_in(document)))
@@ -51,28 +49,15 @@ def documents(draw: st.DrawFn) -> JsonDict:
     return found
 
 
-def plan_of(document: JsonDict) -> MoverPlan:
-    current = CurrentConfig(parse_config(json.dumps(document)))
-    plans = MoverPlans(
-        template(),
-        MoverOptions(),
-        current=current,
-        priority_class=lambda: current.config.priority_class_name,
-        cache_limit_mib=lambda: 5000,
-    )
-    return plans()
-
-
 @given(documents())
-def test_every_load_can_be_exposed_by_it(document: JsonDict) -> None:
-    plan = plan_of(document)
-    common: dict[str, Any] = {"template": plan.template, "settings": plan.settings, "mover": plan.options}
-    backup_pvc = plan.backup_pvcs.get("hostpath") or BackupPVCSettings()
-    upload = snapshot_request(**common, backup_pvc=backup_pvc, nodes=plan.nodes)
-    download, backup = restore_request(**common, nodes=plan.nodes), pod_volume_request(**common)
+def test_every_transfer_can_be_exposed(document: JsonDict) -> None:
+    settings = build_settings(document, template())
+    upload = replace(snapshot_request(), settings=settings)
+    download = replace(restore_request(), settings=settings)
+    backup = replace(pod_volume_request(), settings=settings)
     claim = build_backup_claim(upload, size="1Gi", mode=claim_volume_mode({"spec": {}}))
-    rules = Placement(alternatives=plan.nodes.choose(upload.backup_class))
-    cache = plan.cache_for(0)
+    rules = Placement(alternatives=settings.nodes.choose(upload.backup_class))
+    cache = settings.cache_for(0)
 
     made = [
         claim,

@@ -16,10 +16,6 @@ from core.models.base import JsonDict
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
-from exposer.settings import MoverOptions
-from nodeagent.config.current import CurrentConfig
-from nodeagent.config.expose_settings import MoverPlans
-from nodeagent.config.parse import parse_config
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
@@ -28,6 +24,7 @@ from tests.exposer.support.inputs import template
 from tests.exposer.support.scenes import BackupScene, RestoreScene
 from tests.exposer.support.world import Cut, World, no_guard
 from tests.exposer.test_pod_volume import Scene
+from tests.nodeagent.support.configured import build_settings
 from tests.support.golden import assert_golden, recorded
 
 SPOT = {"key": "spot", "operator": "DoesNotExist"}
@@ -106,20 +103,13 @@ LOADS: dict[str, tuple[str, Callable[[], World]]] = {
 
 def kind_of(recording: str, sent: Sent, document: JsonDict) -> Kind:
     client = World.client_over(sent)
-    causes, current = World.causes_over(client), CurrentConfig(parse_config(json.dumps(document)))
-    plans = MoverPlans(
-        template(),
-        MoverOptions(),
-        current=current,
-        priority_class=lambda: current.config.priority_class_name,
-        cache_limit_mib=lambda: 5000,
-    )
+    causes, settings = World.causes_over(client), build_settings(document, template())
     names, pods = frozenset({""}), PodVolumeExposer(client, causes)
     kinds: dict[str, Kind] = {
-        "dataupload": DataUploadKind(client, CSISnapshotExposer(client, causes), plans, names),
-        "datadownload": DataDownloadKind(client, GenericRestoreExposer(client, causes), plans, names),
-        "podvolumebackup": PodVolumeBackupKind(client, pods, plans, names),
-        "podvolumerestore": PodVolumeRestoreKind(client, pods, plans, names),
+        "dataupload": DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: settings, names),
+        "datadownload": DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: settings, names),
+        "podvolumebackup": PodVolumeBackupKind(client, pods, lambda: settings, names),
+        "podvolumerestore": PodVolumeRestoreKind(client, pods, lambda: settings, names),
     }
     return kinds[recording]
 

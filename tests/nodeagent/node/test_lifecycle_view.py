@@ -13,7 +13,7 @@ from nodeagent.transfers.mover_pod import PodState
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload, mover_pod
 
-UPLOADS = DataUploadKind(client=None, exposer=None, plan=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+UPLOADS = DataUploadKind(client=None, exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
 
 
 def look(load: JsonDict, pod: JsonDict | None = None, *, seconds: float = 0.0) -> View:

@@ -33,7 +33,7 @@ from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
-from exposer.settings import MoverPlan
+from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site, Timeouts
@@ -132,14 +132,14 @@ def build_agent(
     clock = LoopClock()
     client = KubeClient(transport, Retry(clock))
     metrics = metrics or Metrics(node)
-    plan = MoverPlan(AgentTemplate(image="mover:1", host_pods_mounted=True))
+    settings = ExposeSettings(AgentTemplate(image="mover:1", host_pods_mounted=True))
     datamovers = frozenset({"velero", ""})
     causes = CauseFinder(client, clock)
     kinds: list[Kind] = [
-        DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: plan, datamovers),
-        DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: plan, datamovers),
-        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), lambda: plan, datamovers),
+        DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: settings, datamovers),
+        DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: settings, datamovers),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), lambda: settings, datamovers),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), lambda: settings, datamovers),
     ]
     site = Site(node, NAMESPACE)
     cache = TransferCache(client, clock, site, kinds=kinds)

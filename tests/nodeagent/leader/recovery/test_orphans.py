@@ -15,7 +15,7 @@ from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import Pending
 from exposer.pod_volume import PodVolumeExposer
-from exposer.settings import MoverPlan
+from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
@@ -156,14 +156,14 @@ def real_kinds(kube: FakeKube) -> list[Kind]:
     client = KubeClient(kube, Retry(LoopClock()))
     causes, names = CauseFinder(client, LoopClock()), frozenset({"velero", ""})
 
-    def plan() -> MoverPlan:
-        return MoverPlan(AgentTemplate(image="mover:1", host_pods_mounted=True))
+    def settings() -> ExposeSettings:
+        return ExposeSettings(AgentTemplate(image="mover:1", host_pods_mounted=True))
 
     return [
-        DataUploadKind(client, CSISnapshotExposer(client, causes), plan, names),
-        DataDownloadKind(client, GenericRestoreExposer(client, causes), plan, names),
-        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), plan, names),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), plan, names),
+        DataUploadKind(client, CSISnapshotExposer(client, causes), settings, names),
+        DataDownloadKind(client, GenericRestoreExposer(client, causes), settings, names),
+        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), settings, names),
+        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), settings, names),
     ]
 
 

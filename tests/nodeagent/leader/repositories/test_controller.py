@@ -16,7 +16,7 @@ from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, E
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
-from exposer.settings import MoverPlan
+from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.config.repository import RepositoryConfig
@@ -109,7 +109,7 @@ def build_keeper(kube: FakeKube, mode: RepositoryControllerMode, *, config_map: 
         clock=clock,
         events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
         metrics=Metrics("node-a"),
-        plan=lambda: MoverPlan(AgentTemplate(image="mover:1")),
+        expose_settings=lambda: ExposeSettings(AgentTemplate(image="mover:1")),
         new_settings=RepositoryConfig(client, "velero", config_map).settings,
         check_leading=lambda: None,
         causes=CauseFinder(client, clock),

@@ -4,7 +4,6 @@ With what the recorded cluster was configured with, these are the very requests 
 `tests/exposer/test_pods_velero.py` builds the recorded pods.
 """
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +13,14 @@ from core.models.base import JsonDict
 from core.models.transfers import Transfer
 from exposer.model import Exposed, Pending, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.placement import PlacementRule, PlacementRules
-from exposer.settings import BackupPVCSettings, CacheVolume, MoverOptions
-from nodeagent.config.current import CurrentConfig
-from nodeagent.config.expose_settings import MoverPlans
-from nodeagent.config.parse import parse_config
+from exposer.settings import BackupPVCSettings, CacheVolume
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.exposer.support.world import no_guard
+from tests.nodeagent.support.configured import build_settings
 from tests.support.golden import recorded
 from tests.support.scripted import answer, scripted_client
 
@@ -60,22 +57,13 @@ class NotingExposer:
 async def ask(kind: str, raw: JsonDict, document: JsonDict, *, repositories: list[JsonDict] | None = None) -> Any:
     """Return what the adapter of that kind asks for."""
     noting: Any = NotingExposer()
-    client, names = (
-        scripted_client(lambda _: answer({"metadata": {}, "items": repositories or []})),
-        frozenset({"velero", ""}),
-    )
-    plans = MoverPlans(
-        template(tolerations=[]),
-        MoverOptions(),
-        current=(current := CurrentConfig(parse_config(json.dumps(document)))),
-        priority_class=lambda: current.config.priority_class_name,
-        cache_limit_mib=lambda: 5000,
-    )
+    client = scripted_client(lambda _: answer({"metadata": {}, "items": repositories or []}))
+    names, settings = frozenset({"velero", ""}), build_settings(document, template(tolerations=[]))
     kinds: dict[str, Kind] = {
-        "dataupload": DataUploadKind(client, noting, plans, names),
-        "datadownload": DataDownloadKind(client, noting, plans, names),
-        "podvolumebackup": PodVolumeBackupKind(client, noting, plans, names),
-        "podvolumerestore": PodVolumeRestoreKind(client, noting, plans, names),
+        "dataupload": DataUploadKind(client, noting, lambda: settings, names),
+        "datadownload": DataDownloadKind(client, noting, lambda: settings, names),
+        "podvolumebackup": PodVolumeBackupKind(client, noting, lambda: settings, names),
+        "podvolumerestore": PodVolumeRestoreKind(client, noting, lambda: settings, names),
     }
     adapter = kinds[kind.removeprefix("block-")]
     load: Transfer = adapter.parse(raw)
@@ -107,8 +95,8 @@ async def test_every_key_about_volumes_reaches_its_kind() -> None:
     restore: PodVolumeRequest = await ask("podvolumerestore", recorded("podvolumerestore"), EVERYTHING)
 
     assert upload.backup_pvc == BackupPVCSettings("shallow", read_only=True, no_relabeling=True)
-    assert upload.nodes == download.nodes == RULES
-    assert (download.ignore_delay_binding, download.cache) == (True, CACHE)
+    assert upload.settings.nodes == download.settings.nodes == RULES
+    assert (download.settings.ignore_delay_binding, download.cache) == (True, CACHE)
     assert (backup.cache, restore.cache) == (None, CACHE)
 
 

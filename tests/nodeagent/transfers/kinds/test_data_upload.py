@@ -13,7 +13,7 @@ from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from exposer.model import Exposed, Guard, KeptVolume, Pending, RestoreRequest, SnapshotRequest
-from exposer.settings import MoverPlan
+from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
@@ -22,7 +22,7 @@ from nodeagent.transfers.outcome import Outcome
 from tests.nodeagent.support.transfers import data_download, data_upload
 from tests.support.scripted import answer, refusal, scripted_client
 
-PLAN = MoverPlan(AgentTemplate(image="mover:1"))
+SETTINGS = ExposeSettings(AgentTemplate(image="mover:1"))
 LOCATION = {
     "apiVersion": "velero.io/v1",
     "kind": "BackupStorageLocation",
@@ -76,11 +76,11 @@ class FakeExposer:
 
 
 def uploads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None) -> DataUploadKind:
-    return DataUploadKind(client(world), exposer or FakeExposer(), lambda: PLAN, frozenset({"velero", ""}))
+    return DataUploadKind(client(world), exposer or FakeExposer(), lambda: SETTINGS, frozenset({"velero", ""}))
 
 
 def downloads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None) -> DataDownloadKind:
-    return DataDownloadKind(client(world), exposer or FakeExposer(), lambda: PLAN, frozenset({"velero", ""}))
+    return DataDownloadKind(client(world), exposer or FakeExposer(), lambda: SETTINGS, frozenset({"velero", ""}))
 
 
 async def admission(kind: DataUploadKind | DataDownloadKind, load: JsonDict) -> Admission:

@@ -11,7 +11,7 @@ from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, POD_VOLUME_FINALIZER
 from exposer.causes import CauseFinder
 from exposer.pod_volume import PodVolumeExposer
-from exposer.settings import MoverPlan
+from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
@@ -39,10 +39,10 @@ def kind_of(
 ) -> PodVolumeBackupKind | PodVolumeRestoreKind:
     client = KubeClient(kube, Retry(LoopClock()))
     exposer = PodVolumeExposer(client, CauseFinder(client, LoopClock()))
-    plan = MoverPlan(AgentTemplate("mover:1", host_pods_mounted=reachable))
+    settings = ExposeSettings(AgentTemplate("mover:1", host_pods_mounted=reachable))
     if name == "PodVolumeBackup":
-        return PodVolumeBackupKind(client, exposer, lambda: plan, names)
-    return PodVolumeRestoreKind(client, exposer, lambda: plan, names)
+        return PodVolumeBackupKind(client, exposer, lambda: settings, names)
+    return PodVolumeRestoreKind(client, exposer, lambda: settings, names)
 
 
 async def admission(load: JsonDict, *objects: JsonDict, reachable: bool = True) -> Admission:

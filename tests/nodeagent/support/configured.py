@@ -1,0 +1,19 @@
+"""The settings of exposers for a configuration document."""
+
+import json
+
+from core.models.base import JsonDict
+from exposer.settings import ExposeSettings
+from exposer.template import AgentTemplate
+from nodeagent.config.expose_settings import build_expose_settings
+from nodeagent.config.parse import parse_config
+
+__all__ = ["build_settings"]
+
+
+def build_settings(document: JsonDict, template: AgentTemplate) -> ExposeSettings:
+    """Return the settings for `document` in a cluster that has the configured priority class."""
+    config = parse_config(json.dumps(document)).config
+    return build_expose_settings(
+        ExposeSettings(template), config, priority_class=config.priority_class_name, cache_limit_mib=5000
+    )
