@@ -103,9 +103,9 @@ def test_the_exit_code_tells_a_pipeline(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "give either a FILE or --from-cluster"),
-        (["a", "--from-cluster"], "give either a FILE or --from-cluster"),
-        (["--from-cluster", "--offline"], "exclude each other"),
+        ([], "need either a PATH or --from-cluster"),
+        (["a", "--from-cluster"], "need either a PATH or --from-cluster"),
+        (["--from-cluster", "--offline"], "mutually exclusive"),
         (["/absent/file"], "/absent/file cannot be read"),
         (["--from-cluster", "--kubeconfig=/absent"], "kubeconfig /absent does not exist"),
     ],
