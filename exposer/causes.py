@@ -25,8 +25,9 @@ from core.kube.errors import KubeError
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.logs import fields
 from core.models.base import JsonDict
+from core.models.reasons import PendingReason
 from exposer.model import Exposed, Pending
-from exposer.pod_status import SCHEDULING, STARTING, UNBOUND, diagnose_pod
+from exposer.pod_status import diagnose_pod
 
 __all__ = ["CauseFinder", "Words", "about_claim", "about_pod"]
 
@@ -112,7 +113,7 @@ def _teller(event: JsonDict) -> str:
     return str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
 
 
-_UNTOLD: Final = frozenset({SCHEDULING, STARTING, UNBOUND})
+_UNTOLD: Final = frozenset({PendingReason.SCHEDULING, PendingReason.CONTAINER_CREATING, PendingReason.CLAIM_UNBOUND})
 """What a pod's status says while it waits for something that it does not know."""
 
 
@@ -202,7 +203,7 @@ class CauseFinder:
     async def _ask(self, pod: JsonDict, waiting: Pending) -> Pending | None:
         """Return what others know about a silent pod; None where they know no more, or do not answer."""
         try:
-            if waiting.reason == STARTING:
+            if waiting.reason == PendingReason.CONTAINER_CREATING:
                 words = about_pod(await self._events_of(pod))
                 return None if words is None else _tell(waiting, words, _what_is_held_up(pod, waiting, words))
             return await self._ask_about_claims(pod)
@@ -220,10 +221,10 @@ class CauseFinder:
             shown = f"claim {namespace}/{name} of pod {place}"
             claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
             if claim is None:
-                return Pending("ClaimMissing", f"{shown} does not exist", blocked=True)
+                return Pending(PendingReason.CLAIM_MISSING, f"{shown} does not exist", blocked=True)
             if claim["spec"].get("volumeName"):
                 continue
-            unbound = Pending(UNBOUND, f"{shown} has no volume yet")
+            unbound = Pending(PendingReason.CLAIM_UNBOUND, f"{shown} has no volume yet")
             words = about_claim(await self._events_of(claim))
             return unbound if words is None else _tell(unbound, words, unbound.message)
         return None

@@ -28,10 +28,11 @@ from core.kube.resources import (
     Resource,
 )
 from core.models.base import JsonDict
+from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.claims import build_backup_claim
 from exposer.model import Exposed, Guard, Pending, SnapshotRequest
-from exposer.ownership import CLEANING_UP, ExposeRun, belongs, made_by_velero, patch_if_there, remove, remove_owned
+from exposer.ownership import ExposeRun, belongs, made_by_velero, patch_if_there, remove, remove_owned
 from exposer.pods import build_backup_pod
 from exposer.snapshots import (
     VOLUME_ANNOTATION,
@@ -87,7 +88,7 @@ class SourceHandover:
         if snapshot is not None and snapshot["metadata"]["uid"] == source.snapshot_uid:
             waiting = await remove(self._client, VOLUME_SNAPSHOTS, snapshot)
             if waiting:
-                return replace(waiting, reason="SnapshotHandover")
+                return replace(waiting, reason=PendingReason.SNAPSHOT_HANDOVER)
         if content is not None:
             await remove(self._client, VOLUME_SNAPSHOT_CONTENTS, content)
         return None
@@ -100,11 +101,11 @@ class SourceHandover:
         if source is not None:
             waiting = await self.take_over(request, source)
             if waiting:
-                return replace(waiting, reason=CLEANING_UP)
+                return replace(waiting, reason=PendingReason.CLEANING_UP)
             left = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
             if left is None or left["metadata"]["uid"] != source.content_uid:
                 return None
-            return Pending(CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
+            return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
         return await self._remove_untouched(request)
 
     async def _remove_untouched(self, request: SnapshotRequest) -> Pending | None:
@@ -251,7 +252,7 @@ class CSISnapshotExposer:
         left = await self._client.read(PERSISTENT_VOLUMES, "", volume) if volume else None
         if left is None:
             return None
-        return Pending(CLEANING_UP, f"PersistentVolume {volume} of the snapshot is being deleted")
+        return Pending(PendingReason.CLEANING_UP, f"PersistentVolume {volume} of the snapshot is being deleted")
 
     async def _remember_volume(self, content: JsonDict, volume: str) -> None:
         if (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION) == volume:

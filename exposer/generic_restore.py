@@ -17,6 +17,7 @@ from core.kube.resources import (
 )
 from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
+from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
 from exposer.model import Exposed, Guard, KeptVolume, Pending, RestoreRequest
@@ -133,9 +134,9 @@ class GenericRestoreExposer:
         place = f"target claim {namespace}/{name}"
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
         if target is None:
-            return Pending("TargetClaimAbsent", f"{place} does not exist yet")
+            return Pending(PendingReason.TARGET_CLAIM_ABSENT, f"{place} does not exist yet")
         if target["metadata"].get("deletionTimestamp"):
-            return Pending("TargetClaimAbsent", f"{place} is being deleted")
+            return Pending(PendingReason.TARGET_CLAIM_ABSENT, f"{place} is being deleted")
         if volume := target["spec"].get("volumeName"):
             raise ExposeError(f"{place} is bound to PersistentVolume {volume} already; nothing can be restored into it")
         return target
@@ -151,10 +152,10 @@ class GenericRestoreExposer:
             storage_class = await self._client.read(STORAGE_CLASSES, "", class_name)
             if storage_class is None:
                 text = f"StorageClass {class_name} of {place} does not exist"
-                return Pending("StorageClassMissing", text, blocked=True)
+                return Pending(PendingReason.STORAGE_CLASS_MISSING, text, blocked=True)
             if waits_for_consumer(storage_class):
                 node = str((target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, ""))
                 if node:
                     return Placement(request.node_os, node=node)
-                return Pending("TargetClaimUnconsumed", f"{place} waits for the first pod that uses it")
+                return Pending(PendingReason.TARGET_CLAIM_UNCONSUMED, f"{place} waits for the first pod that uses it")
         return Placement(request.node_os, alternatives=request.settings.nodes.choose(class_name))

@@ -13,7 +13,7 @@ import logging
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient
@@ -22,10 +22,10 @@ from core.kube.resources import PODS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
+from core.models.reasons import PendingReason
 from exposer.model import Guard, NotOwnerError, Owner, Pending
 
 __all__ = [
-    "CLEANING_UP",
     "ExposeRun",
     "belongs",
     "create_pod",
@@ -67,7 +67,6 @@ async def create_pod(client: KubeClient, manifest: JsonDict) -> JsonDict:
     return made
 
 
-CLEANING_UP: Final = "CleaningUp"
 """The reason of every wait for something to be gone."""
 
 
@@ -146,7 +145,7 @@ async def remove(client: KubeClient, resource: Resource, obj: JsonDict) -> Pendi
     namespace, name, uid = meta.get("namespace", ""), meta["name"], meta["uid"]
     node = (obj.get("spec") or {}).get("nodeName", "") if resource == PODS else ""
     on_node = f" on node {node}" if node else ""
-    waiting = Pending(CLEANING_UP, f"{place_of(resource, obj)} is being deleted{on_node}")
+    waiting = Pending(PendingReason.CLEANING_UP, f"{place_of(resource, obj)} is being deleted{on_node}")
     if asked := meta.get("deletionTimestamp"):
         held = ", ".join(meta.get("finalizers") or [])
         words = f"{waiting.message}, held by {held}" if held else waiting.message
@@ -214,7 +213,7 @@ class ExposeRun:
             return None
         place = place_of(resource, obj)
         if obj["metadata"].get("deletionTimestamp"):
-            return Pending("NameTaken", f"{place} of an earlier attempt is still being deleted")
+            return Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier attempt is still being deleted")
         if _made_for(obj, self._owner):
             self._seen.append((resource, obj))
             return obj
@@ -244,7 +243,7 @@ class ExposeRun:
             # A try whose answer was lost has made it, or somebody was faster.
             found = await self.read(resource, name)
             if found is None:
-                return Pending("NameTaken", f"{resource.kind} {name} has just been deleted")
+                return Pending(PendingReason.NAME_TAKEN, f"{resource.kind} {name} has just been deleted")
             return found
         self._seen.append((resource, made))
         extra = fields(kind=resource.kind, namespace=self._namespace(resource), name=name, uid=made["metadata"]["uid"])
@@ -282,9 +281,11 @@ class ExposeRun:
                 "Delete it if nobody needs it, or make this load anew under another name"
             )
         if other is None or other == (owner.kind, owner.name):
-            return Pending("NameTaken", f"{place} is left from an earlier {owner.kind} and has to go first")
+            return Pending(
+                PendingReason.NAME_TAKEN, f"{place} is left from an earlier {owner.kind} and has to go first"
+            )
         text = f"{place} belongs to {other[0]} {other[1]}, whose objects have the same name: waiting until it is done"
-        return Pending("NameTaken", f"{text}. Give loads of different kinds different names", blocked=True)
+        return Pending(PendingReason.NAME_TAKEN, f"{text}. Give loads of different kinds different names", blocked=True)
 
     def _namespace(self, resource: Resource) -> str:
         return self._owner.namespace if resource.namespaced else ""

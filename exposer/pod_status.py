@@ -14,13 +14,11 @@ from typing import Final
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
+from core.models.reasons import PendingReason
 from exposer.model import Pending
 from exposer.placement import describe_nodes
 
 __all__ = [
-    "SCHEDULING",
-    "STARTING",
-    "UNBOUND",
     "PodEnd",
     "diagnose_pod",
     "explain_exit",
@@ -29,25 +27,16 @@ __all__ = [
     "signal_of",
 ]
 
-SCHEDULING: Final = "Scheduling"
-"""The reason of a wait for the scheduler, which says nothing."""
-
-UNBOUND: Final = "ClaimUnbound"
-"""The reason of a wait for a claim of the pod; the scheduler does not know what that waits for."""
-
-STARTING: Final = "ContainerCreating"
-"""The reason of a wait for the kubelet, which says nothing in the pod's status."""
-
 _PERMANENT: Final = frozenset({"ErrImageNeverPull", "InvalidImageName"})
 """Reasons of a waiting container that only another pod manifest would change."""
 
-_PULLING: Final = "ImagePullBackOff"
+_PULLING: Final = PendingReason.IMAGE_PULL_BACK_OFF
 """The kubelet changes between this reason and ErrImagePull with every try: it is one wait."""
 
 _IMAGE: Final = frozenset(
     {"ErrImagePull", _PULLING, "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
 )
-_STARTING: Final = frozenset({"", STARTING, "PodInitializing"})
+_STARTING: Final = frozenset({"", PendingReason.CONTAINER_CREATING, "PodInitializing"})
 _PLAIN: Final = frozenset({"", "Error"})
 """What the kubelet says of a container that ended badly by itself."""
 
@@ -99,7 +88,7 @@ def diagnose_pod(pod: JsonDict) -> Pending | None:
         text = f"pod {place} waits for its image on node {node}: {_told(reason, words)}"
         return Pending(_PULLING if reason == "ErrImagePull" else reason, text, blocked=True)
     if reason in _STARTING:
-        return Pending(STARTING, f"pod {place} is being started on node {node}")
+        return Pending(PendingReason.CONTAINER_CREATING, f"pod {place} is being started on node {node}")
     return Pending(reason, f"pod {place} cannot start on node {node} yet: {_told(reason, words)}", blocked=True)
 
 
@@ -155,12 +144,12 @@ def explain_exit(end: PodEnd) -> str:
 def _diagnose_placement(pod: JsonDict, status: JsonDict, place: str) -> Pending:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") != "False":
-        return Pending(SCHEDULING, f"pod {place} waits for the scheduler")
+        return Pending(PendingReason.SCHEDULING, f"pod {place} waits for the scheduler")
     reason = scheduled.get("reason") or "Unschedulable"
     words = scheduled.get("message") or "the scheduler gives no reason"
     text = f"no node takes pod {place}: {words}"
     if any(part in words for part in _ABOUT_CLAIMS):
-        return Pending(UNBOUND, text)
+        return Pending(PendingReason.CLAIM_UNBOUND, text)
     if _ABOUT_AFFINITY in words and (asked := describe_nodes(pod)):
         text += f" (it asks for a node with {asked})"
     return Pending(reason, text, blocked=True)

@@ -12,6 +12,7 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
+from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, WorkloadRef
@@ -60,7 +61,7 @@ class PodVolumeExposer:
             raise ExposeError("spec.pod names no pod: its namespace and its name are needed")
         found = await self._read_workload(request)
         if found is None and not ref.uid and request.verb is MoverVerb.RESTORE:
-            return Pending("WorkloadAbsent", f"workload pod {ref} does not exist yet")
+            return Pending(PendingReason.WORKLOAD_ABSENT, f"workload pod {ref} does not exist yet")
         pod = check_alive(ref, found)
         volume = find_volume(ref, pod, request.volume)
         if request.verb is MoverVerb.BACKUP:

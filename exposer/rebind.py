@@ -19,8 +19,9 @@ from core.kube.client import KubeClient
 from core.kube.errors import NotFoundError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
+from core.models.reasons import PendingReason
 from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
-from exposer.ownership import CLEANING_UP, remove_owned
+from exposer.ownership import remove_owned
 from exposer.volumes import DELETE, hand_out, keep_for, patch_volume, set_reclaim_policy
 
 __all__ = ["Rebinder"]
@@ -64,7 +65,7 @@ class Rebinder:
             return None
         if not _in_our_hands(request, volume):
             return None
-        waiting = Pending(CLEANING_UP, f"PersistentVolume {kept.pv_name} is being deleted")
+        waiting = Pending(PendingReason.CLEANING_UP, f"PersistentVolume {kept.pv_name} is being deleted")
         try:
             volume = await set_reclaim_policy(self._client, volume, DELETE)
             left = await self._remove_pod_and_claim(request.owner)
@@ -93,7 +94,9 @@ class Rebinder:
             target = await self._point_target(target, kept)
         if not _bound(volume, target):
             place = f"{request.target_namespace}/{request.target_claim}"
-            return Pending("Binding", f"target claim {place} is being bound to PersistentVolume {kept.pv_name}")
+            return Pending(
+                PendingReason.BINDING, f"target claim {place} is being bound to PersistentVolume {kept.pv_name}"
+            )
         await hand_out(self._client, volume, kept.reclaim_policy)
         return None
 

@@ -14,6 +14,7 @@ from core.errors import ContractError, ExposeError
 from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict, WireModel
 from core.models.names import MANAGED_BY_LABEL
+from core.models.reasons import PendingReason
 from core.models.units import parse_quantity
 from exposer.claims import claim_volume_mode
 from exposer.model import Owner, Pending
@@ -103,8 +104,8 @@ def diagnose_snapshot(snapshot: JsonDict) -> Pending | None:
         return None
     words = (status.get("error") or {}).get("message")
     if words:
-        return Pending("SnapshotError", f"{place} is not ready: {words}", blocked=True)
-    return Pending("SnapshotNotReady", f"{place} is still being made")
+        return Pending(PendingReason.SNAPSHOT_ERROR, f"{place} is not ready: {words}", blocked=True)
+    return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is still being made")
 
 
 def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource) -> JsonDict:

@@ -16,6 +16,7 @@ from typing import Final
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
+from core.models.reasons import PendingReason
 from exposer.model import Pending, WorkloadRef
 
 __all__ = [
@@ -91,7 +92,7 @@ def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Pending | None:
     if "running" in _restore_wait_state(pod):
         return None
     what = f"init container {RESTORE_WAIT} of workload pod {ref} does not run"
-    return Pending("WorkloadNotWaiting", what)
+    return Pending(PendingReason.WORKLOAD_NOT_WAITING, what)
 
 
 def took_its_data(ref: WorkloadRef, pod: JsonDict | None) -> bool:

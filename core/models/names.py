@@ -27,6 +27,7 @@ __all__ = [
     "NODE_LABEL",
     "OUTCOME_ANNOTATION",
     "OWNER_UID_LABEL",
+    "PENDING_REASON_ANNOTATION",
     "POD_VOLUME_BACKUP_LABEL",
     "POD_VOLUME_FINALIZER",
     "POD_VOLUME_RESTORE_LABEL",
@@ -91,6 +92,8 @@ CANCEL_REQUESTED_ANNOTATION: Final = "nodeagent.io/cancel-asked"
 """On a custom resource: since when its mover is to stop; `spec.cancel` itself carries no time."""
 MOVER_LOST_ANNOTATION: Final = "nodeagent.io/mover-lost"
 """On a custom resource: how often its mover pod was taken away before it began, and since when."""
+PENDING_REASON_ANNOTATION: Final = "nodeagent.io/pending-reason"
+"""On a custom resource: the reason of the wait that `status.message` describes."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"
 """On an agent's own pod: the hash of the configuration that is in force there."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"

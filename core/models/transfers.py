@@ -12,8 +12,9 @@ from typing import ClassVar
 from msgspec import field
 
 from core.models.base import CustomResource, WireModel
-from core.models.names import CANCEL_REQUESTED_ANNOTATION
+from core.models.names import CANCEL_REQUESTED_ANNOTATION, PENDING_REASON_ANNOTATION
 from core.models.phases import Phase
+from core.models.reasons import parse_reason
 from core.models.units import parse_duration
 
 __all__ = [
@@ -99,6 +100,11 @@ class Transfer(CustomResource):
         with suppress(ValueError):
             times.append(datetime.fromisoformat(self.metadata.annotations.get(CANCEL_REQUESTED_ANNOTATION, "")))
         return min((time for time in times if time.tzinfo is not None), default=None)
+
+    @property
+    def pending_reason(self) -> str:
+        """The reason of the wait that `status.message` describes; empty where none was reported."""
+        return parse_reason(self.metadata.annotations.get(PENDING_REASON_ANNOTATION, ""), self.status.message)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from core.clock import Clock
 from core.errors import ContractError
@@ -22,12 +22,9 @@ from core.models.phases import Phase
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Kind
 
-__all__ = ["AGENT_AWAY", "Entry", "TransferIndex", "build_entry"]
+__all__ = ["Entry", "TransferIndex", "build_entry"]
 
 _log = logging.getLogger(__name__)
-
-AGENT_AWAY: Final = "no node agent is ready on node"
-"""How the message of a load begins whose own agent stays away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +34,8 @@ class Entry:
     `queue` is the namespace whose turn it is when the load is admitted. `created` is the
     creation time as the API prints it, which sorts as time does. `stop`: somebody wants it to
     end. `managed`: it is meant for this data mover. `node_label`: who works on it.
-    `finalizer`: it has its kind's. `message` is kept while it is New, and where it tells of an
-    agent that is away. `fault` names the fields for which it cannot be read, where it may be
+    `finalizer`: it has its kind's. `reason`: its pending reason as reported, empty where none was.
+    `fault` names the fields for which it cannot be read, where it may be
     meant for us.
     """
 
@@ -53,7 +50,7 @@ class Entry:
     managed: bool
     node_label: str
     finalizer: bool
-    message: str
+    reason: str
     fault: str = ""
 
     @property
@@ -73,13 +70,12 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
     try:
         cr = kind.parse(raw)
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
-        stop = cr.cancel_requested
-        message = cr.status.message if phase is Phase.NEW or cr.status.message.startswith(AGENT_AWAY) else ""
+        stop, reason = cr.cancel_requested, sys.intern(str(cr.pending_reason))
     except ContractError as e:
         meta = raw["metadata"]
         told = fields(kind=kind.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
         _log.warning("left alone: %s", e, extra=told)
-        queue, managed, phase, stop, message = "", False, Phase.NEW, False, ""
+        queue, managed, phase, stop, reason = "", False, Phase.NEW, False, ""
         spec = raw.get("spec")
         named = spec.get("datamover", "") if isinstance(spec, dict) else ""
         fault = str(e) if not isinstance(named, str) or named in kind.datamovers else ""
@@ -96,7 +92,7 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
         managed=managed,
         node_label=sys.intern((meta.get("labels") or {}).get(NODE_LABEL, "")),
         finalizer=kind.finalizer in (meta.get("finalizers") or []),
-        message=message,
+        reason=reason,
         fault=fault,
     )
 

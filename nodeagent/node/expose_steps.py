@@ -17,6 +17,7 @@ from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
 from core.models.phases import HOLDING_PHASES, Phase
+from core.models.reasons import PendingReason
 from core.models.units import format_duration
 from exposer.model import Exposed, Guard, NotOwnerError, Pending
 from exposer.ownership import remove
@@ -123,7 +124,7 @@ class ExposeSteps(StepBase):
             return None
         # Told here, the wait costs no write of its own.
         waiting = self._slot_wait()
-        change = replace(change, status={**change.status, "message": waiting.message})
+        change = replace(change, status={**change.status, "message": waiting.message}, reason=waiting.reason)
         stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
         await self._tools.events.record(stored, "Prepared", f"{told}; {waiting.message}")
         self._waits.decide_telling(case.cr.uid, waiting)
@@ -165,7 +166,7 @@ class ExposeSteps(StepBase):
             return
         place = f"{case.cr.metadata.namespace}/{case.cr.name}"
         message = f"data mover pod {place} is on node {node}, whose node agent has not taken it over yet"
-        await self._tell_wait(case, Pending("NotTakenOver", message))
+        await self._tell_wait(case, Pending(PendingReason.NOT_TAKEN_OVER, message))
 
     def _overdue(self, case: Case, waiting: Pending) -> str:
         """Return why the load ends where one operation took too long; empty where it may go on."""
@@ -192,8 +193,10 @@ class ExposeSteps(StepBase):
             await self._end(case, Phase.FAILED, add_log_end(f"data mover pod {place} {loss.verdict}", tail))
             return True
         message = f"data mover pod {place} was lost before it began{f' ({why})' if why else ''}; another one is made"
-        change = Change(status={"message": message}, annotations={MOVER_LOST_ANNOTATION: loss.to_json()})
+        waiting = Pending(PendingReason.MOVER_LOST, message)
+        marks = {MOVER_LOST_ANNOTATION: loss.to_json()}
+        change = Change(status={"message": message}, annotations=marks, reason=waiting.reason)
         stored = await self._tools.status.annotate(case.kind, case.cr, change)
-        await self._tools.events.record(stored, "MoverLost", message, warning=True)
-        self._waits.told(case.cr.uid, Pending("MoverLost", message))
+        await self._tools.events.record(stored, waiting.reason, message, warning=True)
+        self._waits.told(case.cr.uid, waiting)
         return True

@@ -27,6 +27,7 @@ from core.kube.watch import ChangeKind, watch_objects
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import Phase
+from core.models.reasons import PendingReason
 from core.models.transfers import Progress, Transfer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.kinds.base import Kind
@@ -249,7 +250,8 @@ class ProgressFollower:
         if progress is None and message is None:
             return True
         try:
-            await self._status.report(kind, cr, message=message, progress=progress)
+            reason = PendingReason.DATA_MOVER_WAITING if message else ""
+            await self._status.report(kind, cr, message=message, reason=reason, progress=progress)
         except KubeError as e:
             # The next Event brings it up to date; the end writes the final figures.
             told = fields(kind=kind.name, namespace=cr.metadata.namespace, name=cr.name)

@@ -23,6 +23,7 @@ from core.kube.resources import PODS
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import RUNNING_PHASES, Phase
+from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.data_path_steps import MoveSteps
@@ -219,7 +220,7 @@ class Reconciler:
             if e.retry:
                 raise
             if self._faults.report(key, "a step of the load failed", e, extra=_told(key)):
-                await self._tell(key, "StepFailed", str(e))
+                await self._tell(key, PendingReason.STEP_FAILED, str(e))
                 await self._show(key, str(e))
             return Requeue(_REFUSED_PAUSE_SECONDS)
         else:
@@ -321,7 +322,7 @@ class Reconciler:
         try:
             cr = kind.parse(await self._tools.client.get(kind.resource, key[1], key[2]))
             if not cr.phase.final and cr.status.message != why:
-                await self._tools.status.report(kind, cr, message=why)
+                await self._tools.status.report(kind, cr, message=why, reason=PendingReason.STEP_FAILED)
         except AgentError as e:
             # It may be this very right that is missing; the Event tells it.
             _log.debug("not written on the load: %s", e, extra=_told(key))

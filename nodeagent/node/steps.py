@@ -23,6 +23,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError, ServerError, UnreachableError
 from core.logs import BoundLogger, bind
 from core.models.phases import Phase
+from core.models.reasons import PendingReason
 from exposer.model import Pending
 from nodeagent.node.lifecycle import Case, Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
@@ -62,10 +63,10 @@ def judge_refusal(error: ForbiddenError | InvalidError | ServerError) -> Pending
     """
     text = str(error)
     if isinstance(error, ServerError):
-        return Pending("ApiServerError", text, blocked=True)
+        return Pending(PendingReason.API_SERVER_ERROR, text, blocked=True)
     if isinstance(error, InvalidError) or _ADMISSION.search(text):
         raise ExposeError(text) from error
-    return Pending("QuotaExceeded" if _QUOTA in text else "Forbidden", text, blocked=True)
+    return Pending(PendingReason.QUOTA_EXCEEDED if _QUOTA in text else PendingReason.FORBIDDEN, text, blocked=True)
 
 
 _VOLUME_LOOK_SECONDS: Final = 8.0
@@ -139,9 +140,9 @@ class StepBase:
         telling = self._waits.decide_telling(cr.uid, waiting)
         if not telling.message:
             return
-        # After a restart the status may say it already.
+        # After a restart the status may have it already.
         if cr.status.message != waiting.message:
-            await tools.status.report(case.kind, cr, message=waiting.message)
+            await tools.status.report(case.kind, cr, message=waiting.message, reason=waiting.reason)
             if telling.event:
                 await tools.events.record(cr, waiting.reason, waiting.message, warning=waiting.blocked)
         self._waits.told(cr.uid, waiting)
@@ -149,7 +150,7 @@ class StepBase:
     def _slot_wait(self) -> Pending:
         """Return what a load waits for whose mover is ready and has no slot."""
         message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
-        return Pending("WaitingForSlot", message)
+        return Pending(PendingReason.WAITING_FOR_SLOT, message)
 
     def _rest_until_slot(self, case: Case) -> None:
         """Note that a load which was told to wait for a slot needs no look before it is its turn.

@@ -11,6 +11,7 @@ from typing import Final
 
 from core.clock import Clock
 from core.logs import fields
+from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.model import Pending
@@ -61,8 +62,8 @@ class CleanUp:
         if self.waits.told_message(cr.uid) != waiting.message:
             span = format_duration(self.patience)
             message = f"not cleaned up for {span}: {waiting.message}; it is tried again"
-            await self.events.record(cr, "CleanUpStuck", message, warning=True)
-            self.waits.told(cr.uid, Pending("CleanUpStuck", waiting.message))
+            await self.events.record(cr, PendingReason.CLEANUP_BLOCKED, message, warning=True)
+            self.waits.told(cr.uid, Pending(PendingReason.CLEANUP_BLOCKED, waiting.message))
         return Requeue(_STUCK_PAUSE_SECONDS)
 
     def _is_stuck(self, cr: Transfer) -> bool:

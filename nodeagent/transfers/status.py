@@ -6,7 +6,7 @@ write is one merge patch with uid and resourceVersion. Does not know why a load 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from core.clock import Clock
@@ -19,6 +19,7 @@ from core.models.names import (
     MOVER_LOST_ANNOTATION,
     NODE_LABEL,
     OUTCOME_ANNOTATION,
+    PENDING_REASON_ANNOTATION,
 )
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
 from core.models.transfers import Progress, Transfer
@@ -26,7 +27,13 @@ from nodeagent.transfers.kinds.base import Kind
 
 __all__ = ["Change", "StatusWriter", "without_marks"]
 
-_MARKS: Final = (OUTCOME_ANNOTATION, ACCEPT_FENCE_ANNOTATION, CANCEL_REQUESTED_ANNOTATION, MOVER_LOST_ANNOTATION)
+_MARKS: Final = (
+    OUTCOME_ANNOTATION,
+    ACCEPT_FENCE_ANNOTATION,
+    CANCEL_REQUESTED_ANNOTATION,
+    MOVER_LOST_ANNOTATION,
+    PENDING_REASON_ANNOTATION,
+)
 """The annotations that a load has of ours on its way."""
 
 
@@ -39,13 +46,15 @@ def without_marks(cr: Transfer) -> dict[str, str | None]:
 class Change:
     """What is written beside a phase, in API field names; None removes.
 
-    `finalizers` replaces the whole list where it is given.
+    `finalizers` replaces the whole list where it is given. `reason` is the pending reason that goes
+    with a `message` in `status`; a message without one removes the reason that is there.
     """
 
     status: Mapping[str, object] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     finalizers: list[str] | None = None
+    reason: str = ""
 
 
 class StatusWriter:
@@ -95,10 +104,10 @@ class StatusWriter:
             # Who accepts such a load is who carries it out; the peer writes that down at once too.
             # Source: tests/recordings/velero-1.18.2/podvolumerestore.json.
             status.setdefault("node", status["acceptedByNode"])
-        if cr.status.message:
+        if cr.status.message or PENDING_REASON_ANNOTATION in cr.metadata.annotations:
             status.setdefault("message", None)
         labels = _expose_label(cr, to) | dict(change.labels)
-        whole = Change(status, labels, change.annotations, change.finalizers)
+        whole = replace(change, status=status, labels=labels)
         return await self._write(kind, cr, whole, again=again)
 
     async def annotate(self, kind: Kind, cr: Transfer, change: Change) -> Transfer:
@@ -129,11 +138,17 @@ class StatusWriter:
         return await self._write(kind, cr, change, again=True)
 
     async def report(
-        self, kind: Kind, cr: Transfer, *, message: str | None = None, progress: Progress | None = None
+        self,
+        kind: Kind,
+        cr: Transfer,
+        *,
+        message: str | None = None,
+        reason: str = "",
+        progress: Progress | None = None,
     ) -> Transfer:
-        """Tell the reader of `cr` why it waits or how far it is, and return it as stored.
+        """Write why `cr` is pending, or its progress, and return it as stored.
 
-        An empty `message` removes the one that is there.
+        An empty `message` removes the one that is there, and its `reason`.
 
         Raises:
             ConflictError: somebody else wrote first.
@@ -144,7 +159,7 @@ class StatusWriter:
             status["message"] = message or None
         if progress is not None:
             status["progress"] = progress.to_wire()
-        return await self._write(kind, cr, Change(status), again=True)
+        return await self._write(kind, cr, Change(status, reason=reason), again=True)
 
     def _timestamps(self, cr: Transfer, to: Phase) -> JsonDict:
         """Return the timestamps that the phase `to` sets."""
@@ -166,8 +181,9 @@ class StatusWriter:
         }
         if change.labels:
             metadata["labels"] = dict(change.labels)
-        if change.annotations:
-            metadata["annotations"] = dict(change.annotations)
+        annotations = dict(change.annotations) | _reason_annotation(cr, change)
+        if annotations:
+            metadata["annotations"] = annotations
         if change.finalizers is not None:
             metadata["finalizers"] = change.finalizers
         patch: JsonDict = {"metadata": metadata}
@@ -187,6 +203,15 @@ def _ends(change: Change) -> bool:
     """Whether `change` says how a load ended: its outcome, or its last phase."""
     phase = change.status.get("phase")
     return OUTCOME_ANNOTATION in change.annotations or (phase is not None and Phase(str(phase)).final)
+
+
+def _reason_annotation(cr: Transfer, change: Change) -> dict[str, str | None]:
+    """Return the annotation that goes with the message that `change` writes or removes."""
+    if "message" not in change.status:
+        return {}
+    if change.reason:
+        return {PENDING_REASON_ANNOTATION: change.reason}
+    return {PENDING_REASON_ANNOTATION: None} if PENDING_REASON_ANNOTATION in cr.metadata.annotations else {}
 
 
 def _expose_label(cr: Transfer, to: Phase) -> dict[str, str | None]:

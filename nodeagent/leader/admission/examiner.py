@@ -28,6 +28,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAI
 from core.kube.transport import Request, Response, Transport
 from core.models.names import ACCEPT_FENCE_ANNOTATION, label_value
 from core.models.phases import Phase
+from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.model import Pending
@@ -40,11 +41,7 @@ from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState, Kin
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import Change
 
-__all__ = ["HELD_BACK", "Examiner", "Look", "SharedReads"]
-
-
-HELD_BACK: Final = "waits for a place in prepareQueueLength"
-"""How the message of a load begins that only the queue holds back."""
+__all__ = ["Examiner", "Look", "SharedReads"]
 
 
 _LOOK_SECONDS: Final = 5.0
@@ -202,8 +199,8 @@ class Examiner:
         Raises:
             AgentError: that could not be written.
         """
-        message = f"{HELD_BACK} ({limit}, all taken): number {position} in line"
-        await self._say(look.kind, look.cr, message)
+        message = f"waits for a place in prepareQueueLength ({limit}, all taken): number {position} in line"
+        await self._say(look.kind, look.cr, Pending(PendingReason.QUEUED, message))
 
     async def fence(self, look: Look) -> None:
         """Write to a New load, so that every accept that is still under way conflicts.
@@ -230,16 +227,16 @@ class Examiner:
         try:
             admission = await self._checks[kind.name].check_admission(cr)
         except ForbiddenError as e:
-            return Admission(AdmissionState.PENDING, "Forbidden", str(e), blocked=True)
+            return Admission(AdmissionState.PENDING, PendingReason.FORBIDDEN, str(e), blocked=True)
         if admission.verdict is not AdmissionState.READY:
             return admission
         agents = self._agents()
         if admission.node and label_value(admission.node) not in agents:
             message = f"no node agent is ready on node {admission.node}"
-            return Admission(AdmissionState.PENDING, "NoNodeAgent", message, blocked=True)
+            return Admission(AdmissionState.PENDING, PendingReason.NO_NODE_AGENT, message, blocked=True)
         if not agents:
             message = f"no node agent is ready in namespace {self._rules.namespace}"
-            return Admission(AdmissionState.PENDING, "NoNodeAgent", message, blocked=True)
+            return Admission(AdmissionState.PENDING, PendingReason.NO_NODE_AGENT, message, blocked=True)
         return admission if admission.node else READY
 
     def _is_overdue(self, cr: Transfer, admission: Admission, limit: timedelta) -> bool:
@@ -249,7 +246,7 @@ class Examiner:
         patient wait, held it back. A short limit counts what was seen alone: the creation is
         by another machine's clock.
         """
-        if admission.indefinite or cr.status.message.startswith(HELD_BACK):
+        if admission.indefinite or cr.pending_reason == PendingReason.QUEUED:
             self._excused.add(cr.uid)
         if admission.indefinite:
             self._waiting_since.pop(cr.uid, None)
@@ -272,25 +269,25 @@ class Examiner:
         telling = self._waits.decide_telling(cr.uid, waiting, at_once=self._crowds.holds(cr.uid))
         if not telling.message:
             return cr
-        # After a change of the leader the status may say it already.
-        if cr.status.message != waiting.message:
-            cr = await self._say(kind, cr, waiting.message)
-            # Whoever only waits for his turn is told by the status alone, as by the queue.
-            if telling.event and not self._crowds.holds(cr.uid):
+        # After a change of the leader the status may have it already.
+        if (cr.status.message, cr.pending_reason) != (waiting.message, waiting.reason):
+            news = cr.status.message != waiting.message
+            cr = await self._say(kind, cr, waiting)
+            # A full node is reported by the status alone, as the queue is.
+            if telling.event and news and not self._crowds.holds(cr.uid):
                 await self._tools.events.record(cr, waiting.reason, waiting.message, warning=waiting.blocked)
         self._waits.told(cr.uid, waiting)
         return cr
 
-    async def _say(self, kind: Kind, cr: Transfer, message: str) -> Transfer:
+    async def _say(self, kind: Kind, cr: Transfer, waiting: Pending) -> Transfer:
         """Write why a load waits, and that it must not go without us; return it as stored.
 
         Whoever deletes a load that waits would leave its source snapshot behind. It costs no
         write of its own, and what does not wait is marked as it is accepted.
         """
         self._tools.check_leading()
-        return await self._tools.status.annotate(
-            kind, cr, Change({"message": message}, finalizers=_finalizers(kind, cr))
-        )
+        change = Change({"message": waiting.message}, finalizers=_finalizers(kind, cr), reason=waiting.reason)
+        return await self._tools.status.annotate(kind, cr, change)
 
     async def _end(self, kind: Kind, cr: Transfer, phase: Phase, message: str) -> None:
         """End a load that nobody accepted; its finalizer has the keeper of orphans clean up behind it.

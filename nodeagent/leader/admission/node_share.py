@@ -14,16 +14,13 @@ from core.kube.client import KubeClient
 from core.kube.resources import NODES
 from core.models.names import label_value
 from core.models.phases import HOLDING_PHASES, Phase
+from core.models.reasons import PendingReason
 from nodeagent.config.current import labels_of, resolve_slots
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 
-__all__ = ["NODE_BUSY", "NodeShares", "NodeSlots"]
-
-
-NODE_BUSY: Final = "pod volumes on their way already"
-"""How the message of a load ends that its node holds back."""
+__all__ = ["NodeShares", "NodeSlots"]
 
 
 _SHARE_A_SLOT: Final = 2
@@ -84,8 +81,8 @@ class NodeShares:
         self._slots[label] = slots
         if self._room(label) <= 0:
             self._held[entry.uid] = (label, entry)
-            message = f"node {admission.node} has {self._on_the_way[label]} {NODE_BUSY}"
-            return Admission(AdmissionState.PENDING, "NodeBusy", message, indefinite=True)
+            message = f"node {admission.node} has {self._on_the_way[label]} pod volumes on their way already"
+            return Admission(AdmissionState.PENDING, PendingReason.NODE_BUSY, message, indefinite=True)
         self._on_the_way[label] += 1
         self._chosen.add(entry.uid)
         return admission

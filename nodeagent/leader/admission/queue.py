@@ -25,8 +25,8 @@ from typing import Final
 from core.clock import Clock
 from core.models.base import JsonDict
 from core.models.phases import Phase
-from nodeagent.leader.admission.examiner import HELD_BACK, Examiner, Look
-from nodeagent.leader.admission.node_share import NODE_BUSY
+from core.models.reasons import PendingReason
+from nodeagent.leader.admission.examiner import Examiner, Look
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.tasks import attempt
@@ -130,13 +130,13 @@ class HeldBack:
         return len(news)
 
     def _is_news(self, entry: Entry) -> bool:
-        if entry.message.startswith(HELD_BACK):
+        if entry.reason == PendingReason.QUEUED:
             # One that a former dispatcher told need not be told again.
             self._told.add(entry.uid)
         if entry.uid in self._told:
             return False
         now = self._clock.monotonic()
-        if entry.message.endswith(NODE_BUSY):
+        if entry.reason == PendingReason.NODE_BUSY:
             return self._news_at.setdefault(entry.uid, now + _LASTS_SECONDS) <= now
         return True
 
@@ -211,7 +211,7 @@ class QueueView:
             "phases": dict(Counter(str(entry.phase) for entry in managed)),
             "inLine": len(line),
             "line": [_describe(entry) | {"position": positions[entry.uid]} for entry in line[:_ON_THE_PAGE]],
-            "waiting": [_describe(entry) | {"message": entry.message} for entry in others[:_ON_THE_PAGE]],
+            "waiting": [_describe(entry) | {"reason": entry.reason} for entry in others[:_ON_THE_PAGE]],
         }
 
     def _show(self) -> int:

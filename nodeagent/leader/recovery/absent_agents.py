@@ -13,11 +13,11 @@ from typing import Final
 from core.models.base import JsonDict, format_time
 from core.models.names import CANCEL_REQUESTED_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
+from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.pod_status import parse_pod_end
 from nodeagent.leader.context import DispatchRules, DispatchTools
-from nodeagent.leader.index import AGENT_AWAY
 from nodeagent.transfers.events import cancel_cause, record_end
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
@@ -84,7 +84,7 @@ class AbsentAgents:
         `away_for` is how long it was seen away.
         """
         node, clock = await node_of(kind, cr), self.tools.clock
-        away = f"{AGENT_AWAY} {node}"
+        away = f"no node agent is ready on node {node}"
         mover = await self._read_mover(cr)
         if await self._hand_on(kind, cr, mover, away):
             return
@@ -106,7 +106,7 @@ class AbsentAgents:
 
     async def welcome(self, kind: Kind, cr: Transfer) -> None:
         """Take back what was said about the agent, which is there again."""
-        if cr.status.message.startswith(AGENT_AWAY):
+        if cr.pending_reason == PendingReason.AGENT_UNAVAILABLE:
             self.tools.check_leading()
             await self.tools.status.report(kind, cr, message="")
 
@@ -116,10 +116,11 @@ class AbsentAgents:
             return
         now = format_time(self.tools.clock.now())
         annotations = {CANCEL_REQUESTED_ANNOTATION: now} if note_cancel else {}
+        change = Change({"message": message}, annotations=annotations, reason=PendingReason.AGENT_UNAVAILABLE)
         self.tools.check_leading()
-        stored = await self.tools.status.annotate(kind, cr, Change({"message": message}, annotations=annotations))
+        stored = await self.tools.status.annotate(kind, cr, change)
         if cr.status.message != message:
-            await self.tools.events.record(stored, "AgentAway", message, warning=True)
+            await self.tools.events.record(stored, PendingReason.AGENT_UNAVAILABLE, message, warning=True)
 
     async def _read_mover(self, cr: Transfer) -> JsonDict | None:
         """Return the mover pod of a load that runs."""

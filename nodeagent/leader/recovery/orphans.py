@@ -26,9 +26,10 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
+from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from nodeagent.leader.context import DispatchRules, DispatchTools
-from nodeagent.leader.index import AGENT_AWAY, Entry, TransferIndex, build_entry
+from nodeagent.leader.index import Entry, TransferIndex, build_entry
 from nodeagent.leader.live_agents import LiveAgents, choose_node, count_accepted
 from nodeagent.leader.recovery.absent_agents import AbsentAgents, node_of
 from nodeagent.leader.recovery.node_health import NodeHealth
@@ -91,7 +92,7 @@ def decide_recovery(entry: Entry, owner: OwnerState) -> RecoveryAction:
     if not entry.node_label:
         return RecoveryAction.ADOPT
     if not ownerless:
-        return RecoveryAction.WELCOME if entry.message.startswith(AGENT_AWAY) else RecoveryAction.NOTHING
+        return RecoveryAction.WELCOME if entry.reason == PendingReason.AGENT_UNAVAILABLE else RecoveryAction.NOTHING
     if entry.phase is Phase.ACCEPTED and not owner.bound:
         return RecoveryAction.REASSIGN
     return RecoveryAction.END if owner.node_lost else RecoveryAction.AWAIT

@@ -15,6 +15,7 @@ from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, Resour
 from core.models.base import JsonDict
 from core.models.names import DATA_DOWNLOAD_LABEL, DATA_MOVER_FINALIZER
 from core.models.phases import Phase
+from core.models.reasons import PendingReason
 from core.models.transfers import DataDownload, Transfer
 from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, RestoreExposer, RestoreRequest
 from exposer.placement import LINUX, WINDOWS
@@ -73,7 +74,9 @@ class DataDownloadKind(RestoreResults, PlainKind):
         claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.pvc)
         if claim is None:
             message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
-            return Admission(AdmissionState.PENDING, "TargetClaimMissing", message, limit=_TARGET_PATIENCE)
+            return Admission(
+                AdmissionState.PENDING, PendingReason.TARGET_CLAIM_MISSING, message, limit=_TARGET_PATIENCE
+            )
         try:
             waiting = await self.exposer.check(self._request(cr))
         except ExposeError as e:

@@ -16,6 +16,7 @@ from core.errors import ContractError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.models.base import JsonDict
+from core.models.reasons import PendingReason
 from core.models.storage import (
     CACHE_LIMIT_KEY,
     DEFAULT_CACHE_LIMIT_MIB,
@@ -40,7 +41,7 @@ async def check_location(client: KubeClient, cr: Transfer) -> Admission:
     try:
         location = BackupStorageLocation.parse(raw)
     except ContractError as e:
-        return Admission(AdmissionState.PENDING, "LocationUnreadable", str(e), blocked=True)
+        return Admission(AdmissionState.PENDING, PendingReason.LOCATION_UNREADABLE, str(e), blocked=True)
     for secret in (location.spec.credential, location.spec.object_storage.ca_cert_ref):
         if secret is None:
             continue
@@ -53,7 +54,7 @@ async def check_location(client: KubeClient, cr: Transfer) -> Admission:
     if not location.available:
         why = f": {location.status.message}" if location.status.message else ""
         message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"
-        return Admission(AdmissionState.PENDING, "LocationUnavailable", message, blocked=True)
+        return Admission(AdmissionState.PENDING, PendingReason.LOCATION_UNAVAILABLE, message, blocked=True)
     return READY
 
 

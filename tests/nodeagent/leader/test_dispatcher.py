@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL
+from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, PENDING_REASON_ANNOTATION
 from core.models.transfers import DataDownload
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod, most_held, open_scene
@@ -178,16 +178,51 @@ async def test_a_load_that_is_old_already_is_given_a_minute() -> None:
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=15)
 
 
-async def test_patient_waits_and_the_queue_itself_do_not_count_as_failing_to_start() -> None:
+QUEUED = [
+    pytest.param("queued", {PENDING_REASON_ANNOTATION: "Queued"}, id="annotated"),
+    pytest.param(
+        "waits for a place in prepareQueueLength (1, all taken): number 1 in line", {}, id="of an agent before 0.1.0"
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "annotations"), QUEUED)
+async def test_indefinite_reasons_and_the_queue_do_not_count_as_failing_to_start(
+    message: str, annotations: dict[str, str]
+) -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("du-1", creationTimestamp="2026-11-21T09:00:00Z")
     scene.kind.answers["du-1"] = waits(indefinite=True)
-    scene.add("du-2", status={"message": "waits for a place in prepareQueueLength (1, all taken): number 1 in line"})
+    scene.add("du-2", status={"message": message}, annotations=annotations)
     scene.kind.answers["du-2"] = waits("LocationUnavailable")
     async with scene.dispatching():
         await scene.until(lambda: len(scene.kind.checked) > 20)
         assert scene.phases() == {"du-1": "", "du-2": ""}
         await scene.until(lambda: scene.phase("du-2") == "Failed", seconds=1900)
+
+
+@pytest.mark.parametrize(("message", "annotations"), QUEUED)
+async def test_a_transfer_that_a_former_leader_reported_as_queued_is_not_written_to(
+    message: str, annotations: dict[str, str]
+) -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("du-1", creationTimestamp="2026-11-21T09:00:00Z")
+    stored = scene.add("du-2", status={"message": message}, annotations=annotations)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du-1") == "Accepted")
+        await asyncio.sleep(30)
+    assert scene.load("du-2")["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
+
+
+async def test_a_queued_transfer_without_the_annotation_is_reported_by_one_write() -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("du-1", creationTimestamp="2026-11-21T09:00:00Z")
+    scene.add("du-2", status={"message": "overwritten"})
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reason("du-2") == "Queued")
+        version = scene.load("du-2")["metadata"]["resourceVersion"]
+        await asyncio.sleep(30)
+    assert scene.load("du-2")["metadata"]["resourceVersion"] == version
 
 
 async def test_without_a_live_agent_loads_wait_for_one() -> None:
@@ -227,7 +262,7 @@ async def test_the_metrics_and_the_status_page_show_the_queue_as_it_is() -> None
         assert [position(name) for name in ("a1", "a2", "b1", "c1")] == [None, 2, 1, None]
         report = dispatcher.report()
         assert [(one["name"], one["position"]) for one in report["line"]] == [("b1", 1), ("a2", 2)]
-        assert [(one["name"], one["message"]) for one in report["waiting"]] == [("c1", "waits: SnapshotNotReady")]
+        assert [(one["name"], one["reason"]) for one in report["waiting"]] == [("c1", "SnapshotNotReady")]
         assert (report["inLine"], report["phases"]) == (2, {"Accepted": 1, "New": 3})
         assert shown("queue_length", kind="DataUpload", state="New") == 3
         told = scene.message("a2")

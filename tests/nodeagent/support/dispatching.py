@@ -25,7 +25,7 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
+from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL, PENDING_REASON_ANNOTATION
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending
 from nodeagent.config.models import LoadConcurrency, NodeRule
@@ -206,6 +206,11 @@ class Scene:
 
     def message(self, name: str) -> str:
         return self._told(name, "message")
+
+    def reason(self, name: str) -> str:
+        """Return the pending reason in the annotation; empty where there is none."""
+        annotations = self.load(name)["metadata"].get("annotations") or {}
+        return str(annotations.get(PENDING_REASON_ANNOTATION, ""))
 
     def _told(self, name: str, key: str) -> str:
         found = (self.kube._store.find(resource, NAMESPACE, name) for resource in RESOURCES.values())

@@ -10,7 +10,7 @@ import pytest
 from core.kube.errors import ConflictError
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL
+from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL, PENDING_REASON_ANNOTATION
 from core.models.phases import TRANSITIONS, IllegalMoveError, Phase
 from core.models.transfers import Progress, Transfer
 from nodeagent.transfers.kinds.base import Kind
@@ -144,6 +144,42 @@ async def test_a_report_writes_message_and_progress_and_no_phase() -> None:
     cr: Transfer = UPLOADS.parse(load)
     await recorder.writer.report(UPLOADS, cr, message="", progress=Progress(total_bytes=9, bytes_done=3))
     assert recorder.patch["status"] == {"message": None, "progress": {"totalBytes": 9, "bytesDone": 3}}
+
+
+WAITING = {PENDING_REASON_ANNOTATION: "WaitingForSlot"}
+
+
+async def reported(annotations: dict[str, str], **report: Any) -> JsonDict:
+    load = data_upload(status={"phase": "Prepared", "message": "old"}, annotations=annotations)
+    recorder = Recorder(load)
+    await recorder.writer.report(UPLOADS, UPLOADS.parse(load), **report)
+    return recorder.patch
+
+
+async def test_a_reason_is_written_by_the_same_patch_as_its_message() -> None:
+    patch = await reported({}, message="waiting for a free slot", reason="WaitingForSlot")
+    assert patch["status"] == {"message": "waiting for a free slot"}
+    assert patch["metadata"]["annotations"] == WAITING
+
+
+@pytest.mark.parametrize("message", ["", "another one"], ids=["removed", "without a reason"])
+async def test_a_message_without_a_reason_removes_the_last_reason(message: str) -> None:
+    patch = await reported(WAITING, message=message)
+    assert patch["metadata"]["annotations"] == {PENDING_REASON_ANNOTATION: None}
+
+
+async def test_progress_alone_leaves_message_and_reason() -> None:
+    patch = await reported(WAITING, progress=Progress(total_bytes=9, bytes_done=3))
+    assert patch["status"] == {"progress": {"totalBytes": 9, "bytesDone": 3}}
+    assert "annotations" not in patch["metadata"]
+
+
+@pytest.mark.parametrize("message", ["waiting", ""], ids=["with message", "message overwritten"])
+async def test_a_move_removes_message_and_reason(message: str) -> None:
+    load = data_upload(status={"phase": "Prepared", "message": message}, annotations=WAITING)
+    patch = await moved(load, Phase.IN_PROGRESS)
+    assert patch["status"]["message"] is None
+    assert patch["metadata"]["annotations"] == {PENDING_REASON_ANNOTATION: None}
 
 
 async def test_annotating_never_writes_a_phase() -> None:

@@ -9,7 +9,6 @@ from core.models.names import NODE_LABEL
 from core.models.phases import Phase
 from nodeagent.config.models import NodeRule
 from nodeagent.config.selectors import LabelSelector
-from nodeagent.leader.admission.examiner import HELD_BACK
 from nodeagent.leader.admission.node_share import NodeShares
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.leader.admission.test_queue import entry
@@ -128,7 +127,7 @@ async def test_that_only_the_queue_holds_it_back_by_now_is_told_once_that_lasts(
         await asyncio.sleep(9)
         # A node has room one moment and none the next: each would be a write.
         assert "on their way already" in scene.message(f"a{MOST}")
-        await scene.until(lambda: scene.message(f"a{MOST}").startswith(HELD_BACK), seconds=10)
+        await scene.until(lambda: scene.reason(f"a{MOST}") == "Queued", seconds=10)
 
 
 @pytest.mark.looptime

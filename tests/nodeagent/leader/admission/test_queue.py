@@ -23,7 +23,7 @@ def entry(name: str, queue: str = "app", created: str = "2026-11-21T11:00:00Z", 
         "managed": True,
         "node_label": "",
         "finalizer": False,
-        "message": "",
+        "reason": "",
     }
     return Entry(**(fields | others))  # type: ignore[arg-type] # a table of test values
 

@@ -17,6 +17,7 @@ from core.models.names import (
     DATA_MOVER_FINALIZER,
     NODE_LABEL,
     OUTCOME_ANNOTATION,
+    PENDING_REASON_ANNOTATION,
     label_value,
 )
 from core.models.units import format_duration
@@ -111,10 +112,42 @@ async def test_an_agent_that_stays_away_is_told_and_that_it_is_back_too(phase: s
         await scene.until(lambda: scene.message("du").startswith(told), seconds=45)
         assert "when the agent is back" in scene.message("du")
         await asyncio.sleep(120)
-        assert scene.reasons("du") == ["AgentAway"]
+        assert scene.reasons("du") == ["AgentUnavailable"]
         scene.kube.put(agent_pod("node-a"))
         await scene.until(lambda: scene.message("du") == "", seconds=10)
     assert scene.phase("du") == phase
+
+
+@pytest.mark.parametrize(
+    ("message", "annotations"),
+    [
+        pytest.param("reworded", {PENDING_REASON_ANNOTATION: "AgentUnavailable"}, id="annotated"),
+        pytest.param(
+            "no node agent is ready on node node-a: it goes on when the agent is back",
+            {},
+            id="of an agent before 0.1.0",
+        ),
+    ],
+)
+async def test_a_report_of_an_unavailable_agent_is_removed_once_the_agent_is_ready(
+    message: str, annotations: dict[str, str]
+) -> None:
+    scene = bound_scene("node-a")
+    load = add(scene, "Prepared")
+    load["metadata"]["annotations"] = annotations
+    scene.kube.put(load | {"status": load["status"] | {"message": message}})
+    async with scene.dispatching():
+        await scene.until(lambda: scene.message("du") == "", seconds=10)
+    assert PENDING_REASON_ANNOTATION not in scene.load("du")["metadata"].get("annotations", {})
+
+
+async def test_messages_of_other_reasons_stay_while_the_agent_is_ready() -> None:
+    scene = bound_scene("node-a")
+    load = add(scene, "Prepared")
+    scene.kube.put(load | {"status": load["status"] | {"message": "waiting for a free slot on node node-a"}})
+    async with scene.dispatching():
+        await asyncio.sleep(60)
+    assert scene.message("du") == "waiting for a free slot on node node-a"
 
 
 async def test_the_prepare_timeout_runs_on_while_the_agent_is_away() -> None:

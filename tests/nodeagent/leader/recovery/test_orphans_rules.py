@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 
 from core.models.phases import Phase
-from nodeagent.leader.index import AGENT_AWAY, Entry
+from core.models.reasons import PendingReason
+from nodeagent.leader.index import Entry
 from nodeagent.leader.recovery.orphans import OwnerState, RecoveryAction, decide_recovery
 from tests.nodeagent.leader.admission.test_queue import entry
 
@@ -16,9 +17,9 @@ ANY = (False, True)
 
 def every_case() -> Iterator[tuple[Entry, OwnerState]]:
     """Yield every load with every owner; without a label there is none to be away."""
-    words = ("", f"{AGENT_AWAY} node-a: later")
-    for phase, label, finalizer, told, ours in product(Phase, ("", "node-a"), ANY, words, ANY):
-        load = entry("du", phase=phase, node_label=label, finalizer=finalizer, message=told, managed=ours)
+    reasons = ("", PendingReason.AGENT_UNAVAILABLE, PendingReason.WAITING_FOR_SLOT)
+    for phase, label, finalizer, reason, ours in product(Phase, ("", "node-a"), ANY, reasons, ANY):
+        load = entry("du", phase=phase, node_label=label, finalizer=finalizer, reason=reason, managed=ours)
         if phase is Phase.NEW and not ours:
             yield replace(load, fault="spec: Field required"), OwnerState(away=False, node_lost=False, bound=False)
         for away, lost, bound in product(ANY if label else (False,), ANY if label else (False,), ANY):
@@ -39,7 +40,7 @@ def expected(load: Entry, owner: OwnerState) -> RecoveryAction:
         (gone and load.phase is Phase.ACCEPTED and not owner.bound, RecoveryAction.REASSIGN),
         (owner.node_lost, RecoveryAction.END),
         (owner.away, RecoveryAction.AWAIT),
-        (bool(load.message), RecoveryAction.WELCOME),
+        (load.reason == "AgentUnavailable", RecoveryAction.WELCOME),
         (True, RecoveryAction.NOTHING),
     ]
     return next(care for applies, care in table if applies)

@@ -1,0 +1,79 @@
+"""Pending reasons: why a transfer makes no progress.
+
+A reason is written with the message into annotation `nodeagent.io/pending-reason` and into Events.
+Decisions depend on the reason, never on the text of the message.
+"""
+
+import re
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["PendingReason", "parse_reason"]
+
+
+class PendingReason(StrEnum):
+    """Every pending reason that this project defines.
+
+    Reasons of the kubelet, the scheduler and volume controllers, such as `Unschedulable` or
+    `FailedMount`, are passed on unchanged, so a pending reason may also be another string.
+    """
+
+    # Before admission.
+    FORBIDDEN = "Forbidden"
+    LOCATION_UNAVAILABLE = "LocationUnavailable"
+    LOCATION_UNREADABLE = "LocationUnreadable"
+    NODE_BUSY = "NodeBusy"
+    NO_NODE_AGENT = "NoNodeAgent"
+    QUEUED = "Queued"
+    SNAPSHOT_ERROR = "SnapshotError"
+    SNAPSHOT_NOT_READY = "SnapshotNotReady"
+    STORAGE_CLASS_MISSING = "StorageClassMissing"
+    TARGET_CLAIM_ABSENT = "TargetClaimAbsent"
+    TARGET_CLAIM_MISSING = "TargetClaimMissing"
+    TARGET_CLAIM_UNCONSUMED = "TargetClaimUnconsumed"
+    WORKLOAD_ABSENT = "WorkloadAbsent"
+    WORKLOAD_NOT_WAITING = "WorkloadNotWaiting"
+
+    # From Accepted to InProgress.
+    API_SERVER_ERROR = "ApiServerError"
+    CLAIM_MISSING = "ClaimMissing"
+    CLAIM_UNBOUND = "ClaimUnbound"
+    CONTAINER_CREATING = "ContainerCreating"
+    IMAGE_PULL_BACK_OFF = "ImagePullBackOff"
+    MOVER_LOST = "MoverLost"
+    NAME_TAKEN = "NameTaken"
+    NOT_TAKEN_OVER = "NotTakenOver"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    SCHEDULING = "Scheduling"
+    SNAPSHOT_HANDOVER = "SnapshotHandover"
+    WAITING_FOR_SLOT = "WaitingForSlot"
+
+    # In any phase after New.
+    AGENT_UNAVAILABLE = "AgentUnavailable"
+    BINDING = "Binding"
+    CLEANING_UP = "CleaningUp"
+    CLEANUP_BLOCKED = "CleanUpStuck"
+    DATA_MOVER_WAITING = "DataMoverWaiting"
+    STEP_FAILED = "StepFailed"
+
+
+_UNANNOTATED: Final = (
+    (re.compile("waits for a place in prepareQueueLength"), PendingReason.QUEUED),
+    (re.compile("no node agent is ready on node"), PendingReason.AGENT_UNAVAILABLE),
+)
+"""How messages began that were written without the annotation, by agents before 0.1.0.
+
+Read through 0.1.x, so that an upgrade in mid-transfer changes no decision; to be removed in 0.2.0.
+"""
+
+
+def parse_reason(annotation: str, message: str) -> str:
+    """Return the pending reason of a transfer, empty where none was reported.
+
+    Args:
+        annotation: the value of `nodeagent.io/pending-reason`; empty where it is absent.
+        message: `status.message`, read only where the annotation is absent.
+    """
+    if annotation:
+        return annotation
+    return next((reason for text, reason in _UNANNOTATED if text.match(message)), "")

@@ -1,0 +1,62 @@
+"""Pending reasons, read from the annotation and, for one release, from messages without it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from core.models.names import PENDING_REASON_ANNOTATION
+from core.models.reasons import PendingReason, parse_reason
+from core.models.transfers import DataUpload
+from tests.nodeagent.support.transfers import data_upload
+
+PRODUCT = [Path(__file__).parents[3] / package for package in ("core", "exposer", "nodeagent")]
+ABOUT_TEXT = re.compile(
+    r"message\.(startswith|endswith|removeprefix|removesuffix|find|index)\b|\bin \w+\.status\.message"
+)
+
+
+def test_every_reason_is_one_camel_case_word() -> None:
+    assert all(re.fullmatch(r"([A-Z][a-z]+)+", reason) for reason in PendingReason)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "message", "reason"),
+    [
+        pytest.param("Queued", "any text", PendingReason.QUEUED, id="annotated"),
+        pytest.param("FailedMount", "any text", "FailedMount", id="of the kubelet"),
+        pytest.param(
+            "Binding", "no node agent is ready on node a", PendingReason.BINDING, id="annotation over message"
+        ),
+        pytest.param(
+            "",
+            "waits for a place in prepareQueueLength (2, all taken): number 1 in line",
+            "Queued",
+            id="queued before 0.1.0",
+        ),
+        pytest.param("", "no node agent is ready on node a: x", "AgentUnavailable", id="agent away before 0.1.0"),
+        pytest.param("", "waiting for a free slot on node a", "", id="not reported"),
+        pytest.param("", "", "", id="nothing"),
+    ],
+)
+def test_the_annotation_names_the_reason_and_messages_only_of_agents_before(
+    annotation: str, message: str, reason: str
+) -> None:
+    assert parse_reason(annotation, message) == reason
+
+
+def test_a_transfer_has_the_reason_of_its_annotation() -> None:
+    cr = DataUpload.parse(data_upload(annotations={PENDING_REASON_ANNOTATION: "NodeBusy"}))
+    assert cr.pending_reason == PendingReason.NODE_BUSY
+
+
+def test_no_decision_depends_on_the_text_of_a_message() -> None:
+    """The ending of a termination message is the exception: it is the contract with Velero."""
+    found = [
+        f"{path}: {line.strip()}"
+        for package in PRODUCT
+        for path in package.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if ABOUT_TEXT.search(line) and "CANCELED_ENDING" not in line
+    ]
+    assert found == []
