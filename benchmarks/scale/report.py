@@ -71,7 +71,7 @@ class Report:
                 yield f"violation, {name}: {violation}"
         for name, one in (("few", self.few), ("many", self.many)):
             if one:
-                yield f"\nrequests for each load, {name}:"
+                yield f"\nrequests per transfer, {name}:"
                 for (verb, resource), number in one.counts.by_verb_and_resource().most_common(30):
                     yield f"  {verb:7} {resource:28} {number / one.loads:7.3f}"
                 yield f"\nconflicts, {name}:"
@@ -82,11 +82,11 @@ class Report:
         rows: dict[str, list[tuple[str, str]]] = {}
         for one in (self.few, self.many):
             if one:
-                rows[f"{one.agents} agents, {one.loads} loads"] = list(_rows_of_many(one))
+                rows[f"{one.agents} agents, {one.loads} transfers"] = list(_rows_of_many(one))
         if self.waiting:
-            rows[f"{self.waiting.loads} loads wait"] = list(_rows_of_waiting(self.waiting))
+            rows[f"{self.waiting.loads} pending transfers"] = list(_rows_of_waiting(self.waiting))
         if self.growth:
-            rows[f"one agent, {self.growth.loads} loads"] = list(_rows_of_growth(self.growth))
+            rows[f"one agent, {self.growth.loads} transfers"] = list(_rows_of_growth(self.growth))
         for name, leaders in (("killed", self.kills), ("paused", self.pauses)):
             if leaders:
                 rows[f"leader {name} {leaders.times} times"] = list(_rows_of_leaders(leaders))
@@ -106,37 +106,37 @@ class Report:
 
 def _rows_of_many(one: Many) -> Iterator[tuple[str, str]]:
     yield "seconds", f"{one.seconds:.0f}"
-    yield "requests for each load (of them writes)", f"{one.requests_per_load:.1f} ({one.writes_per_load:.1f})"
-    yield "conflicts among the writes", f"{one.conflict_share:.2%}"
-    yield "refused for lack of room (429)", f"{one.counts.refused}"
-    yield "bytes to watches for each load", f"{one.watch_bytes_per_load:,.0f}"
-    yield "objects written to etcd for each load, by anybody", f"{one.store.writes / one.loads:.1f}"
-    yield "etcd's file grew by, for each load", f"{one.store.file_bytes / one.loads / 1024:.0f} KiB"
+    yield "requests per transfer (writes)", f"{one.requests_per_load:.1f} ({one.writes_per_load:.1f})"
+    yield "writes with a conflict", f"{one.conflict_share:.2%}"
+    yield "requests rejected with 429", f"{one.counts.refused}"
+    yield "bytes to watches per transfer", f"{one.watch_bytes_per_load:,.0f}"
+    yield "objects written to etcd per transfer, by all components", f"{one.store.writes / one.loads:.1f}"
+    yield "growth of etcd's file per transfer", f"{one.store.file_bytes / one.loads / 1024:.0f} KiB"
     yield from _rows_of_verdict(one.verdict)
     if one.idle:
-        yield "without a load: requests a second", f"{one.idle.requests_per_s:.2f}"
-        yield "without a load: CPU of a stand-by", f"{one.idle.cpu_percent:.2f} %"
+        yield "without transfers: requests per second", f"{one.idle.requests_per_s:.2f}"
+        yield "without transfers: CPU of an agent that is not the leader", f"{one.idle.cpu_percent:.2f} %"
 
 
 def _rows_of_waiting(one: Waiting) -> Iterator[tuple[str, str]]:
-    yield "memory for each load that waits", f"{one.kib_per_load:.2f} KiB"
-    yield "CPU of the dispatcher while they wait", f"{one.cpu_percent:.1f} %"
-    yield "admitted a second", f"{one.admissions_per_s:.0f}"
-    yield "CPU for each admission", f"{one.cpu_ms_per_admission:.1f} ms"
+    yield "memory per pending transfer", f"{one.kib_per_load:.2f} KiB"
+    yield "CPU of the leader while they are pending", f"{one.cpu_percent:.1f} %"
+    yield "admissions per second", f"{one.admissions_per_s:.0f}"
+    yield "CPU per admission", f"{one.cpu_ms_per_admission:.1f} ms"
     yield "admitted out of order", f"{one.disorder}"
     yield from _rows_of_verdict(one.verdict)
 
 
 def _rows_of_growth(one: Growth) -> Iterator[tuple[str, str]]:
-    yield "memory before the first load", f"{one.idle_mib:.1f} MiB"
-    yield "memory after the last load", f"{one.after_mib:.1f} MiB"
-    yield "most memory seen", f"{one.peak_mib:.1f} MiB"
-    yield "CPU for each load", f"{one.cpu_ms_per_load:.0f} ms"
+    yield "memory before the first transfer", f"{one.idle_mib:.1f} MiB"
+    yield "memory after the last transfer", f"{one.after_mib:.1f} MiB"
+    yield "peak memory", f"{one.peak_mib:.1f} MiB"
+    yield "CPU per transfer", f"{one.cpu_ms_per_load:.0f} ms"
     yield from _rows_of_verdict(one.verdict)
 
 
 def _rows_of_leaders(one: Leaders) -> Iterator[tuple[str, str]]:
-    yield "another one led in time", f"{one.good} times"
+    yield "another agent became leader in time", f"{one.good} times"
     yield "longest time without a leader", f"{one.longest_seconds:.1f} s"
     yield "seconds", f"{one.seconds:.0f}"
     yield from _rows_of_verdict(one.verdict)
@@ -144,5 +144,5 @@ def _rows_of_leaders(one: Leaders) -> Iterator[tuple[str, str]]:
 
 def _rows_of_verdict(verdict: Verdict) -> Iterator[tuple[str, str]]:
     yield "violations", f"{len(verdict.violations)}"
-    yield "most Accepted or Prepared; most in transfer on a node", f"{verdict.most_held}; {verdict.most_running}"
-    yield "ended", ", ".join(f"{number} {phase}" for phase, number in sorted(verdict.ends.items())) or "none"
+    yield "most Accepted or Prepared; most InProgress on a node", f"{verdict.most_held}; {verdict.most_running}"
+    yield "final phases", ", ".join(f"{number} {phase}" for phase, number in sorted(verdict.ends.items())) or "none"
