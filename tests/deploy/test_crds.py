@@ -1,4 +1,4 @@
-"""Our definitions of the custom resources against the peer's, field by field."""
+"""Our custom resource definitions against Velero's, field by field."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,8 @@ import yaml
 
 _ROOT = Path(__file__).parents[2]
 _OURS = _ROOT / "deploy" / "crds"
-_PEERS = _ROOT / "tests" / "recordings" / "velero-1.18.2" / "crds"
-_NAMES = sorted(path.name for path in _PEERS.glob("*.yaml"))
+_VELEROS = _ROOT / "tests" / "recordings" / "velero-1.18.2" / "crds"
+_NAMES = sorted(path.name for path in _VELEROS.glob("*.yaml"))
 
 
 def _load(path: Path) -> Any:
@@ -17,10 +17,10 @@ def _load(path: Path) -> Any:
 
 
 def _schema_nodes(schema: dict[str, Any], path: str = "") -> dict[str, dict[str, Any]]:
-    """Return every field by its path, with what the schema says of it save words and order."""
+    """Return every field by its path, with its schema without descriptions and order."""
     nested = {"properties", "items", "description"}
-    said = {key: sorted(value) if key in {"required", "enum"} else value for key, value in schema.items()}
-    nodes = {path or ".": {key: value for key, value in said.items() if key not in nested}}
+    compared = {key: sorted(value) if key in {"required", "enum"} else value for key, value in schema.items()}
+    nodes = {path or ".": {key: value for key, value in compared.items() if key not in nested}}
     for name, child in schema.get("properties", {}).items():
         nodes |= _schema_nodes(child, f"{path}.{name}")
     if "items" in schema:
@@ -37,28 +37,28 @@ def _descriptions(schema: dict[str, Any], path: str = "") -> dict[str, str]:
     return texts
 
 
-def test_there_is_one_definition_for_each_of_the_peers() -> None:
+def test_there_is_one_definition_for_each_of_veleros() -> None:
     assert sorted(path.name for path in _OURS.glob("*.yaml")) == _NAMES
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_fields_are_the_peers(name: str) -> None:
-    for ours, peers in zip(
-        _load(_OURS / name)["spec"]["versions"], _load(_PEERS / name)["spec"]["versions"], strict=True
+def test_fields_are_veleros(name: str) -> None:
+    for ours, veleros in zip(
+        _load(_OURS / name)["spec"]["versions"], _load(_VELEROS / name)["spec"]["versions"], strict=True
     ):
-        assert _schema_nodes(ours["schema"]["openAPIV3Schema"]) == _schema_nodes(peers["schema"]["openAPIV3Schema"])
+        assert _schema_nodes(ours["schema"]["openAPIV3Schema"]) == _schema_nodes(veleros["schema"]["openAPIV3Schema"])
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_names_versions_columns_and_subresources_are_the_peers(name: str) -> None:
-    ours, peers = _load(_OURS / name), _load(_PEERS / name)
-    for crd in (ours, peers):
+def test_names_versions_columns_and_subresources_are_veleros(name: str) -> None:
+    ours, veleros = _load(_OURS / name), _load(_VELEROS / name)
+    for crd in (ours, veleros):
         for version in crd["spec"]["versions"]:
             del version["schema"]
             # An empty one says the same as none: no status subresource.
             version.setdefault("subresources", {})
-    assert ours["metadata"]["name"] == peers["metadata"]["name"]
-    assert ours["spec"] == peers["spec"]
+    assert ours["metadata"]["name"] == veleros["metadata"]["name"]
+    assert ours["spec"] == veleros["spec"]
 
 
 @pytest.mark.parametrize("name", _NAMES)

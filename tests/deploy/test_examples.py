@@ -1,4 +1,4 @@
-"""The examples fit the definitions, the models, each other and the test bed."""
+"""The examples against the definitions, the models, each other and the test bed."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ def _schema(kind: str) -> dict[str, Any]:
 
 
 def _faults(value: Any, schema: dict[str, Any], path: str) -> list[str]:
-    """Return the fields that the schema does not name, and those that it misses."""
+    """Return unknown fields and missing required ones."""
     if not isinstance(value, dict) or "properties" not in schema:
         return []
     known = schema["properties"]
@@ -54,7 +54,7 @@ def test_a_custom_resource_fits_its_definition_and_its_model(name: str) -> None:
     assert _MODELS[name].parse(example).metadata.namespace == "velero"
 
 
-def test_the_bucket_is_that_of_the_bed() -> None:
+def test_the_bucket_is_that_of_the_test_bed() -> None:
     ((secret,), (location,)) = _load("credentials"), _load("location")
     keys = dict(re.findall(r"(\w+) = (\w+)", secret["stringData"]["cloud"]))
     assert keys == {"aws_access_key_id": settings.S3_ACCESS_KEY, "aws_secret_access_key": settings.S3_SECRET_KEY}
@@ -63,7 +63,7 @@ def test_the_bucket_is_that_of_the_bed() -> None:
     assert location["spec"]["credential"] == {"name": secret["metadata"]["name"], "key": "cloud"}
 
 
-def test_classes_driver_and_image_are_those_of_the_bed() -> None:
+def test_classes_driver_and_image_are_those_of_the_test_bed() -> None:
     classes = {(body["kind"], body["metadata"]["name"]) for _, body in class_objects()}
     snapshot = _load("dataupload")[0]["spec"]["csiSnapshot"]
     _, claim, pod = _load("source")

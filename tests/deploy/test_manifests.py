@@ -45,14 +45,14 @@ def test_every_file_is_installed() -> None:
     assert installed == {name for name in files if not name.endswith("kustomization.yaml")}
 
 
-def test_names_and_labels_are_those_the_agents_look_for() -> None:
+def test_names_and_labels_are_those_that_agents_select() -> None:
     daemonset = _daemonset()
     assert daemonset["metadata"]["name"] == AGENT_DAEMONSET
     assert AGENT_LABELS.items() <= daemonset["spec"]["template"]["metadata"]["labels"].items()
     assert _pod()["serviceAccountName"] == SERVICE_ACCOUNT == _load("agent/serviceaccount.yaml")["metadata"]["name"]
 
 
-def test_the_named_config_map_is_shipped_and_has_nothing_to_complain_about() -> None:
+def test_the_named_config_map_is_installed_and_valid() -> None:
     config_map = _load("config.yaml")
     assert _settings().config_map_name == config_map["metadata"]["name"]
     assert parse_config(document_of(config_map)).warnings == []

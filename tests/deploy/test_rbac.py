@@ -1,5 +1,6 @@
 """What `deploy/` grants against what the agent says it needs."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ def _needed(scope: Scope) -> set[tuple[str, str, str, str]]:
 )
 def test_a_role_grants_what_is_needed_and_nothing_else(kind: str, scope: Scope) -> None:
     assert _granted(kind) == _needed(scope)
+
+
+def test_every_rule_states_its_reason() -> None:
+    reasons = re.findall(r"(?m)^  # (.*)\n  - apiGroups:", _RBAC.read_text(encoding="utf-8"))
+    assert reasons == [permission.reason for permission in PERMISSIONS]
 
 
 @pytest.mark.parametrize("kind", ["Role", "ClusterRole"])
