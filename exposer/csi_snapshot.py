@@ -31,7 +31,7 @@ from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.claims import build_backup_claim
-from exposer.model import Exposed, Guard, Pending, SnapshotRequest
+from exposer.model import Exposed, Guard, Pending, Reader, SnapshotRequest
 from exposer.ownership import ExposeRun, belongs, made_by_velero, patch_if_there, remove, remove_owned
 from exposer.pods import build_backup_pod
 from exposer.snapshots import (
@@ -55,22 +55,22 @@ class SourceHandover:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    async def read(self, request: SnapshotRequest) -> tuple[SnapshotSource, JsonDict] | Pending:
+    async def read(self, request: SnapshotRequest, reader: Reader) -> tuple[SnapshotSource, JsonDict] | Pending:
         """Return the source and its content once the snapshot is ready.
 
         Raises:
             ExposeError: snapshot, content or claim do not exist.
         """
         namespace = request.source_namespace
-        snapshot = await self._existing(VOLUME_SNAPSHOTS, namespace, request.volume_snapshot)
+        snapshot = await _read_existing(reader, VOLUME_SNAPSHOTS, namespace, request.volume_snapshot)
         if snapshot["metadata"].get("deletionTimestamp"):
             raise ExposeError(f"VolumeSnapshot {namespace}/{request.volume_snapshot} is being deleted")
-        claim = await self._existing(PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
+        claim = await _read_existing(reader, PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
         waiting = diagnose_snapshot(snapshot)
         if waiting:
             return waiting
         content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
-        content = await self._existing(VOLUME_SNAPSHOT_CONTENTS, "", content_name)
+        content = await _read_existing(reader, VOLUME_SNAPSHOT_CONTENTS, "", content_name)
         return parse_snapshot_source(snapshot, content, claim), content
 
     async def take_over(self, request: SnapshotRequest, source: SnapshotSource) -> Pending | None:
@@ -123,13 +123,6 @@ class SourceHandover:
             await self._set_deletion_policy(content, "Delete")
         return await remove(self._client, VOLUME_SNAPSHOTS, snapshot)
 
-    async def _existing(self, resource: Resource, namespace: str, name: str) -> JsonDict:
-        obj = await self._client.read(resource, namespace, name)
-        if obj is None:
-            place = f"{namespace}/{name}" if namespace else name
-            raise ExposeError(f"{resource.kind} {place} does not exist")
-        return obj
-
     async def _set_deletion_policy(self, content: JsonDict, policy: str) -> None:
         meta = content["metadata"]
         if content["spec"].get("deletionPolicy") == policy or meta.get("deletionTimestamp"):
@@ -151,6 +144,14 @@ def _remembered(content: JsonDict) -> SnapshotSource | None:
         return None
 
 
+async def _read_existing(reader: Reader, resource: Resource, namespace: str, name: str) -> JsonDict:
+    obj = await reader.read(resource, namespace, name)
+    if obj is None:
+        place = f"{namespace}/{name}" if namespace else name
+        raise ExposeError(f"{resource.kind} {place} does not exist")
+    return obj
+
+
 class CSISnapshotExposer:
     """The `Exposer` of DataUploads."""
 
@@ -159,18 +160,18 @@ class CSISnapshotExposer:
         self._causes = causes
         self._source = SourceHandover(client)
 
-    async def check(self, request: SnapshotRequest) -> Pending | None:
+    async def check(self, request: SnapshotRequest, reader: Reader) -> Pending | None:
         """Say what the expose still has to wait for; reads only.
 
         Raises:
             ExposeError: snapshot, content or claim of the source do not exist.
             KubeError: the API server refused a read.
         """
-        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.name)
+        content = await reader.read(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.name)
         if content is not None and belongs(content, request.owner):
             # An earlier attempt has taken the snapshot over; the source may be gone.
             return None
-        found = await self._source.read(request)
+        found = await self._source.read(request, reader)
         return found if isinstance(found, Pending) else None
 
     async def ensure(self, request: SnapshotRequest, guard: Guard) -> Exposed | Pending:
@@ -219,7 +220,7 @@ class CSISnapshotExposer:
         content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.name)
         if content is not None:
             return content
-        found = await self._source.read(request)
+        found = await self._source.read(request, self._client)
         if isinstance(found, Pending):
             return found
         source, source_content = found

@@ -20,7 +20,7 @@ from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
-from exposer.model import Exposed, Guard, KeptVolume, Pending, RestoreRequest
+from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest
 from exposer.ownership import ExposeRun, belongs, remove_owned
 from exposer.placement import Placement
 from exposer.pods import build_restore_pod
@@ -40,7 +40,7 @@ class GenericRestoreExposer:
         self._caches = CacheClaims(client)
         self._rebinder = Rebinder(client)
 
-    async def check(self, request: RestoreRequest) -> Pending | None:
+    async def check(self, request: RestoreRequest, reader: Reader) -> Pending | None:
         """Say what the expose still has to wait for; reads only.
 
         Raises:
@@ -48,10 +48,10 @@ class GenericRestoreExposer:
             KubeError: the API server refused a read.
         """
         request.settings.template.for_os(request.node_os)
-        target = await self._read_target(request)
+        target = await self._read_target(request, reader)
         if isinstance(target, Pending):
             return target
-        placement = await self._place(request, target)
+        placement = await self._place(request, target, reader)
         return placement if isinstance(placement, Pending) else None
 
     async def ensure(self, request: RestoreRequest, guard: Guard) -> Exposed | Pending:
@@ -103,10 +103,10 @@ class GenericRestoreExposer:
         return waiting or await remove_claim(self._client, owner, cache_claim_name(owner))
 
     async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> JsonDict | Pending:
-        target = await self._read_target(request)
+        target = await self._read_target(request, self._client)
         if isinstance(target, Pending):
             return target
-        placement = await self._place(request, target)
+        placement = await self._place(request, target, self._client)
         if isinstance(placement, Pending):
             return placement
         claim = await run.ensure(
@@ -124,7 +124,7 @@ class GenericRestoreExposer:
         mode = claim_volume_mode(target)
         return await run.ensure(PODS, build_restore_pod(request, mode, placement=placement, cache_claim=cache))
 
-    async def _read_target(self, request: RestoreRequest) -> JsonDict | Pending:
+    async def _read_target(self, request: RestoreRequest, reader: Reader) -> JsonDict | Pending:
         """Return the target claim, which has no volume yet.
 
         Raises:
@@ -132,7 +132,7 @@ class GenericRestoreExposer:
         """
         namespace, name = request.target_namespace, request.target_claim
         place = f"target claim {namespace}/{name}"
-        target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
+        target = await reader.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
         if target is None:
             return Pending(PendingReason.TARGET_CLAIM_ABSENT, f"{place} does not exist yet")
         if target["metadata"].get("deletionTimestamp"):
@@ -141,7 +141,7 @@ class GenericRestoreExposer:
             raise ExposeError(f"{place} is bound to PersistentVolume {volume} already; nothing can be restored into it")
         return target
 
-    async def _place(self, request: RestoreRequest, target: JsonDict) -> Placement | Pending:
+    async def _place(self, request: RestoreRequest, target: JsonDict, reader: Reader) -> Placement | Pending:
         """Return where the new volume may be made and filled, once that is settled.
 
         Where it has to be near its consumer, that decides alone; else the rules do.
@@ -149,7 +149,7 @@ class GenericRestoreExposer:
         class_name = target["spec"].get("storageClassName") or ""
         if class_name and not request.settings.ignore_delay_binding:
             place = f"target claim {request.target_namespace}/{request.target_claim}"
-            storage_class = await self._client.read(STORAGE_CLASSES, "", class_name)
+            storage_class = await reader.read(STORAGE_CLASSES, "", class_name)
             if storage_class is None:
                 text = f"StorageClass {class_name} of {place} does not exist"
                 return Pending(PendingReason.STORAGE_CLASS_MISSING, text, blocked=True)

@@ -10,6 +10,7 @@ from typing import Protocol, Self, TypeVar
 
 from core.contract import MoverVerb
 from core.errors import AgentError
+from core.kube.resources import Resource
 from core.models.base import CustomResource, JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.placement import LINUX
@@ -25,6 +26,7 @@ __all__ = [
     "Owner",
     "Pending",
     "PodVolumeRequest",
+    "Reader",
     "RestoreExposer",
     "RestoreRequest",
     "SnapshotRequest",
@@ -45,6 +47,18 @@ class NotOwnerError(AgentError):
         """Keep whether anybody else goes on."""
         super().__init__(message)
         self.ended = ended
+
+
+class Reader(Protocol):
+    """Reads single objects: the API client, or a cache of recent answers."""
+
+    async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
+        """Return the object, or None where it does not exist; callers must not modify it.
+
+        Raises:
+            KubeError: the API server rejected the read, or could not be reached.
+        """
+        ...
 
 
 class Guard(Protocol):
@@ -214,7 +228,7 @@ class LocatedVolume:
 class Exposer(Protocol[_Request_contra]):
     """Brings a volume to a mover pod, in steps that may be cut and repeated anywhere."""
 
-    async def check(self, request: _Request_contra) -> Pending | None:
+    async def check(self, request: _Request_contra, reader: Reader) -> Pending | None:
         """Say what the expose still has to wait for before it can begin; reads only.
 
         Raises:

@@ -15,7 +15,7 @@ from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
-from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, WorkloadRef
+from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.ownership import ExposeRun, belongs, remove_owned
 from exposer.placement import LINUX, WINDOWS
 from exposer.pods import build_pod_volume_pod
@@ -45,7 +45,7 @@ class PodVolumeExposer:
         self._causes = causes
         self._caches = CacheClaims(client)
 
-    async def locate(self, request: PodVolumeRequest) -> LocatedVolume | Pending:
+    async def locate(self, request: PodVolumeRequest, reader: Reader) -> LocatedVolume | Pending:
         """Return where the volume is, or what its pod has to reach first; reads only.
 
         Raises:
@@ -59,7 +59,7 @@ class PodVolumeExposer:
             )
         if not (ref.namespace and ref.name):
             raise ExposeError("spec.pod names no pod: its namespace and its name are needed")
-        found = await self._read_workload(request)
+        found = await _read_workload(request, reader)
         if found is None and not ref.uid and request.verb is MoverVerb.RESTORE:
             return Pending(PendingReason.WORKLOAD_ABSENT, f"workload pod {ref} does not exist yet")
         pod = check_alive(ref, found)
@@ -68,9 +68,9 @@ class PodVolumeExposer:
             check_running(ref, pod)
         elif waiting := check_restore_wait(ref, pod):
             return waiting
-        pv = await self._read_volume(request, pod, volume)
+        pv = await _read_volume(request, pod, volume, reader=reader)
         node = pod["spec"]["nodeName"]
-        node_os = await self._read_os(request, node)
+        node_os = await _read_os(request, node, reader)
         root = request.settings.template.for_os(node_os).kubelet_root
         return LocatedVolume(
             node=node,
@@ -81,7 +81,7 @@ class PodVolumeExposer:
 
     async def read_node(self, request: PodVolumeRequest) -> str:
         """Return the node of the workload's pod; empty where it has none, or is gone."""
-        pod = await self._read_workload(request)
+        pod = await _read_workload(request, self._client)
         if pod is None or not request.workload.means(pod):
             return ""
         return str(pod["spec"].get("nodeName", ""))
@@ -96,7 +96,7 @@ class PodVolumeExposer:
             ExposeError: the pod is gone, or about to go.
         """
         ref = request.workload if request.workload.uid else await self._read_ref(request)
-        pod = await self._read_workload(request)
+        pod = await _read_workload(request, self._client)
         if request.verb is MoverVerb.RESTORE and took_its_data(ref, pod):
             return
         check_alive(ref, pod)
@@ -111,7 +111,7 @@ class PodVolumeExposer:
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
             # While the mover pod waits for its node, the workload may go: then waiting is in vain.
-            located = await self.locate(request)
+            located = await self.locate(request, self._client)
             if isinstance(located, Pending):
                 return located
             pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run, located)
@@ -131,12 +131,6 @@ class PodVolumeExposer:
             return cache
         return await run.ensure(PODS, build_pod_volume_pod(request, located, cache_claim=cache))
 
-    async def _read_os(self, request: PodVolumeRequest, node: str) -> str:
-        """Return the operating system of the node; where no agent serves Windows, it is not asked."""
-        if request.settings.template.windows is None:
-            return LINUX
-        return WINDOWS if await read_node_os(self._client, node) == WINDOWS else LINUX
-
     async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
         """Return which pod the mover's folder is of, for a request that names no UID.
 
@@ -150,26 +144,37 @@ class PodVolumeExposer:
         (folder,) = [v["hostPath"]["path"] for v in mover["spec"]["volumes"] if v["name"] == owner.uid]
         return replace(ref, uid=pod_of_folder(folder))
 
-    async def _read_workload(self, request: PodVolumeRequest) -> JsonDict | None:
-        return await self._client.read(PODS, request.workload.namespace, request.workload.name)
 
-    async def _read_volume(self, request: PodVolumeRequest, pod: JsonDict, volume: JsonDict) -> JsonDict | None:
-        """Return the PersistentVolume behind `volume`; None for one without a claim.
+async def _read_os(request: PodVolumeRequest, node: str, reader: Reader) -> str:
+    """Return the operating system of the node; where no agent serves Windows, it is not asked."""
+    if request.settings.template.windows is None:
+        return LINUX
+    return WINDOWS if await read_node_os(reader, node) == WINDOWS else LINUX
 
-        Raises:
-            ExposeError: claim or volume are missing, or it is a device.
-        """
-        name = claim_of(pod, volume)
-        if not name:
-            return None
-        place = f"PersistentVolumeClaim {request.workload.namespace}/{name} of volume {volume['name']}"
-        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.workload.namespace, name)
-        if claim is None:
-            raise ExposeError(f"{place} does not exist")
-        pv_name = claim["spec"].get("volumeName", "")
-        pv = await self._client.read(PERSISTENT_VOLUMES, "", pv_name) if pv_name else None
-        if pv is None:
-            raise ExposeError(f"{place} has no PersistentVolume")
-        if pv["spec"].get("volumeMode") == "Block":
-            raise block_refused(request.workload, volume["name"])
-        return pv
+
+async def _read_workload(request: PodVolumeRequest, reader: Reader) -> JsonDict | None:
+    return await reader.read(PODS, request.workload.namespace, request.workload.name)
+
+
+async def _read_volume(
+    request: PodVolumeRequest, pod: JsonDict, volume: JsonDict, *, reader: Reader
+) -> JsonDict | None:
+    """Return the PersistentVolume behind `volume`; None for one without a claim.
+
+    Raises:
+        ExposeError: claim or volume are missing, or it is a device.
+    """
+    name = claim_of(pod, volume)
+    if not name:
+        return None
+    place = f"PersistentVolumeClaim {request.workload.namespace}/{name} of volume {volume['name']}"
+    claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, request.workload.namespace, name)
+    if claim is None:
+        raise ExposeError(f"{place} does not exist")
+    pv_name = claim["spec"].get("volumeName", "")
+    pv = await reader.read(PERSISTENT_VOLUMES, "", pv_name) if pv_name else None
+    if pv is None:
+        raise ExposeError(f"{place} has no PersistentVolume")
+    if pv["spec"].get("volumeMode") == "Block":
+        raise block_refused(request.workload, volume["name"])
+    return pv

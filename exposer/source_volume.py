@@ -20,7 +20,7 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.claims import claim_volume_mode
-from exposer.model import SnapshotRequest
+from exposer.model import Reader, SnapshotRequest
 from exposer.placement import LINUX, WINDOWS, Placement
 
 __all__ = ["place_backup", "read_node_os", "waits_for_consumer"]
@@ -36,9 +36,9 @@ def waits_for_consumer(storage_class: JsonDict | None) -> bool:
     return storage_class is not None and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer"
 
 
-async def read_node_os(client: KubeClient, node: str) -> str:
+async def read_node_os(reader: Reader, node: str) -> str:
     """Return the operating system of a node; empty where it does not tell."""
-    found = await client.read(NODES, "", node) if node else None
+    found = await reader.read(NODES, "", node) if node else None
     labels = (found or {"metadata": {}})["metadata"].get("labels") or {}
     return str(labels.get(_OS_LABEL, ""))
 

@@ -25,7 +25,6 @@ from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings, MoverOptions
 from nodeagent.config.live import ConfigSources, InitialConfig, LiveConfig
-from nodeagent.leader.admission.examiner import SharedReads
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
@@ -183,7 +182,6 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         namespace=namespace,
         mode=settings.repository_controller,
     )
-    checker = KubeClient(SharedReads(client.transport, clock), Retry(clock))
     dispatcher = Dispatcher(
         DispatchTools(client, clock, status, events, metrics, election.check),
         DispatchRules(
@@ -193,7 +191,6 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             prepare_timeout=settings.prepare_timeout,
             resource_timeout=settings.resource_timeout,
             node_gone_after=settings.node_gone_after,
-            checks=_build_kinds(checker, own, causes, settings.datamover_names),
         ),
         on_accepted=lambda cr: _want_repository(repositories, cr),
         agreement=ConfigAgreement(clock, pod),

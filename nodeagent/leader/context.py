@@ -34,8 +34,7 @@ class DispatchTools:
 class DispatchRules:
     """What the dispatcher goes by.
 
-    `checks` are the same kinds where what they check may be shared (`nodeagent.leader.admission.examiner`); none:
-    `kinds` check. `concurrency` returns the `loadConcurrency` in force. `resource_timeout` is how long a
+    `concurrency` returns the `loadConcurrency` in force. `resource_timeout` is how long a
     clean-up may last untold, `node_gone_after` how long a node may be not Ready.
     """
 
@@ -45,7 +44,6 @@ class DispatchRules:
     prepare_timeout: timedelta = timedelta(minutes=30)
     resource_timeout: timedelta = timedelta(minutes=10)
     node_gone_after: timedelta = timedelta(minutes=5)
-    checks: Sequence[Kind] = ()
 
     @property
     def queue_length(self) -> int | None:

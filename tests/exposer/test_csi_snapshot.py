@@ -227,7 +227,8 @@ async def test_a_missing_source_is_permanent(resource: Resource, namespace: str,
     await scene.world.client.patch(resource, namespace, name, {"metadata": {"finalizers": None}})
     await scene.world.client.delete(resource, namespace, name, uid=obj["metadata"]["uid"])
 
-    for step in (scene.exposer().check(scene.request), scene.exposer().ensure(scene.request, no_guard)):
+    exposer, client = scene.exposer(), scene.world.client
+    for step in (exposer.check(scene.request, client), exposer.ensure(scene.request, no_guard)):
         with pytest.raises(ExposeError, match=rf"{resource.kind} .*{name} does not exist"):
             await step
 
@@ -235,9 +236,9 @@ async def test_a_missing_source_is_permanent(resource: Resource, namespace: str,
 async def test_a_ready_source_passes_the_check_before_and_after_it_was_taken_over() -> None:
     scene = BackupScene()
 
-    assert await scene.exposer().check(scene.request) is None
+    assert await scene.exposer().check(scene.request, scene.world.client) is None
     await expose(scene)
-    assert await scene.exposer().check(scene.request) is None
+    assert await scene.exposer().check(scene.request, scene.world.client) is None
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ async def test_an_unconsumed_target_is_waited_for(binding: str, node: str, ignor
     scene = RestoreScene(binding=binding, node=node)
     scene.request = replace(scene.request, settings=expose_settings(ignore_delay_binding=ignore))
 
-    found = await scene.exposer().check(scene.request)
+    found = await scene.exposer().check(scene.request, scene.world.client)
 
     assert (found.reason if found else None) == reason
 
@@ -189,7 +189,7 @@ async def test_a_target_without_a_class_follows_the_rule_for_all() -> None:
     rules = PlacementRules((PlacementRule((POOL,), "hostpath"), PlacementRule((POOL | {"values": ["all"]},))))
     scene.request = replace(scene.request, settings=expose_settings(nodes=rules))
 
-    assert await scene.exposer().check(scene.request) is None
+    assert await scene.exposer().check(scene.request, scene.world.client) is None
     await scene.exposer().ensure(scene.request, no_guard)
 
     assert '"all"' in json.dumps(scene.world.kube.objects(PODS))
@@ -200,14 +200,14 @@ async def test_a_restore_for_windows_needs_an_agent_there() -> None:
     scene.request = replace(scene.request, node_os="windows")
 
     with pytest.raises(ExposeError, match="DaemonSet node-agent-windows"):
-        await scene.exposer().check(scene.request)
+        await scene.exposer().check(scene.request, scene.world.client)
 
 
 async def test_an_absent_target_is_waited_for() -> None:
     scene = RestoreScene()
     await remove_target(scene)
 
-    assert await scene.exposer().check(scene.request) == Pending(
+    assert await scene.exposer().check(scene.request, scene.world.client) == Pending(
         "TargetClaimAbsent", "target claim app3/data does not exist yet"
     )
 
@@ -216,7 +216,7 @@ async def test_a_missing_storage_class_is_waited_for() -> None:
     scene = RestoreScene()
     await scene.world.client.delete(STORAGE_CLASSES, "", "hostpath")
 
-    found = await scene.exposer().check(scene.request)
+    found = await scene.exposer().check(scene.request, scene.world.client)
 
     message = "StorageClass hostpath of target claim app3/data does not exist"
     assert found == Pending("StorageClassMissing", message, blocked=True)
@@ -226,7 +226,8 @@ async def test_a_bound_target_is_refused() -> None:
     scene = RestoreScene()
     await bind_target_elsewhere(scene)
 
-    for step in (scene.exposer().check(scene.request), scene.exposer().ensure(scene.request, no_guard)):
+    exposer, client = scene.exposer(), scene.world.client
+    for step in (exposer.check(scene.request, client), exposer.ensure(scene.request, no_guard)):
         with pytest.raises(ExposeError, match="target claim app3/data is bound to PersistentVolume pvc-other already"):
             await step
 

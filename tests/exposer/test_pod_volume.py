@@ -67,14 +67,14 @@ class Scene:
 
     async def refusal(self) -> str:
         with pytest.raises(ExposeError) as refused:
-            await self.exposer.locate(self.request)
+            await self.exposer.locate(self.request, self.world.client)
         return str(refused.value)
 
 
 async def test_a_volume_is_located_with_its_node_and_what_keeps_a_pod_there() -> None:
     scene = Scene()
 
-    located = await scene.exposer.locate(scene.request)
+    located = await scene.exposer.locate(scene.request, scene.world.client)
 
     assert located == LocatedVolume(
         "node-a",
@@ -92,7 +92,7 @@ async def test_a_volume_without_a_claim_needs_none() -> None:
     scene.spec["volumes"] = [{"name": "fs", "emptyDir": {}}]
     scene.put_pod(RUNNING)
 
-    located = await scene.exposer.locate(scene.request)
+    located = await scene.exposer.locate(scene.request, scene.world.client)
 
     assert isinstance(located, LocatedVolume)
     assert located.folder.endswith("/volumes/kubernetes.io~empty-dir/fs")
@@ -100,7 +100,7 @@ async def test_a_volume_without_a_claim_needs_none() -> None:
 
 async def test_the_kubelets_root_is_the_daemonsets() -> None:
     template = AgentTemplate("image", kubelet_root="/data/kubelet", host_pods_mounted=True)
-    located = await (scene := Scene(template=template)).exposer.locate(scene.request)
+    located = await (scene := Scene(template=template)).exposer.locate(scene.request, scene.world.client)
     assert isinstance(located, LocatedVolume)
     assert located.folder.startswith("/data/kubelet/pods/")
 
@@ -111,7 +111,7 @@ async def test_a_pod_on_a_windows_node_has_its_mover_there(node_os: str, root: s
     scene = Scene(template=AgentTemplate("mover", host_pods_mounted=True, windows=windows))
     scene.world.put(NODES, "node-a", labels={"kubernetes.io/os": node_os})
 
-    located = await scene.exposer.locate(scene.request)
+    located = await scene.exposer.locate(scene.request, scene.world.client)
 
     assert isinstance(located, LocatedVolume)
     assert located.node_os == node_os
@@ -209,7 +209,7 @@ async def test_a_claim_or_volume_that_is_missing_is_named() -> None:
 async def test_a_restore_waits_until_its_pod_waits(status: JsonDict) -> None:
     scene = Scene("podvolumerestore")
     scene.put_pod(status)
-    assert await scene.exposer.locate(scene.request) == Pending(
+    assert await scene.exposer.locate(scene.request, scene.world.client) == Pending(
         "WorkloadNotWaiting", "init container restore-wait of workload pod app3/writer does not run"
     )
 
@@ -317,5 +317,7 @@ async def test_a_restore_waits_for_a_pod_that_is_only_named() -> None:
     scene = Scene("podvolumerestore")
     await scene.remove_pod()
     named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
-    assert await scene.exposer.locate(named) == Pending("WorkloadAbsent", "workload pod app3/writer does not exist yet")
+    assert await scene.exposer.locate(named, scene.world.client) == Pending(
+        "WorkloadAbsent", "workload pod app3/writer does not exist yet"
+    )
     assert "it does not exist" in await scene.refusal()

@@ -2,30 +2,17 @@
 
 Knows how a New load is read, checked through its kind, ended where it can never start, and
 how its wait is explained. Does not know the order or the places (`nodeagent.leader.dispatcher`).
-
-Reads that many loads' checks have in common, asked once for all of them.
-
-Knows which objects many loads share, and for how long an answer holds. Does not know what is
-checked. Everything else goes through unchanged, and so does whatever was not found: nothing is
-held to be missing for longer than it is.
 """
 
-import asyncio
 import math
 import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from http import HTTPStatus
 from typing import Final
 
-from core.clock import Clock
 from core.kube.errors import ForbiddenError
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAIMS, SECRETS, STORAGE_CLASSES
-from core.kube.transport import Request, Response, Transport
 from core.models.names import ACCEPT_FENCE_ANNOTATION, label_value
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
@@ -34,6 +21,7 @@ from core.models.units import format_duration
 from exposer.model import Pending
 from nodeagent.leader.admission.node_share import NodeShares, NodeSlots
 from nodeagent.leader.admission.pod_watch import PodWatch
+from nodeagent.leader.admission.shared_reader import SharedReader
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.events import cancel_cause
@@ -41,7 +29,7 @@ from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState, Kin
 from nodeagent.transfers.pending import Waits
 from nodeagent.transfers.status import Change
 
-__all__ = ["Examiner", "Look", "SharedReads"]
+__all__ = ["Examiner", "Look"]
 
 
 _LOOK_SECONDS: Final = 5.0
@@ -101,7 +89,7 @@ class Examiner:
         self._slots = NodeSlots(tools.client, tools.clock, rules.concurrency)
         self._pods = PodWatch(tools.client, tools.clock, on_change=on_due)
         self._kinds = {kind.name: kind for kind in rules.kinds}
-        self._checks = {kind.name: kind for kind in rules.checks or rules.kinds}
+        self._reader = SharedReader(tools.client, tools.clock)
         self._waits = Waits(tools.clock)
         self._not_before: dict[str, float] = {}
         self._waiting_since: dict[str, float] = {}
@@ -225,7 +213,7 @@ class Examiner:
 
     async def _check(self, kind: Kind, cr: Transfer) -> Admission:
         try:
-            admission = await self._checks[kind.name].check_admission(cr)
+            admission = await kind.check_admission(cr, self._reader)
         except ForbiddenError as e:
             return Admission(AdmissionState.PENDING, PendingReason.FORBIDDEN, str(e), blocked=True)
         if admission.verdict is not AdmissionState.READY:
@@ -309,75 +297,3 @@ def _finalizers(kind: Kind, cr: Transfer) -> list[str] | None:
     if cr.deleting:
         return None
     return list(dict.fromkeys([*cr.metadata.finalizers, kind.finalizer]))
-
-
-_HOLDS_SECONDS: Final = 1.0
-"""For how long an answer holds: loads are accepted seconds after they were checked anyway."""
-
-
-_SHARED: Final = frozenset(
-    resource.plural for resource in (BACKUP_STORAGE_LOCATIONS, SECRETS, STORAGE_CLASSES, PERSISTENT_VOLUME_CLAIMS)
-)
-"""What thousands of loads name alike; of a claim one check asks twice. No pods: a load whose pod has
-changed is looked at because of it, and must see the change."""
-
-
-_NAMED: Final = 2
-"""Segments at the end of one object's path: the resource, the name."""
-
-
-class SharedReads:
-    """A transport whose checks share answers."""
-
-    def __init__(self, inner: Transport, clock: Clock) -> None:
-        """Ask through `inner`."""
-        self._inner = inner
-        self._clock = clock
-        self._answers: dict[str, Response] = {}
-        self._held: deque[tuple[float, str]] = deque()
-        self._asking: dict[str, asyncio.Event] = {}
-
-    async def request(self, request: Request) -> Response:
-        """Return the answer: one of a second ago at most, where the object is one that many loads name.
-
-        Raises:
-            UnreachableError: no answer arrived within the request's timeout.
-        """
-        if request.method != "GET" or request.query or not _is_shared(request.path):
-            return await self._inner.request(request)
-        while (answer := self._find(request.path)) is None and request.path in self._asking:
-            await self._asking[request.path].wait()
-        return answer or await self._ask(request)
-
-    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open a long answer, which nobody shares."""
-        return self._inner.stream(request)
-
-    async def close(self) -> None:
-        """Release all connections."""
-        await self._inner.close()
-
-    def _find(self, path: str) -> Response | None:
-        """Return what was answered lately, if anything."""
-        oldest = self._clock.monotonic() - _HOLDS_SECONDS
-        while self._held and self._held[0][0] <= oldest:
-            del self._answers[self._held.popleft()[1]]
-        return self._answers.get(path)
-
-    async def _ask(self, request: Request) -> Response:
-        """Ask; whoever asks for the same meanwhile waits for this answer."""
-        answered = self._asking[request.path] = asyncio.Event()
-        try:
-            answer = await self._inner.request(request)
-            if answer.status == HTTPStatus.OK:
-                self._answers[request.path] = answer
-                self._held.append((self._clock.monotonic(), request.path))
-            return answer
-        finally:
-            del self._asking[request.path]
-            answered.set()
-
-
-def _is_shared(path: str) -> bool:
-    segments = path.rsplit("/", _NAMED)
-    return len(segments) > _NAMED and segments[1] in _SHARED

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.transfers import Transfer
-from exposer.model import Exposed, Guard, Pending
+from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
 
@@ -137,8 +137,8 @@ class Kind(Protocol):
         """The namespace whose turn it is when the load is admitted: its volume's."""
         ...
 
-    async def check_admission(self, cr: Transfer) -> Admission:
-        """Say whether `cr` may be accepted now; reads only."""
+    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
+        """Return whether `cr` may be admitted now; every object is read through `reader`."""
         ...
 
     async def read_node(self, cr: Transfer) -> str:

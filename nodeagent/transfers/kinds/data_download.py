@@ -17,7 +17,7 @@ from core.models.names import DATA_DOWNLOAD_LABEL, DATA_MOVER_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import DataDownload, Transfer
-from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, RestoreExposer, RestoreRequest
+from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreExposer, RestoreRequest
 from exposer.placement import LINUX, WINDOWS
 from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, AdmissionState, PlainKind
@@ -65,20 +65,20 @@ class DataDownloadKind(RestoreResults, PlainKind):
         """The namespace of the claim that waits for the data."""
         return _download(cr).spec.target_volume.namespace
 
-    async def check_admission(self, cr: Transfer) -> Admission:
+    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
         """Say whether the location can be used and the target claim waits for its volume."""
-        admission = await check_location(self.client, cr)
+        admission = await check_location(reader, cr)
         if admission.verdict is not AdmissionState.READY:
             return admission
         target = _download(cr).spec.target_volume
-        claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.pvc)
+        claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.pvc)
         if claim is None:
             message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
             return Admission(
                 AdmissionState.PENDING, PendingReason.TARGET_CLAIM_MISSING, message, limit=_TARGET_PATIENCE
             )
         try:
-            waiting = await self.exposer.check(self._request(cr))
+            waiting = await self.exposer.check(self._request(cr), reader)
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, "TargetClaimUnusable", str(e))
         if waiting is None:

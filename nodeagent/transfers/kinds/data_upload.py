@@ -14,7 +14,7 @@ from core.kube.resources import DATA_UPLOADS, Resource
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
 from core.models.transfers import DataUpload, Transfer
-from exposer.model import Exposed, Exposer, Guard, Owner, Pending, SnapshotRequest
+from exposer.model import Exposed, Exposer, Guard, Owner, Pending, Reader, SnapshotRequest
 from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, AdmissionState, PlainKind
 from nodeagent.transfers.kinds.repository import check_location
@@ -66,17 +66,17 @@ class DataUploadKind(BackupResults, PlainKind):
         """The namespace of the claim that is backed up."""
         return _upload(cr).spec.source_namespace
 
-    async def check_admission(self, cr: Transfer) -> Admission:
+    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
         """Say whether location and snapshot are there and ready."""
         spec = _upload(cr).spec
         if spec.snapshot_type != _CSI or spec.csi_snapshot is None:
             message = f"snapshot type {spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
             return Admission(AdmissionState.FAILED, "SnapshotTypeUnknown", message)
-        admission = await check_location(self.client, cr)
+        admission = await check_location(reader, cr)
         if admission.verdict is not AdmissionState.READY:
             return admission
         try:
-            waiting = await self.exposer.check(self._request(cr))
+            waiting = await self.exposer.check(self._request(cr), reader)
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, "SourceMissing", str(e))
         if waiting is None:

@@ -26,7 +26,7 @@ from core.models.base import JsonDict
 from core.models.names import POD_VOLUME_BACKUP_LABEL, POD_VOLUME_FINALIZER, POD_VOLUME_RESTORE_LABEL
 from core.models.phases import Phase
 from core.models.transfers import PodVolumeBackup, PodVolumeRestore, Transfer
-from exposer.model import Exposed, Guard, LocatedVolume, Owner, Pending, PodVolumeRequest, WorkloadRef
+from exposer.model import Exposed, Guard, LocatedVolume, Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from nodeagent.runtime.metrics import Metrics
@@ -84,15 +84,15 @@ class PodVolumeKind(PlainKind):
         """The namespace of the workload's pod."""
         return self._request(cr).workload.namespace
 
-    async def _locate(self, cr: PodVolume) -> LocatedVolume | Admission:
+    async def _locate(self, cr: PodVolume, reader: Reader) -> LocatedVolume | Admission:
         """Return where the volume is, or why the load cannot be accepted now."""
         if cr.spec.uploader_type == _RESTIC:
             return Admission(AdmissionState.FAILED, "UploaderUnknown", "restic is not supported")
-        admission = await check_location(self.client, cr)
+        admission = await check_location(reader, cr)
         if admission.verdict is not AdmissionState.READY:
             return admission
         try:
-            located = await self.exposer.locate(self._request(cr))
+            located = await self.exposer.locate(self._request(cr), reader)
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, "VolumeRefused", str(e))
         if isinstance(located, Pending):
@@ -140,10 +140,10 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind):
         """Return the node that the custom resource names."""
         return _backup(cr).spec.node
 
-    async def check_admission(self, cr: Transfer) -> Admission:
+    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
         """Say whether location, pod and volume can be used, and on which node."""
         pvb = _backup(cr)
-        found = await self._locate(pvb)
+        found = await self._locate(pvb, reader)
         if isinstance(found, Admission):
             return found
         if found.node != pvb.spec.node:
@@ -194,7 +194,7 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind):
         """Return the node of the pod that waits."""
         return await self.exposer.read_node(self._request(cr))
 
-    async def check_admission(self, cr: Transfer) -> Admission:
+    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
         """Say whether location and volume can be used and the pod waits, and on which node."""
-        found = await self._locate(cast("PodVolumeRestore", cr))
+        found = await self._locate(cast("PodVolumeRestore", cr), reader)
         return found if isinstance(found, Admission) else Admission(AdmissionState.READY, node=found.node)

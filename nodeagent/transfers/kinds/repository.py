@@ -25,16 +25,16 @@ from core.models.storage import (
     repository_labels,
 )
 from core.models.transfers import Transfer
-from exposer.model import PodVolumeRequest, RestoreRequest
+from exposer.model import PodVolumeRequest, Reader, RestoreRequest
 from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState
 
 __all__ = ["check_location", "fit_cache"]
 
 
-async def check_location(client: KubeClient, cr: Transfer) -> Admission:
+async def check_location(reader: Reader, cr: Transfer) -> Admission:
     """Return whether the location that `cr` names exists, is available and has its Secrets."""
     namespace, name = cr.metadata.namespace, cr.spec.backup_storage_location
-    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
+    raw = await reader.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
     if raw is None:
         message = f"BackupStorageLocation {namespace}/{name} does not exist"
         return Admission(AdmissionState.FAILED, "LocationMissing", message)
@@ -45,7 +45,7 @@ async def check_location(client: KubeClient, cr: Transfer) -> Admission:
     for secret in (location.spec.credential, location.spec.object_storage.ca_cert_ref):
         if secret is None:
             continue
-        stored = await client.read(SECRETS, namespace, secret.name)
+        stored = await reader.read(SECRETS, namespace, secret.name)
         what = f"Secret {namespace}/{secret.name} of BackupStorageLocation {name}"
         if stored is None:
             return Admission(AdmissionState.FAILED, "LocationSecretMissing", f"{what} does not exist")

@@ -27,7 +27,7 @@ from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL, PENDING_REASON_ANNOTATION
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
-from exposer.model import Exposed, Guard, Pending
+from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.config.models import LoadConcurrency, NodeRule
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.dispatcher import Dispatcher
@@ -109,7 +109,7 @@ class ScriptedKind:
             return cr.spec.target_volume.namespace
         return cr.spec.pod.namespace if isinstance(cr, PodVolumeBackup | PodVolumeRestore) else ""
 
-    async def check_admission(self, cr: Transfer) -> Admission:
+    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
         self.checked.append(cr.name)
         await asyncio.sleep(0)
         return self.answers.get(cr.name, READY)

@@ -17,6 +17,7 @@ from core.models.names import (
     OUTCOME_ANNOTATION,
 )
 from core.models.transfers import DataDownload, PodVolumeBackup, PodVolumeRestore, Transfer
+from exposer.model import Reader
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE
@@ -98,10 +99,10 @@ async def test_an_accepted_load_has_nothing_of_the_load_whose_manifest_it_was_ma
 class Faulty(ScriptedKind):
     """A kind that has a fault, which the load `odd` brings out."""
 
-    async def check_admission(self, cr: Transfer) -> Admission:
+    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
         if cr.name == "odd":
             raise KeyError("metadata")
-        return await super().check_admission(cr)
+        return await super().check_admission(cr, reader)
 
 
 async def test_a_fault_that_one_load_brings_out_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:

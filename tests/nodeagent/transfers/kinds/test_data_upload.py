@@ -12,7 +12,7 @@ from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from exposer.model import Exposed, Guard, KeptVolume, Pending, RestoreRequest, SnapshotRequest
+from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
@@ -52,7 +52,7 @@ class FakeExposer:
     dropped: list[KeptVolume] = field(default_factory=list)
     cleaned: int = 0
 
-    async def check(self, request: SnapshotRequest | RestoreRequest) -> Pending | None:
+    async def check(self, request: SnapshotRequest | RestoreRequest, reader: Reader) -> Pending | None:
         if isinstance(self.found, Exception):
             raise self.found
         return self.found
@@ -84,7 +84,7 @@ def downloads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None)
 
 
 async def admission(kind: DataUploadKind | DataDownloadKind, load: JsonDict) -> Admission:
-    return await kind.check_admission(kind.parse(load))
+    return await kind.check_admission(kind.parse(load), kind.client)
 
 
 async def test_a_load_whose_world_is_ready_may_start() -> None:

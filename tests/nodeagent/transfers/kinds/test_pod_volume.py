@@ -51,7 +51,7 @@ async def admission(load: JsonDict, *objects: JsonDict, reachable: bool = True) 
     for obj in objects:
         kube.put(obj)
     kind = kind_of(load["kind"], kube, reachable=reachable)
-    return await kind.check_admission(kind.parse(load))
+    return await kind.check_admission(kind.parse(load), kind.client)
 
 
 @pytest.mark.parametrize("name", LOADS)

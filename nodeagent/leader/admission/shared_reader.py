@@ -1,0 +1,81 @@
+"""Reads that the admission checks of many transfers have in common.
+
+Knows which resources many transfers name alike, and for how long an answer is shared. Every other
+read goes to the client. An object that was not found is read again by the next check.
+"""
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from core.clock import Clock
+from core.kube.client import KubeClient
+from core.kube.resources import (
+    BACKUP_STORAGE_LOCATIONS,
+    PERSISTENT_VOLUME_CLAIMS,
+    SECRETS,
+    STORAGE_CLASSES,
+    Resource,
+)
+from core.models.base import JsonDict
+
+__all__ = ["SharedReader"]
+
+
+_SHARED_SECONDS: Final = 1.0
+"""How long an answer is shared; a transfer is admitted seconds after its check anyway."""
+
+
+_SHARED: Final = frozenset({BACKUP_STORAGE_LOCATIONS, SECRETS, STORAGE_CLASSES, PERSISTENT_VOLUME_CLAIMS})
+"""What thousands of transfers name alike; one check reads a PVC twice. No pods: a change of a workload
+pod makes its transfer due, and that check must see the change."""
+
+
+_Key = tuple[Resource, str, str]
+
+
+class SharedReader:
+    """Reads objects for admission checks, and shares each answer among them for a second."""
+
+    def __init__(self, client: KubeClient, clock: Clock) -> None:
+        """Read through `client`."""
+        self._client = client
+        self._clock = clock
+        self._found: dict[_Key, JsonDict] = {}
+        self._ages: deque[tuple[float, _Key]] = deque()
+        self._in_flight: dict[_Key, asyncio.Event] = {}
+
+    async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
+        """Return the object, at most a second old; None where it does not exist.
+
+        A read that fails or is canceled is repeated by the next waiting caller.
+
+        Raises:
+            KubeError: the API server rejected the read, or could not be reached.
+        """
+        if resource not in _SHARED:
+            return await self._client.read(resource, namespace, name)
+        key = (resource, namespace, name)
+        while (found := self._find(key)) is None and key in self._in_flight:
+            await self._in_flight[key].wait()
+        return found or await self._read(key)
+
+    def _find(self, key: _Key) -> JsonDict | None:
+        """Return a recent answer, if there is one."""
+        oldest = self._clock.monotonic() - _SHARED_SECONDS
+        while self._ages and self._ages[0][0] <= oldest:
+            del self._found[self._ages.popleft()[1]]
+        return self._found.get(key)
+
+    async def _read(self, key: _Key) -> JsonDict | None:
+        """Read the object; concurrent callers with the same key wait for this answer."""
+        answered = self._in_flight[key] = asyncio.Event()
+        try:
+            found = await self._client.read(*key)
+            if found is not None:
+                self._found[key] = found
+                self._ages.append((self._clock.monotonic(), key))
+            return found
+        finally:
+            del self._in_flight[key]
+            answered.set()
