@@ -61,10 +61,10 @@ class NodeRule(Section):
 
     node_selector: LabelSelector = Field(
         default_factory=LabelSelector,
-        description="the nodes it is about",
+        description="the nodes of this rule",
         examples=[{"matchLabels": {"pool": "backup"}}],
     )
-    number: _PositiveNumber = Field(description="loads that move data on such a node at a time", examples=[3])
+    number: _PositiveNumber = Field(description="slots of each of these nodes", examples=[3])
 
     @field_validator("node_selector")
     @classmethod
@@ -79,20 +79,20 @@ class LoadConcurrency(Section):
     """How much goes on at a time."""
 
     global_config: _PositiveNumber = Field(
-        default=1, description="loads that move data on one node at a time", examples=[2]
+        default=1, description="slots of a node: how many transfers may be InProgress at a time", examples=[2]
     )
     per_node_config: tuple[NodeRule, ...] = Field(
         default=(),
-        description="other numbers for some nodes; where several match, the smallest counts",
+        description="other numbers of slots for some nodes; if several rules match, the smallest applies",
         examples=[[{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "number": 8}]],
     )
     prepare_queue_length: Annotated[StrictInt, Field(ge=1, le=LARGEST_PREPARE_QUEUE)] | None = Field(
         default=None,
-        description="loads of the whole cluster, of all kinds, that may be Accepted or Prepared at a time",
+        description="how many transfers of all kinds in the cluster may be Accepted or Prepared at a time",
         examples=[100],
     )
     restores_first: StrictBool = Field(
-        default=False, description="restores are accepted before backups (a key of ours)", examples=[True]
+        default=False, description="admit restores before backups (our own key)", examples=[True]
     )
 
 
@@ -101,12 +101,12 @@ class LoadAffinity(Section):
 
     node_selector: LabelSelector = Field(
         default_factory=LabelSelector,
-        description="the nodes where movers of DataUploads and DataDownloads may run",
+        description="nodes on which data movers of DataUploads and DataDownloads may run",
         examples=[{"matchLabels": {"pool": "backup"}}],
     )
     storage_class: ObjectName = Field(
         default="",
-        description="only for volumes of this class; for backups, the class that backupPVC names",
+        description="storage class to which the entry applies; for backups, the class in backupPVC",
         examples=["fast"],
     )
 
@@ -124,20 +124,20 @@ class BackupPVC(Section):
     """An entry of `backupPVC`: the claim that a backup reads from."""
 
     storage_class: ObjectName = Field(
-        default="", description="storage class of the claim; empty: the source's", examples=["fast-single-replica"]
+        default="", description="storage class of the PVC; empty: that of the source", examples=["fast-single-replica"]
     )
     read_only: StrictBool = Field(
         default=False,
-        description="the claim's access mode is ReadOnlyMany instead of ReadWriteOnce, and it is mounted read-only",
+        description="access mode ReadOnlyMany instead of ReadWriteOnce, and a read-only mount",
         examples=[True],
     )
     spc_no_relabeling: StrictBool = Field(
         default=False,
-        description="SELinux type spc_t for the mover, which spares relabeling every file; only with readOnly",
+        description="SELinux type spc_t for the data mover, which avoids relabeling of every file; requires readOnly",
         examples=[True],
     )
     annotations: AnnotationMap = Field(
-        default_factory=dict, description="annotations of the claim", examples=[{"example.com/clone": "shallow"}]
+        default_factory=dict, description="annotations of the PVC", examples=[{"example.com/clone": "shallow"}]
     )
 
 
@@ -146,7 +146,7 @@ class RestorePVC(Section):
 
     ignore_delay_binding: StrictBool = Field(
         default=False,
-        description="restore into a WaitForFirstConsumer class without waiting for the pod that will use it",
+        description="restore to a class that binds WaitForFirstConsumer without a pod that uses the target PVC",
         examples=[True],
     )
 
@@ -157,12 +157,12 @@ class CachePVC(Section):
     other_names: ClassVar[Mapping[str, str]] = {"residentThresholdMB": "residentThresholdInMB"}
 
     storage_class: ObjectName = Field(
-        default="", description="storage class of the claim; without one there is no cache volume", examples=["fast"]
+        default="", description="storage class of the PVC; empty: no cache volume", examples=["fast"]
     )
     resident_threshold_in_mb: Annotated[StrictInt, Field(ge=0, le=_LARGEST_NUMBER)] = Field(
         default=0,
         alias="residentThresholdInMB",
-        description="size of a backup, in MiB, from which its restore gets a cache volume; also residentThresholdMB",
+        description="size of a backup, in MiB, from which its restore uses a cache volume; also residentThresholdMB",
         examples=[1024],
     )
 
@@ -175,10 +175,10 @@ class PodResources(Section):
     memory_request: QuantityText = Field(default="", description="memory request", examples=["512Mi"])
     memory_limit: QuantityText = Field(default="", description="memory limit", examples=["2Gi"])
     ephemeral_storage_request: QuantityText = Field(
-        default="", description="request of space on the node, for kopia's cache", examples=["6Gi"]
+        default="", description="request of ephemeral storage, for kopia's cache", examples=["6Gi"]
     )
     ephemeral_storage_limit: QuantityText = Field(
-        default="", description="limit of space on the node", examples=["8Gi"]
+        default="", description="limit of ephemeral storage", examples=["8Gi"]
     )
 
     @field_validator("cpu_limit", "memory_limit", "ephemeral_storage_limit")
@@ -227,66 +227,66 @@ class AgentConfig(Section):
     other_names: ClassVar[Mapping[str, str]] = {"cacheVolume": "cachePVC"}
 
     load_concurrency: LoadConcurrency = Field(
-        default_factory=LoadConcurrency, description="how much goes on at a time", examples=[{"globalConfig": 2}]
+        default_factory=LoadConcurrency, description="concurrency of transfers", examples=[{"globalConfig": 2}]
     )
     load_affinity: tuple[LoadAffinity, ...] = Field(
         default=(),
-        description="nodes for the movers of DataUploads and DataDownloads: the first entry of the volume's storage "
-        "class counts, else the first without a class",
+        description="node affinity of DataUploads and DataDownloads: the first entry for the volume's storage class "
+        "applies, else the first without a class",
         examples=[[{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "storageClass": "fast"}]],
     )
     load_affinity_mode: AffinityMode = Field(
         default=AffinityMode.FIRST,
-        description="any: all entries that fit the volume are alternatives, instead of the first (a key of ours)",
+        description="any: all matching entries are alternatives; first: only the first one applies (our own key)",
         examples=["any"],
     )
     backup_pvc: dict[str, BackupPVC] = Field(
         default_factory=dict,
         alias="backupPVC",
-        description="the claims that backups read from, by the storage class of the source volume",
+        description="PVCs that backups read from, by the storage class of the source volume",
         examples=[{"fast": {"storageClass": "fast-single-replica"}}],
     )
     restore_pvc: RestorePVC = Field(
         default_factory=RestorePVC,
         alias="restorePVC",
-        description="the claims that restores write to",
+        description="PVCs that restores write to",
         examples=[{"ignoreDelayBinding": True}],
     )
     cache_pvc: CachePVC = Field(
         default_factory=CachePVC,
         alias="cachePVC",
-        description="a volume for a restore's cache; also cacheVolume",
+        description="volume for the cache of a restore; also cacheVolume",
         examples=[{"storageClass": "fast"}],
     )
     pod_resources: PodResources = Field(
         default_factory=PodResources,
-        description="requests and limits of mover pods; one bad value and none of them counts",
+        description="requests and limits of mover pods; one invalid value invalidates all of them",
         examples=[{"cpuRequest": "500m", "memoryLimit": "2Gi"}],
     )
     priority_class_name: ObjectName = Field(
         default="",
-        description="priority class of mover pods; one that the cluster lacks is dropped with a warning",
+        description="priority class of mover pods; if it does not exist, it is ignored with a warning",
         examples=["data-mover"],
     )
     privileged_fs_backup: StrictBool = Field(
         default=False,
-        description="movers of PodVolumeBackups and PodVolumeRestores are privileged, where the node asks for that",
+        description="run data movers of PodVolumeBackups and PodVolumeRestores as privileged, for nodes that require it",
         examples=[True],
     )
     pod_labels: LabelMap = Field(
         default_factory=dict,
-        description="labels of mover pods, in the place of those they inherit",
+        description="labels of mover pods, instead of the inherited ones",
         examples=[{"team": "storage"}],
     )
     pod_annotations: AnnotationMap = Field(
         default_factory=dict,
-        description="annotations of mover pods, in the place of those they inherit",
+        description="annotations of mover pods, instead of the inherited ones",
         examples=[{"sidecar.istio.io/inject": "false"}],
     )
     tolerations: _Tolerations = Field(
         default=(),
-        description='tolerations of mover pods beside the inherited ones; "inherit": all that the DaemonSet has '
-        "(a key of ours)",
+        description='tolerations of mover pods, in addition to the inherited ones; "inherit": all of the DaemonSet '
+        "(our own key)",
         examples=[[{"key": "dedicated", "operator": "Equal", "value": "backup", "effect": "NoSchedule"}]],
     )
 

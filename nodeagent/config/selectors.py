@@ -52,13 +52,13 @@ class Requirement(Section):
 
     key: LabelKey = Field(description="label of the node", examples=["pool"])
     operator: Operator = Field(
-        description="how the label's value is compared; Gt and Lt not in perNodeConfig", examples=["NotIn"]
+        description="comparison of the label's value; no Gt and Lt in perNodeConfig", examples=["NotIn"]
     )
     values: tuple[LabelValue, ...] = Field(
         default=(),
         validate_default=True,
-        description="what it is compared with: some for In and NotIn, one whole number for Gt and Lt, none for Exists "
-        "and DoesNotExist",
+        description="values to compare with: at least one for In and NotIn, one whole number for Gt and Lt, none for "
+        "Exists and DoesNotExist",
         examples=[["db", "web"]],
     )
 
@@ -97,7 +97,7 @@ class LabelSelector(Section):
     """Which nodes: all of it has to hold; empty: every node."""
 
     match_labels: LabelMap = Field(
-        default_factory=dict, description="labels that a node must have, with their values", examples=[{"disk": "ssd"}]
+        default_factory=dict, description="labels that a node must have", examples=[{"disk": "ssd"}]
     )
     match_expressions: tuple[Requirement, ...] = Field(
         default=(),
@@ -126,15 +126,15 @@ class Toleration(Section):
     key: OptionalLabelKey = Field(
         default="",
         validate_default=True,
-        description="taint that is tolerated; empty, with Exists: every taint",
+        description="key of the tolerated taint; empty, with Exists: every taint",
         examples=["dedicated"],
     )
-    value: LabelValue = Field(default="", description="the taint's value; none with Exists", examples=["backup"])
+    value: LabelValue = Field(default="", description="value of the taint; none with Exists", examples=["backup"])
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = Field(
-        default="", description="the taint's effect; empty: every effect", examples=["NoSchedule"]
+        default="", description="effect of the taint; empty: every effect", examples=["NoSchedule"]
     )
     toleration_seconds: StrictInt | None = Field(
-        default=None, description="for how long a NoExecute taint is tolerated, in seconds", examples=[600]
+        default=None, description="how long a NoExecute taint is tolerated, in seconds", examples=[600]
     )
 
     @field_validator("key")

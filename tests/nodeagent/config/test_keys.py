@@ -1,6 +1,6 @@
-"""What is published about the configuration is made from the models.
+"""The published schema and table of the configuration are generated from the models.
 
-`UPDATE_GOLDEN=1 pytest tests/nodeagent/config/test_keys.py` writes it anew.
+`UPDATE_GOLDEN=1 pytest tests/nodeagent/config/test_keys.py` writes them.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.nodeagent.support.config_table import build_table
 _DOCS = Path(__file__).parents[3] / "docs"
 _SCHEMA = _DOCS / "config.schema.json"
 _PAGE = _DOCS / "configuration.md"
-_TABLE = re.compile(r"(?s)(<!-- keys: made from the models -->\n)(.*?)(\n<!-- end of keys -->)")
+_TABLE = re.compile(r"(?s)(<!-- keys: generated from the models -->\n)(.*?)(\n<!-- end of keys -->)")
 
 
 def _fresh(path: Path, text: str) -> None:
@@ -32,17 +32,17 @@ def _fresh(path: Path, text: str) -> None:
     assert path.read_text(encoding="utf-8") == text
 
 
-def test_the_published_schema_is_that_of_the_models() -> None:
+def test_the_published_schema_is_generated_from_the_models() -> None:
     _fresh(_SCHEMA, json.dumps(build_schema(), indent=2) + "\n")
 
 
-def test_the_table_of_keys_is_that_of_the_models() -> None:
+def test_the_table_of_keys_is_generated_from_the_models() -> None:
     page = _PAGE.read_text(encoding="utf-8")
     assert _TABLE.search(page)
     _fresh(_PAGE, _TABLE.sub(lambda found: found[1] + build_table() + found[3], page))
 
 
-def test_every_example_on_the_page_is_a_configuration_without_a_mistake() -> None:
+def test_every_example_on_the_page_is_valid() -> None:
     blocks = re.findall(r"(?s)```json\n(.*?)```", _PAGE.read_text(encoding="utf-8"))
     assert blocks
     for block in blocks:
@@ -71,7 +71,7 @@ _SAMPLES = st.text() | st.sampled_from(
 
 
 @given(text=_SAMPLES, form=st.sampled_from([LabelKey, LabelValue, ObjectName, QuantityText]))
-def test_the_schema_refuses_no_text_that_the_agent_takes(text: str, form: Any) -> None:
+def test_the_schema_accepts_every_text_that_the_agent_accepts(text: str, form: Any) -> None:
     adapter: TypeAdapter[str] = TypeAdapter(form)
     try:
         adapter.validate_python(text)
@@ -81,13 +81,13 @@ def test_the_schema_refuses_no_text_that_the_agent_takes(text: str, form: Any) -
 
 
 def _with_examples(section: Any) -> list[tuple[str, Any]]:
-    """All examples but those that only make sense beside their neighbours, as in the example of the list."""
+    """Return all examples except those that are only valid together with others, as in the example of the list."""
     found = [(path, example) for path, info in known_paths(section) for example in info.examples or []]
     return [(path, example) for path, example in found if not re.search(r"(tolerations|Expressions)\[\]\.", path)]
 
 
 @pytest.mark.parametrize(("path", "example"), _with_examples(AgentConfig), ids=str)
-def test_every_example_of_a_key_is_a_good_value(path: str, example: Any) -> None:
+def test_every_example_of_a_key_is_valid(path: str, example: Any) -> None:
     document = example
     for part in reversed(path.split(".")):
         if part == "<name>":
@@ -101,5 +101,5 @@ def test_every_example_of_a_key_is_a_good_value(path: str, example: Any) -> None
     assert parse_config(json.dumps(document)).mistakes == ()
 
 
-def test_every_key_says_what_it_does_and_has_an_example() -> None:
+def test_every_key_has_a_description_and_an_example() -> None:
     assert [path for path, info in known_paths(AgentConfig) if not info.description or not info.examples] == []

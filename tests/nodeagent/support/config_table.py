@@ -10,14 +10,14 @@ from nodeagent.config.models import AgentConfig
 
 __all__ = ["build_table"]
 
-_AT_ONCE = "at once; running loads go on"
-_NEXT = "the next load that is exposed"
+_IMMEDIATELY = "immediately; running transfers continue"
+_NEXT = "for the next transfer that is exposed"
 _IN_EFFECT = {
-    "loadConcurrency.prepareQueueLength": "at once; lowered, nothing is accepted until fewer wait",
-    "loadConcurrency.restoresFirst": "at once",
-    "loadConcurrency": _AT_ONCE,
+    "loadConcurrency.prepareQueueLength": "immediately; a lower value stops no transfer",
+    "loadConcurrency.restoresFirst": "immediately",
+    "loadConcurrency": _IMMEDIATELY,
 }
-_HEAD = ("key", "form", "default", "what it says", "example", "in effect for")
+_HEAD = ("key", "type", "default", "meaning", "example", "takes effect")
 
 
 def build_table() -> str:
