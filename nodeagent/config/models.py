@@ -270,7 +270,7 @@ class AgentConfig(Section):
     )
     privileged_fs_backup: StrictBool = Field(
         default=False,
-        description="run data movers of PodVolumeBackups and PodVolumeRestores as privileged, for nodes that require it",
+        description="run data movers of PodVolumeBackups and PodVolumeRestores as privileged, if nodes require it",
         examples=[True],
     )
     pod_labels: LabelMap = Field(
