@@ -49,14 +49,14 @@ class MoveSteps(StepBase):
         if _unreplaced(case):
             return False
         uid, waiting = case.cr.uid, self._slot_wait()
-        if self._waits.last_reason(uid) != waiting.reason:
-            self._waits.decide_telling(uid, waiting)
-            self._waits.rest(uid, self._waits.seconds_to_telling(uid))
-        return self._waits.seconds_to_rest(uid) > 0
+        if self._waits.reason(uid) != waiting.reason:
+            self._waits.decide_report(uid, waiting)
+            self._waits.pause_checks(uid, self._waits.seconds_to_report(uid))
+        return self._waits.paused_seconds(uid) > 0
 
     def rest(self, case: Case) -> Requeue | None:
         """Return when to look again at a load that waits for a slot, None for not before it is its turn."""
-        seconds = self._waits.seconds_to_rest(case.cr.uid)
+        seconds = self._waits.paused_seconds(case.cr.uid)
         return None if math.isinf(seconds) else Requeue(seconds)
 
     async def start(self, case: Case) -> Requeue | None:
@@ -146,10 +146,10 @@ class MoveSteps(StepBase):
     async def _await_slot(self, case: Case) -> Requeue | None:
         uid, waiting = case.cr.uid, self._slot_wait()
         await self._tell_wait(case, waiting)
-        if self._waits.is_told(uid, waiting.reason):
+        if self._waits.is_reported(uid, waiting.reason):
             self._rest_until_slot(case)
         else:
-            self._waits.rest(uid, self._waits.seconds_to_telling(uid))
+            self._waits.pause_checks(uid, self._waits.seconds_to_report(uid))
         return self.rest(case)
 
     async def _wait_to_complete(self, case: Case, outcome: Outcome, waiting: Pending) -> Requeue | None:
@@ -159,7 +159,7 @@ class MoveSteps(StepBase):
             message = f"data was moved, but not handed over within {format_duration(span)}: {waiting.message}"
             return await self._end(case, Phase.FAILED, message)
         await self._tell_wait(case, waiting)
-        return Requeue(self._waits.seconds_to_next_look(case.cr.uid))
+        return Requeue(self._waits.count_check(case.cr.uid))
 
     def _read_outcome(self, case: Case) -> Outcome:
         """Return what the end of the case's pod means."""

@@ -28,7 +28,7 @@ from nodeagent.node.steps import StepBase, Tools
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.mover_pod import PodState, add_log_end, explain_loss, pod_node, pod_state, was_killed
-from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import Change
 
 __all__ = ["ExposeSteps", "build_guard"]
@@ -63,7 +63,9 @@ _LOSS_LOOK_SECONDS = 20.0
 class ExposeSteps(StepBase):
     """Carries out what is due before InProgress."""
 
-    def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, waits: Waits, current: ReadCurrent) -> None:
+    def __init__(
+        self, tools: Tools, site: Site, limits: Timeouts, *, waits: PendingRecords, current: ReadCurrent
+    ) -> None:
         """Work like all steps; `current` returns a load as last seen, if nothing that we wrote is missing in it."""
         super().__init__(tools, site, limits, waits=waits)
         self._current = current
@@ -86,7 +88,7 @@ class ExposeSteps(StepBase):
             return await self._end(case, Phase.FAILED, overdue)
         else:
             await self._tell_wait(case, answer)
-        return Requeue(self._waits.seconds_to_next_look(case.cr.uid))
+        return Requeue(self._waits.count_check(case.cr.uid))
 
     async def remake(self, case: Case) -> Requeue | None:
         """Say that the cluster took the mover pod away, and remove it once another may be made."""
@@ -100,7 +102,7 @@ class ExposeSteps(StepBase):
         if case.pod is not None:
             await self._tools.logs.take_over(case.cr, case.pod)
             await remove(self._tools.client, PODS, case.pod)
-        return Requeue(self._waits.seconds_to_next_look(case.cr.uid))
+        return Requeue(self._waits.count_check(case.cr.uid))
 
     async def prepare(self, case: Case) -> Requeue | None:
         """Make the load this node's, and Prepared; a message about its wait goes, or tells that it waits for a slot."""
@@ -127,15 +129,15 @@ class ExposeSteps(StepBase):
         change = replace(change, status={**change.status, "message": waiting.message}, reason=waiting.reason)
         stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
         await self._tools.events.record(stored, "Prepared", f"{told}; {waiting.message}")
-        self._waits.decide_telling(case.cr.uid, waiting)
-        self._waits.told(case.cr.uid, waiting)
+        self._waits.decide_report(case.cr.uid, waiting)
+        self._waits.mark_reported(case.cr.uid, waiting)
         self._rest_until_slot(case)
         return None
 
     async def time_out(self, case: Case) -> Requeue | None:
         """End a load that had no mover in time."""
         span = format_duration(self._limits.prepare)
-        why = self._waits.last_message(case.cr.uid) or case.cr.status.message
+        why = self._waits.message(case.cr.uid) or case.cr.status.message
         loss = read_loss(case.cr)
         what = "not prepared" if case.view.phase is Phase.ACCEPTED else "data mover pod was lost and not replaced"
         message = f"{what} within {span}" + (f": {why}" if why else "")
@@ -198,5 +200,5 @@ class ExposeSteps(StepBase):
         change = Change(status={"message": message}, annotations=marks, reason=waiting.reason)
         stored = await self._tools.status.annotate(case.kind, case.cr, change)
         await self._tools.events.record(stored, waiting.reason, message, warning=True)
-        self._waits.told(case.cr.uid, waiting)
+        self._waits.mark_reported(case.cr.uid, waiting)
         return True

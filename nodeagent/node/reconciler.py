@@ -35,7 +35,7 @@ from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import PodState, belongs_to, is_ours, pod_state
-from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.pending import PendingRecords
 
 __all__ = ["Reconciler", "Steps", "Tools"]
 
@@ -49,7 +49,7 @@ class Steps:
     def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, current: ReadCurrent) -> None:
         """Work with `tools` for the agent of `site`; `current` returns a load as last seen."""
         self._tools = tools
-        self._waits = Waits(tools.clock)
+        self._waits = PendingRecords(tools.clock)
         self._cleaner = CleanUp(tools.clock, tools.status, tools.events, self._waits, limits.resource)
         expose = ExposeSteps(tools, site, limits, waits=self._waits, current=current)
         self._move = move = MoveSteps(tools, site, limits, waits=self._waits)
@@ -92,7 +92,7 @@ class Steps:
 
     def waits_for(self, uid: str) -> str:
         """Return what the load of that uid, or the clean-up behind it, waits for; empty where nothing is known."""
-        return self._waits.last_message(uid)
+        return self._waits.message(uid)
 
     def forget(self, uid: str) -> None:
         """Drop what is remembered about the load of that uid."""

@@ -32,7 +32,7 @@ from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import EventLog, record_end
 from nodeagent.transfers.mover_pod import MoverLogs
-from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import Change, StatusWriter
 
 __all__ = ["StepBase", "Tools", "judge_refusal"]
@@ -93,7 +93,7 @@ class Tools:
 class StepBase:
     """The common part of the modules that carry out steps."""
 
-    def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, waits: Waits) -> None:
+    def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, waits: PendingRecords) -> None:
         """Work with `tools` for the agent of `site`; all steps share `waits`."""
         self._tools = tools
         self._site = site
@@ -137,7 +137,7 @@ class StepBase:
     async def _tell_wait(self, case: Case, waiting: Pending) -> None:
         """Write why the load waits where that is news."""
         tools, cr = self._tools, case.cr
-        telling = self._waits.decide_telling(cr.uid, waiting)
+        telling = self._waits.decide_report(cr.uid, waiting)
         if not telling.message:
             return
         # After a restart the status may have it already.
@@ -145,7 +145,7 @@ class StepBase:
             await tools.status.report(case.kind, cr, message=waiting.message, reason=waiting.reason)
             if telling.event:
                 await tools.events.record(cr, waiting.reason, waiting.message, warning=waiting.blocked)
-        self._waits.told(cr.uid, waiting)
+        self._waits.mark_reported(cr.uid, waiting)
 
     def _slot_wait(self) -> Pending:
         """Return what a load waits for whose mover is ready and has no slot."""
@@ -157,7 +157,7 @@ class StepBase:
 
         Freeing a slot wakes the next in line; but a volume that others have may go away.
         """
-        self._waits.rest(case.cr.uid, _VOLUME_LOOK_SECONDS if case.kind.bound_to_node else math.inf)
+        self._waits.pause_checks(case.cr.uid, _VOLUME_LOOK_SECONDS if case.kind.bound_to_node else math.inf)
 
     async def _stop_waiting(self, case: Case) -> None:
         """Take back what was said about a wait that is over."""

@@ -18,7 +18,7 @@ from exposer.model import Pending
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import StatusWriter
 
 __all__ = ["CleanUp"]
@@ -36,7 +36,7 @@ class CleanUp:
     clock: Clock
     status: StatusWriter
     events: EventLog
-    waits: Waits
+    waits: PendingRecords
     patience: timedelta
 
     async def step(self, kind: Kind, cr: Transfer) -> Requeue | None:
@@ -56,14 +56,14 @@ class CleanUp:
             _log.info("everything that was made for the load is gone", extra=told)
             return None
         _log.debug("clean-up waits: %s", waiting.message, extra=told)
-        self.waits.note_step(cr.uid, waiting)
+        self.waits.observe(cr.uid, waiting)
         if not self._is_stuck(cr):
-            return Requeue(self.waits.seconds_to_next_look(cr.uid))
-        if self.waits.told_message(cr.uid) != waiting.message:
+            return Requeue(self.waits.count_check(cr.uid))
+        if self.waits.reported_message(cr.uid) != waiting.message:
             span = format_duration(self.patience)
             message = f"not cleaned up for {span}: {waiting.message}; it is tried again"
             await self.events.record(cr, PendingReason.CLEANUP_BLOCKED, message, warning=True)
-            self.waits.told(cr.uid, Pending(PendingReason.CLEANUP_BLOCKED, waiting.message))
+            self.waits.mark_reported(cr.uid, Pending(PendingReason.CLEANUP_BLOCKED, waiting.message))
         return Requeue(_STUCK_PAUSE_SECONDS)
 
     def _is_stuck(self, cr: Transfer) -> bool:

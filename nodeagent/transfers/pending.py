@@ -1,146 +1,214 @@
-"""Why loads wait, and when to look at them again.
+"""The rules for reporting why a transfer is pending, and for when to check it again.
 
-Knows for each load what it waits for, what its reader was told last, and how often it was
-looked at in vain. Does not know the cluster, nor who tells. A restarted agent begins anew.
+Each rule takes what is known about one pending transfer and returns it as it is afterwards.
+`PendingRecords` applies the rules to the transfers of one agent, by uid. It holds nothing that the
+API server does not show: a restarted agent begins with empty records.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from core.clock import Clock
 from exposer.model import Pending
 
-__all__ = ["Telling", "Waits"]
+__all__ = [
+    "PendingRecord",
+    "PendingRecords",
+    "Report",
+    "count_check",
+    "decide_report",
+    "mark_reported",
+    "next_check",
+    "observe",
+    "pause_checks",
+    "seconds_to_report",
+]
 
-_LOOK_SECONDS: Final = 5.0
-"""Source: Velero v1.18 looks at a constrained load so often."""
+_CHECK_SECONDS: Final = 5.0
+"""Source: Velero v1.18 retries a constrained transfer after 5 s."""
 
 _QUICK_SECONDS: Final = (1.0, 2.0, 4.0)
-"""The first looks after a step of ours: what it set going is mostly done by then."""
+"""Pauses after a step of this agent: what the step started is mostly done by then."""
 
-_QUICK_LOOKS: Final = 6
+_QUICK_CHECKS: Final = 6
 _QUICK_WINDOW_SECONDS: Final = 60.0
-"""A load has so many quick looks in this time: reasons that take turns must not become a loop."""
+"""Quick checks of one transfer are limited in this time: alternating reasons must not become a busy loop."""
 
 _GRACE_SECONDS: Final = 3.0
-"""A wait that is over sooner is part of every good run: telling it would only cost writes. Trouble is told at once."""
+"""A shorter wait is part of every healthy transfer: to report it would only cost writes."""
 
 _SAME_REASON_PAUSE_SECONDS: Final = 10.0
-"""Other words for the same reason are written at most so often: some count seconds."""
+"""Between two messages for one reason: some messages count seconds."""
 
 _OTHER_CAUSE_PAUSE_SECONDS: Final = 4.0
-"""For trouble whose words name another cause by now: less than the pause between two looks."""
+"""Between two messages that name different causes of one blocked reason: less than the pause between checks."""
 
 _NUMBERS: Final = re.compile(r"\d+")
 _NOTHING: Final = Pending("", "")
 
 
-@dataclass(slots=True)
-class _Wait:
+@dataclass(frozen=True, slots=True)
+class PendingRecord:
+    """What is known about one pending transfer; times are readings of a monotonic clock, in seconds.
+
+    `current` is what the transfer is pending for since `since_seconds`, reported or not. `checks` is
+    the number of checks for that reason, `quick_checks` that of quick ones since
+    `quick_since_seconds`. `reported` is what the status shows since `reported_at_seconds`. No check
+    is needed before `paused_until_seconds` unless the reason changes.
+    """
+
     current: Pending = _NOTHING
     since_seconds: float = 0.0
-    looks: int = 0
-    quick_looks: int = 0
+    checks: int = 0
+    quick_checks: int = 0
     quick_since_seconds: float = 0.0
-    told: Pending = _NOTHING
-    told_at_seconds: float = 0.0
-    rests_until_seconds: float = 0.0
+    reported: Pending = _NOTHING
+    reported_at_seconds: float = 0.0
+    paused_until_seconds: float = 0.0
 
 
-_NO_WAIT: Final = _Wait()
+_EMPTY: Final = PendingRecord()
 
 
 @dataclass(frozen=True)
-class Telling:
-    """What is to be said about a wait: the message in the status, an Event, or nothing."""
+class Report:
+    """What is to be written: the message in the status, an Event, or nothing."""
 
     message: bool = False
     event: bool = False
 
 
-class Waits:
-    """The waits of one agent's loads, by uid."""
+def decide_report(
+    record: PendingRecord, pending: Pending, now: float, *, immediately: bool = False
+) -> tuple[PendingRecord, Report]:
+    """Return `record` with `pending` observed at `now`, and what is to be reported.
+
+    Args:
+        record: what was known before.
+        pending: what the transfer is pending for.
+        now: the monotonic time in seconds.
+        immediately: the transfer is not checked again soon, so an unfinished grace period counts as over.
+    """
+    if pending.reason != record.current.reason:
+        record = replace(record, since_seconds=now, checks=0, paused_until_seconds=0.0)
+    record = replace(record, current=pending)
+    if pending.reason != record.reported.reason:
+        lasts = immediately or pending.blocked or now >= record.since_seconds + _GRACE_SECONDS
+        return record, Report(message=lasts, event=lasts)
+    other_cause = pending.blocked and _without_numbers(pending) != _without_numbers(record.reported)
+    pause_seconds = _OTHER_CAUSE_PAUSE_SECONDS if other_cause else _SAME_REASON_PAUSE_SECONDS
+    pause_over = now - record.reported_at_seconds >= pause_seconds
+    changed = pending.message != record.reported.message
+    return record, Report(message=changed and pause_over, event=other_cause and pause_over)
+
+
+def observe(record: PendingRecord, pending: Pending) -> PendingRecord:
+    """Return `record` with `pending`, which is not reported; a change of it is checked soon."""
+    if pending == record.current:
+        return record
+    return replace(record, current=pending, checks=0, paused_until_seconds=0.0)
+
+
+def mark_reported(record: PendingRecord, pending: Pending, now: float) -> PendingRecord:
+    """Return `record` with `pending` reported at `now`."""
+    return replace(record, reported=pending, reported_at_seconds=now)
+
+
+def pause_checks(record: PendingRecord, seconds: float, now: float) -> PendingRecord:
+    """Return `record` without a need for checks for so long, as long as the reason stays."""
+    return replace(record, paused_until_seconds=now + seconds)
+
+
+def next_check(record: PendingRecord, now: float) -> float:
+    """Return the pause before the next check in seconds, which grows with their number."""
+    quick_checks = 0 if _window_over(record, now) else record.quick_checks
+    if record.checks >= len(_QUICK_SECONDS) or quick_checks >= _QUICK_CHECKS:
+        return _CHECK_SECONDS
+    return _QUICK_SECONDS[record.checks]
+
+
+def count_check(record: PendingRecord, now: float) -> PendingRecord:
+    """Return `record` with one more check at `now`."""
+    quick = next_check(record, now) < _CHECK_SECONDS
+    if _window_over(record, now):
+        record = replace(record, quick_checks=0, quick_since_seconds=now)
+    return replace(record, checks=record.checks + 1, quick_checks=record.quick_checks + quick)
+
+
+def seconds_to_report(record: PendingRecord, now: float) -> float:
+    """Return after how long a reason that is not blocked is reported for the first time."""
+    return max(0.0, record.since_seconds + _GRACE_SECONDS - now)
+
+
+def _window_over(record: PendingRecord, now: float) -> bool:
+    return now - record.quick_since_seconds >= _QUICK_WINDOW_SECONDS
+
+
+def _without_numbers(pending: Pending) -> str:
+    """Return what two messages about one cause have in common."""
+    return _NUMBERS.sub("", pending.message)
+
+
+class PendingRecords:
+    """The records of one agent's transfers, by uid."""
 
     def __init__(self, clock: Clock) -> None:
         """Measure on `clock`."""
         self._clock = clock
-        self._waits: dict[str, _Wait] = {}
+        self._records: dict[str, PendingRecord] = {}
 
-    def seconds_to_next_look(self, uid: str) -> float:
-        """Return the pause before the next look at that load, longer each time."""
-        wait, now = self._waits.setdefault(uid, _Wait()), self._clock.monotonic()
-        looks, wait.looks = wait.looks, wait.looks + 1
-        if now - wait.quick_since_seconds >= _QUICK_WINDOW_SECONDS:
-            wait.quick_looks, wait.quick_since_seconds = 0, now
-        if looks >= len(_QUICK_SECONDS) or wait.quick_looks >= _QUICK_LOOKS:
-            return _LOOK_SECONDS
-        wait.quick_looks += 1
-        return _QUICK_SECONDS[looks]
+    def decide_report(self, uid: str, pending: Pending, *, immediately: bool = False) -> Report:
+        """Record that the transfer is pending for `pending`; return what is to be reported."""
+        now = self._clock.monotonic()
+        self._records[uid], report = decide_report(self._of(uid), pending, now, immediately=immediately)
+        return report
 
-    def note_step(self, uid: str, waiting: Pending) -> None:
-        """Note that the load waits for `waiting`, which nobody is told; another one than before is looked at soon."""
-        wait = self._waits.setdefault(uid, _Wait())
-        if waiting != wait.current:
-            wait.current, wait.looks, wait.rests_until_seconds = waiting, 0, 0.0
+    def observe(self, uid: str, pending: Pending) -> None:
+        """Record that the transfer is pending for `pending`, which is not reported."""
+        self._records[uid] = observe(self._of(uid), pending)
 
-    def decide_telling(self, uid: str, waiting: Pending, *, at_once: bool = False) -> Telling:
-        """Note that the load waits for `waiting`; return what is to be said about it now.
+    def mark_reported(self, uid: str, pending: Pending) -> None:
+        """Record that `pending` was reported."""
+        self._records[uid] = mark_reported(self._of(uid), pending, self._clock.monotonic())
 
-        `at_once`: looking again, to tell it if it lasts, would cost more than telling it.
-        """
-        wait, now = self._waits.setdefault(uid, _Wait()), self._clock.monotonic()
-        if waiting.reason != wait.current.reason:
-            wait.since_seconds, wait.looks, wait.rests_until_seconds = now, 0, 0.0
-        wait.current = waiting
-        if waiting.reason != wait.told.reason:
-            lasts = at_once or waiting.blocked or now >= wait.since_seconds + _GRACE_SECONDS
-            return Telling(message=lasts, event=lasts)
-        other_cause = waiting.blocked and _gist(waiting.message) != _gist(wait.told.message)
-        pause_seconds = _OTHER_CAUSE_PAUSE_SECONDS if other_cause else _SAME_REASON_PAUSE_SECONDS
-        pause_over = now - wait.told_at_seconds >= pause_seconds
-        return Telling(message=waiting.message != wait.told.message and pause_over, event=other_cause and pause_over)
+    def pause_checks(self, uid: str, seconds: float) -> None:
+        """Record that no check is needed for so long, as long as the reason stays."""
+        self._records[uid] = pause_checks(self._of(uid), seconds, self._clock.monotonic())
 
-    def rest(self, uid: str, seconds: float) -> None:
-        """Note that for so long nothing is gained by another look, as long as the load waits for the same."""
-        self._waits.setdefault(uid, _Wait()).rests_until_seconds = self._clock.monotonic() + seconds
+    def count_check(self, uid: str) -> float:
+        """Record a check; return the pause before the next one in seconds."""
+        record, now = self._of(uid), self._clock.monotonic()
+        self._records[uid] = count_check(record, now)
+        return next_check(record, now)
 
-    def seconds_to_rest(self, uid: str) -> float:
-        """Return for how long nothing is gained by another look at a load that still waits for the same."""
-        wait = self._waits.get(uid, _NO_WAIT)
-        return max(0.0, wait.rests_until_seconds - self._clock.monotonic())
+    def paused_seconds(self, uid: str) -> float:
+        """Return for how long no check is needed."""
+        return max(0.0, self._of(uid).paused_until_seconds - self._clock.monotonic())
 
-    def seconds_to_telling(self, uid: str) -> float:
-        """Return after how long a wait that was not told is worth telling, if it is no trouble."""
-        wait = self._waits.get(uid, _NO_WAIT)
-        return max(0.0, wait.since_seconds + _GRACE_SECONDS - self._clock.monotonic())
+    def seconds_to_report(self, uid: str) -> float:
+        """Return after how long a reason that is not blocked is reported for the first time."""
+        return seconds_to_report(self._of(uid), self._clock.monotonic())
 
-    def told(self, uid: str, waiting: Pending) -> None:
-        """Note that the reader was told `waiting`."""
-        wait = self._waits.setdefault(uid, _Wait())
-        wait.told, wait.told_at_seconds = waiting, self._clock.monotonic()
+    def is_reported(self, uid: str, reason: str) -> bool:
+        """Return whether `reason` is what was reported last."""
+        return self._of(uid).reported.reason == reason
 
-    def is_told(self, uid: str, reason: str) -> bool:
-        """Whether the reader was told that the load waits for `reason`."""
-        return uid in self._waits and self._waits[uid].told.reason == reason
+    def reported_message(self, uid: str) -> str:
+        """Return the message that was reported last; empty where there is none."""
+        return self._of(uid).reported.message
 
-    def told_message(self, uid: str) -> str:
-        """Return what the reader was told last; empty where that is nothing."""
-        return self._waits[uid].told.message if uid in self._waits else ""
+    def reason(self, uid: str) -> str:
+        """Return the reason why the transfer is pending, reported or not; empty where it is unknown."""
+        return self._of(uid).current.reason
 
-    def last_reason(self, uid: str) -> str:
-        """Return the reason of what the load waits for, told or not; empty where nothing is known."""
-        return self._waits.get(uid, _NO_WAIT).current.reason
-
-    def last_message(self, uid: str) -> str:
-        """Return what the load waits for, told or not; empty where nothing is known."""
-        return self._waits[uid].current.message if uid in self._waits else ""
+    def message(self, uid: str) -> str:
+        """Return the message that goes with `reason`."""
+        return self._of(uid).current.message
 
     def forget(self, uid: str) -> None:
-        """Drop what is remembered about that load."""
-        self._waits.pop(uid, None)
+        """Delete the record of a transfer."""
+        self._records.pop(uid, None)
 
-
-def _gist(message: str) -> str:
-    """Return what two messages about one cause have in common: all but the numbers."""
-    return _NUMBERS.sub("", message)
+    def _of(self, uid: str) -> PendingRecord:
+        return self._records.get(uid, _EMPTY)

@@ -26,7 +26,7 @@ from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState, Kind
-from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import Change
 
 __all__ = ["Examiner", "Look"]
@@ -90,7 +90,7 @@ class Examiner:
         self._pods = PodWatch(tools.client, tools.clock, on_change=on_due)
         self._kinds = {kind.name: kind for kind in rules.kinds}
         self._reader = SharedReader(tools.client, tools.clock)
-        self._waits = Waits(tools.clock)
+        self._waits = PendingRecords(tools.clock)
         self._not_before: dict[str, float] = {}
         self._waiting_since: dict[str, float] = {}
         self._excused: set[str] = set()
@@ -112,7 +112,7 @@ class Examiner:
 
     def waits(self, uid: str) -> bool:
         """Whether the load of that uid waits for something else than a place."""
-        return bool(self._waits.last_message(uid))
+        return bool(self._waits.message(uid))
 
     def seconds_to_next(self) -> float:
         """Return when the next load that was put off is due; infinity where none was."""
@@ -207,7 +207,7 @@ class Examiner:
             self._pods.expect(uid, admission.pod)
         else:
             self._pods.leave(uid)
-        if self._waits.is_told(uid, admission.reason) and (self._crowds.holds(uid) or self._pods.follows(uid)):
+        if self._waits.is_reported(uid, admission.reason) and (self._crowds.holds(uid) or self._pods.follows(uid)):
             pause_seconds = max(pause_seconds, _WOKEN_SECONDS)
         self.put_off(uid, pause_seconds)
 
@@ -254,7 +254,7 @@ class Examiner:
     async def _tell(self, kind: Kind, cr: Transfer, waiting: Pending) -> Transfer:
         """Write why a load waits where that is news; return it as stored."""
         # Whom a node has no room for is not looked at again before it has.
-        telling = self._waits.decide_telling(cr.uid, waiting, at_once=self._crowds.holds(cr.uid))
+        telling = self._waits.decide_report(cr.uid, waiting, immediately=self._crowds.holds(cr.uid))
         if not telling.message:
             return cr
         # After a change of the leader the status may have it already.
@@ -264,7 +264,7 @@ class Examiner:
             # A full node is reported by the status alone, as the queue is.
             if telling.event and news and not self._crowds.holds(cr.uid):
                 await self._tools.events.record(cr, waiting.reason, waiting.message, warning=waiting.blocked)
-        self._waits.told(cr.uid, waiting)
+        self._waits.mark_reported(cr.uid, waiting)
         return cr
 
     async def _say(self, kind: Kind, cr: Transfer, waiting: Pending) -> Transfer:

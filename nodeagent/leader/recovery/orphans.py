@@ -38,7 +38,7 @@ from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import MoverLogs, pod_node, read_mover
-from nodeagent.transfers.pending import Waits
+from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import Change
 
 __all__ = ["OrphanRecovery", "OwnerState", "RecoveryAction", "decide_recovery"]
@@ -128,7 +128,7 @@ class OrphanRecovery:
         self._agents = agents
         self._nodes = NodeHealth(tools.client, tools.clock, gone_after=rules.node_gone_after)
         self._absent = AbsentAgents(tools, rules, self._choose)
-        self._waits = Waits(tools.clock)
+        self._waits = PendingRecords(tools.clock)
         self._cleaner = CleanUp(tools.clock, tools.status, tools.events, self._waits, rules.resource_timeout)
         self._logs = MoverLogs(tools.client)
         self._last_error = ""
@@ -144,7 +144,7 @@ class OrphanRecovery:
             for entry in self._index.entries()
             if (care := self._care_of(entry)) is not RecoveryAction.NOTHING
         ]
-        waits = {self._waits.last_message(entry.uid) for entry, care in cared if care is RecoveryAction.CLEAN_UP}
+        waits = {self._waits.message(entry.uid) for entry, care in cared if care is RecoveryAction.CLEAN_UP}
         return {
             "loads": dict(Counter(care.name for _, care in cared)),
             "waitsFor": sorted(waits - {""}),

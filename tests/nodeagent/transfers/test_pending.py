@@ -1,135 +1,154 @@
-"""What is said about a wait, and how often it is looked at."""
+"""When a pending reason is reported, and when a pending transfer is checked again."""
+
+from dataclasses import replace
 
 import pytest
 
-from core.errors import ExposeError
-from core.kube.errors import ForbiddenError, InvalidError, ServerError
 from exposer.model import Pending
-from nodeagent.node.steps import judge_refusal
-from nodeagent.transfers.pending import Telling, Waits
+from nodeagent.transfers.pending import (
+    PendingRecord,
+    PendingRecords,
+    Report,
+    count_check,
+    decide_report,
+    mark_reported,
+    next_check,
+    observe,
+    pause_checks,
+    seconds_to_report,
+)
 from tests.nodeagent.support.hand_clock import HandClock
 
 UNSCHEDULABLE = Pending("Unschedulable", "0/3 nodes are available")
-
-
-def test_looks_become_rarer_up_to_every_five_seconds() -> None:
-    waits = Waits(HandClock())
-    assert [waits.seconds_to_next_look("a") for _ in range(6)] == [1, 2, 4, 5, 5, 5]
-
-
-def test_reasons_that_take_turns_are_no_loop() -> None:
-    clock = HandClock()
-    waits = Waits(clock)
-    looks = 0
-    while clock.seconds < 600:
-        waits.decide_telling("a", UNSCHEDULABLE if looks % 2 else IMAGE)
-        clock.seconds += waits.seconds_to_next_look("a")
-        looks += 1
-    # Every five seconds, and six quick ones a minute.
-    assert looks <= 600 / 5 + 6 * 10
-
-
-def telling(waits: Waits, waiting: Pending) -> Telling:
-    """Return what is to be said about `waiting`, and note that it was said."""
-    said = waits.decide_telling("a", waiting)
-    if said.message:
-        waits.told("a", waiting)
-    return said
-
-
+OTHER_NUMBERS = Pending("Unschedulable", "0/4 nodes are available")
 IMAGE = Pending("ImagePullBackOff", "no such image")
-ALL = Telling(message=True, event=True)
-
-
-def test_a_reason_is_told_once_and_not_before_it_lasts() -> None:
-    clock = HandClock()
-    waits = Waits(clock)
-    said = []
-    for clock.seconds in (0.0, 2.9, 3.0, 100.0):
-        said.append(telling(waits, UNSCHEDULABLE))
-    assert said == [Telling(), Telling(), ALL, Telling()]
-
-
-def test_a_wait_that_is_soon_over_is_known_but_never_told() -> None:
-    waits = Waits(HandClock())
-    telling(waits, UNSCHEDULABLE)
-    assert waits.last_message("a") == UNSCHEDULABLE.message
-    assert not waits.is_told("a", UNSCHEDULABLE.reason)
-
-
-def test_another_reason_is_told_in_its_turn_and_looked_at_soon() -> None:
-    clock = HandClock()
-    waits = Waits(clock)
-    said = []
-    for clock.seconds, waiting in ((0.0, UNSCHEDULABLE), (5.0, UNSCHEDULABLE), (10.0, IMAGE), (13.0, IMAGE)):
-        said.append(telling(waits, waiting))
-        pause = waits.seconds_to_next_look("a")
-    assert said == [Telling(), ALL, Telling(), ALL]
-    assert pause == 2
-    assert waits.is_told("a", IMAGE.reason)
-
-
-def test_other_words_for_the_same_reason_are_written_now_and_then_and_make_no_event() -> None:
-    clock = HandClock()
-    waits = Waits(clock)
-    waits.told("a", UNSCHEDULABLE)
-    other = Pending("Unschedulable", "0/4 nodes are available")
-    said = []
-    for clock.seconds in (9.0, 10.0):
-        said.append(telling(waits, other))
-    assert said == [Telling(), Telling(message=True)]
-
-
 TAINT = Pending("Unschedulable", "0/3 nodes are available: 3 had untolerated taint", blocked=True)
 MORE_NODES = Pending("Unschedulable", "0/4 nodes are available: 4 had untolerated taint", blocked=True)
 FULL = Pending("Unschedulable", "0/4 nodes are available: 4 Insufficient cpu", blocked=True)
-
-
-def test_trouble_is_told_at_once() -> None:
-    assert telling(Waits(HandClock()), TAINT) == ALL
-
-
-def test_another_cause_of_the_same_reason_is_told_at_the_next_look_and_other_numbers_are_none() -> None:
-    clock = HandClock()
-    waits = Waits(clock)
-    said = []
-    for clock.seconds, waiting in ((0.0, TAINT), (5.0, MORE_NODES), (10.0, MORE_NODES), (12.0, FULL), (15.0, FULL)):
-        said.append(telling(waits, waiting))
-    assert said == [ALL, Telling(), Telling(message=True), Telling(), ALL]
-
-
-def test_a_forgotten_load_starts_anew() -> None:
-    waits = Waits(HandClock())
-    waits.decide_telling("a", UNSCHEDULABLE)
-    waits.forget("a")
-    assert waits.last_message("a") == ""
+NOTHING, STATUS, ALL = Report(), Report(message=True), Report(message=True, event=True)
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    "table",
     [
-        (ForbiddenError('pods "x" is forbidden: exceeded quota: q, requested: pods=1'), "QuotaExceeded"),
-        (ForbiddenError('pods is forbidden: User "agent" cannot create resource "pods"'), "Forbidden"),
-        (ForbiddenError('pods "x" is forbidden: error looking up service account velero/node-agent'), "Forbidden"),
-        (ServerError('Internal error occurred: failed calling webhook "p": connection refused'), "ApiServerError"),
+        pytest.param(
+            [(0.0, UNSCHEDULABLE, NOTHING), (2.9, UNSCHEDULABLE, NOTHING), (3.0, UNSCHEDULABLE, ALL)],
+            id="a reason that lasts",
+        ),
+        pytest.param(
+            [(0.0, UNSCHEDULABLE, NOTHING), (3.0, UNSCHEDULABLE, ALL), (99.0, UNSCHEDULABLE, NOTHING)], id="once"
+        ),
+        pytest.param(
+            [(0.0, UNSCHEDULABLE, NOTHING), (5.0, UNSCHEDULABLE, ALL), (10.0, IMAGE, NOTHING), (13.0, IMAGE, ALL)],
+            id="one reason after another",
+        ),
+        pytest.param(
+            [(0.0, UNSCHEDULABLE, NOTHING), (2.0, IMAGE, NOTHING), (4.0, UNSCHEDULABLE, NOTHING)],
+            id="alternating reasons",
+        ),
+        pytest.param(
+            [
+                (0.0, UNSCHEDULABLE, NOTHING),
+                (3.0, UNSCHEDULABLE, ALL),
+                (12.9, OTHER_NUMBERS, NOTHING),
+                (13.0, OTHER_NUMBERS, STATUS),
+            ],
+            id="another message of one reason",
+        ),
+        pytest.param([(0.0, TAINT, ALL)], id="blocked"),
+        pytest.param(
+            [
+                (0.0, TAINT, ALL),
+                (5.0, MORE_NODES, NOTHING),
+                (10.0, MORE_NODES, STATUS),
+                (12.0, FULL, NOTHING),
+                (15.0, FULL, ALL),
+            ],
+            id="another cause of a blocked reason",
+        ),
     ],
-    ids=["quota", "rights", "service account", "webhook"],
 )
-def test_a_refusal_that_may_heal_is_waited_for(error: ForbiddenError | ServerError, reason: str) -> None:
-    assert judge_refusal(error) == Pending(reason, str(error), blocked=True)
+def test_reports_follow_the_table(table: list[tuple[float, Pending, Report]]) -> None:
+    record, reports = PendingRecord(), []
+    for now, pending, _ in table:
+        record, report = decide_report(record, pending, now)
+        if report.message:
+            record = mark_reported(record, pending, now)
+        reports.append(report)
+    assert reports == [report for _, _, report in table]
+
+
+def test_a_transfer_that_is_not_checked_soon_is_reported_immediately() -> None:
+    assert decide_report(PendingRecord(), UNSCHEDULABLE, 0.0, immediately=True)[1] == ALL
+
+
+def test_a_rule_changes_no_record_in_place() -> None:
+    before = PendingRecord(current=UNSCHEDULABLE, checks=2)
+    copy = replace(before)
+    decide_report(before, IMAGE, 9.0)
+    observe(before, IMAGE)
+    mark_reported(before, IMAGE, 9.0)
+    pause_checks(before, 60.0, 9.0)
+    count_check(before, 9.0)
+    assert before == copy
+
+
+def test_checks_become_rarer_up_to_every_five_seconds() -> None:
+    record, pauses = PendingRecord(), []
+    for _ in range(6):
+        pauses.append(next_check(record, 0.0))
+        record = count_check(record, 0.0)
+    assert pauses == [1, 2, 4, 5, 5, 5]
+
+
+def test_next_check_computes_the_same_until_a_check_is_counted() -> None:
+    record = count_check(PendingRecord(), 0.0)
+    assert next_check(record, 0.0) == next_check(record, 0.0) == 2
+
+
+def test_alternating_reasons_are_no_busy_loop() -> None:
+    record, now, checks = PendingRecord(), 0.0, 0
+    while now < 600:
+        record, _ = decide_report(record, UNSCHEDULABLE if checks % 2 else IMAGE, now)
+        pause = next_check(record, now)
+        record = count_check(record, now)
+        now += pause
+        checks += 1
+    # Every five seconds, and six quick ones a minute.
+    assert checks <= 600 / 5 + 6 * 10
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("pending", "checks", "paused_until"),
     [
-        InvalidError('Pod "x" is invalid: spec.containers[0].image: Required value', status=422),
-        ForbiddenError('pods "x" is forbidden: violates PodSecurity "baseline:latest": privileged'),
-        ForbiddenError('admission webhook "policy.example.com" denied the request: no hostPath'),
-        ForbiddenError("ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"),
-        ForbiddenError('pods "x" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi'),
+        pytest.param(UNSCHEDULABLE, 3, 60.0, id="the same"),
+        pytest.param(OTHER_NUMBERS, 0, 0.0, id="another message"),
+        pytest.param(IMAGE, 0, 0.0, id="another reason"),
     ],
-    ids=["validation", "pod security", "webhook", "policy", "limit range"],
 )
-def test_a_refusal_of_the_object_itself_is_final(error: ForbiddenError | InvalidError) -> None:
-    with pytest.raises(ExposeError, match=r"."):
-        judge_refusal(error)
+def test_a_change_that_is_not_reported_is_checked_soon(pending: Pending, checks: int, paused_until: float) -> None:
+    record = PendingRecord(current=UNSCHEDULABLE, checks=3, paused_until_seconds=60.0)
+    after = observe(record, pending)
+    assert (after.current, after.checks, after.paused_until_seconds) == (pending, checks, paused_until)
+
+
+def test_another_reason_ends_a_pause_and_another_message_does_not() -> None:
+    paused = pause_checks(decide_report(PendingRecord(), UNSCHEDULABLE, 0.0)[0], 60.0, 0.0)
+    assert decide_report(paused, OTHER_NUMBERS, 1.0)[0].paused_until_seconds == 60.0
+    assert decide_report(paused, IMAGE, 1.0)[0].paused_until_seconds == 0.0
+
+
+def test_the_first_report_is_due_after_the_grace_period() -> None:
+    record, _ = decide_report(PendingRecord(), UNSCHEDULABLE, 10.0)
+    assert [seconds_to_report(record, now) for now in (10.0, 12.0, 99.0)] == [3.0, 1.0, 0.0]
+
+
+def test_records_of_several_transfers_are_separate_and_can_be_forgotten() -> None:
+    records = PendingRecords(HandClock())
+    records.decide_report("a", UNSCHEDULABLE)
+    assert [records.message(uid) for uid in ("a", "b")] == [UNSCHEDULABLE.message, ""]
+    assert not records.is_reported("a", UNSCHEDULABLE.reason)
+    records.mark_reported("a", UNSCHEDULABLE)
+    assert records.is_reported("a", UNSCHEDULABLE.reason)
+    records.forget("a")
+    assert (records.message("a"), records.reported_message("a")) == ("", "")
