@@ -1,14 +1,7 @@
-"""Why a mover pod does not run, in the words of whoever knows.
+"""Causes of a pending mover pod, from PVCs and Events.
 
-Knows whom to ask when a pod's own status tells too little: the claims that it waits for, and
-the Events of claim or pod. Keeps for each waiting pod what was told last, and asks rarely.
-Does not know what status (`exposer.pod_status`) and Events (`exposer.causes`) mean, nor
-who reads the answer.
-
-What Events on a pod or a claim say about why it waits.
-
-Knows which Event still holds: the newest trouble, unless something has gone on since. Pure:
-does not know when Events are asked for (`exposer.causes`).
+Reads the PVCs and the Events of a pod whose own status has no cause (`exposer.pod_status`), keeps
+the last answer for each pending pod, and limits how often the API server is queried.
 Source: Kubernetes v1.34, pkg/kubelet/events/event.go, pkg/controller/volume/events/event.go;
 kubernetes-csi/external-provisioner v5, pkg/controller.
 """
@@ -29,204 +22,207 @@ from core.models.reasons import PendingReason
 from exposer.model import Exposed, Pending
 from exposer.pod_status import diagnose_pod
 
-__all__ = ["CauseFinder", "Words", "about_claim", "about_pod"]
+__all__ = ["CauseFinder", "EventCause", "find_pod_cause", "find_pvc_cause"]
 
 
 _log = logging.getLogger(__name__)
 
 
-_WENT_ON: Final = frozenset(
+_PROGRESS: Final = frozenset(
     {"Scheduled", "SuccessfulAttachVolume", "SuccessfulMountVolume", "Pulling", "Pulled", "Created", "Started"}
 )
-"""Steps of a pod's start: what went wrong before one of them is over."""
+"""Reasons of completed steps of a pod's start: warnings before them no longer apply."""
 
 
 _PULLING: Final = "Pulling"
 
 
-_BEGINS: Final = "Provisioning"
+_PROVISIONING: Final = "Provisioning"
 
 
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Words:
-    """What was said: `reason` in CamelCase, `text` on one line; `blocked` is a warning."""
+class EventCause:
+    """Cause that an Event reports: `reason` in CamelCase, `text` on one line; `blocked` for a Warning."""
 
     reason: str
     text: str
     blocked: bool
 
 
-def about_pod(events: Sequence[JsonDict]) -> Words | None:
-    """Return what the Events of a pod that has its node say about its start; None: nothing of interest.
+def find_pod_cause(events: Sequence[JsonDict]) -> EventCause | None:
+    """Return why a scheduled pod does not start, from its Events; None where they have no cause.
 
-    `events` come by name, which is the order in which they began.
+    `events` are sorted by name, which is the order in which they were first recorded.
     """
-    last = _latest([event for event in events if _warns(event) or event.get("reason") in _WENT_ON])
-    if last is None or not (_warns(last) or last.get("reason") == _PULLING):
+    last = _latest([event for event in events if _is_warning(event) or event.get("reason") in _PROGRESS])
+    if last is None or not (_is_warning(last) or last.get("reason") == _PULLING):
         return None
-    return _words(last)
+    return _parse_cause(last)
 
 
-def about_claim(events: Sequence[JsonDict]) -> Words | None:
-    """Return what the Events of a claim without a volume say about it; None: nothing.
+def find_pvc_cause(events: Sequence[JsonDict]) -> EventCause | None:
+    """Return why a PVC is not bound, from its Events; None where it has none.
 
-    `events` come by name, which is the order in which they began.
+    `events` are sorted by name, which is the order in which they were first recorded.
     """
-    trouble = _latest([event for event in events if _warns(event)])
-    if trouble is None:
+    warning = _latest([event for event in events if _is_warning(event)])
+    if warning is None:
         last = _latest(events)
-        return None if last is None else _words(last)
-    # Whoever makes the volumes has taken it up: what others missed before is there by now.
-    taken_up = [event for event in events if event.get("reason") == _BEGINS and _teller(event) != _teller(trouble)]
-    last = _latest([trouble, *taken_up])
-    return None if last is None else _words(last)
+        return None if last is None else _parse_cause(last)
+    # Another component has started to provision: what the warning reported as missing exists by now.
+    provisioning = [
+        event for event in events if event.get("reason") == _PROVISIONING and _reporter(event) != _reporter(warning)
+    ]
+    last = _latest([warning, *provisioning])
+    return None if last is None else _parse_cause(last)
 
 
-def _words(event: JsonDict) -> Words:
+def _parse_cause(event: JsonDict) -> EventCause:
     text = " ".join(str(event.get("message") or "").split())
-    return Words(str(event.get("reason") or "Unknown"), text, _warns(event))
+    return EventCause(str(event.get("reason") or "Unknown"), text, _is_warning(event))
 
 
-def _warns(event: JsonDict) -> bool:
+def _is_warning(event: JsonDict) -> bool:
     return event.get("type") == "Warning"
 
 
 def _latest(events: Sequence[JsonDict]) -> JsonDict | None:
-    """Return the one that was seen last; of those of one second the one that began last."""
+    """Return the Event that was seen last; within one second, the one that was first recorded last."""
     order = sorted(range(len(events)), key=lambda index: (_time(events[index]), index))
     return events[order[-1]] if order else None
 
 
 def _time(event: JsonDict) -> datetime:
-    """Return when the event was seen last, in whole seconds: most have no finer time."""
+    """Return when the Event was last seen, in whole seconds: most have no finer time."""
     series = (event.get("series") or {}).get("lastObservedTime")
     created = (event.get("metadata") or {}).get("creationTimestamp")
-    told = [series, event.get("lastTimestamp"), event.get("eventTime"), created]
-    times = [datetime.fromisoformat(text).replace(microsecond=0) for text in told if text]
+    stamps = [series, event.get("lastTimestamp"), event.get("eventTime"), created]
+    times = [datetime.fromisoformat(stamp).replace(microsecond=0) for stamp in stamps if stamp]
     return max(times, default=_EARLIEST)
 
 
-def _teller(event: JsonDict) -> str:
+def _reporter(event: JsonDict) -> str:
     return str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
 
 
-_UNTOLD: Final = frozenset({PendingReason.SCHEDULING, PendingReason.CONTAINER_CREATING, PendingReason.CLAIM_UNBOUND})
-"""What a pod's status says while it waits for something that it does not know."""
+_UNEXPLAINED: Final = frozenset(
+    {PendingReason.SCHEDULING, PendingReason.CONTAINER_CREATING, PendingReason.CLAIM_UNBOUND}
+)
+"""Pending reasons for which the pod's status does not have the cause."""
 
 
-_PATIENCE_SECONDS: Final = 3.0
-"""So long every pod that is well may say nothing; a good run asks for no Events."""
+_SILENCE_SECONDS: Final = 3.0
+"""A healthy pod may be pending for this long; a successful transfer causes no query for Events."""
 
 
 _PAUSE_SECONDS: Final = 4.0
-"""Between two questions about one pod: less than the 5 s between two looks at its load."""
+"""Between two queries for one pod: less than the 5 s between two checks of its transfer."""
 
 
-_QUESTIONS_A_SECOND: Final = 5.0
-"""All pods together: where very many wait, each is asked about less often."""
+_QUERIES_PER_SECOND: Final = 5.0
+"""For all pods together: with many pending pods, each is queried less often."""
 
 
 _FORGET_SECONDS: Final = 300.0
-"""After so long without a look at it a pod is not waited for any more."""
+"""A pod that was not checked for this long is dropped."""
 
 
 @dataclass
-class _Question:
-    """One silent pod: since when, when it was asked about, and what the answer was."""
+class _Query:
+    """One unexplained pod: its reason and since when, the last query and its answer."""
 
-    silence: str
+    reason: str
     since_seconds: float
-    seen_at_seconds: float
-    asked_at_seconds: float | None = None
+    checked_at_seconds: float
+    sent_at_seconds: float | None = None
     answer: Pending | None = None
 
 
 class CauseFinder:
-    """Explains pods that do not run, for one agent."""
+    """Finds the causes of pending pods, for one agent."""
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
-        """Ask through `client`, as often as `clock` allows."""
+        """Query through `client`, limited by `clock`."""
         self._client = client
         self._clock = clock
-        self._questions: dict[str, _Question] = {}
+        self._queries: dict[str, _Query] = {}
 
-    async def judge(self, pod: JsonDict | Pending) -> Exposed | Pending:
-        """Return whether `pod`, if there is one already, is where its volume can be reached, or what keeps it.
+    async def inspect(self, pod: JsonDict | Pending) -> Exposed | Pending:
+        """Return the running or terminated `pod` as exposed, or why it is pending.
 
         Raises:
-            ExposeError: it will never be.
+            ExposeError: it can never run.
         """
         if isinstance(pod, Pending):
             return pod
         return await self.explain(pod) or Exposed(pod)
 
     async def explain(self, pod: JsonDict) -> Pending | None:
-        """Return what keeps `pod` (a v1 Pod as JSON dict, just read) from running; None where nothing does.
+        """Return why `pod` (a v1 Pod as JSON dict, just read) is pending; None where it is not.
 
         Raises:
-            ExposeError: it will never run.
+            ExposeError: it can never run.
         """
-        waiting = diagnose_pod(pod)
+        pending = diagnose_pod(pod)
         uid = pod["metadata"]["uid"]
-        if waiting is None or waiting.reason not in _UNTOLD:
-            self._questions.pop(uid, None)
-            return waiting
-        question = self._note(uid, waiting)
-        if self._is_due(question):
-            question.asked_at_seconds = self._clock.monotonic()
-            question.answer = await self._ask(pod, waiting)
-        return question.answer or waiting
+        if pending is None or pending.reason not in _UNEXPLAINED:
+            self._queries.pop(uid, None)
+            return pending
+        query = self._observe(uid, pending)
+        if self._is_due(query):
+            query.sent_at_seconds = self._clock.monotonic()
+            query.answer = await self._find_cause(pod, pending)
+        return query.answer or pending
 
-    def _note(self, uid: str, waiting: Pending) -> _Question:
-        """Return what is known about that silent pod; forget those that nobody looks at any more."""
+    def _observe(self, uid: str, pending: Pending) -> _Query:
+        """Return the state of that pod; drop those that are no longer checked."""
         now = self._clock.monotonic()
-        gone = [key for key, one in self._questions.items() if now - one.seen_at_seconds >= _FORGET_SECONDS]
-        for key in gone:
-            del self._questions[key]
-        found = self._questions.setdefault(uid, _Question(waiting.reason, now, now))
-        if found.silence != waiting.reason:
-            # It has come further: what held it up before is over, and what does now is asked for soon.
-            found.silence, found.answer = waiting.reason, None
-        found.seen_at_seconds = now
+        expired = [key for key, one in self._queries.items() if now - one.checked_at_seconds >= _FORGET_SECONDS]
+        for key in expired:
+            del self._queries[key]
+        found = self._queries.setdefault(uid, _Query(pending.reason, now, now))
+        if found.reason != pending.reason:
+            # The pod has made progress: the previous cause no longer applies.
+            found.reason, found.answer = pending.reason, None
+        found.checked_at_seconds = now
         return found
 
-    def _is_due(self, question: _Question) -> bool:
+    def _is_due(self, query: _Query) -> bool:
         now = self._clock.monotonic()
-        if now - question.since_seconds < _PATIENCE_SECONDS:
+        if now - query.since_seconds < _SILENCE_SECONDS:
             return False
-        pause = max(_PAUSE_SECONDS, len(self._questions) / _QUESTIONS_A_SECOND)
-        return question.asked_at_seconds is None or now - question.asked_at_seconds >= pause
+        pause = max(_PAUSE_SECONDS, len(self._queries) / _QUERIES_PER_SECOND)
+        return query.sent_at_seconds is None or now - query.sent_at_seconds >= pause
 
-    async def _ask(self, pod: JsonDict, waiting: Pending) -> Pending | None:
-        """Return what others know about a silent pod; None where they know no more, or do not answer."""
+    async def _find_cause(self, pod: JsonDict, pending: Pending) -> Pending | None:
+        """Return the cause that PVCs and Events report; None where there is none, or a read fails."""
         try:
-            if waiting.reason == PendingReason.CONTAINER_CREATING:
-                words = about_pod(await self._events_of(pod))
-                return None if words is None else _tell(waiting, words, _what_is_held_up(pod, waiting, words))
-            return await self._ask_about_claims(pod)
+            if pending.reason == PendingReason.CONTAINER_CREATING:
+                cause = find_pod_cause(await self._events_of(pod))
+                return None if cause is None else _add_cause(pending, cause, _describe_start(pod, pending, cause))
+            return await self._find_claim_cause(pod)
         except KubeError as e:
             meta = pod["metadata"]
             extra = fields(kind="Pod", namespace=meta["namespace"], name=meta["name"], reason=str(e))
-            _log.debug("why the pod waits could not be asked", extra=extra)
+            _log.debug("failed to read why the pod is pending, will retry", extra=extra)
             return None
 
-    async def _ask_about_claims(self, pod: JsonDict) -> Pending | None:
-        """Return what the first claim of `pod` that has no volume waits for."""
+    async def _find_claim_cause(self, pod: JsonDict) -> Pending | None:
+        """Return why the first unbound PVC of `pod` is pending; None where all are bound."""
         namespace = pod["metadata"]["namespace"]
-        place = f"{namespace}/{pod['metadata']['name']}"
         for name in _claims_of(pod):
-            shown = f"claim {namespace}/{name} of pod {place}"
+            shown = f"PersistentVolumeClaim {namespace}/{name} of Pod {namespace}/{pod['metadata']['name']}"
             claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
             if claim is None:
                 return Pending(PendingReason.CLAIM_MISSING, f"{shown} does not exist", blocked=True)
             if claim["spec"].get("volumeName"):
                 continue
-            unbound = Pending(PendingReason.CLAIM_UNBOUND, f"{shown} has no volume yet")
-            words = about_claim(await self._events_of(claim))
-            return unbound if words is None else _tell(unbound, words, unbound.message)
+            unbound = Pending(PendingReason.CLAIM_UNBOUND, f"{shown} is not bound")
+            cause = find_pvc_cause(await self._events_of(claim))
+            return unbound if cause is None else _add_cause(unbound, cause, unbound.message)
         return None
 
     async def _events_of(self, obj: JsonDict) -> list[JsonDict]:
@@ -235,21 +231,21 @@ class CauseFinder:
         return await self._client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
 
 
-def _tell(waiting: Pending, words: Words, what: str) -> Pending:
-    """Return `waiting` with what was said about it; only trouble has a reason of its own."""
-    reason = words.reason if words.blocked else waiting.reason
-    text = f"{words.reason}: {words.text}" if words.text else words.reason
-    return Pending(reason, f"{what}: {text}", blocked=words.blocked)
+def _add_cause(pending: Pending, cause: EventCause, what: str) -> Pending:
+    """Return `pending` with the cause appended; only a Warning changes the reason."""
+    reason = cause.reason if cause.blocked else pending.reason
+    text = f"{cause.reason}: {cause.text}" if cause.text else cause.reason
+    return Pending(reason, f"{what}: {text}", blocked=cause.blocked)
 
 
-def _what_is_held_up(pod: JsonDict, waiting: Pending, words: Words) -> str:
-    if not words.blocked:
-        return waiting.message
+def _describe_start(pod: JsonDict, pending: Pending, cause: EventCause) -> str:
+    if not cause.blocked:
+        return pending.message
     meta = pod["metadata"]
-    return f"pod {meta['namespace']}/{meta['name']} cannot start on node {pod['spec']['nodeName']} yet"
+    return f"Pod {meta['namespace']}/{meta['name']} cannot start on node {pod['spec']['nodeName']} yet"
 
 
 def _claims_of(pod: JsonDict) -> list[str]:
-    """Return the names of the claims that `pod` mounts."""
+    """Return the names of the PVCs that `pod` mounts."""
     volumes = pod["spec"].get("volumes") or []
     return [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]

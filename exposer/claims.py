@@ -1,6 +1,6 @@
-"""Builds the claims of an expose.
+"""Builders of the PVCs of an expose: for a snapshot, for a restored volume and for a cache.
 
-Knows the form of a claim for a snapshot, for a restored volume and for a cache. Does no I/O.
+Does no I/O.
 Source: Velero v1.18, pkg/exposer, as recorded in tests/recordings/velero-1.18.2/pvc-of-*.json;
 Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go (annotations of a binding).
 """
@@ -31,7 +31,7 @@ _BINDING_ANNOTATIONS: Final = frozenset(
         SELECTED_NODE_ANNOTATION,
     }
 )
-"""What controllers note on one claim about its own volume; another claim must not have it."""
+"""What controllers record on one PVC about its own volume; another PVC must not have it."""
 
 _READ_ONLY: Final = "ReadOnlyMany"
 
@@ -42,26 +42,26 @@ _COPIED_SPEC: Final = (
     "volumeMode",
     "volumeAttributesClassName",
 )
-"""What a volume must match to be bound to the target claim afterwards."""
+"""What a volume must match to be bound to the target PVC later."""
 
 
 def claim_volume_mode(claim: JsonDict) -> VolumeMode:
-    """Return the volume mode of a claim; absent means Filesystem."""
+    """Return the volume mode of a PVC; absent means Filesystem."""
     return VolumeMode(claim["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
 
 
 def claim_read_only(claim: JsonDict) -> bool:
-    """Whether nobody may write to the claim's volume."""
+    """Return whether the PVC's volume is read-only."""
     return bool(claim["spec"]["accessModes"] == [_READ_ONLY])
 
 
 def cache_claim_name(owner: Owner) -> str:
-    """Return the name of the cache's claim."""
+    """Return the name of the cache PVC."""
     return f"{owner.name}-cache"
 
 
 def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode) -> JsonDict:
-    """Return the claim whose volume is made from the backup VolumeSnapshot.
+    """Return the PVC whose volume is provisioned from the backup VolumeSnapshot.
 
     `size` is a quantity.
     """
@@ -82,10 +82,10 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
 
 
 def build_restore_claim(owner: Owner, target: JsonDict, *, node: str) -> JsonDict:
-    """Return a claim like `target` (a v1 PersistentVolumeClaim as JSON dict) for a new volume.
+    """Return a PVC like `target` (a v1 PersistentVolumeClaim as JSON dict) for a new volume.
 
-    It has neither the target's selector nor its data source nor anything of its binding: a
-    volume is provisioned empty. `node`: where the volume must be reachable; empty: anywhere.
+    It has neither the target's selector nor its data source nor its binding: the volume is
+    provisioned empty. `node`: where the volume must be reachable; empty: anywhere.
     """
     meta = target["metadata"]
     annotations = {
@@ -100,7 +100,7 @@ def build_restore_claim(owner: Owner, target: JsonDict, *, node: str) -> JsonDic
 
 
 def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str) -> JsonDict:
-    """Return the claim of a restore's cache; `node` as for the restore claim."""
+    """Return the PVC of a restore's cache; `node` as for the restore PVC."""
     spec: JsonDict = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": f"{cache.size_gib}Gi"}},

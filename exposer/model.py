@@ -1,7 +1,7 @@
-"""What goes into an exposer and what comes out of it.
+"""Inputs and results of exposers: owners, requests, exposed volumes and pending reasons.
 
-Knows owners, requests, and the answers of an exposer. Does no I/O and does not know how a volume
-is brought to a pod (`exposer.csi_snapshot`, `exposer.generic_restore`, `exposer.pod_volume`).
+Does no I/O; the exposers are `exposer.csi_snapshot`, `exposer.generic_restore` and
+`exposer.pod_volume`.
 """
 
 from dataclasses import dataclass
@@ -35,16 +35,16 @@ __all__ = [
 
 
 class NotOwnerError(AgentError):
-    """The custom resource is not this agent's to expose any more.
+    """The custom resource is no longer this agent's to expose.
 
-    `ended` is true where nobody will carry it on (final, gone, or replaced by another UID):
-    an exposer then deletes by UID what its run made or found of that owner. Where another
-    agent goes on (another node's label, a later phase) everything stays: the other one
-    continues from these very objects.
+    `ended` is true where no agent continues with it (final, deleted, or recreated with another
+    UID): an exposer then deletes by UID what its run created or read for that owner. Where another
+    agent continues (another node label, a later phase) everything stays: the other agent continues
+    with these objects.
     """
 
     def __init__(self, message: str, *, ended: bool) -> None:
-        """Keep whether anybody else goes on."""
+        """Store whether another agent continues."""
         super().__init__(message)
         self.ended = ended
 
@@ -62,10 +62,10 @@ class Reader(Protocol):
 
 
 class Guard(Protocol):
-    """Asked before each create by what was seen last, and for certain once something was made."""
+    """Ownership check: before each create from the cache, after the last one by a read."""
 
     async def __call__(self, *, sure: bool) -> None:
-        """Return if the owner is this agent's to expose; `sure`: as the API server says now.
+        """Return if the owner is this agent's to expose; `sure`: by a read from the API server.
 
         Raises:
             NotOwnerError: it is not.
@@ -75,7 +75,7 @@ class Guard(Protocol):
 
 @dataclass(frozen=True)
 class Owner:
-    """The custom resource that everything of one expose belongs to."""
+    """The custom resource that the objects of one expose belong to."""
 
     api_version: str
     kind: str
@@ -85,7 +85,7 @@ class Owner:
 
     @classmethod
     def of(cls, cr: CustomResource) -> Self:
-        """Return the owner that `cr` is."""
+        """Return `cr` as an owner."""
         meta = cr.metadata
         return cls(cr.api_version, cr.kind, meta.namespace, meta.name, meta.uid)
 
@@ -102,24 +102,24 @@ class Owner:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What every object of the expose is labelled with."""
+        """The labels of every object of the expose."""
         return {OWNER_UID_LABEL: self.uid}
 
 
 @dataclass(frozen=True)
 class Exposed:
-    """The volume is reachable in `pod` (a v1 Pod as JSON dict): it runs or has ended."""
+    """The volume is exposed in `pod` (a v1 Pod as JSON dict), which is running or has terminated."""
 
     pod: JsonDict
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Not yet: `reason` in CamelCase, `message` for the custom resource's reader.
+    """Not exposed yet: `reason` in CamelCase, `message` for the custom resource's status.
 
-    `blocked` says that no good run waits for this: somebody may have to do something. `since` is
-    when the cluster was asked for the one operation that is waited for, as the API server tells;
-    None where it is no single operation, or nobody wrote that down.
+    `blocked` marks a reason that never occurs in a healthy transfer and may need action. `since` is
+    when the one operation that is pending was requested, by the API server's clock; None where there
+    is no single operation, or its time is not recorded.
     """
 
     reason: str
@@ -138,10 +138,10 @@ class KeptVolume:
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """Bring the data of a CSI snapshot to a mover pod.
+    """Expose the data of a CSI snapshot in a mover pod.
 
-    `made_at` is when somebody asked for it, by the API server's clock: whatever is called like the
-    snapshot and came later is another one.
+    `requested_at` is when the transfer was created, by the API server's clock: a snapshot of the same
+    name that was created later is a different one.
     """
 
     owner: Owner
@@ -151,7 +151,7 @@ class SnapshotRequest:
     storage_class: str
     settings: ExposeSettings
     operation_timeout: timedelta | None = None
-    made_at: datetime | None = None
+    requested_at: datetime | None = None
 
     @property
     def backup_pvc(self) -> BackupPVCSettings:
@@ -160,13 +160,13 @@ class SnapshotRequest:
 
     @property
     def backup_class(self) -> str:
-        """The storage class of the claim that is made for the snapshot."""
+        """The storage class of the backup PVC."""
         return self.backup_pvc.storage_class or self.storage_class
 
 
 @dataclass(frozen=True)
 class RestoreRequest:
-    """Bring a new volume to a mover pod, to be handed to a waiting claim afterwards."""
+    """Expose a new volume in a mover pod, to be bound to the target PVC later."""
 
     owner: Owner
     target_namespace: str
@@ -182,7 +182,7 @@ _Request_contra = TypeVar("_Request_contra", contravariant=True)
 
 @dataclass(frozen=True)
 class WorkloadRef:
-    """The pod whose volume is moved; another one of the same name is not it, unless `uid` is empty."""
+    """Reference to a workload pod: by UID, or by name alone where `uid` is empty."""
 
     namespace: str
     name: str
@@ -191,10 +191,10 @@ class WorkloadRef:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
-    def means(self, pod: JsonDict) -> bool:
-        """Whether `pod` (a v1 Pod as JSON dict) of that name is the one.
+    def matches(self, pod: JsonDict) -> bool:
+        """Return whether `pod` (a v1 Pod as JSON dict) of that name is the referenced one.
 
-        Who writes a custom resource by hand may leave the UID out, as the peer never reads it.
+        A user may omit the UID when creating a custom resource, because Velero never reads it.
         Source: Velero v1.18, pkg/exposer/pod_volume.go.
         """
         return self.uid in {"", pod["metadata"]["uid"]}
@@ -202,9 +202,9 @@ class WorkloadRef:
 
 @dataclass(frozen=True)
 class PodVolumeRequest:
-    """Bring one volume of a pod, as it is mounted on its node, to a mover pod.
+    """Expose one volume of a workload pod, as mounted on its node, in a mover pod.
 
-    `verb` says whether it is read (BACKUP) or filled (RESTORE); only a restore has a `cache`.
+    `verb` is BACKUP or RESTORE; only a restore has a `cache`.
     """
 
     owner: Owner
@@ -217,7 +217,7 @@ class PodVolumeRequest:
 
 @dataclass(frozen=True)
 class LocatedVolume:
-    """Where the volume of a workload's pod is, and what a pod must tolerate to be there with it."""
+    """Node and folder of a workload pod's volume, and the tolerations that a pod needs on that node."""
 
     node: str
     folder: str
@@ -226,42 +226,42 @@ class LocatedVolume:
 
 
 class Exposer(Protocol[_Request_contra]):
-    """Brings a volume to a mover pod, in steps that may be cut and repeated anywhere."""
+    """Makes a volume reachable from a mover pod, in steps that can be interrupted and repeated."""
 
     async def check(self, request: _Request_contra, reader: Reader) -> Pending | None:
-        """Say what the expose still has to wait for before it can begin; reads only.
+        """Return why the expose cannot start yet; reads only.
 
         Raises:
-            ExposeError: it can never begin.
-            KubeError: the API server refused a read.
+            ExposeError: it can never start.
+            KubeError: the API server rejected a read.
         """
         ...
 
     async def ensure(self, request: _Request_contra, guard: Guard) -> Exposed | Pending:
-        """Do what is still to do and return the pod, or what has to be waited for.
+        """Take the next steps and return the pod, or why it is pending.
 
         Raises:
-            ExposeError: it can never be done.
-            NotOwnerError: from `guard`; its `ended` decides what was done about it.
-            KubeError: the API server refused; InvalidError and ForbiddenError tell that it
-                does not want one of the objects.
+            ExposeError: the expose can never succeed.
+            NotOwnerError: from `guard`; where `ended`, the objects of the run were deleted.
+            KubeError: the API server rejected a request; InvalidError and ForbiddenError: it
+                rejected one of the objects.
         """
         ...
 
     async def clean_up(self, request: _Request_contra) -> Pending | None:
-        """Delete one thing after the other; None once nothing of the owner is left.
+        """Delete the expose objects in order; None once nothing of the owner is left.
 
-        Works at any stage, also where nothing was ever made. Only what belongs to the
-        owner's UID is touched.
+        Works at any stage, also where nothing was created. Only objects of the owner's UID are
+        deleted.
         """
         ...
 
 
 class RestoreExposer(Exposer[RestoreRequest], Protocol):
-    """Exposes a new volume and gives it to the target claim."""
+    """Exposes a new volume and binds it to the target PVC."""
 
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
-        """Return the volume that was written, before anything is done to it.
+        """Return the restored volume, before its rebind starts.
 
         Raises:
             ExposeError: there is none.
@@ -269,16 +269,16 @@ class RestoreExposer(Exposer[RestoreRequest], Protocol):
         ...
 
     async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        """Give the volume to the target claim; None once it is bound.
+        """Bind the volume to the target PVC; None once it is bound.
 
         Raises:
-            ExposeError: that can never be; call `drop_volume`.
+            ExposeError: it can never be bound; call `drop_volume`.
         """
         ...
 
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        """Delete the volume that cannot be handed over; None once it is gone.
+        """Delete a volume that cannot be rebound; None once it is deleted.
 
-        A volume that the target claim has is left alone.
+        A volume that is bound to the target PVC is kept.
         """
         ...

@@ -1,7 +1,7 @@
-"""Which nodes a mover pod may run on.
+"""The nodes that a mover pod may run on.
 
-Knows how rules, the volume's own reach and the operating system become one node affinity. Pure:
-does not know where they come from (`exposer.source_volume`, `exposer.generic_restore`).
+Combines configured rules, the volume's topology and the operating system into one node affinity.
+Pure: the inputs come from elsewhere (`exposer.source_volume`, `exposer.generic_restore`).
 Source: Velero v1.18.2, GetLoadAffinityByStorageClass and ToSystemAffinity in pkg/util/kube/pod.go.
 """
 
@@ -27,14 +27,14 @@ WINDOWS: Final = "windows"
 _OS_LABEL: Final = "kubernetes.io/os"
 
 Alternatives = tuple[tuple[JsonDict, ...], ...]
-"""Sets of requirements on a node's labels, as in a pod's `matchExpressions`: one set has to hold."""
+"""Sets of requirements on a node's labels, as in a pod's `matchExpressions`: one set must match."""
 
 
 @dataclass(frozen=True)
 class PlacementRule:
-    """The nodes for loads of a storage class; an empty class: for those that have no rule of their own.
+    """The nodes for transfers of a storage class; an empty class: for the classes without a rule.
 
-    `requirements` are entries of a pod's `matchExpressions`, and all have to hold.
+    `requirements` are entries of a pod's `matchExpressions`; all must match.
     """
 
     requirements: tuple[JsonDict, ...] = ()
@@ -49,20 +49,19 @@ class PlacementRules:
     any_of: bool = False
 
     def choose(self, storage_class: str) -> Alternatives:
-        """Return what a node has to fulfil for volumes of `storage_class`; nothing: any node will do."""
+        """Return the requirements on nodes for volumes of `storage_class`; empty: any node."""
         own = [rule for rule in self.rules if rule.storage_class == storage_class]
         found = own or [rule for rule in self.rules if not rule.storage_class]
-        # The peer takes the first one and passes over the others.
+        # Velero uses the first one and ignores the others.
         return tuple(rule.requirements for rule in (found if self.any_of else found[:1]))
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The nodes that will do; every field narrows them.
+    """The eligible nodes; every field narrows them.
 
-    `node` is the only one, `avoid_nodes` are those that will not. `alternatives` come from
-    rules; `topology` holds the `nodeSelectorTerms` of a volume, from one of which it can be
-    reached.
+    `node` is the only eligible node, `avoid_nodes` are excluded. `alternatives` come from rules;
+    `topology` holds the `nodeSelectorTerms` of a volume, one of which must match.
     """
 
     node_os: str = LINUX
@@ -73,22 +72,22 @@ class Placement:
 
 
 def build_node_affinity(placement: Placement) -> JsonDict:
-    """Return the affinity of a pod: a term for each way to fulfil all that is asked."""
+    """Return the affinity of a pod: one term for each combination of topology and rule."""
     terms = [
-        _build_term(placement, reach, rule)
-        for reach in placement.topology or ({},)
+        _build_term(placement, topology, rule)
+        for topology in placement.topology or ({},)
         for rule in placement.alternatives or ((),)
     ]
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-def _build_term(placement: Placement, reach: JsonDict, rule: tuple[JsonDict, ...]) -> JsonDict:
+def _build_term(placement: Placement, topology: JsonDict, rule: tuple[JsonDict, ...]) -> JsonDict:
     operator = "In" if placement.node_os == WINDOWS else "NotIn"
-    expressions = [*(reach.get("matchExpressions") or []), *rule, _requirement(_OS_LABEL, operator, WINDOWS)]
-    fields: list[JsonDict] = list(reach.get("matchFields") or [])
+    expressions = [*(topology.get("matchExpressions") or []), *rule, _requirement(_OS_LABEL, operator, WINDOWS)]
+    fields: list[JsonDict] = list(topology.get("matchFields") or [])
     if placement.node:
         fields.append(_requirement("metadata.name", "In", placement.node))
-    # The scheduler takes only one value for a name, and only in In and NotIn.
+    # The scheduler accepts one value for metadata.name, with In and NotIn only.
     fields.extend(_requirement("metadata.name", "NotIn", node) for node in placement.avoid_nodes)
     term: JsonDict = {"matchExpressions": expressions}
     if fields:
@@ -101,20 +100,20 @@ def _requirement(key: str, operator: str, value: str) -> JsonDict:
 
 
 def describe_nodes(pod: JsonDict) -> str:
-    """Return which nodes `pod` (a v1 Pod as JSON dict) asks for, in words; empty where any Linux node will do."""
+    """Return the nodes that `pod` (a v1 Pod as JSON dict) requires, as text; empty: any Linux node."""
     affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     return "; or ".join(filter(None, (_describe_term(term) for term in required.get("nodeSelectorTerms") or [])))
 
 
 def _describe_term(term: JsonDict) -> str:
-    asked = [*(term.get("matchExpressions") or []), *(term.get("matchFields") or [])]
-    # That a Linux node is asked for goes without saying.
-    return ", ".join(_describe(one) for one in asked if one != _requirement(_OS_LABEL, "NotIn", WINDOWS))
+    requirements = [*(term.get("matchExpressions") or []), *(term.get("matchFields") or [])]
+    # Every mover pod excludes Windows nodes or requires them; the common case is left out.
+    return ", ".join(_describe(one) for one in requirements if one != _requirement(_OS_LABEL, "NotIn", WINDOWS))
 
 
 def _describe(requirement: JsonDict) -> str:
     values = "|".join(requirement.get("values") or [])
-    words = {"In": f"={values}", "NotIn": f"!={values}", "Exists": " is set", "DoesNotExist": " is not set"}
+    forms = {"In": f"={values}", "NotIn": f"!={values}", "Exists": " is set", "DoesNotExist": " is not set"}
     operator = requirement["operator"]
-    return f"{requirement['key']}{words.get(operator, f' {operator} {values}')}"
+    return f"{requirement['key']}{forms.get(operator, f' {operator} {values}')}"

@@ -1,10 +1,9 @@
-"""The one builder of mover pods.
+"""The manifest of a mover pod, for every kind of mover.
 
-Knows what a mover pod looks like, whatever volume it reaches. Does no I/O and does not know
-which kinds of mover there are (`exposer.pods`).
+Does no I/O; what the kinds of movers differ in is in `exposer.pods`.
 Source: Velero v1.18, pkg/exposer/csi_snapshot.go and generic_restore.go, as recorded in
 tests/recordings/velero-1.18.2/pod-of-*.json; tests/exposer/test_pods_velero.py lists
-every difference from these.
+every difference from them.
 """
 
 from dataclasses import dataclass, field
@@ -27,8 +26,8 @@ __all__ = [
 ]
 
 _GRACE_SECONDS: Final = 30
-"""A mover ends within 2 s of SIGTERM; with 0, as the peer has it, a pod would vanish from the
-API while it still writes."""
+"""A mover exits within 2 s of SIGTERM; with 0, as in Velero, a pod would be deleted from the API
+while it still writes."""
 
 _SCRATCH_VARIABLE: Final = "VELERO_SCRATCH_DIR"
 _SCRATCH_PATH: Final = "/scratch"
@@ -38,12 +37,12 @@ _WINDOWS_TOLERATIONS: Final = tuple(
     {"key": "os", "operator": "Equal", "value": WINDOWS, "effect": effect} for effect in ("NoSchedule", "NoExecute")
 )
 _NO_RELABELING: Final = "spc_t"
-"""The SELinux type of a container for which a volume's labels do not count."""
+"""The SELinux type of a container that is not subject to a volume's labels."""
 
 
 @dataclass(frozen=True)
 class MoverVolume:
-    """The volume a mover works on: a `v1.Volume` less its name, and how it is mounted.
+    """The volume of a mover: a `v1.Volume` without its name, and how it is mounted.
 
     `propagation` is the mount propagation; empty: none.
     """
@@ -58,10 +57,9 @@ class MoverVolume:
 class MoverPod:
     """What one mover pod differs in from all others.
 
-    `label` is the label that names its custom resource, `group` the peer's spread key; empty:
-    none. `tolerations` are those of its own, beside inherited and configured ones.
-    `privileged` of None leaves that to the cluster. `no_relabeling` spares a volume the SELinux
-    labels of the container.
+    `label` is the label that names its custom resource, `group` Velero's spread key; empty: none.
+    `tolerations` are added to inherited and configured ones. `privileged` of None leaves that to
+    the cluster. With `no_relabeling` the volume keeps its SELinux labels.
     """
 
     owner: Owner
@@ -78,17 +76,17 @@ class MoverPod:
 
     @property
     def for_windows(self) -> bool:
-        """Whether it runs on a Windows node."""
+        """Whether the pod runs on a Windows node."""
         return self.placement.node_os == WINDOWS
 
 
 def volume_path(owner: Owner) -> str:
-    """Return where a mover finds its volume: a folder, or a device."""
+    """Return the path of the volume in the mover pod: a folder, or a device."""
     return f"/{owner.uid}"
 
 
 def cache_path(owner: Owner) -> str:
-    """Return where a mover finds its cache volume."""
+    """Return the path of the cache volume in the mover pod."""
     return f"/{owner.uid}-cache"
 
 
@@ -99,7 +97,7 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
         ExposeError: no agent runs on nodes of its operating system.
     """
     template, configured = settings.template.for_os(plan.placement.node_os), settings.pod
-    # As with the peer, an empty set of configured ones replaces nothing.
+    # As in Velero, an empty configured set does not replace the inherited one.
     labels = dict(configured.labels or template.labels) | plan.owner.labels
     if plan.label:
         labels[plan.label] = label_value(plan.owner.name)
@@ -151,14 +149,14 @@ def _build_spec(plan: MoverPod, template: AgentTemplate, settings: PodSettings) 
 
 
 def _build_tolerations(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> list[JsonDict]:
-    """Return all tolerations, each once: inherited, configured, the pod's own."""
-    asked = (
+    """Return all tolerations without duplicates: inherited, configured, the pod's own."""
+    tolerations = (
         *(template.all_tolerations if settings.inherit_tolerations else template.tolerations),
         *settings.tolerations,
         *plan.tolerations,
         *(_WINDOWS_TOLERATIONS if plan.for_windows else ()),
     )
-    return [toleration for index, toleration in enumerate(asked) if toleration not in asked[:index]]
+    return [toleration for index, toleration in enumerate(tolerations) if toleration not in tolerations[:index]]
 
 
 def _build_pod_security(plan: MoverPod) -> JsonDict:
@@ -195,7 +193,7 @@ def _build_container(plan: MoverPod, template: AgentTemplate, settings: PodSetti
         "args": plan.args.argv,
         "env": [*template.env, *_scratch_env(template)],
         "volumeMounts": mounts,
-        # A mover that dies without a word leaves the end of its log instead.
+        # A mover that exits without a message reports the end of its log instead.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if devices:
@@ -211,11 +209,11 @@ def _build_container(plan: MoverPod, template: AgentTemplate, settings: PodSetti
 def _build_security(plan: MoverPod, template: AgentTemplate) -> JsonDict:
     security: JsonDict = {}
     if plan.for_windows:
-        # The API server refuses each of what follows on a pod for Windows.
+        # The API server rejects each of the fields below on a Windows pod.
         return security
     if plan.privileged is not None:
         security["privileged"] = plan.privileged
-    # kopia touches `<target>.kopia-entry` beside a restore's target, and that stands in the root.
+    # kopia touches `<target>.kopia-entry` beside a restore's target, which is in the root file system.
     # Source: kopia 0.23.1, snapshot/restore/local_fs_output.go, placeholders of shallow restores.
     writes_root = plan.args.verb is MoverVerb.RESTORE
     if template.read_only_root and not writes_root:
@@ -234,7 +232,7 @@ def _own_volumes(plan: MoverPod) -> list[JsonDict]:
 
 
 def _scratch_path(template: AgentTemplate) -> str:
-    """Return the folder for temporary files that the agent's environment names, or ours."""
+    """Return the folder for temporary files that the agent's environment names, or the default."""
     for variable in template.env:
         if variable.get("name") == _SCRATCH_VARIABLE and variable.get("value"):
             return str(variable["value"])

@@ -1,11 +1,11 @@
-"""What a mover pod's status says: why it does not run yet, and how it ended.
+"""The status of a mover pod: why it is pending, and how it terminated.
 
-Knows the words of scheduler and kubelet. Pure: knows nothing beside the pod it is shown;
-where its status tells too little, `exposer.causes` asks further.
+Knows the reasons and messages of scheduler and kubelet. Pure: uses nothing but the pod; where
+its status has no cause, `exposer.causes` reads more objects.
 Source: Kubernetes v1.34, pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go and
 pkg/kubelet/kuberuntime/kuberuntime_container.go (reasons of a waiting container),
 pkg/apis/core/types.go (conditions PodScheduled and DisruptionTarget),
-pkg/scheduler/framework/plugins/{volumebinding,nodeaffinity} (words about claims and nodes).
+pkg/scheduler/framework/plugins/{volumebinding,nodeaffinity} (messages about PVCs and nodes).
 """
 
 import signal
@@ -28,32 +28,32 @@ __all__ = [
 ]
 
 _PERMANENT: Final = frozenset({"ErrImageNeverPull", "InvalidImageName"})
-"""Reasons of a waiting container that only another pod manifest would change."""
+"""Reasons of a waiting container that only a different pod manifest can fix."""
 
 _PULLING: Final = PendingReason.IMAGE_PULL_BACK_OFF
-"""The kubelet changes between this reason and ErrImagePull with every try: it is one wait."""
+"""The kubelet alternates between this reason and ErrImagePull with every attempt: they count as one."""
 
 _IMAGE: Final = frozenset(
     {"ErrImagePull", _PULLING, "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
 )
 _STARTING: Final = frozenset({"", PendingReason.CONTAINER_CREATING, "PodInitializing"})
 _PLAIN: Final = frozenset({"", "Error"})
-"""What the kubelet says of a container that ended badly by itself."""
+"""The kubelet's reasons for a container that failed by itself."""
 
 _SIGNALS: Final = 128
-"""A container's exit code is this and the number of the signal that ended it."""
+"""A container's exit code is this plus the number of the signal that terminated it."""
 
-_ABOUT_AFFINITY: Final = "didn't match Pod's node affinity"
-_ABOUT_CLAIMS: Final = ("unbound immediate PersistentVolumeClaims", "binding volumes", 'persistentvolumeclaim "')
+_AFFINITY_MESSAGE: Final = "didn't match Pod's node affinity"
+_PVC_MESSAGES: Final = ("unbound immediate PersistentVolumeClaims", "binding volumes", 'persistentvolumeclaim "')
 
 
 @dataclass(frozen=True)
 class PodEnd:
-    """How a mover pod ended.
+    """How a mover pod terminated.
 
-    `exit_code` is None where no container ran to an end; `message` is the termination
-    message, or the pod's own where there is none; `reason` is such as `OOMKilled`, `Evicted`.
-    `memory_limit` is the container's, a quantity; empty where it has none, or the pod was to go anyway.
+    `exit_code` is None where no container terminated; `message` is the termination message, or the
+    pod's own where there is none; `reason` is, for example, `OOMKilled` or `Evicted`. `memory_limit`
+    is the container's, a quantity; empty where it has none, or the pod was being deleted.
     """
 
     exit_code: int | None
@@ -63,15 +63,15 @@ class PodEnd:
 
     @property
     def plain(self) -> bool:
-        """Whether nobody but the container itself says why it ended."""
+        """Whether neither kubelet nor control plane gave a reason."""
         return self.reason in _PLAIN
 
 
 def diagnose_pod(pod: JsonDict) -> Pending | None:
-    """Return what keeps `pod` (a v1 Pod as JSON dict) from running; None where nothing does.
+    """Return why `pod` (a v1 Pod as JSON dict) is pending; None where it is not.
 
     Raises:
-        ExposeError: it will never run.
+        ExposeError: it can never run.
     """
     status: JsonDict = pod.get("status") or {}
     if status.get("phase", "Pending") != "Pending":
@@ -81,37 +81,37 @@ def diagnose_pod(pod: JsonDict) -> Pending | None:
     if not node:
         return _diagnose_placement(pod, status, place)
     waiting = _waiting_state(status)
-    reason, words = waiting.get("reason", ""), waiting.get("message", "")
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _PERMANENT:
-        raise ExposeError(f"pod {place} cannot start on node {node}: {_told(reason, words)}")
+        raise ExposeError(f"Pod {place} cannot start on node {node}: {_join(reason, message)}")
     if reason in _IMAGE:
-        text = f"pod {place} waits for its image on node {node}: {_told(reason, words)}"
+        text = f"image of Pod {place} is not available on node {node}: {_join(reason, message)}"
         return Pending(_PULLING if reason == "ErrImagePull" else reason, text, blocked=True)
     if reason in _STARTING:
-        return Pending(PendingReason.CONTAINER_CREATING, f"pod {place} is being started on node {node}")
-    return Pending(reason, f"pod {place} cannot start on node {node} yet: {_told(reason, words)}", blocked=True)
+        return Pending(PendingReason.CONTAINER_CREATING, f"Pod {place} is starting on node {node}")
+    return Pending(reason, f"Pod {place} cannot start on node {node} yet: {_join(reason, message)}", blocked=True)
 
 
 def parse_pod_end(pod: JsonDict) -> PodEnd | None:
-    """Return how `pod` (a v1 Pod as JSON dict) ended, None while it has not."""
+    """Return how `pod` (a v1 Pod as JSON dict) terminated; None while it has not."""
     status: JsonDict = pod.get("status") or {}
     disruption = _condition(status, "DisruptionTarget")
-    # Whoever ended the whole pod knows more than the container that was killed for it.
-    above = status.get("reason") or disruption.get("reason") or ""
-    words = status.get("message") or disruption.get("message") or ""
+    # The reason for terminating the whole pod is more specific than that of its killed container.
+    pod_reason = status.get("reason") or disruption.get("reason") or ""
+    pod_message = status.get("message") or disruption.get("message") or ""
     for container in status.get("containerStatuses") or []:
         terminated = (container.get("state") or {}).get("terminated")
         if terminated:
             exit_code = int(terminated.get("exitCode", 0))
             if exit_code == 0:
                 return PodEnd(0, terminated.get("message", ""), terminated.get("reason", ""))
-            said = "; ".join(part for part in (words, terminated.get("message", "")) if part)
-            leaving = (pod.get("metadata") or {}).get("deletionTimestamp")
-            limit = "" if leaving else memory_limit(pod)
-            return PodEnd(exit_code, said, above or terminated.get("reason", ""), limit)
+            message = "; ".join(part for part in (pod_message, terminated.get("message", "")) if part)
+            deleting = (pod.get("metadata") or {}).get("deletionTimestamp")
+            limit = "" if deleting else memory_limit(pod)
+            return PodEnd(exit_code, message, pod_reason or terminated.get("reason", ""), limit)
     if status.get("phase") in {"Failed", "Succeeded"}:
-        # No container to speak for it: rejected by the kubelet, or evicted before it began.
-        return PodEnd(None, words, above or str(status["phase"]))
+        # No container status: rejected by the kubelet, or evicted before its container started.
+        return PodEnd(None, pod_message, pod_reason or str(status["phase"]))
     return None
 
 
@@ -122,41 +122,41 @@ def memory_limit(pod: JsonDict) -> str:
 
 
 def signal_of(end: PodEnd) -> int:
-    """Return the signal that ended the container, 0 where none did."""
+    """Return the signal that terminated the container, 0 where none did."""
     return max(0, (end.exit_code or 0) - _SIGNALS)
 
 
 def explain_exit(end: PodEnd) -> str:
-    """Return how the container ended: the kubelet's reason, or the signal that nobody gives a reason for.
+    """Return how the container terminated: the kubelet's reason, or the signal where there is no reason.
 
-    A runtime may not say that the kernel killed a container for lack of memory: it can hear of the
-    end before it hears of that. Source: https://github.com/containerd/containerd/issues/12372
+    A runtime may not report that the kernel killed a container for lack of memory: it can learn of
+    the exit before it learns of that. Source: https://github.com/containerd/containerd/issues/12372
     """
     number = signal_of(end) if end.plain else 0
-    words = f"killed by signal {number}" if number else end.reason or "Error"
+    text = f"killed by signal {number}" if number else end.reason or "Error"
     if end.exit_code is not None:
-        words += f" (exit code {end.exit_code})"
+        text += f" (exit code {end.exit_code})"
     if number == signal.SIGKILL and end.memory_limit:
-        words += f", probably for lack of memory (its limit is {end.memory_limit})"
-    return words
+        text += f", probably out of memory (limit {end.memory_limit})"
+    return text
 
 
 def _diagnose_placement(pod: JsonDict, status: JsonDict, place: str) -> Pending:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") != "False":
-        return Pending(PendingReason.SCHEDULING, f"pod {place} waits for the scheduler")
+        return Pending(PendingReason.SCHEDULING, f"Pod {place} is not scheduled yet")
     reason = scheduled.get("reason") or "Unschedulable"
-    words = scheduled.get("message") or "the scheduler gives no reason"
-    text = f"no node takes pod {place}: {words}"
-    if any(part in words for part in _ABOUT_CLAIMS):
+    message = scheduled.get("message") or "the scheduler gives no reason"
+    text = f"Pod {place} cannot be scheduled: {message}"
+    if any(part in message for part in _PVC_MESSAGES):
         return Pending(PendingReason.CLAIM_UNBOUND, text)
-    if _ABOUT_AFFINITY in words and (asked := describe_nodes(pod)):
-        text += f" (it asks for a node with {asked})"
+    if _AFFINITY_MESSAGE in message and (required := describe_nodes(pod)):
+        text += f" (required nodes: {required})"
     return Pending(reason, text, blocked=True)
 
 
 def _waiting_state(status: JsonDict) -> JsonDict:
-    """Return the state of the first container that waits; empty where none says so."""
+    """Return the state of the first waiting container; empty where none is waiting."""
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting: JsonDict | None = (container.get("state") or {}).get("waiting")
         if waiting:
@@ -172,8 +172,8 @@ def _condition(status: JsonDict, name: str) -> JsonDict:
     return {}
 
 
-def _told(reason: str, words: str) -> str:
-    return f"{reason}: {words}" if words else reason
+def _join(reason: str, message: str) -> str:
+    return f"{reason}: {message}" if message else reason
 
 
 def _place(pod: JsonDict) -> str:

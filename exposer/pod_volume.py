@@ -1,8 +1,7 @@
-"""Exposes one volume of a running pod: a mover pod beside it sees the same folder.
+"""Exposer of pod volumes: a mover pod on the same node mounts the volume's folder.
 
-Knows which volumes can be reached that way, on which node, and when their pod may be relied
-on. Does not know where kubelets mount what (`exposer.workload`), how a workload's pod
-reads (`exposer.workload`), or who owns the PodVolumeBackup or PodVolumeRestore.
+Locates the volume and keeps checking that the workload pod still has it. What a workload pod's
+fields mean, and where kubelets mount volumes, is in `exposer.workload`.
 """
 
 from dataclasses import replace
@@ -16,13 +15,13 @@ from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
-from exposer.ownership import ExposeRun, belongs, remove_owned
+from exposer.ownership import ExposeRun, belongs, delete_owned
 from exposer.placement import LINUX, WINDOWS
 from exposer.pods import build_pod_volume_pod
 from exposer.source_volume import read_node_os
-from exposer.volumes import CacheClaims, remove_claim
+from exposer.volumes import CacheClaims, delete_claim
 from exposer.workload import (
-    block_refused,
+    build_block_error,
     build_volume_folder,
     check_alive,
     check_restore_wait,
@@ -30,8 +29,8 @@ from exposer.workload import (
     claim_of,
     find_volume,
     pod_of_folder,
+    restore_wait_completed,
     tolerations_to_stay,
-    took_its_data,
 )
 
 __all__ = ["PodVolumeExposer"]
@@ -46,19 +45,19 @@ class PodVolumeExposer:
         self._caches = CacheClaims(client)
 
     async def locate(self, request: PodVolumeRequest, reader: Reader) -> LocatedVolume | Pending:
-        """Return where the volume is, or what its pod has to reach first; reads only.
+        """Return where the volume is, or why it is pending; reads only.
 
         Raises:
-            ExposeError: it cannot be moved.
-            KubeError: the API server refused a read.
+            ExposeError: it can never be exposed.
+            KubeError: the API server rejected a read.
         """
         ref = request.workload
         if not request.settings.template.host_pods_mounted:
             raise ExposeError(
-                "volumes of pods cannot be reached: the node agent's DaemonSet does not mount the volume host-pods"
+                "pod volumes are not accessible: the node agent's DaemonSet does not mount the volume host-pods"
             )
         if not (ref.namespace and ref.name):
-            raise ExposeError("spec.pod names no pod: its namespace and its name are needed")
+            raise ExposeError("spec.pod: namespace and name are required")
         found = await _read_workload(request, reader)
         if found is None and not ref.uid and request.verb is MoverVerb.RESTORE:
             return Pending(PendingReason.WORKLOAD_ABSENT, f"workload pod {ref} does not exist yet")
@@ -66,8 +65,8 @@ class PodVolumeExposer:
         volume = find_volume(ref, pod, request.volume)
         if request.verb is MoverVerb.BACKUP:
             check_running(ref, pod)
-        elif waiting := check_restore_wait(ref, pod):
-            return waiting
+        elif pending := check_restore_wait(ref, pod):
+            return pending
         pv = await _read_volume(request, pod, volume, reader=reader)
         node = pod["spec"]["nodeName"]
         node_os = await _read_os(request, node, reader)
@@ -80,48 +79,48 @@ class PodVolumeExposer:
         )
 
     async def read_node(self, request: PodVolumeRequest) -> str:
-        """Return the node of the workload's pod; empty where it has none, or is gone."""
+        """Return the node of the workload pod; empty where it has none, or no longer exists."""
         pod = await _read_workload(request, self._client)
-        if pod is None or not request.workload.means(pod):
+        if pod is None or not request.workload.matches(pod):
             return ""
         return str(pod["spec"].get("nodeName", ""))
 
     async def confirm(self, request: PodVolumeRequest) -> None:
-        """Return if the pod still has the volume.
+        """Return if the workload pod still has the volume.
 
-        A mover goes on in an empty folder when a volume is unmounted under it: its word alone
-        says nothing. A restored pod that went on from its init container has seen its data.
+        A mover continues in an empty folder when the volume is unmounted: its success alone proves
+        nothing. A restored pod whose init container completed has found its data.
 
         Raises:
-            ExposeError: the pod is gone, or about to go.
+            ExposeError: the pod was deleted, is being deleted, or has terminated.
         """
         ref = request.workload if request.workload.uid else await self._read_ref(request)
         pod = await _read_workload(request, self._client)
-        if request.verb is MoverVerb.RESTORE and took_its_data(ref, pod):
+        if request.verb is MoverVerb.RESTORE and restore_wait_completed(ref, pod):
             return
         check_alive(ref, pod)
 
     async def ensure(self, request: PodVolumeRequest, guard: Guard) -> Exposed | Pending:
-        """Make the mover pod and return it, or what has to be waited for.
+        """Create the mover pod and return it, or why it is pending.
 
         Raises:
-            ExposeError: it can never be done.
-            NotOwnerError: the custom resource is somebody else's by now.
-            KubeError: the API server refused.
+            ExposeError: it can never be created, or never run.
+            NotOwnerError: the custom resource is no longer this agent's.
+            KubeError: the API server rejected a request.
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
-            # While the mover pod waits for its node, the workload may go: then waiting is in vain.
+            # The workload may be deleted while the mover pod is pending: then the mover can never succeed.
             located = await self.locate(request, self._client)
             if isinstance(located, Pending):
                 return located
             pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run, located)
-            return await self._causes.judge(pod)
+            return await self._causes.inspect(pod)
 
     async def clean_up(self, request: PodVolumeRequest) -> Pending | None:
-        """Delete mover pod and cache; None once they are gone."""
+        """Delete mover pod and cache PVC; None once they are deleted."""
         owner = request.owner
-        waiting = await remove_owned(self._client, owner, PODS, owner.name)
-        return waiting or await remove_claim(self._client, owner, cache_claim_name(owner))
+        pending = await delete_owned(self._client, owner, PODS, owner.name)
+        return pending or await delete_claim(self._client, owner, cache_claim_name(owner))
 
     async def _ensure_all(
         self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume
@@ -132,21 +131,23 @@ class PodVolumeExposer:
         return await run.ensure(PODS, build_pod_volume_pod(request, located, cache_claim=cache))
 
     async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
-        """Return which pod the mover's folder is of, for a request that names no UID.
+        """Return the workload pod that the mover's folder belongs to, for a request without a UID.
 
         Raises:
-            ExposeError: the mover pod is gone, and nothing else tells that.
+            ExposeError: the mover pod no longer exists, and nothing else records that.
         """
         owner, ref = request.owner, request.workload
         mover = await self._client.read(PODS, owner.namespace, owner.name)
         if mover is None or not belongs(mover, owner):
-            raise ExposeError(f"nothing tells any more whose volume it was: no UID of pod {ref} is named")
+            raise ExposeError(
+                f"cannot determine the UID of workload pod {ref}: spec.pod has none, and there is no data mover pod"
+            )
         (folder,) = [v["hostPath"]["path"] for v in mover["spec"]["volumes"] if v["name"] == owner.uid]
         return replace(ref, uid=pod_of_folder(folder))
 
 
 async def _read_os(request: PodVolumeRequest, node: str, reader: Reader) -> str:
-    """Return the operating system of the node; where no agent serves Windows, it is not asked."""
+    """Return the operating system of the node; without agents on Windows nodes it is always Linux."""
     if request.settings.template.windows is None:
         return LINUX
     return WINDOWS if await read_node_os(reader, node) == WINDOWS else LINUX
@@ -159,10 +160,10 @@ async def _read_workload(request: PodVolumeRequest, reader: Reader) -> JsonDict 
 async def _read_volume(
     request: PodVolumeRequest, pod: JsonDict, volume: JsonDict, *, reader: Reader
 ) -> JsonDict | None:
-    """Return the PersistentVolume behind `volume`; None for one without a claim.
+    """Return the PersistentVolume behind `volume`; None for one without a PVC.
 
     Raises:
-        ExposeError: claim or volume are missing, or it is a device.
+        ExposeError: PVC or volume do not exist, or it is a block volume.
     """
     name = claim_of(pod, volume)
     if not name:
@@ -176,5 +177,5 @@ async def _read_volume(
     if pv is None:
         raise ExposeError(f"{place} has no PersistentVolume")
     if pv["spec"].get("volumeMode") == "Block":
-        raise block_refused(request.workload, volume["name"])
+        raise build_block_error(request.workload, volume["name"])
     return pv

@@ -1,7 +1,7 @@
-"""Builds the mover pod of each kind of work.
+"""Builders of the mover pods: backup, restore, pod volume and repository.
 
-Knows what a backup's, a restore's, a pod volume's and a repository's pod differ in. Does no I/O; the form
-they share is `exposer.pod_manifest`'s.
+Each differs in arguments, volume, placement and tolerations; `exposer.pod_manifest` builds what they
+share. Does no I/O.
 """
 
 from dataclasses import replace
@@ -29,9 +29,9 @@ _RESTORE_GROUP: Final = "generic-restore-exposer"
 
 
 def build_backup_pod(request: SnapshotRequest, claim: JsonDict, placement: Placement) -> JsonDict:
-    """Return the pod that backs up the volume made from a snapshot.
+    """Return the pod that backs up the volume created from a snapshot.
 
-    `claim` is the backup claim as it was made: settings may have changed since.
+    `claim` is the backup PVC as created: settings may have changed since.
     """
     owner, mode, read_only = request.owner, claim_volume_mode(claim), claim_read_only(claim)
     volume: JsonDict = {"claimName": owner.name}
@@ -59,7 +59,7 @@ def build_backup_pod(request: SnapshotRequest, claim: JsonDict, placement: Place
 def build_restore_pod(
     request: RestoreRequest, mode: VolumeMode, *, placement: Placement, cache_claim: str = ""
 ) -> JsonDict:
-    """Return the pod that fills a new volume; an empty `cache_claim`: its cache is on the node."""
+    """Return the pod that restores into a new volume; an empty `cache_claim`: its cache is on the node."""
     owner = request.owner
     plan = MoverPod(
         owner=owner,
@@ -77,17 +77,17 @@ def build_restore_pod(
         label=DATA_DOWNLOAD_LABEL,
         group=_RESTORE_GROUP,
         placement=placement,
-        # The consumer, which chose that node, tolerates what keeps others away.
+        # The consumer was scheduled to that node, so the mover must be, too.
         tolerations=(ONTO_ANY_NODE,) if placement.node else (),
     )
     return build_mover_pod(plan, request.settings)
 
 
 def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, cache_claim: str = "") -> JsonDict:
-    """Return the pod that backs up or fills a volume where its pod has it mounted.
+    """Return the pod that backs up or restores a volume where its workload pod has it mounted.
 
-    Its node is asked for by affinity and not by `nodeName`, so that the scheduler tells why
-    there is no room for it.
+    The node is required by affinity and not by `nodeName`, so that the scheduler reports why the
+    pod does not fit.
     """
     owner, backup = request.owner, request.verb is MoverVerb.BACKUP
     plan = MoverPod(
@@ -100,7 +100,7 @@ def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, c
             volume_path=volume_path(owner),
             cache_volume_path=cache_path(owner) if cache_claim else "",
         ),
-        # A folder that is missing fails the mount, instead of being made and found empty.
+        # With this type a missing folder fails the mount, instead of being created empty.
         volume=MoverVolume(
             {"hostPath": {"path": located.folder, "type": "Directory"}},
             read_only=backup,
@@ -116,7 +116,7 @@ def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, c
 
 
 def init_pod_name(owner: Owner) -> str:
-    """Return the fixed name of a repository's init pod: it must never run twice at a time."""
+    """Return the fixed name of a repository's init pod, so that no two run at a time."""
     return f"{owner.name}-init"
 
 
@@ -127,7 +127,7 @@ def build_init_pod(owner: Owner, settings: ExposeSettings) -> JsonDict:
 
 
 def _build_args(owner: Owner, verb: MoverVerb, kind_flag: str, options: MoverOptions) -> MoverArgs:
-    """Return what the mover of `owner` is told, less where its volume is."""
+    """Return the arguments of the mover of `owner`, without those of its volume."""
     return MoverArgs(
         verb=verb,
         kind_flag=kind_flag,

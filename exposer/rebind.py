@@ -1,15 +1,13 @@
-"""Gives a restored volume to the claim that waits for it.
+"""Rebind: binding a restored volume to the target PVC.
 
-Knows the steps of a rebind, each of which finds out by itself whether it is still to do.
-Does not know how the volume was made or filled.
-
-The steps: reclaim policy to Retain (with our owner label, so that a volume whose load vanishes
-before it is the target's is found by the sweeper), delete the pod, delete the claim it used, point the
-volume at the target claim (with the labels that claim selects by), point the target claim at
-the volume, wait until they are bound, put the reclaim policy back and take the label off.
+Each step checks whether it is still to be done. The steps: set reclaim policy Retain (with our owner
+label, so that garbage collection finds the volume if its transfer is deleted before the volume is
+bound), delete the pod, delete its PVC, point the volume at the target PVC (with the labels that the
+target PVC selects by), point the target PVC at the volume, wait until they are bound, restore the
+reclaim policy and remove the label.
 Source: Velero v1.18, pkg/exposer/generic_restore.go (the order, and the labels of the target's
 selector); Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (when a
-volume and a claim are bound).
+volume and a PVC are bound).
 """
 
 from typing import Final
@@ -21,8 +19,8 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PO
 from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
-from exposer.ownership import remove_owned
-from exposer.volumes import DELETE, hand_out, keep_for, patch_volume, set_reclaim_policy
+from exposer.ownership import delete_owned
+from exposer.volumes import DELETE, patch_volume, restore_reclaim_policy, retain_for, set_reclaim_policy
 
 __all__ = ["Rebinder"]
 
@@ -30,64 +28,66 @@ _BOUND_BY_CONTROLLER: Final = "pv.kubernetes.io/bound-by-controller"
 
 
 class Rebinder:
-    """Moves one PersistentVolume from the restore's claim to the target claim."""
+    """Moves one PersistentVolume from the restore PVC to the target PVC."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
     async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        """Take the next steps; None once the target claim is bound to the volume.
+        """Take the next steps; None once the target PVC is bound to the volume.
 
         Raises:
-            ExposeError: the target is gone or has another volume, or the volume is gone.
-            KubeError: the API server refused.
+            ExposeError: target PVC or volume were deleted, or the target PVC has another volume.
+            KubeError: the API server rejected a request.
         """
         target = await self._read_target(request, kept)
         volume = await self._client.read(PERSISTENT_VOLUMES, "", kept.pv_name)
         if volume is None or volume["metadata"].get("deletionTimestamp"):
-            raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data is gone")
+            raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data was deleted")
         try:
             return await self._rebind(request, kept, target=target, volume=volume)
         except NotFoundError as e:
-            raise ExposeError(f"the restored volume cannot be handed over: {e}") from e
+            raise ExposeError(f"cannot bind the restored volume to the target PVC: {e}") from e
 
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        """Delete the volume that cannot be handed over; None once it is gone.
+        """Delete a volume that cannot be rebound; None once it is deleted.
 
-        A volume that the target claim points at is left to it.
+        A volume that the target PVC points at is kept for it.
         """
         volume = await self._client.read(PERSISTENT_VOLUMES, "", kept.pv_name)
         if volume is None:
             return None
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.target_namespace, request.target_claim)
         if target is not None and target["spec"].get("volumeName") == kept.pv_name:
-            await hand_out(self._client, volume, kept.reclaim_policy)
+            await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
             return None
-        if not _in_our_hands(request, volume):
+        if not _owned_by_restore(request, volume):
             return None
-        waiting = Pending(PendingReason.CLEANING_UP, f"PersistentVolume {kept.pv_name} is being deleted")
+        pending = Pending(PendingReason.CLEANING_UP, f"PersistentVolume {kept.pv_name} is being deleted")
         try:
             volume = await set_reclaim_policy(self._client, volume, DELETE)
-            left = await self._remove_pod_and_claim(request.owner)
-            if left:
-                return left
+            deleting = await self._delete_pod_and_claim(request.owner)
+            if deleting:
+                return deleting
             if not volume["spec"].get("claimRef") or (target is not None and _claimed_by(volume, target)):
                 await self._release(request.owner, volume)
         except NotFoundError:
             return None
-        return waiting
+        return pending
 
     async def _rebind(
         self, request: RestoreRequest, kept: KeptVolume, *, target: JsonDict, volume: JsonDict
     ) -> Pending | None:
         if not _claimed_by(volume, target):
-            if not _in_our_hands(request, volume):
-                raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data belongs to another claim")
-            volume = await keep_for(self._client, volume, request.owner)
-            waiting = await self._remove_pod_and_claim(request.owner)
-            if waiting:
-                return waiting
-            # Read anew: its controller has noted meanwhile that the claim is gone.
+            if not _owned_by_restore(request, volume):
+                raise ExposeError(
+                    f"PersistentVolume {kept.pv_name} with the restored data belongs to another PersistentVolumeClaim"
+                )
+            volume = await retain_for(self._client, volume, request.owner)
+            pending = await self._delete_pod_and_claim(request.owner)
+            if pending:
+                return pending
+            # Read again: its controller has recorded meanwhile that the PVC was deleted.
             volume = await self._client.get(PERSISTENT_VOLUMES, "", kept.pv_name)
             volume = await self._point_volume(volume, target)
         if not target["spec"].get("volumeName"):
@@ -95,35 +95,36 @@ class Rebinder:
         if not _bound(volume, target):
             place = f"{request.target_namespace}/{request.target_claim}"
             return Pending(
-                PendingReason.BINDING, f"target claim {place} is being bound to PersistentVolume {kept.pv_name}"
+                PendingReason.BINDING, f"target PVC {place} is being bound to PersistentVolume {kept.pv_name}"
             )
-        await hand_out(self._client, volume, kept.reclaim_policy)
+        await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
         return None
 
     async def _release(self, owner: Owner, volume: JsonDict) -> None:
-        """Point the volume at a claim that is gone: its controller reclaims it for that.
+        """Point the volume at a deleted PVC, so that its controller reclaims it.
 
-        A volume that was just deleted would stay: a provisioner waits until it is Released.
+        Deleting only the volume object is not enough: a provisioner acts once the volume is Released.
         Source: sig-storage-lib-external-provisioner v11, controller/controller.go.
         """
         reference = {"namespace": owner.namespace, "name": owner.name, "uid": owner.uid, "resourceVersion": None}
         claim = {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind} | reference
         await patch_volume(self._client, volume, {"spec": {"claimRef": claim}})
 
-    async def _remove_pod_and_claim(self, owner: Owner) -> Pending | None:
-        waiting = await remove_owned(self._client, owner, PODS, owner.name)
-        return waiting or await remove_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
+    async def _delete_pod_and_claim(self, owner: Owner) -> Pending | None:
+        pending = await delete_owned(self._client, owner, PODS, owner.name)
+        return pending or await delete_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
 
     async def _read_target(self, request: RestoreRequest, kept: KeptVolume) -> JsonDict:
         namespace, name = request.target_namespace, request.target_claim
+        place = f"target PVC {namespace}/{name}"
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
         if target is None or target["metadata"].get("deletionTimestamp"):
-            raise ExposeError(f"target claim {namespace}/{name} is gone")
+            raise ExposeError(f"{place} was deleted")
         other = target["spec"].get("volumeName") or kept.pv_name
         if other != kept.pv_name:
-            raise ExposeError(f"target claim {namespace}/{name} was bound to PersistentVolume {other} meanwhile")
+            raise ExposeError(f"{place} was bound to PersistentVolume {other} meanwhile")
         if (target.get("status") or {}).get("phase") == "Lost":
-            raise ExposeError(f"target claim {namespace}/{name} has lost its volume")
+            raise ExposeError(f"{place} has phase Lost")
         return target
 
     async def _point_volume(self, volume: JsonDict, target: JsonDict) -> JsonDict:
@@ -153,14 +154,14 @@ class Rebinder:
         return await self._client.patch(PERSISTENT_VOLUME_CLAIMS, meta["namespace"], meta["name"], patch)
 
 
-def _in_our_hands(request: RestoreRequest, volume: JsonDict) -> bool:
-    """Whether the volume was the restore's or is meant for the target, and nobody else's."""
+def _owned_by_restore(request: RestoreRequest, volume: JsonDict) -> bool:
+    """Return whether the volume is bound to the restore PVC, reserved for the target PVC, or unbound."""
     reference = volume["spec"].get("claimRef") or {}
-    ours = (
+    claims = (
         (request.owner.namespace, request.owner.name),
         (request.target_namespace, request.target_claim),
     )
-    return not reference or (reference.get("namespace"), reference.get("name")) in ours
+    return not reference or (reference.get("namespace"), reference.get("name")) in claims
 
 
 def _claimed_by(volume: JsonDict, claim: JsonDict) -> bool:
@@ -169,6 +170,6 @@ def _claimed_by(volume: JsonDict, claim: JsonDict) -> bool:
 
 
 def _bound(volume: JsonDict, target: JsonDict) -> bool:
-    """Whether the controller has bound both sides."""
+    """Return whether the controller has bound volume and PVC."""
     phases = {(volume.get("status") or {}).get("phase"), (target.get("status") or {}).get("phase")}
     return phases == {"Bound"} and target["spec"].get("volumeName") == volume["metadata"]["name"]

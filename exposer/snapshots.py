@@ -1,7 +1,6 @@
-"""Builds the snapshot objects of an expose, and reads the source's.
+"""Builders and parsers of VolumeSnapshots and VolumeSnapshotContents.
 
-Knows VolumeSnapshot and VolumeSnapshotContent, and what has to be remembered of the source
-once it is gone. Does no I/O.
+Keeps in an annotation what is needed of the source after its deletion. Does no I/O.
 Source: Velero v1.18, pkg/exposer/csi_snapshot.go, as recorded in
 tests/recordings/velero-1.18.2/volumesnapshot*.json; external-snapshotter v8,
 pkg/utils/util.go (annotations of a content).
@@ -27,15 +26,15 @@ __all__ = [
     "build_backup_snapshot",
     "diagnose_snapshot",
     "parse_snapshot_source",
-    "remembered_source",
+    "parse_source_annotation",
     "snapshot_handle",
 ]
 
 SOURCE_ANNOTATION: Final = "nodeagent.io/snapshot-source"
-"""On the backup content: what is needed of the source after it was deleted, as JSON."""
+"""On the backup content: what is needed of the source after its deletion, as JSON."""
 
 VOLUME_ANNOTATION: Final = "nodeagent.io/snapshot-volume"
-"""On the backup content: the volume made from its snapshot, which must be gone before it."""
+"""On the backup content: the volume created from its snapshot, which must be deleted first."""
 
 _CONTROLLER_ANNOTATIONS: Final = frozenset(
     {
@@ -45,12 +44,12 @@ _CONTROLLER_ANNOTATIONS: Final = frozenset(
         VOLUME_ANNOTATION,
     }
 )
-"""What belongs to the life of one content; all else (the deletion secret's name, a driver's
-own notes) describes the snapshot behind it and goes with the handle."""
+"""Annotations about one content object; all others (the deletion secret's name, a driver's own)
+describe the snapshot on the storage and are copied with its handle."""
 
 
 class SnapshotSource(WireModel):
-    """The source of a backup snapshot: who it was, and what its volume was like.
+    """Identity of the source of a backup snapshot, and the properties of its volume.
 
     `size` is a quantity.
     """
@@ -63,7 +62,7 @@ class SnapshotSource(WireModel):
 
 
 def parse_snapshot_source(snapshot: JsonDict, content: JsonDict, claim: JsonDict) -> SnapshotSource:
-    """Return what has to be remembered of a source: its snapshot, content and claim."""
+    """Return what is needed of a source after its deletion, from its snapshot, content and PVC."""
     return SnapshotSource(
         snapshot_uid=snapshot["metadata"]["uid"],
         content=content["metadata"]["name"],
@@ -73,11 +72,11 @@ def parse_snapshot_source(snapshot: JsonDict, content: JsonDict, claim: JsonDict
     )
 
 
-def remembered_source(content: JsonDict) -> SnapshotSource:
-    """Return what the backup content remembers of its source.
+def parse_source_annotation(content: JsonDict) -> SnapshotSource:
+    """Return the source that is recorded on the backup content.
 
     Raises:
-        ContractError: its annotation is missing or was changed.
+        ContractError: the annotation is missing or invalid.
     """
     meta = content["metadata"]
     try:
@@ -85,38 +84,38 @@ def remembered_source(content: JsonDict) -> SnapshotSource:
     except ContractError as e:
         message = (
             f"VolumeSnapshotContent {meta['name']}: annotation {SOURCE_ANNOTATION}, "
-            "which remembers the source snapshot, cannot be read"
+            "which records the source snapshot, is missing or invalid"
         )
         raise ContractError(message) from e
 
 
 def snapshot_handle(content: JsonDict) -> str:
-    """Return the storage's own name of the snapshot; empty while it has none."""
+    """Return the storage's handle of the snapshot; empty while it has none."""
     status = content.get("status") or {}
     return str(status.get("snapshotHandle") or content["spec"]["source"].get("snapshotHandle") or "")
 
 
 def diagnose_snapshot(snapshot: JsonDict) -> Pending | None:
-    """Return what a VolumeSnapshot is waited for; None once it is ready to use."""
+    """Return why a VolumeSnapshot is pending; None once it is ready to use."""
     meta, status = snapshot["metadata"], snapshot.get("status") or {}
     place = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
     if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
         return None
-    words = (status.get("error") or {}).get("message")
-    if words:
-        return Pending(PendingReason.SNAPSHOT_ERROR, f"{place} is not ready: {words}", blocked=True)
-    return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is still being made")
+    error = (status.get("error") or {}).get("message")
+    if error:
+        return Pending(PendingReason.SNAPSHOT_ERROR, f"{place} is not ready: {error}", blocked=True)
+    return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is not ready yet")
 
 
 def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource) -> JsonDict:
-    """Return a content of our own for the snapshot behind the source's `content`.
+    """Return the backup content, which shares the snapshot handle of the source's `content`.
 
     Raises:
         ExposeError: the source content has no handle to share.
     """
     handle = snapshot_handle(content)
     if not handle:
-        raise ExposeError(f"VolumeSnapshotContent {source.content} is ready but names no snapshot handle")
+        raise ExposeError(f"VolumeSnapshotContent {source.content} is ready but has no snapshot handle")
     meta, spec = content["metadata"], content["spec"]
     annotations = {
         key: value for key, value in (meta.get("annotations") or {}).items() if key not in _CONTROLLER_ANNOTATIONS
@@ -165,8 +164,8 @@ def build_backup_snapshot(owner: Owner, content: JsonDict) -> JsonDict:
 
 
 def _restore_size(snapshot: JsonDict, claim: JsonDict) -> str:
-    """Return the least size of a volume for the snapshot; a driver may tell none, or zero."""
-    told = (snapshot.get("status") or {}).get("restoreSize")
-    if told and parse_quantity(told) > 0:
-        return str(told)
+    """Return the minimum size of a volume for the snapshot; a driver may report none, or zero."""
+    restore_size = (snapshot.get("status") or {}).get("restoreSize")
+    if restore_size and parse_quantity(restore_size) > 0:
+        return str(restore_size)
     return str(claim["spec"]["resources"]["requests"]["storage"])

@@ -1,7 +1,7 @@
-"""Where the volume behind a snapshot can be reached, and so where its backup may run.
+"""Placement of a snapshot's backup, derived from its source volume.
 
-Knows what claim, volume, storage class, attachments and nodes tell about it; reads only. Does
-not know what becomes of the answer (`exposer.placement`).
+Reads source PVC, volume, StorageClass, attachments and nodes; `exposer.placement` turns the result
+into a node affinity.
 Source: Velero v1.18.2, GetVolumeTopology and GetPVCAttachingNodeOS in pkg/util/kube/pvc_pv.go
 and its use in pkg/exposer/csi_snapshot.go.
 """
@@ -23,7 +23,7 @@ from exposer.claims import claim_volume_mode
 from exposer.model import Reader, SnapshotRequest
 from exposer.placement import LINUX, WINDOWS, Placement
 
-__all__ = ["place_backup", "read_node_os", "waits_for_consumer"]
+__all__ = ["binds_late", "place_backup", "read_node_os"]
 
 _FAST_CLONE_ANNOTATION: Final = "csi.vsphere.volume/fast-provisioning"
 _OS_LABEL: Final = "kubernetes.io/os"
@@ -31,22 +31,22 @@ _FS_TYPE: Final = "csi.storage.k8s.io/fstype"
 _WINDOWS_FS: Final = "ntfs"
 
 
-def waits_for_consumer(storage_class: JsonDict | None) -> bool:
-    """Whether volumes of that StorageClass are made where their first pod goes."""
+def binds_late(storage_class: JsonDict | None) -> bool:
+    """Return whether volumes of the StorageClass are provisioned on the node of their first pod."""
     return storage_class is not None and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer"
 
 
 async def read_node_os(reader: Reader, node: str) -> str:
-    """Return the operating system of a node; empty where it does not tell."""
+    """Return the operating system of a node; empty where its label is missing."""
     found = await reader.read(NODES, "", node) if node else None
     labels = (found or {"metadata": {}})["metadata"].get("labels") or {}
     return str(labels.get(_OS_LABEL, ""))
 
 
 async def place_backup(client: KubeClient, request: SnapshotRequest) -> Placement:
-    """Return the nodes where the volume made from the snapshot can be read.
+    """Return the nodes where the volume created from the snapshot can be read.
 
-    A source that is gone by now restricts nothing.
+    A source PVC that no longer exists adds no restriction.
     """
     rules = request.settings.nodes.choose(request.backup_class)
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
@@ -67,14 +67,13 @@ async def place_backup(client: KubeClient, request: SnapshotRequest) -> Placemen
 
 
 async def _read_topology(client: KubeClient, claim: JsonDict, storage_class: JsonDict | None) -> tuple[JsonDict, ...]:
-    """Return from where the source volume can be reached, as `nodeSelectorTerms`.
+    """Return the topology of the source volume, as `nodeSelectorTerms`.
 
-    Only where the class has its volumes made near their pods: the claim for the snapshot would
-    be made wherever the mover pod goes. Another class has its volume made first, and the
-    scheduler follows that.
+    Needed for late-binding classes only: the backup PVC would be provisioned on any node that the
+    mover pod is scheduled to. Other classes provision first, and the scheduler follows the volume.
     """
     volume = claim["spec"].get("volumeName")
-    if not volume or not waits_for_consumer(storage_class):
+    if not volume or not binds_late(storage_class):
         return ()
     found = await client.read(PERSISTENT_VOLUMES, "", volume)
     affinity = ((found or {"spec": {}})["spec"].get("nodeAffinity") or {}).get("required") or {}
@@ -86,8 +85,8 @@ async def _read_os(
 ) -> str:
     """Return the operating system whose nodes can read the volume.
 
-    Where no agent serves Windows, the nodes are not asked: what is not said to be for Windows
-    is taken for Linux.
+    Where no agent runs on Windows, the nodes are not read: a volume is for Linux unless its class
+    declares a Windows file system.
     """
     if claim_volume_mode(claim) is VolumeMode.BLOCK:
         return LINUX

@@ -1,7 +1,7 @@
-"""What mover pods inherit from the node agent's own DaemonSet.
+"""The fields that mover pods inherit from the node agent's DaemonSet.
 
-Knows which fields of a DaemonSet's pod template are handed down and which are held back.
-Does not know what else a mover pod holds (`exposer.pod_manifest`).
+Selects the inherited fields of the DaemonSet's pod template; the other fields of a mover pod are
+built by `exposer.pod_manifest`.
 Source: Velero v1.18, pkg/util/kube/pod.go, pkg/nodeagent/node_agent.go and
 pkg/util/third_party.go.
 """
@@ -19,7 +19,7 @@ from exposer.placement import WINDOWS
 __all__ = ["DEFAULT_KUBELET_ROOT", "AgentTemplate"]
 
 DEFAULT_KUBELET_ROOT: Final = "/var/lib/kubelet"
-"""Where kubelets keep their state unless told otherwise."""
+"""The kubelet's default root directory."""
 
 _CONTAINER: Final = "node-agent"
 _HOST_PODS: Final = "host-pods"
@@ -34,10 +34,10 @@ class AgentTemplate:
     """The inheritable part of the node agent's pod template.
 
     `pod_fields` and `container_fields` hold fields of a pod's spec and of its container as
-    JSON, `kubelet_root` is a path on the node. `tolerations` are those that are always handed
-    down, `all_tolerations` what the agent itself has. `host_pods_mounted` says whether the agent
-    may reach the volumes of other pods: without it pod volumes cannot be served. `windows` is
-    what movers on Windows nodes inherit; None: there is no DaemonSet for them.
+    JSON, `kubelet_root` is a path on the node. `tolerations` are always
+    inherited, `all_tolerations` are the agent's own. `host_pods_mounted` is whether the agent can
+    access the volumes of other pods: without it, pod volumes cannot be exposed. `windows` is what
+    movers on Windows nodes inherit; None: there is no DaemonSet for Windows.
     """
 
     image: str
@@ -59,20 +59,20 @@ class AgentTemplate:
         """Return what movers on nodes of that operating system inherit.
 
         Raises:
-            ExposeError: no DaemonSet is there to inherit from.
+            ExposeError: there is no DaemonSet to inherit from.
         """
         if node_os != WINDOWS:
             return self
         if self.windows is None:
             raise ExposeError(
-                f"the volume belongs on Windows nodes, and no data mover runs there: DaemonSet "
-                f"{AGENT_DAEMONSET_WINDOWS}, which it would take its image and volumes from, does not exist"
+                "the volume requires Windows nodes, but no data mover can run there: "
+                f"DaemonSet {AGENT_DAEMONSET_WINDOWS} does not exist"
             )
         return self.windows
 
     @classmethod
     def parse(cls, daemonset: JsonDict) -> Self:
-        """Return what the pods of `daemonset` (apps/v1 as JSON) hand down to mover pods.
+        """Return what mover pods inherit from `daemonset` (apps/v1 as JSON).
 
         Raises:
             ContractError: it has no container with an image.
@@ -88,8 +88,8 @@ class AgentTemplate:
         tolerations: tuple[JsonDict, ...] = tuple(spec.get("tolerations") or [])
         return cls(
             image=container["image"],
-            labels=_picked(meta.get("labels"), _INHERITED_LABELS),
-            annotations=_picked(meta.get("annotations"), _INHERITED_ANNOTATIONS),
+            labels=_pick(meta.get("labels"), _INHERITED_LABELS),
+            annotations=_pick(meta.get("annotations"), _INHERITED_ANNOTATIONS),
             tolerations=tuple(
                 toleration for toleration in tolerations if toleration.get("key") in _INHERITED_TOLERATIONS
             ),
@@ -97,8 +97,8 @@ class AgentTemplate:
             volumes=tuple(kept.values()),
             volume_mounts=tuple(mount for mount in mounts if mount["name"] in kept),
             env=tuple(container.get("env") or []),
-            pod_fields=_picked(spec, ("serviceAccountName", "dnsPolicy", "dnsConfig", "imagePullSecrets")),
-            container_fields=_picked(container, ("envFrom",)),
+            pod_fields=_pick(spec, ("serviceAccountName", "dnsPolicy", "dnsConfig", "imagePullSecrets")),
+            container_fields=_pick(container, ("envFrom",)),
             read_only_root=bool((container.get("securityContext") or {}).get("readOnlyRootFilesystem")),
             kubelet_root=root,
             host_pods_mounted=mounted,
@@ -111,17 +111,17 @@ def _agent_container(daemonset: JsonDict, spec: JsonDict) -> JsonDict:
     if not named or not named[0].get("image"):
         meta = daemonset.get("metadata") or {}
         place = f"{meta.get('namespace', '')}/{meta.get('name', '?')}"
-        message = f"DaemonSet {place} has no container with an image to start data movers from"
+        message = f"DaemonSet {place} has no container with an image for data movers"
         raise ContractError(message)
     return named[0]
 
 
-def _picked(fields: JsonDict | None, names: tuple[str, ...]) -> JsonDict:
+def _pick(fields: JsonDict | None, names: tuple[str, ...]) -> JsonDict:
     return {name: fields[name] for name in names if fields and fields.get(name)}
 
 
 def _kubelet_root(volumes: list[JsonDict], mounts: list[JsonDict]) -> tuple[str, bool]:
-    """Return the kubelet's folder on the node, and whether its pods' folder is mounted."""
+    """Return the kubelet's root directory on the node, and whether its `pods` folder is mounted."""
     for volume in volumes:
         path = (volume.get("hostPath") or {}).get("path", "")
         if volume["name"] == _HOST_PODS and path:
@@ -131,7 +131,7 @@ def _kubelet_root(volumes: list[JsonDict], mounts: list[JsonDict]) -> tuple[str,
 
 
 def _shows_kubelet(volume: JsonDict, root: str) -> bool:
-    """Whether the volume is a folder of the node at, above or below the kubelet's."""
+    """Return whether the volume is a hostPath at, above or below the kubelet's root directory."""
     raw = (volume.get("hostPath") or {}).get("path")
     if not raw:
         return False

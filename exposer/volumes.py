@@ -1,11 +1,7 @@
-"""What exposers do to PersistentVolumes, and to claims together with theirs.
+"""PersistentVolumes of exposes: reclaim policies, deletion with their PVCs, and cache PVCs.
 
-Knows reclaim policies and preconditions. Does not know why a volume is kept or given up.
-
-Makes the claim of a restore's cache, where one is asked for and can be had.
-
-Knows when a restore goes without: a cache only spares time and space on the node, and nothing
-fails for it. Does not know how large a cache is or when it pays; its parameter says so.
+A restore without a cache volume keeps its cache on the node: a cache volume only saves time and
+space there, and no restore fails for want of one.
 Source: Velero v1.18, pkg/exposer/cache_volume.go and validateCachePVCConfig in
 pkg/cmd/cli/nodeagent/server.go.
 """
@@ -20,18 +16,18 @@ from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.claims import build_cache_claim, cache_claim_name
 from exposer.model import Owner, Pending
-from exposer.ownership import ExposeRun, belongs, remove
+from exposer.ownership import ExposeRun, belongs, delete_object
 from exposer.settings import CacheVolume
 
 __all__ = [
     "DELETE",
     "RETAIN",
     "CacheClaims",
-    "condemn_volume_of",
-    "hand_out",
-    "keep_for",
+    "delete_claim",
     "patch_volume",
-    "remove_claim",
+    "reclaim_with_claim",
+    "restore_reclaim_policy",
+    "retain_for",
     "set_reclaim_policy",
 ]
 
@@ -46,16 +42,16 @@ RETAIN = "Retain"
 
 
 async def patch_volume(client: KubeClient, volume: JsonDict, patch: JsonDict) -> JsonDict:
-    """Apply `patch` to `volume` as it was just read; the UID and version must still hold.
+    """Apply `patch` to `volume` as it was just read; UID and resourceVersion are preconditions.
 
     Raises:
-        ConflictError: somebody wrote to it meanwhile; read again.
-        NotFoundError: it is gone.
+        ConflictError: it was changed meanwhile; read it again.
+        NotFoundError: it does not exist.
     """
     meta = volume["metadata"]
-    held = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+    preconditions = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
     return await client.patch(
-        PERSISTENT_VOLUMES, "", meta["name"], patch | {"metadata": patch.get("metadata", {}) | held}
+        PERSISTENT_VOLUMES, "", meta["name"], patch | {"metadata": patch.get("metadata", {}) | preconditions}
     )
 
 
@@ -66,8 +62,8 @@ async def set_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) 
     return await patch_volume(client, volume, {"spec": {"persistentVolumeReclaimPolicy": policy}})
 
 
-async def keep_for(client: KubeClient, volume: JsonDict, owner: Owner) -> JsonDict:
-    """Return `volume` kept whatever becomes of its claim, and marked as one that `owner` hands over."""
+async def retain_for(client: KubeClient, volume: JsonDict, owner: Owner) -> JsonDict:
+    """Return `volume` with reclaim policy Retain, and labeled as being rebound for `owner`."""
     labels = volume["metadata"].get("labels") or {}
     if volume["spec"].get("persistentVolumeReclaimPolicy") == RETAIN and labels.items() >= owner.labels.items():
         return volume
@@ -75,19 +71,19 @@ async def keep_for(client: KubeClient, volume: JsonDict, owner: Owner) -> JsonDi
     return await patch_volume(client, volume, patch)
 
 
-async def hand_out(client: KubeClient, volume: JsonDict, policy: str) -> None:
-    """Give `volume` the reclaim policy that it came with; from then on it is no load's."""
-    labelled = OWNER_UID_LABEL in (volume["metadata"].get("labels") or {})
-    if labelled or volume["spec"].get("persistentVolumeReclaimPolicy") != policy:
-        labels: JsonDict = {"labels": {OWNER_UID_LABEL: None}} if labelled else {}
+async def restore_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) -> None:
+    """Set the original reclaim policy of `volume` and remove the owner label: no transfer owns it any more."""
+    labeled = OWNER_UID_LABEL in (volume["metadata"].get("labels") or {})
+    if labeled or volume["spec"].get("persistentVolumeReclaimPolicy") != policy:
+        labels: JsonDict = {"labels": {OWNER_UID_LABEL: None}} if labeled else {}
         patch: JsonDict = {"metadata": labels, "spec": {"persistentVolumeReclaimPolicy": policy}}
         await patch_volume(client, volume, patch)
 
 
-async def condemn_volume_of(client: KubeClient, claim: JsonDict) -> None:
-    """Have the volume of `claim` go with it, whatever its class says about reclaiming.
+async def reclaim_with_claim(client: KubeClient, claim: JsonDict) -> None:
+    """Set reclaim policy Delete on the volume of `claim`, whatever its class specifies.
 
-    A volume that is bound to another claim by now is left alone.
+    A volume that is bound to another PVC is left alone.
     """
     name = claim["spec"].get("volumeName")
     volume = await client.read(PERSISTENT_VOLUMES, "", name) if name else None
@@ -99,48 +95,48 @@ async def condemn_volume_of(client: KubeClient, claim: JsonDict) -> None:
         return
 
 
-async def remove_claim(client: KubeClient, owner: Owner, name: str) -> Pending | None:
-    """Have the owner's claim of that name deleted with its volume; None once it is gone or never was."""
+async def delete_claim(client: KubeClient, owner: Owner, name: str) -> Pending | None:
+    """Delete the owner's PVC of that name with its volume; None once there is no such PVC."""
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, name)
     if claim is None or not belongs(claim, owner):
         return None
-    await condemn_volume_of(client, claim)
-    return await remove(client, PERSISTENT_VOLUME_CLAIMS, claim)
+    await reclaim_with_claim(client, claim)
+    return await delete_object(client, PERSISTENT_VOLUME_CLAIMS, claim)
 
 
 class CacheClaims:
-    """The cache claims of restores."""
+    """The cache PVCs of restores."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
     async def ensure(self, run: ExposeRun, owner: Owner, *, cache: CacheVolume | None, node: str) -> str | Pending:
-        """Return the name of the owner's cache claim, made if need be; empty where there is none.
+        """Return the name of the owner's cache PVC, created where needed; empty where there is none.
 
         `node`: where the cache must be reachable; empty: anywhere.
 
         Raises:
-            ExposeError: the name is taken by somebody else's claim.
-            NotOwnerError: from the run's guard; nothing was made.
+            ExposeError: another PVC has the name.
+            NotOwnerError: from the run's guard; nothing was created.
         """
         if cache is None:
             return ""
         problem = await self._problem_of(cache)
         if problem:
             extra = fields(kind=owner.kind, namespace=owner.namespace, name=owner.name, reason=problem)
-            _log.warning("no cache volume, the cache is kept on the node", extra=extra)
+            _log.warning("cannot create a cache volume, using the node's disk for the cache", extra=extra)
             return ""
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
         return claim if isinstance(claim, Pending) else cache_claim_name(owner)
 
     async def _problem_of(self, cache: CacheVolume) -> str:
-        """Return why no cache volume can be had of that class; empty where one can."""
+        """Return why the class cannot be used for a cache volume; empty where it can."""
         if not cache.storage_class:
-            return "cachePVC names no storage class"
+            return "cachePVC has no storageClass"
         found = await self._client.read(STORAGE_CLASSES, "", cache.storage_class)
         if found is None:
             return f"StorageClass {cache.storage_class} does not exist"
         policy = found.get("reclaimPolicy") or DELETE
         if policy != DELETE:
-            return f"StorageClass {cache.storage_class} reclaims by {policy}: every cache would leave its volume behind"
+            return f"StorageClass {cache.storage_class} has reclaimPolicy {policy}: cache volumes would not be deleted"
         return ""

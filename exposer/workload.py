@@ -1,12 +1,7 @@
-"""The pod whose volume is moved while it runs: is it there, does it wait, what does it tolerate?
+"""Workload pods: their state, their tolerations, and the folders of their volumes on the node.
 
-Knows how the state of a workload's pod reads. Does no I/O, and does not know what is done
-with its volume (`exposer.pod_volume`).
-
-Where a kubelet mounts the volume of a pod.
-
-Knows the folder of each kind of volume below the kubelet's root. Does not read the node's
-file system, nor the cluster: the plugin's name follows from the volume's source.
+Pure: reads neither the cluster nor the node's file system. The folder follows from the volume's
+source.
 Source: Kubernetes v1.34, pkg/kubelet/kubelet_getters.go (getPodVolumeDir), the plugin names in
 pkg/volume/*, pkg/volume/csi/csi_mounter.go (getTargetPath); Velero v1.18,
 pkg/util/kube/utils.go (GetVolumeDirectory).
@@ -22,7 +17,7 @@ from exposer.model import Pending, WorkloadRef
 __all__ = [
     "ONTO_ANY_NODE",
     "RESTORE_WAIT",
-    "block_refused",
+    "build_block_error",
     "build_volume_folder",
     "check_alive",
     "check_restore_wait",
@@ -30,74 +25,74 @@ __all__ = [
     "claim_of",
     "find_volume",
     "pod_of_folder",
+    "restore_wait_completed",
     "tolerations_to_stay",
-    "took_its_data",
 ]
 
 
 RESTORE_WAIT: Final = "restore-wait"
-"""The init container that holds a restored pod until its volumes are filled.
+"""The init container that holds a restored pod until its data is restored.
 
 Source: Velero v1.18, pkg/restorehelper; tests/recordings/velero-1.18.2/workload-pod-restored.json.
 """
 
 
 ONTO_ANY_NODE: Final[JsonDict] = {"operator": "Exists", "effect": "NoSchedule"}
-"""The toleration of a pod that must get there although nothing new is to be scheduled."""
+"""The toleration of a pod that must be scheduled to its node in spite of NoSchedule taints."""
 
 
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
+_TERMINATED: Final = frozenset({"Succeeded", "Failed"})
 
 
 def check_alive(ref: WorkloadRef, pod: JsonDict | None) -> JsonDict:
-    """Return `pod` (a v1 Pod as JSON dict), which is the one that `ref` means and keeps its volumes.
+    """Return `pod` (a v1 Pod as JSON dict) if it is the one that `ref` names, and its volumes stay mounted.
 
     Raises:
-        ExposeError: it is gone, or about to go, and its volumes with it.
+        ExposeError: it was deleted, is being deleted, or has terminated.
     """
     gone = f"workload pod {ref} is gone"
     if pod is None:
         raise ExposeError(f"{gone}: it does not exist")
     meta = pod["metadata"]
-    if not ref.means(pod):
+    if not ref.matches(pod):
         raise ExposeError(f"{gone}: the pod of that name has the UID {meta['uid']}, not {ref.uid}")
     if meta.get("deletionTimestamp"):
         raise ExposeError(f"{gone}: it is being deleted")
     phase = (pod.get("status") or {}).get("phase", "")
-    if phase in _ENDED:
-        raise ExposeError(f"{gone}: it has ended ({phase}), and its volumes are unmounted")
+    if phase in _TERMINATED:
+        raise ExposeError(f"{gone}: phase {phase}, its volumes are unmounted")
     return pod
 
 
 def check_running(ref: WorkloadRef, pod: JsonDict) -> None:
-    """Return if `pod` runs, so that its volumes are mounted and hold what is to be kept.
+    """Return if `pod` is running, so that its volumes are mounted.
 
     Raises:
-        ExposeError: it does not run yet.
+        ExposeError: it is not running yet.
     """
     phase = (pod.get("status") or {}).get("phase", "Pending")
     if phase != "Running":
-        raise ExposeError(f"workload pod {ref} does not run: it is {phase}")
+        raise ExposeError(f"workload pod {ref} is not running: phase {phase}")
 
 
 def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Pending | None:
-    """Return None while `pod` waits in its init container for the data of its volumes.
+    """Return None while the pod's init container holds it until its data is restored.
 
     Raises:
-        ExposeError: it has no such container.
+        ExposeError: there is no such container.
     """
     named = [c for c in pod["spec"].get("initContainers") or [] if c["name"] == RESTORE_WAIT]
     if not named:
-        raise ExposeError(f"workload pod {ref} has no init container {RESTORE_WAIT}: it would not wait for its data")
+        raise ExposeError(f"workload pod {ref} has no init container {RESTORE_WAIT}: it would start without its data")
     if "running" in _restore_wait_state(pod):
         return None
-    what = f"init container {RESTORE_WAIT} of workload pod {ref} does not run"
+    what = f"init container {RESTORE_WAIT} of workload pod {ref} is not running"
     return Pending(PendingReason.WORKLOAD_NOT_WAITING, what)
 
 
-def took_its_data(ref: WorkloadRef, pod: JsonDict | None) -> bool:
-    """Whether the pod saw that its volumes are filled: what became of it then takes nothing back."""
-    if pod is None or not ref.means(pod):
+def restore_wait_completed(ref: WorkloadRef, pod: JsonDict | None) -> bool:
+    """Return whether the pod's init container found the restored data; later states of the pod do not matter."""
+    if pod is None or not ref.matches(pod):
         return False
     terminated: JsonDict = _restore_wait_state(pod).get("terminated") or {}
     return bool(terminated) and terminated.get("exitCode") == 0
@@ -107,7 +102,7 @@ def find_volume(ref: WorkloadRef, pod: JsonDict, name: str) -> JsonDict:
     """Return the volume of that name from the pod's `spec.volumes`.
 
     Raises:
-        ExposeError: there is none, or no container has it mounted as a file system.
+        ExposeError: there is none, or no container mounts it as a file system.
     """
     spec = pod["spec"]
     volume: JsonDict | None = next((v for v in spec.get("volumes") or [] if v["name"] == name), None)
@@ -115,23 +110,23 @@ def find_volume(ref: WorkloadRef, pod: JsonDict, name: str) -> JsonDict:
         raise ExposeError(f"workload pod {ref} has no volume {name}")
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
     if any(device["name"] == name for c in containers for device in c.get("volumeDevices") or []):
-        raise block_refused(ref, name)
+        raise build_block_error(ref, name)
     if not any(mount["name"] == name for c in containers for mount in c.get("volumeMounts") or []):
-        # Source: Kubernetes v1.34, pkg/kubelet/volumemanager/populator: such a volume is skipped.
-        raise ExposeError(f"no container of workload pod {ref} mounts volume {name}: it is not on the node")
+        # Source: Kubernetes v1.34, pkg/kubelet/volumemanager/populator: kubelets skip such a volume.
+        raise ExposeError(f"no container of workload pod {ref} mounts volume {name}: it is not mounted on the node")
     return volume
 
 
-def block_refused(ref: WorkloadRef, name: str) -> ExposeError:
-    """Return the refusal of a volume that is a device."""
-    return ExposeError(f"volume {name} of workload pod {ref} is a block volume: only file systems are moved pod by pod")
+def build_block_error(ref: WorkloadRef, name: str) -> ExposeError:
+    """Return the error for a block volume."""
+    return ExposeError(f"volume {name} of workload pod {ref} is a block volume: pod volumes must be file systems")
 
 
 def tolerations_to_stay(pod: JsonDict) -> tuple[JsonDict, ...]:
-    """Return what a pod must tolerate to be on the workload's node as long as the workload is.
+    """Return the tolerations that keep a pod on the workload's node for as long as the workload.
 
-    Like the workload itself it is not driven away (its NoExecute tolerations, those without an
-    effect included), and it gets there although nothing new is to be scheduled: the data is there.
+    It is not evicted before the workload (NoExecute, tolerations without an effect included), and
+    it is scheduled in spite of NoSchedule taints, because the data is on that node.
     """
     tolerated = pod["spec"].get("tolerations") or []
     kept = [t | {"effect": "NoExecute"} for t in tolerated if t.get("effect", "") in {"", "NoExecute"}]
@@ -148,7 +143,7 @@ _CSI: Final = "kubernetes.io~csi"
 
 
 _MIGRATED: Final = ("awsElasticBlockStore", "azureDisk", "azureFile", "cinder", "gcePersistentDisk", "vsphereVolume")
-"""Kubelets hand these to CSI drivers, whatever the object says.
+"""Kubelets mount these through CSI drivers, whatever the object names.
 
 Source: Kubernetes v1.34, pkg/volume/csimigration; each of these is locked to its driver.
 """
@@ -162,7 +157,7 @@ _PLUGINS: Final = {
     "nfs": "kubernetes.io~nfs",
     "iscsi": "kubernetes.io~iscsi",
     "fc": "kubernetes.io~fc",
-    # Gone since v1.31: nodes of older clusters still mount them.
+    # Removed in v1.31; nodes of older clusters still mount them.
     "cephfs": "kubernetes.io~cephfs",
     "rbd": "kubernetes.io~rbd",
     "configMap": "kubernetes.io~configmap",
@@ -173,7 +168,7 @@ _PLUGINS: Final = {
 
 
 def claim_of(pod: JsonDict, volume: JsonDict) -> str:
-    """Return the name of the claim behind `volume` of `pod`; empty where it has none.
+    """Return the name of the PVC behind `volume` of `pod`; empty where it has none.
 
     Source: Kubernetes v1.34, staging/src/k8s.io/component-helpers/storage/ephemeral.
     """
@@ -183,29 +178,29 @@ def claim_of(pod: JsonDict, volume: JsonDict) -> str:
 
 
 def build_volume_folder(kubelet_root: str, pod_uid: str, volume: JsonDict, *, pv: JsonDict | None = None) -> str:
-    """Return the node's folder in which the kubelet has mounted a volume.
+    """Return the folder on the node in which the kubelet mounts a volume.
 
     Args:
-        kubelet_root: the kubelet's folder on the node.
-        pod_uid: whose volume it is.
+        kubelet_root: the kubelet's root directory on the node.
+        pod_uid: UID of the pod with the volume.
         volume: the entry of the pod's `spec.volumes`.
-        pv: the PersistentVolume of its claim, for a volume with one.
+        pv: the PersistentVolume of its PVC, for a volume with one.
 
     Raises:
-        ExposeError: a kubelet mounts nothing in a folder of its own for such a volume.
+        ExposeError: the kubelet does not mount such a volume in a folder of the pod.
     """
     source, name = (volume, volume["name"]) if pv is None else (pv["spec"], pv["metadata"]["name"])
     plugin = _plugin_of(source)
     if not plugin:
         kinds = [key for key in source if key in {"hostPath", "image", "gitRepo"}]
         what = kinds[0] if kinds else "an unknown source"
-        raise ExposeError(f"volume {volume['name']} is of {what}: no folder of the pod's own holds its data")
+        raise ExposeError(f"volume {volume['name']} has source {what}: its data is not in a folder of the pod")
     below = "/mount" if plugin == _CSI else ""
     return f"{kubelet_root.rstrip('/')}/pods/{pod_uid}/volumes/{plugin}/{name}{below}"
 
 
 def pod_of_folder(folder: str) -> str:
-    """Return the UID of the pod that `folder`, one of `build_volume_folder`, is of."""
+    """Return the UID of the pod in `folder`, a result of `build_volume_folder`."""
     return folder.rpartition("/volumes/")[0].rpartition("/")[2]
 
 

@@ -63,13 +63,13 @@ def select_labels(labels: Mapping[str, str]) -> str:
 
 
 class Deletion(Enum):
-    """What came of asking for an object's deletion."""
+    """Result of a delete request."""
 
-    GONE_BEFORE = auto()
-    REFUSED = auto()
-    """Another object has the name by now; or this one was just changed, and nothing was done."""
-    BEGUN = auto()
-    """It is still there: a finalizer holds it, or a pod has time to end."""
+    NOT_FOUND = auto()
+    CONFLICT = auto()
+    """An object with another UID has the name, or this one was just changed; nothing was deleted."""
+    STARTED = auto()
+    """The object still exists: it has a finalizer, or is a pod within its grace period."""
     DONE = auto()
 
 
@@ -232,11 +232,11 @@ class KubeClient:
             request = Request("DELETE", path, body=json.dumps(options).encode())
             answer = _loads(await self._send(request, attempted, again=True))
         except NotFoundError:
-            return Deletion.GONE_BEFORE
+            return Deletion.NOT_FOUND
         except ConflictError:
             if not uid:
                 raise
-            return Deletion.REFUSED
+            return Deletion.CONFLICT
         return _read_deletion(answer)
 
     async def pod_log(self, namespace: str, name: str, *, limit_bytes: int) -> str:
@@ -263,7 +263,7 @@ def _read_deletion(answer: JsonDict) -> Deletion:
     """
     meta = answer.get("metadata") or {}
     held = answer.get("kind") != "Status" and (meta.get("finalizers") or meta.get("deletionGracePeriodSeconds"))
-    return Deletion.BEGUN if held else Deletion.DONE
+    return Deletion.STARTED if held else Deletion.DONE
 
 
 def _loads(response: Response) -> JsonDict:

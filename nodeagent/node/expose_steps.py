@@ -20,7 +20,7 @@ from core.models.phases import HOLDING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.units import format_duration
 from exposer.model import Exposed, Guard, NotOwnerError, Pending
-from exposer.ownership import remove
+from exposer.ownership import delete_object
 from nodeagent.node.lifecycle import Case, ReadCurrent, Site, Timeouts
 from nodeagent.node.mover_loss import LostPod, count_loss, read_loss
 from nodeagent.node.slots import Claim
@@ -101,7 +101,7 @@ class ExposeSteps(StepBase):
                 return Requeue(min(pause, _LOSS_LOOK_SECONDS))
         if case.pod is not None:
             await self._tools.logs.take_over(case.cr, case.pod)
-            await remove(self._tools.client, PODS, case.pod)
+            await delete_object(self._tools.client, PODS, case.pod)
         return Requeue(self._waits.count_check(case.cr.uid))
 
     async def prepare(self, case: Case) -> Requeue | None:

@@ -93,10 +93,10 @@ def _broken(
     return Case(told, reason, visible, pod=spec or {}, container=container)
 
 
-_NO_NODE = r"no node takes pod velero/{name}: 0/\d+ nodes are available: .*"
-_CANNOT_START = r"pod velero/{name} cannot start on node \S+ yet: "
-_NO_VOLUME = r"claim velero/{name} of pod velero/{name} has no volume yet: "
-_TARGET = r"target claim {space}/{name} "
+_NO_NODE = r"Pod velero/{name} cannot be scheduled:  0/\d+ nodes are available: .*"
+_CANNOT_START = r"Pod velero/{name} cannot start on node \S+ yet: "
+_NO_VOLUME = r"PersistentVolumeClaim velero/{name} of Pod velero/{name} is not bound: "
+_TARGET = r"target PVC {space}/{name} "
 
 CASES = {
     "taint": Case(
@@ -135,20 +135,21 @@ CASES = {
         storage_class=MISSING,
     ),
     "image-pull": _broken(
-        r"pod velero/{name} waits for its image on node \S+: (ErrImagePull|ImagePullBackOff): .*connection refused",
+        r"image of Pod velero/{name} is not available on node \S+: "
+        r"(ErrImagePull|ImagePullBackOff): .*connection refused",
         "ImagePullBackOff",
         "Failed",
         image=_NO_IMAGE,
     ),
     "image-never": _broken(
-        r"pod velero/{name} cannot start on node \S+: ErrImageNeverPull: ",
+        r"Pod velero/{name} cannot start on node \S+: ErrImageNeverPull: ",
         "Failed",
         "ErrImageNeverPull",
         image=_NO_IMAGE,
         imagePullPolicy="Never",
     ),
     "image-name": _broken(
-        r"pod velero/{name} cannot start on node \S+: InvalidImageName: ",
+        r"Pod velero/{name} cannot start on node \S+: InvalidImageName: ",
         "Failed",
         "InspectFailed",
         image="No//Name",
@@ -174,7 +175,7 @@ CASES = {
     ),
     "kubelet-rejection": Case("OutOfcpu", "MoverLost", pod={}, container=_HUGE, bound=True, heals=True),
     "name-taken": Case(
-        "Pod velero/{name} exists already and does not belong to DataUpload {name}", "Failed", pod={}, foreign=True
+        "Pod velero/{name} already exists and does not belong to DataUpload {name}", "Failed", pod={}, foreign=True
     ),
     "snapshot-error": Case(
         "VolumeSnapshot {space}/{name} is not ready: .*the array is offline",
@@ -183,7 +184,7 @@ CASES = {
         heals=True,
     ),
     "snapshot-unfinished": Case(
-        "VolumeSnapshot {space}/{name} is still being made",
+        "VolumeSnapshot {space}/{name} is not ready yet",
         "SnapshotNotReady",
         snapshot="never",
         expected=True,
@@ -205,13 +206,13 @@ CASES = {
         expected=True,
     ),
     "target-claim-bound": Case(
-        "target claim {space}/data is bound to PersistentVolume .* already",
+        "cannot restore into target PVC {space}/data: it is already bound to PersistentVolume",
         "Failed",
         kind="DataDownload",
         source="data",
     ),
     "target-claim-unconsumed": Case(
-        _TARGET + "waits for the first pod that uses it",
+        _TARGET + "is not used by a pod yet",
         "TargetClaimUnconsumed",
         kind="DataDownload",
         storage_class="bed-wait",
@@ -230,10 +231,10 @@ CASES = {
         source=MISSING,
     ),
     "workload-not-running": Case(
-        "workload pod {space}/pending does not run: it is Pending", "Failed", kind="PodVolumeBackup"
+        "workload pod {space}/pending is not running: phase Pending", "Failed", kind="PodVolumeBackup"
     ),
     "workload-not-waiting": Case(
-        "init container restore-wait of workload pod {space}/pending does not run",
+        "init container restore-wait of workload pod {space}/pending is not running",
         "WorkloadNotWaiting",
         kind="PodVolumeRestore",
         expected=True,

@@ -124,8 +124,8 @@ def refuse(agent: Bed, space: str) -> None:
     said = [wait_until(agent, BACKUPS, item, "Failed")["status"]["message"] for item in (*items, restic)]
 
     assert said == [
-        f"volume data of workload pod {space}/device is a block volume: only file systems are moved pod by pod",
-        "volume scripts is of hostPath: no folder of the pod's own holds its data",
+        f"volume data of workload pod {space}/device is a block volume: pod volumes must be file systems",
+        "volume scripts has source hostPath: its data is not in a folder of the pod",
         f"workload pod {space}/device has no volume nothing",
         "restic is not supported",
     ]

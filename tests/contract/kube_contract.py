@@ -75,7 +75,7 @@ class KubeContract:
     async def test_absent_object_is_not_found(self, bench: Bench) -> None:
         client = bench.client
         assert await client.read(CONFIG_MAPS, bench.namespace, "a") is None
-        assert await client.delete(CONFIG_MAPS, bench.namespace, "a") is Deletion.GONE_BEFORE
+        assert await client.delete(CONFIG_MAPS, bench.namespace, "a") is Deletion.NOT_FOUND
         with pytest.raises(NotFoundError):
             await bench.patch(CONFIG_MAPS, "a", {"data": {"key": "new"}})
 
@@ -126,7 +126,7 @@ class KubeContract:
 
     async def test_delete_with_another_uid_leaves_the_object(self, bench: Bench) -> None:
         await bench.config_map("a")
-        assert await bench.client.delete(CONFIG_MAPS, bench.namespace, "a", uid="another") is Deletion.REFUSED
+        assert await bench.client.delete(CONFIG_MAPS, bench.namespace, "a", uid="another") is Deletion.CONFLICT
         assert await bench.client.read(CONFIG_MAPS, bench.namespace, "a") is not None
 
     async def test_delete_with_the_uid_removes_the_object(self, bench: Bench) -> None:
@@ -144,7 +144,7 @@ class KubeContract:
 
     async def test_finalizer_holds_a_deletion_until_it_is_dropped(self, bench: Bench) -> None:
         await bench.upload("a", finalizers=[HOLD])
-        assert await bench.client.delete(DATA_UPLOADS, bench.namespace, "a") is Deletion.BEGUN
+        assert await bench.client.delete(DATA_UPLOADS, bench.namespace, "a") is Deletion.STARTED
         held = await bench.client.get(DATA_UPLOADS, bench.namespace, "a")
         assert "deletionTimestamp" in _meta(held)
         await bench.patch(DATA_UPLOADS, "a", {"metadata": {"finalizers": None}})
@@ -154,7 +154,7 @@ class KubeContract:
         await bench.upload("a", finalizers=[HOLD])
         await bench.client.delete(DATA_UPLOADS, bench.namespace, "a")
         before = await bench.client.get(DATA_UPLOADS, bench.namespace, "a")
-        assert await bench.client.delete(DATA_UPLOADS, bench.namespace, "a") is Deletion.BEGUN
+        assert await bench.client.delete(DATA_UPLOADS, bench.namespace, "a") is Deletion.STARTED
         assert await bench.client.get(DATA_UPLOADS, bench.namespace, "a") == before
         await bench.patch(DATA_UPLOADS, "a", {"metadata": {"finalizers": None}})
 

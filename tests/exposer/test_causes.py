@@ -88,7 +88,7 @@ async def test_the_kubelets_trouble_is_told_and_asked_for_at_most_at_each_look()
 
     found = await scene.explain_at(0.0, 3.0, 4.0, 6.9, 7.0, node="a")
 
-    said = Pending("FailedMount", "pod velero/b1 cannot start on node a yet: FailedMount: no such secret", blocked=True)
+    said = Pending("FailedMount", "Pod velero/b1 cannot start on node a yet: FailedMount: no such secret", blocked=True)
     assert found[1:] == [said] * 4
     assert scene.questions == [EVENTS.plural] * 2
 
@@ -97,7 +97,7 @@ async def test_a_long_pull_is_told_and_is_no_trouble() -> None:
     scene = Scene()
     scene.put_event("p", "Pulling", 'Pulling image "x"', warning=False)
     found = await scene.explain_at(0.0, 3.0, node="a")
-    text = 'pod velero/b1 is being started on node a: Pulling: Pulling image "x"'
+    text = 'Pod velero/b1 is starting on node a: Pulling: Pulling image "x"'
     assert found[1] == Pending("ContainerCreating", text)
 
 
@@ -109,7 +109,7 @@ async def test_the_provisioners_trouble_is_told(conditions: list[JsonDict]) -> N
 
     found = await scene.explain_at(0.0, 3.0, conditions=conditions)
 
-    text = "claim velero/b1 of pod velero/b1 has no volume yet: ProvisioningFailed: the pool is full"
+    text = "PersistentVolumeClaim velero/b1 of Pod velero/b1 is not bound: ProvisioningFailed: the pool is full"
     assert found[1] == Pending("ProvisioningFailed", text, blocked=True)
     assert scene.questions == ["b1", EVENTS.plural]
 
@@ -118,20 +118,22 @@ async def test_a_claim_that_nobody_says_anything_about_is_named() -> None:
     scene = Scene()
     scene.put_claim()
     found = await scene.explain_at(0.0, 3.0)
-    assert found[1] == Pending("ClaimUnbound", "claim velero/b1 of pod velero/b1 has no volume yet")
+    assert found[1] == Pending("ClaimUnbound", "PersistentVolumeClaim velero/b1 of Pod velero/b1 is not bound")
 
 
 @pytest.mark.cause("claim-missing")
 async def test_a_claim_that_is_gone_is_trouble() -> None:
     found = await Scene().explain_at(0.0, 3.0)
-    assert found[1] == Pending("ClaimMissing", "claim velero/b1 of pod velero/b1 does not exist", blocked=True)
+    assert found[1] == Pending(
+        "ClaimMissing", "PersistentVolumeClaim velero/b1 of Pod velero/b1 does not exist", blocked=True
+    )
 
 
 async def test_a_pod_whose_claims_are_bound_waits_for_the_scheduler() -> None:
     scene = Scene()
     scene.put_claim("pv")
     found = await scene.explain_at(0.0, 3.0)
-    assert found[1] == Pending("Scheduling", "pod velero/b1 waits for the scheduler")
+    assert found[1] == Pending("Scheduling", "Pod velero/b1 is not scheduled yet")
 
 
 async def test_what_held_a_pod_up_before_is_no_cause_once_it_has_come_further() -> None:
@@ -159,7 +161,7 @@ async def test_whoever_does_not_answer_is_no_cause() -> None:
     scene = Scene()
     scene.kube.fail_next("GET", EVENTS.plural, 403)
     found = await scene.explain_at(0.0, 3.0, node="a")
-    assert found[1] == Pending("ContainerCreating", "pod velero/b1 is being started on node a")
+    assert found[1] == Pending("ContainerCreating", "Pod velero/b1 is starting on node a")
 
 
 async def test_very_many_pods_are_asked_about_less_often_each() -> None:

@@ -7,7 +7,7 @@ volume controller) and kubernetes-csi/external-provisioner v5, whose forms the b
 import pytest
 
 from core.models.base import JsonDict
-from exposer.causes import Words, about_claim, about_pod
+from exposer.causes import EventCause, find_pod_cause, find_pvc_cause
 
 
 def event(reason: str, message: str, second: int, *, warning: bool = True, by: str = "kubelet") -> JsonDict:
@@ -45,35 +45,35 @@ PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
         pytest.param([], None, id="none"),
         pytest.param([SCHEDULED], None, id="scheduled"),
         pytest.param([UNSCHEDULED, SCHEDULED], None, id="unscheduled before"),
-        pytest.param([SCHEDULED, MOUNT], Words("FailedMount", NO_SECRET, blocked=True), id="mount"),
+        pytest.param([SCHEDULED, MOUNT], EventCause("FailedMount", NO_SECRET, blocked=True), id="mount"),
         pytest.param(
             [SCHEDULED, ATTACH],
-            Words("FailedAttachVolume", "Multi-Attach error for volume is used by another node", blocked=True),
+            EventCause("FailedAttachVolume", "Multi-Attach error for volume is used by another node", blocked=True),
             id="attach",
             marks=pytest.mark.cause("volume-not-attached"),
         ),
         pytest.param(
             [SCHEDULED, SANDBOX, CHANGED],
-            Words("FailedCreatePodSandBox", "failed to setup network for sandbox", blocked=True),
+            EventCause("FailedCreatePodSandBox", "failed to setup network for sandbox", blocked=True),
             id="network",
             marks=pytest.mark.cause("pod-network"),
         ),
         pytest.param(
             [SCHEDULED, MOUNT, PULLING],
-            Words("Pulling", 'Pulling image "mover:1"', blocked=False),
+            EventCause("Pulling", 'Pulling image "mover:1"', blocked=False),
             id="mounted since",
             marks=pytest.mark.cause("image-being-pulled"),
         ),
         pytest.param([SCHEDULED, MOUNT, PULLING, PULLED], None, id="gone on"),
         pytest.param(
             [SCHEDULED, event("Pulled", "", 2, warning=False), MOUNT],
-            Words("FailedMount", NO_SECRET, blocked=True),
+            EventCause("FailedMount", NO_SECRET, blocked=True),
             id="same second",
         ),
     ],
 )
-def test_the_newest_trouble_of_a_pod_counts_until_it_goes_on(events: list[JsonDict], words: Words | None) -> None:
-    assert about_pod(events) == words
+def test_the_newest_trouble_of_a_pod_counts_until_it_goes_on(events: list[JsonDict], words: EventCause | None) -> None:
+    assert find_pod_cause(events) == words
 
 
 CONTROLLER = "persistentvolume-controller"
@@ -90,13 +90,17 @@ AGAIN = event("Provisioning", "External provisioner is provisioning volume", 9, 
     ("events", "words"),
     [
         pytest.param([], None, id="none"),
-        pytest.param([WAITS], Words("ExternalProvisioning", WAITS["message"], blocked=False), id="nobody answers"),
-        pytest.param([NO_CLASS, WAITS], Words("ProvisioningFailed", NO_CLASS["message"], blocked=True), id="no class"),
-        pytest.param([NO_CLASS, BEGINS], Words("Provisioning", BEGINS["message"], blocked=False), id="class came"),
-        pytest.param([BEGINS, FULL, AGAIN], Words("ProvisioningFailed", FULL_TEXT, blocked=True), id="tried again"),
+        pytest.param([WAITS], EventCause("ExternalProvisioning", WAITS["message"], blocked=False), id="nobody answers"),
+        pytest.param(
+            [NO_CLASS, WAITS], EventCause("ProvisioningFailed", NO_CLASS["message"], blocked=True), id="no class"
+        ),
+        pytest.param([NO_CLASS, BEGINS], EventCause("Provisioning", BEGINS["message"], blocked=False), id="class came"),
+        pytest.param(
+            [BEGINS, FULL, AGAIN], EventCause("ProvisioningFailed", FULL_TEXT, blocked=True), id="tried again"
+        ),
         pytest.param(
             [{"type": "Warning", "reason": "ProvisioningFailed"}],
-            Words("ProvisioningFailed", "", blocked=True),
+            EventCause("ProvisioningFailed", "", blocked=True),
             id="no words and no time",
         ),
         pytest.param(
@@ -110,12 +114,12 @@ AGAIN = event("Provisioning", "External provisioner is provisioning volume", 9, 
                     "series": {"lastObservedTime": "2026-11-21T12:01:00.5Z"},
                 },
             ],
-            Words("ProvisioningSlow", AGAIN["message"], blocked=True),
+            EventCause("ProvisioningSlow", AGAIN["message"], blocked=True),
             id="a series",
         ),
     ],
 )
 def test_the_trouble_of_a_claim_counts_until_its_provisioner_takes_it_up(
-    events: list[JsonDict], words: Words | None
+    events: list[JsonDict], words: EventCause | None
 ) -> None:
-    assert about_claim(events) == words
+    assert find_pvc_cause(events) == words

@@ -15,7 +15,7 @@ from exposer.snapshots import (
     build_backup_snapshot,
     diagnose_snapshot,
     parse_snapshot_source,
-    remembered_source,
+    parse_source_annotation,
 )
 from tests.exposer.support.inputs import restore_request, snapshot_request
 from tests.exposer.test_pods_velero import source_objects
@@ -94,7 +94,7 @@ def test_a_content_remembers_its_source() -> None:
     snapshot, source, claim = source_objects(VolumeMode.BLOCK)
     parsed = parse_snapshot_source(snapshot, source, claim)
 
-    assert remembered_source(build_backup_content(OWNER, source, parsed)) == parsed
+    assert parse_source_annotation(build_backup_content(OWNER, source, parsed)) == parsed
 
 
 def test_a_content_that_remembers_nothing_is_an_error() -> None:
@@ -102,7 +102,7 @@ def test_a_content_that_remembers_nothing_is_an_error() -> None:
     del forgotten["metadata"]["annotations"]
 
     with pytest.raises(ContractError, match="annotation nodeagent"):
-        remembered_source(forgotten)
+        parse_source_annotation(forgotten)
 
 
 def test_a_source_without_a_handle_is_refused() -> None:
@@ -110,7 +110,7 @@ def test_a_source_without_a_handle_is_refused() -> None:
     parsed = parse_snapshot_source(snapshot, source, claim)
     del source["status"]["snapshotHandle"]
 
-    with pytest.raises(ExposeError, match="names no snapshot handle"):
+    with pytest.raises(ExposeError, match="has no snapshot handle"):
         build_backup_content(OWNER, source, parsed)
 
 

@@ -111,7 +111,7 @@ async def test_nothing_is_left_after_clean_up(reclaim: str) -> None:
 async def test_clean_up_leaves_the_next_snapshot_of_the_same_name_alone() -> None:
     """Whoever sees a load completed may take it at once, while the first one's objects still go."""
     scene = BackupScene()
-    asked = scene.request.made_at
+    asked = scene.request.requested_at
     assert asked is not None
     await expose(scene)
     scene.world.put(
@@ -207,7 +207,7 @@ async def test_a_snapshot_that_is_not_ready_is_waited_for() -> None:
     scene = BackupScene(ready=False)
 
     assert await scene.exposer().ensure(scene.request, no_guard) == Pending(
-        "SnapshotNotReady", "VolumeSnapshot app/velero-data-lwkc4 is still being made"
+        "SnapshotNotReady", "VolumeSnapshot app/velero-data-lwkc4 is not ready yet"
     )
     assert MADE.isdisjoint(scene.world.names())
 
@@ -250,7 +250,7 @@ async def test_somebody_elses_object_of_the_name_is_named_and_left_alone(resourc
     source = {"source": {"volumeSnapshotContentName": "none"}, "volumeSnapshotRef": {}}
     scene.world.put(resource, "b1-q9txn", **namespace, uid="foreign", spec={"storageClassName": "none"} | source)
 
-    with pytest.raises(ExposeError, match=f"{resource.kind} .*b1-q9txn exists already"):
+    with pytest.raises(ExposeError, match=f"{resource.kind} .*b1-q9txn already exists"):
         await expose(scene)
     await clean_up(scene)
 
@@ -394,7 +394,7 @@ async def test_a_stuck_pod_says_why() -> None:
         found = await scene.exposer().ensure(scene.request, no_guard)
         await scene.world.settle()
 
-    assert found == Pending("Scheduling", "pod velero/b1-q9txn waits for the scheduler")
+    assert found == Pending("Scheduling", "Pod velero/b1-q9txn is not scheduled yet")
 
 
 async def test_the_volume_is_gone_before_the_snapshot_is_deleted() -> None:

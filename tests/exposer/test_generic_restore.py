@@ -208,7 +208,7 @@ async def test_an_absent_target_is_waited_for() -> None:
     await remove_target(scene)
 
     assert await scene.exposer().check(scene.request, scene.world.client) == Pending(
-        "TargetClaimAbsent", "target claim app3/data does not exist yet"
+        "TargetClaimAbsent", "target PVC app3/data does not exist yet"
     )
 
 
@@ -218,7 +218,7 @@ async def test_a_missing_storage_class_is_waited_for() -> None:
 
     found = await scene.exposer().check(scene.request, scene.world.client)
 
-    message = "StorageClass hostpath of target claim app3/data does not exist"
+    message = "StorageClass hostpath of target PVC app3/data does not exist"
     assert found == Pending("StorageClassMissing", message, blocked=True)
 
 
@@ -228,7 +228,9 @@ async def test_a_bound_target_is_refused() -> None:
 
     exposer, client = scene.exposer(), scene.world.client
     for step in (exposer.check(scene.request, client), exposer.ensure(scene.request, no_guard)):
-        with pytest.raises(ExposeError, match="target claim app3/data is bound to PersistentVolume pvc-other already"):
+        with pytest.raises(
+            ExposeError, match="target PVC app3/data: it is already bound to PersistentVolume pvc-other"
+        ):
             await step
 
 
@@ -271,7 +273,7 @@ async def test_a_priority_class_that_is_gone_costs_nothing_but_its_priority(capl
     exposed = await expose(scene, NoPriorityClasses(scene.world.kube, words))
 
     assert "priorityClassName" not in exposed.pod["spec"]
-    assert "the pod is made without" in caplog.text
+    assert "creating the pod without it" in caplog.text
 
 
 async def test_another_refusal_of_the_pod_is_passed_on() -> None:

@@ -18,8 +18,8 @@ from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import Owner, Pending
-from exposer.ownership import ExposeRun, remove_owned
-from exposer.volumes import remove_claim
+from exposer.ownership import ExposeRun, delete_owned
+from exposer.volumes import delete_claim
 from tests.exposer.support.world import no_guard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -53,8 +53,8 @@ async def meet(obj: JsonDict, resource: Resource) -> Pending | JsonDict:
     try:
         return await ExposeRun(client, OWNER, no_guard).ensure(resource, build(resource, OWNER))
     finally:
-        await remove_owned(client, OWNER, resource, OWNER.name)
-        await remove_claim(client, OWNER, OWNER.name)
+        await delete_owned(client, OWNER, resource, OWNER.name)
+        await delete_claim(client, OWNER, OWNER.name)
         assert kube.objects(resource) == before
 
 
@@ -64,9 +64,9 @@ async def test_a_load_of_another_kind_is_named_and_waited_for(resource: Resource
     found = await meet(build(resource, OTHER), resource)
     assert isinstance(found, Pending)
     assert (found.reason, found.blocked) == ("NameTaken", True)
-    assert "load-1 belongs to PodVolumeBackup load-1, whose objects have the same name" in found.message
+    assert "load-1 belongs to PodVolumeBackup load-1, which has the same name" in found.message
     assert found.message.startswith(resource.kind)
-    assert found.message.endswith("Give loads of different kinds different names")
+    assert found.message.endswith("is not finished")
 
 
 @by_resource
@@ -74,7 +74,7 @@ async def test_a_load_of_another_kind_is_named_and_waited_for(resource: Resource
 async def test_what_is_left_of_an_earlier_load_has_to_go_first(resource: Resource, *, referenced: bool) -> None:
     found = await meet(build(resource, EARLIER, referenced=referenced), resource)
     assert isinstance(found, Pending)
-    assert "is left from an earlier DataUpload and has to go first" in found.message
+    assert "of an earlier DataUpload must be deleted first" in found.message
     assert not found.blocked
 
 
@@ -85,10 +85,10 @@ async def test_what_goes_slowly_names_its_node_and_is_not_removed_by_force(resou
     obj["metadata"]["finalizers"] = ["test/held"]
     kube.put(obj | {"spec": {"nodeName": "node-a"}})
     client = KubeClient(kube, Retry(LoopClock()))
-    said = [await remove_owned(client, OWNER, resource, OWNER.name) for _ in range(2)]
+    said = [await delete_owned(client, OWNER, resource, OWNER.name) for _ in range(2)]
     words = "load-1 is being deleted" + (" on node node-a" if resource == PODS else "")
     assert [each.message.endswith(words) for each in said if each] == [True, False]
-    assert str(said[1]).count(f"{words}, held by test/held") == 1
+    assert str(said[1]).count(f"{words} (finalizers: test/held)") == 1
     deletions = [request for request in kube.requests if request.method == "DELETE"]
     assert len(deletions) == 1
     assert b"gracePeriodSeconds" not in (deletions[0].body or b"")
@@ -97,9 +97,9 @@ async def test_what_goes_slowly_names_its_node_and_is_not_removed_by_force(resou
 @by_resource
 @pytest.mark.cause("name-taken")
 async def test_somebodys_object_fails_the_load_with_its_owner(resource: Resource) -> None:
-    words = "load-1 exists already and does not belong to DataUpload load-1"
-    with pytest.raises(ExposeError, match=f"{words}. Delete it if nobody needs it"):
+    words = "load-1 already exists and does not belong to DataUpload load-1"
+    with pytest.raises(ExposeError, match=f"{words}: delete it if it is not needed"):
         await meet(build(resource, None), resource)
     deployed = Owner("apps/v1", "ReplicaSet", "velero", "web", "uid-of-web")
-    with pytest.raises(ExposeError, match=f"{re.escape(words)}; it belongs to ReplicaSet web. Delete it"):
+    with pytest.raises(ExposeError, match=f"{re.escape(words)} but to ReplicaSet web: delete it"):
         await meet(build(resource, deployed, labelled=False), resource)

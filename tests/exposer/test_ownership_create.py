@@ -19,7 +19,7 @@ async def test_each_pod_with_a_class_is_told_at_debug(caplog: pytest.LogCaptureF
     client = scripted_client(lambda request: answer(json.loads(request.body or b""), 201))
     assert await create_pod(client, _POD) == _POD
     (record,) = caplog.records
-    assert (record.levelname, record.message) == ("DEBUG", "the pod has priority class low")
+    assert (record.levelname, record.message) == ("DEBUG", "created pod with PriorityClass low")
     assert vars(record)["fields"]["name"] == "du-1"
 
 
@@ -34,7 +34,7 @@ async def test_a_class_that_is_gone_is_left_out(caplog: pytest.LogCaptureFixture
     made = await create_pod(scripted_client(script), _POD)
     assert made["spec"] == {"x": 1}
     assert len(sent) == 2
-    assert "priority class low is gone" in caplog.text
+    assert "PriorityClass low does not exist" in caplog.text
 
 
 @pytest.mark.parametrize("message", ["exceeded quota", "no PriorityClass with name low was found"])

@@ -16,7 +16,7 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import Exposed, Owner
-from exposer.ownership import belongs, made_by_velero
+from exposer.ownership import belongs, created_by_velero
 from tests.exposer.support.scenes import HANDLE, BackupScene
 from tests.exposer.support.world import no_guard
 
@@ -39,10 +39,10 @@ def recorded_owner(**changes: str) -> Owner:
 def test_the_recorded_snapshot_and_content_are_the_peers() -> None:
     owner = recorded_owner()
     contents = recorded("volumesnapshotcontents")
-    assert all(made_by_velero(snapshot, owner) for snapshot in recorded("volumesnapshot-of-dataupload"))
-    assert {content["metadata"]["name"] for content in contents if made_by_velero(content, owner)} == {NAME}
-    assert all(made_by_velero(content, owner) for content in contents if content["metadata"]["name"] == NAME)
-    assert not any(made_by_velero(snapshot, owner) for snapshot in recorded("volumesnapshot-source"))
+    assert all(created_by_velero(snapshot, owner) for snapshot in recorded("volumesnapshot-of-dataupload"))
+    assert {content["metadata"]["name"] for content in contents if created_by_velero(content, owner)} == {NAME}
+    assert all(created_by_velero(content, owner) for content in contents if content["metadata"]["name"] == NAME)
+    assert not any(created_by_velero(snapshot, owner) for snapshot in recorded("volumesnapshot-source"))
 
 
 @pytest.mark.parametrize("name", ["pod-of-dataupload", "pvc-of-dataupload"])
@@ -64,7 +64,7 @@ def test_what_is_anybody_elses_is_not_the_peers(change: dict[str, Any]) -> None:
     snapshot = recorded("volumesnapshot-of-dataupload")[0]
     content = next(c for c in recorded("volumesnapshotcontents") if c["metadata"]["name"] == NAME)
     for obj in (snapshot, content):
-        assert not made_by_velero(obj | change, recorded_owner())
+        assert not created_by_velero(obj | change, recorded_owner())
 
 
 async def scene_of_the_peer(*, pod: bool = True) -> BackupScene:
@@ -102,5 +102,5 @@ async def test_a_mover_pod_of_the_peer_is_gone_on_with() -> None:
 @pytest.mark.looptime
 async def test_an_expose_that_the_peer_did_not_finish_fails_and_says_so() -> None:
     scene = await scene_of_the_peer(pod=False)
-    with pytest.raises(ExposeError, match="is of an expose that a peer's agent began and did not finish"):
+    with pytest.raises(ExposeError, match="was created by Velero's node-agent for an expose that it did not complete"):
         await scene.exposer().ensure(scene.request, no_guard)

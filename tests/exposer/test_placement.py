@@ -158,7 +158,7 @@ def test_where_no_node_fits_it_is_told_what_was_asked_for(placement: Placement, 
 
     assert describe_nodes(pod) == words
     assert found is not None
-    assert found.message.endswith(f" (it asks for a node with {words})" if words else "node affinity/selector.")
+    assert found.message.endswith(f" (required nodes: {words})" if words else "node affinity/selector.")
 
 
 def matches(requirement: JsonDict, labels: dict[str, str]) -> bool:

@@ -39,13 +39,13 @@ GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
     [
         pytest.param(pod(node="", conditions=[UNSCHEDULABLE]), "Unschedulable", "untolerated taint", id="taint"),
         pytest.param(pod(node="", conditions=[GATED]), "SchedulingGated", "gives no reason", id="gated"),
-        pytest.param(pod(node=""), "Scheduling", "waits for the scheduler", id="unseen"),
-        pytest.param(pod(), "ContainerCreating", "is being started on node node-a", id="no container status"),
+        pytest.param(pod(node=""), "Scheduling", "is not scheduled yet", id="unseen"),
+        pytest.param(pod(), "ContainerCreating", "is starting on node node-a", id="no container status"),
         pytest.param(pod(containerStatuses=waiting("ContainerCreating")), "ContainerCreating", "node-a", id="creating"),
         pytest.param(
             pod(containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "x"')),
             "ImagePullBackOff",
-            'waits for its image on node node-a: ImagePullBackOff: Back-off pulling image "x"',
+            'image of Pod velero/b1 is not available on node node-a: ImagePullBackOff: Back-off pulling image "x"',
             id="image pull",
         ),
         pytest.param(
@@ -77,7 +77,7 @@ UNSEEN_CLAIM = '0/1 nodes are available: persistentvolumeclaim "b1" not found.'
 def test_the_scheduler_does_not_know_what_a_claim_waits_for(words: str) -> None:
     condition = UNSCHEDULABLE | {"message": words}
     assert diagnose_pod(pod(node="", conditions=[condition])) == Pending(
-        "ClaimUnbound", f"no node takes pod velero/b1: {words}"
+        "ClaimUnbound", f"Pod velero/b1 cannot be scheduled: {words}"
     )
 
 

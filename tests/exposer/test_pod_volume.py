@@ -121,16 +121,16 @@ async def test_a_pod_on_a_windows_node_has_its_mover_there(node_os: str, root: s
 async def test_pod_volumes_are_refused_where_the_agent_may_not_reach_them() -> None:
     scene = Scene(template=AgentTemplate("image", host_pods_mounted=False))
     assert await scene.refusal() == (
-        "volumes of pods cannot be reached: the node agent's DaemonSet does not mount the volume host-pods"
+        "pod volumes are not accessible: the node agent's DaemonSet does not mount the volume host-pods"
     )
 
 
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        ({"phase": "Pending"}, "does not run: it is Pending"),
-        ({"phase": "Succeeded"}, "is gone: it has ended (Succeeded)"),
-        ({"phase": "Failed"}, "is gone: it has ended (Failed)"),
+        ({"phase": "Pending"}, "is not running: phase Pending"),
+        ({"phase": "Succeeded"}, "is gone: phase Succeeded, its volumes are unmounted"),
+        ({"phase": "Failed"}, "is gone: phase Failed, its volumes are unmounted"),
     ],
 )
 async def test_a_pod_that_does_not_run_is_not_backed_up(status: JsonDict, words: str) -> None:
@@ -147,7 +147,7 @@ async def test_a_request_that_names_no_pod_is_refused(kind: str, lacks: str) -> 
     """No definition asks for either, and a restore would wait for that pod without end."""
     scene = Scene(kind)
     scene.request = replace(scene.request, workload=replace(scene.request.workload, **{lacks: "", "uid": ""}))
-    assert await scene.refusal() == "spec.pod names no pod: its namespace and its name are needed"
+    assert await scene.refusal() == "spec.pod: namespace and name are required"
 
 
 async def test_a_pod_that_is_gone_going_or_another_is_told_apart() -> None:
@@ -180,13 +180,13 @@ async def test_a_volume_that_cannot_be_moved_is_refused_with_its_reason() -> Non
     scene.put_volume({"hostPath": {"path": "/x"}})
     said["hostPath"] = await scene.refusal()
 
-    block = "volume fs of workload pod app/writer is a block volume: only file systems are moved pod by pod"
+    block = "volume fs of workload pod app/writer is a block volume: pod volumes must be file systems"
     assert said == {
         "nothing": "workload pod app/writer has no volume nothing",
-        "unused": "no container of workload pod app/writer mounts volume unused: it is not on the node",
+        "unused": "no container of workload pod app/writer mounts volume unused: it is not mounted on the node",
         "block": block,
         "device": block,
-        "hostPath": "volume fs is of hostPath: no folder of the pod's own holds its data",
+        "hostPath": "volume fs has source hostPath: its data is not in a folder of the pod",
     }
 
 
@@ -210,7 +210,7 @@ async def test_a_restore_waits_until_its_pod_waits(status: JsonDict) -> None:
     scene = Scene("podvolumerestore")
     scene.put_pod(status)
     assert await scene.exposer.locate(scene.request, scene.world.client) == Pending(
-        "WorkloadNotWaiting", "init container restore-wait of workload pod app3/writer does not run"
+        "WorkloadNotWaiting", "init container restore-wait of workload pod app3/writer is not running"
     )
 
 
@@ -309,7 +309,7 @@ async def test_a_pod_named_without_its_uid_is_the_one_whose_folder_the_mover_has
 async def test_a_pod_named_without_its_uid_counts_for_nothing_once_its_mover_is_gone() -> None:
     scene = Scene()
     named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
-    with pytest.raises(ExposeError, match="nothing tells any more whose volume it was"):
+    with pytest.raises(ExposeError, match="cannot determine the UID of workload pod"):
         await scene.exposer.confirm(named)
 
 

@@ -109,7 +109,7 @@ async def test_a_target_that_is_gone_ends_the_rebind_and_the_volume_is_dropped()
     await scene.exposer().rebind(scene.request, kept)
     await remove_target(scene)
 
-    with pytest.raises(ExposeError, match="target claim app3/data is gone"):
+    with pytest.raises(ExposeError, match="target PVC app3/data was deleted"):
         await scene.exposer().rebind(scene.request, kept)
     await drop_volume(scene, kept)
     await clean_up(scene)
@@ -136,7 +136,7 @@ async def test_a_volume_that_is_gone_ends_the_rebind() -> None:
     scene = RestoreScene()
     await expose(scene)
 
-    with pytest.raises(ExposeError, match="PersistentVolume pvc-none with the restored data is gone"):
+    with pytest.raises(ExposeError, match="PersistentVolume pvc-none with the restored data was deleted"):
         await scene.exposer().rebind(scene.request, KeptVolume("pvc-none", "Delete"))
     assert await scene.exposer().drop_volume(scene.request, KeptVolume("pvc-none", "Delete")) is None
 
@@ -148,7 +148,7 @@ async def test_a_volume_that_belongs_to_another_claim_is_neither_taken_nor_dropp
     scene.world.put(PERSISTENT_VOLUMES, "pv", spec=spec)
     kept = KeptVolume("pv", "Delete")
 
-    with pytest.raises(ExposeError, match="belongs to another claim"):
+    with pytest.raises(ExposeError, match="belongs to another PersistentVolumeClaim"):
         await scene.exposer().rebind(scene.request, kept)
     assert await scene.exposer().drop_volume(scene.request, kept) is None
     assert volume(scene, "pv")["spec"] == spec
@@ -157,5 +157,7 @@ async def test_a_volume_that_belongs_to_another_claim_is_neither_taken_nor_dropp
 async def test_a_volume_that_was_lost_cannot_be_kept() -> None:
     scene = RestoreScene()
 
-    with pytest.raises(ExposeError, match="claim velero/r2-9nft8 with the restored data is gone"):
+    with pytest.raises(
+        ExposeError, match="PersistentVolumeClaim velero/r2-9nft8 with the restored data no longer exists"
+    ):
         await scene.exposer().read_volume(scene.request)

@@ -52,9 +52,9 @@ async def test_a_restore_into_a_pod_has_its_cache_on_the_pods_node() -> None:
 @pytest.mark.parametrize(
     ("storage_class", "reason"),
     [
-        ("", "cachePVC names no storage class"),
+        ("", "cachePVC has no storageClass"),
         ("absent", "StorageClass absent does not exist"),
-        ("kept", "StorageClass kept reclaims by Retain: every cache would leave its volume behind"),
+        ("kept", "StorageClass kept has reclaimPolicy Retain: cache volumes would not be deleted"),
     ],
     ids=["none", "absent", "retaining"],
 )

@@ -68,7 +68,7 @@ def test_a_flex_volume_is_in_its_drivers_folder(pv: bool) -> None:
 @pytest.mark.parametrize("key", ["hostPath", "image"])
 @pytest.mark.parametrize("pv", [False, True], ids=["own", "claim"])
 def test_what_no_folder_of_the_pod_holds_is_refused(key: str, pv: bool) -> None:
-    with pytest.raises(ExposeError, match=f"volume v is of {key}"):
+    with pytest.raises(ExposeError, match=f"volume v has source {key}"):
         folder({key: {"path": "/x"}}, pv=pv)
 
 

@@ -30,7 +30,7 @@ class TestApiServer(KubeContract):
 
     @pytest.mark.parametrize(
         ("phase", "deletion"),
-        [("Pending", Deletion.BEGUN), ("Running", Deletion.BEGUN), ("Succeeded", Deletion.DONE)],
+        [("Pending", Deletion.STARTED), ("Running", Deletion.STARTED), ("Succeeded", Deletion.DONE)],
     )
     async def test_pod_of_a_node_has_time_to_end(self, bench: Bench, phase: str, deletion: Deletion) -> None:
         await bench.client.create(PODS, bench.build_pod("a", node="nowhere"))
@@ -44,6 +44,6 @@ class TestApiServer(KubeContract):
 
     async def test_claim_is_held_until_its_controller_lets_it_go(self, bench: Bench) -> None:
         await bench.client.create(PERSISTENT_VOLUME_CLAIMS, bench.build_claim("a"))
-        assert await bench.client.delete(PERSISTENT_VOLUME_CLAIMS, bench.namespace, "a") is Deletion.BEGUN
+        assert await bench.client.delete(PERSISTENT_VOLUME_CLAIMS, bench.namespace, "a") is Deletion.STARTED
         await bench.patch(PERSISTENT_VOLUME_CLAIMS, "a", {"metadata": {"finalizers": None}})
-        assert await bench.client.delete(PERSISTENT_VOLUME_CLAIMS, bench.namespace, "a") is Deletion.GONE_BEFORE
+        assert await bench.client.delete(PERSISTENT_VOLUME_CLAIMS, bench.namespace, "a") is Deletion.NOT_FOUND

@@ -110,7 +110,7 @@ class DataUploadKind(BackupResults, PlainKind):
             storage_class=spec.csi_snapshot.storage_class,
             settings=self.expose_settings(),
             operation_timeout=cr.operation_timeout,
-            made_at=cr.metadata.creation_timestamp,
+            requested_at=cr.metadata.creation_timestamp,
         )
 
 

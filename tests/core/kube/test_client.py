@@ -51,7 +51,7 @@ async def test_what_nothing_can_be_called_does_not_exist_and_is_not_asked_for(
     kube.put(config_map("m"))
     for namespace, called in (("a", name), (name, "m")):
         assert await client.read(CONFIG_MAPS, namespace, called) is None
-        assert await client.delete(CONFIG_MAPS, namespace, called) is Deletion.GONE_BEFORE
+        assert await client.delete(CONFIG_MAPS, namespace, called) is Deletion.NOT_FOUND
         with pytest.raises(NotFoundError, match="no object can be called so"):
             await client.patch(CONFIG_MAPS, namespace, called, {"data": {}})
     assert await client.read(NODES, "", name) is None
@@ -111,7 +111,7 @@ async def test_patch_that_may_not_be_repeated_is_sent_once(kube: FakeKube, clien
 async def test_delete_whose_answer_was_lost_counts_as_gone(kube: FakeKube, client: KubeClient) -> None:
     kube.put(config_map("m"))
     kube.fail_next("DELETE", "/configmaps/m", "lost-applied")
-    assert await client.delete(CONFIG_MAPS, "a", "m") is Deletion.GONE_BEFORE
+    assert await client.delete(CONFIG_MAPS, "a", "m") is Deletion.NOT_FOUND
     assert kube.objects(CONFIG_MAPS) == []
 
 

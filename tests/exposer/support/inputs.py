@@ -121,7 +121,7 @@ def snapshot_request(recording: str = "dataupload", **changes: Any) -> SnapshotR
         "volume_snapshot": csi.volume_snapshot,
         "storage_class": csi.storage_class,
         "operation_timeout": du.operation_timeout,
-        "made_at": du.metadata.creation_timestamp,
+        "requested_at": du.metadata.creation_timestamp,
     }
     return SnapshotRequest(**_with_settings(values, changes))
 

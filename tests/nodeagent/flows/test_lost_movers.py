@@ -172,7 +172,7 @@ async def test_a_mover_that_is_killed_each_time_is_not_made_anew_forever(kind: s
     assert status["phase"] == "Failed"
     assert status["message"] == (
         f"data mover pod velero/{load['metadata']['name']} was killed 3 times before it began: killed by signal 9 "
-        "(exit code 137), probably for lack of memory (its limit is 64Mi); its log ends: the last line of its log"
+        "(exit code 137), probably out of memory (limit 64Mi); its log ends: the last line of its log"
     )
     assert MOVER_LOST_ANNOTATION not in world.load(kind)["metadata"].get("annotations", {})
 

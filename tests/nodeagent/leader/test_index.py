@@ -19,7 +19,7 @@ MOST_BYTES_A_LOAD = 2048
 WAITS = Admission(
     AdmissionState.PENDING,
     "SnapshotNotReady",
-    "VolumeSnapshot team-1/velero-data-x7k2p is still being made",
+    "VolumeSnapshot team-1/velero-data-x7k2p is not ready yet",
     indefinite=True,
 )
 

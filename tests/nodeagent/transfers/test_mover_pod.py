@@ -102,7 +102,7 @@ def test_a_trimmed_pod_reads_like_the_whole_one() -> None:
 def test_a_pod_that_was_killed_tells_its_memory_limit_trimmed_or_not() -> None:
     pod = mover_pod(data_upload(), **ended(137, reason="Error"))
     pod["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Mi", "cpu": "1"}}
-    words = "killed by signal 9 (exit code 137), probably for lack of memory (its limit is 64Mi)"
+    words = "killed by signal 9 (exit code 137), probably out of memory (limit 64Mi)"
     assert [explain_loss(each) for each in (pod, trim_pod(pod))] == [words, words]
 
 

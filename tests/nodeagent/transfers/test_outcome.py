@@ -75,7 +75,7 @@ def test_a_stopped_mover_is_canceled_only_after_a_cancel_request(requested: bool
         ),
         pytest.param(
             PodEnd(137, "", "Error", "64Mi"),
-            "data mover pod ended: killed by signal 9 (exit code 137), probably for lack of memory (its limit is 64Mi)",
+            "data mover pod ended: killed by signal 9 (exit code 137), probably out of memory (limit 64Mi)",
             id="killed at its limit",
         ),
         pytest.param(

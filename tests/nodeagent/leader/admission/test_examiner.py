@@ -27,7 +27,7 @@ __all__: list[str] = []
 
 pytestmark = pytest.mark.looptime
 
-NOT_READY = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot is still being made", indefinite=True)
+NOT_READY = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot is not ready yet", indefinite=True)
 LONG_AGO = "2026-11-21T09:00:00Z"
 
 

@@ -237,7 +237,7 @@ async def test_a_pod_that_cannot_start_tells_why_after_ninety_seconds() -> None:
         await asyncio.sleep(85)
         assert scene.phase == ""
         await scene.until_phase("NotReady", seconds=20)
-        assert scene.message == "no node takes pod velero/app-default-kopia-init: 0/1 nodes"
+        assert scene.message == "Pod velero/app-default-kopia-init cannot be scheduled: 0/1 nodes"
         await asyncio.sleep(1)
         assert scene.pod is None
 
@@ -263,7 +263,7 @@ async def test_what_keeps_the_init_pod_from_running_is_told_on_the_repository_wi
             while not scene.message:
                 await asyncio.sleep(0.05)
         name = f"velero/{pod['metadata']['name']}"
-        assert scene.message == f"pod {name} cannot start on node node-a yet: FailedMount: no such secret"
+        assert scene.message == f"Pod {name} cannot start on node node-a yet: FailedMount: no such secret"
         assert asyncio.get_running_loop().time() - began <= 10.5
         assert scene.phase != "NotReady"
         assert scene.reasons()[-1] == "FailedMount"

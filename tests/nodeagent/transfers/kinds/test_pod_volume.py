@@ -78,7 +78,7 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
         "restic is not supported",
         "BackupStorageLocation velero/default does not exist",
         f"workload pod {pod['metadata']['namespace']}/writer is gone",
-        "volumes of pods cannot be reached",
+        "pod volumes are not accessible",
     ]
 
 
