@@ -267,7 +267,7 @@ async def test_a_volume_that_cannot_be_handed_over_is_dropped_and_the_load_fails
         await world.cluster.client.delete(*world.claim_path(claim))
         await world.until(lambda: world.done("DataDownload"))
         assert world.phase("DataDownload") == "Failed"
-        assert "target claim app3/data is gone" in world.load("DataDownload")["status"]["message"]
+        assert "target PVC app3/data was deleted" in world.load("DataDownload")["status"]["message"]
         assert world.left() == {}
 
 

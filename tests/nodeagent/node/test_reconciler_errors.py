@@ -89,7 +89,7 @@ async def test_a_handover_that_takes_too_long_fails_the_load() -> None:
         world.cluster.tick_seconds = 5
         await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=700, every=5)
         message = world.load("DataDownload")["status"]["message"]
-        assert message.startswith("data was moved, but not handed over within 10m0s: target claim app3/data")
+        assert message.startswith("data was moved, but not handed over within 10m0s: target PVC app3/data")
 
 
 @pytest.mark.parametrize(
