@@ -228,9 +228,7 @@ async def test_a_bound_target_is_refused() -> None:
 
     exposer, client = scene.exposer(), scene.world.client
     for step in (exposer.check(scene.request, client), exposer.ensure(scene.request, no_guard)):
-        with pytest.raises(
-            ExposeError, match="target PVC app3/data: it is already bound to PersistentVolume pvc-other"
-        ):
+        with pytest.raises(ExposeError, match="target PVC app3/data: it is already bound to"):
             await step
 
 
