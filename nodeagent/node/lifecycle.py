@@ -11,22 +11,34 @@ rules (`nodeagent.node.lifecycle`), and reads nothing itself.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from enum import Enum, auto
 
-from core.clock import Clock
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.mover_loss import read_loss
-from nodeagent.node.slots import Claim, Slots
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import PodState, belongs_to, has_ended, pod_node, pod_state
 from nodeagent.transfers.outcome import Outcome, read_outcome
 
-__all__ = ["Action", "Case", "ReadCurrent", "Site", "Stop", "Timeouts", "TransferKey", "View", "Viewer", "decide"]
+__all__ = [
+    "Action",
+    "Case",
+    "Observation",
+    "ReadCurrent",
+    "Site",
+    "Stop",
+    "Timeouts",
+    "TransferKey",
+    "View",
+    "build_case",
+    "build_view",
+    "decide",
+    "is_owned",
+]
 
 
 class Stop(Enum):
@@ -209,73 +221,69 @@ class Case:
         return (self.kind.name, self.cr.metadata.namespace, self.cr.name)
 
 
-class Viewer:
-    """Reduces loads to views, by the clock and by the node's slots."""
+@dataclass(frozen=True)
+class Observation:
+    """One transfer and its mover pod as they were observed at the time `now`.
 
-    def __init__(self, clock: Clock, site: Site, limits: Timeouts, slots: Slots) -> None:
-        """View loads from `site`."""
-        self._clock = clock
-        self._site = site
-        self._limits = limits
-        self._slots = slots
-        self._stop_seen_at: dict[str, float] = {}
+    `pod` is the pod of the transfer's name, `departed` the last version of one that disappeared
+    from this node: v1 Pods as JSON dicts, which may belong to an earlier transfer of that name.
+    `has_slot`: the transfer holds one of the node's slots, or may take one. `cancel_overdue`: the
+    mover did not stop in time after a cancel request.
+    """
 
-    def look(self, kind: Kind, cr: Transfer, pod: JsonDict | None, *, departed: JsonDict | None = None) -> Case:
-        """Return the case of `cr`; a pod that belongs to another load counts as absent."""
-        if pod is not None and not belongs_to(pod, cr):
-            pod = None
-        if departed is not None and not belongs_to(departed, cr):
-            departed = None
-        if pod is None and departed is not None and cr.phase in RUNNING_PHASES and has_ended(departed):
-            # A drain takes the pod away as soon as it has ended; what it said still counts.
-            pod = departed
-        ours = cr.metadata.labels.get(NODE_LABEL) == self._site.label
-        if ours:
-            self._slots.observe(Claim.of(cr, now=self._clock.now()), cr.phase)
-        outcome = read_outcome(cr)
-        view = View(
-            phase=cr.phase,
-            ours=ours,
-            stop=self._stop(cr, ours=ours),
-            pod=self._pod_state(cr, pod),
-            outcome_kept=outcome is not None,
-            slot=self._slots.is_turn_of(cr.uid),
-            late=self._late(cr),
-        )
-        return Case(kind, cr, pod, outcome, view, departed)
+    cr: Transfer
+    pod: JsonDict | None
+    departed: JsonDict | None
+    now: datetime
+    has_slot: bool = False
+    cancel_overdue: bool = False
 
-    def seconds_until_overdue(self, cr: Transfer) -> float:
-        """Return how long a mover may still take to answer the cancel of `cr`."""
-        limit_seconds = self._limits.cancel.total_seconds()
-        asked_at = cr.cancel_requested_at
-        if asked_at is not None:
-            return max(0.0, limit_seconds - (self._clock.now() - asked_at).total_seconds())
-        # Until that is written down, only this process knows.
-        seen = self._stop_seen_at.get(cr.uid, self._clock.monotonic())
-        return max(0.0, seen + limit_seconds - self._clock.monotonic())
 
-    def forget(self, uid: str) -> None:
-        """Drop what is remembered about the load of that uid."""
-        self._stop_seen_at.pop(uid, None)
-        self._slots.forget(uid)
+def build_case(kind: Kind, seen: Observation, site: Site, limits: Timeouts) -> Case:
+    """Return the case of an observed transfer; a pod that belongs to another one counts as absent."""
+    pod, departed = _own(seen.pod, seen.cr), _own(seen.departed, seen.cr)
+    if pod is None and departed is not None and seen.cr.phase in RUNNING_PHASES and has_ended(departed):
+        # A drain deletes the pod as soon as it has ended; its termination message still counts.
+        pod = departed
+    outcome = read_outcome(seen.cr)
+    view = build_view(replace(seen, pod=pod), site, limits, outcome_kept=outcome is not None)
+    return Case(kind, seen.cr, pod, outcome, view, departed)
 
-    def _pod_state(self, cr: Transfer, pod: JsonDict | None) -> PodState:
-        elsewhere = pod is not None and pod_node(pod) not in {"", self._site.node}
-        # The agent of its node takes a load over before its start; until then it is exposed.
-        return PodState.PENDING if elsewhere and cr.phase in HOLDING_PHASES else pod_state(pod)
 
-    def _stop(self, cr: Transfer, *, ours: bool) -> Stop:
-        if not cr.cancel_requested:
-            return Stop.NONE
-        if not ours:
-            return Stop.ASKED
-        self._stop_seen_at.setdefault(cr.uid, self._clock.monotonic())
-        return Stop.OVERDUE if self.seconds_until_overdue(cr) <= 0 else Stop.ASKED
+def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_kept: bool) -> View:
+    """Return what `decide` needs to know of a transfer; the pod of `seen` is its own."""
+    cr = seen.cr
+    overdue = Stop.OVERDUE if seen.cancel_overdue else Stop.ASKED
+    return View(
+        phase=cr.phase,
+        ours=is_owned(cr, site),
+        stop=overdue if cr.cancel_requested else Stop.NONE,
+        pod=_state_of(seen.pod, cr, site),
+        outcome_kept=outcome_kept,
+        slot=seen.has_slot,
+        late=_is_late(cr, limits, seen.now),
+    )
 
-    def _late(self, cr: Transfer) -> bool:
-        since = cr.accepted_at if cr.phase is Phase.ACCEPTED else None
-        if cr.phase is Phase.PREPARED:
-            # Pending for a slot may last; a lost mover has as long to come back as the first one had.
-            loss = read_loss(cr)
-            since = loss.since if loss is not None and not loss.replaced else None
-        return since is not None and self._clock.now() - since >= self._limits.prepare
+
+def is_owned(cr: Transfer, site: Site) -> bool:
+    """Return whether the node label of `cr` names this node."""
+    return cr.metadata.labels.get(NODE_LABEL) == site.label
+
+
+def _own(pod: JsonDict | None, cr: Transfer) -> JsonDict | None:
+    return pod if pod is not None and belongs_to(pod, cr) else None
+
+
+def _state_of(pod: JsonDict | None, cr: Transfer, site: Site) -> PodState:
+    elsewhere = pod is not None and pod_node(pod) not in {"", site.node}
+    # The agent of the pod's node takes the transfer over before its start; until then it is being exposed.
+    return PodState.PENDING if elsewhere and cr.phase in HOLDING_PHASES else pod_state(pod)
+
+
+def _is_late(cr: Transfer, limits: Timeouts, now: datetime) -> bool:
+    since = cr.accepted_at if cr.phase is Phase.ACCEPTED else None
+    if cr.phase is Phase.PREPARED:
+        # Pending for a slot may last; a lost mover pod has as long to be replaced as the first one had.
+        loss = read_loss(cr)
+        since = loss.since if loss is not None and not loss.replaced else None
+    return since is not None and now - since >= limits.prepare

@@ -26,9 +26,23 @@ from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from nodeagent.node.cache import TransferCache
+from nodeagent.node.cancel_requests import CancelRequests
 from nodeagent.node.data_path_steps import MoveSteps
 from nodeagent.node.expose_steps import ExposeSteps
-from nodeagent.node.lifecycle import Action, Case, ReadCurrent, Site, Stop, Timeouts, TransferKey, Viewer, decide
+from nodeagent.node.lifecycle import (
+    Action,
+    Case,
+    Observation,
+    ReadCurrent,
+    Site,
+    Stop,
+    Timeouts,
+    TransferKey,
+    build_case,
+    decide,
+    is_owned,
+)
+from nodeagent.node.slots import Claim
 from nodeagent.node.steps import Tools
 from nodeagent.runtime.tasks import Faults
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
@@ -140,7 +154,9 @@ class Reconciler:
         """Work with `tools` for the agent of `site` on transfers of `kinds`, as `cache` has them."""
         self._tools = tools
         self._kinds = {kind.name: kind for kind in kinds}
-        self._viewer = Viewer(tools.clock, site, limits, tools.slots)
+        self._site = site
+        self._limits = limits
+        self._cancels = CancelRequests(tools.clock, limits.cancel)
         self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="loads", workers=_WORKERS)
         self._caches = cache
         cache.subscribe(self)
@@ -197,7 +213,7 @@ class Reconciler:
             self._forget(key, uid)
         cr = self._caches.load(key)
         if cr is not None:
-            self._look(self._kinds[key[0]], cr)
+            self._observe(self._kinds[key[0]], cr)
         self._queue.add(key)
         self._wake_next()
 
@@ -246,7 +262,7 @@ class Reconciler:
         kind = self._kinds[key[0]]
         cached, pod = self._caches.raw(key), self._caches.pod(key)
         if cached is not None:
-            case = self._look(kind, _parse(kind, cached), pod)
+            case = self._build_case(kind, _parse(kind, cached), pod)
             action = decide(case.view)
             if action is Action.NOTHING:
                 return self._revisit(case)
@@ -267,7 +283,7 @@ class Reconciler:
         if unseen:
             # A cache may lag behind; a pod is missing only if the API says so.
             pod = await self._tools.client.read(PODS, key[1], key[2])
-        case = self._look(kind, cr, pod)
+        case = self._build_case(kind, cr, pod)
         action = decide(case.view)
         if action is Action.NOTHING:
             # No watch of ours shows a mover on another node, nor a load that is not ours yet.
@@ -275,20 +291,35 @@ class Reconciler:
             return Requeue(_UNSEEN_POD_PAUSE_SECONDS) if soon else self._revisit(case)
         return await self._steps.perform(action, case)
 
-    def _look(self, kind: Kind, cr: Transfer, pod: JsonDict | None = None) -> Case:
-        """Return the case of a load, having its progress followed while it runs."""
-        key = (kind.name, cr.metadata.namespace, cr.name)
-        case = self._viewer.look(kind, cr, pod, departed=self._caches.departed(key))
-        if case.view.ours and cr.phase in RUNNING_PHASES:
+    def _observe(self, kind: Kind, cr: Transfer) -> None:
+        """Update slots and cancel requests by an observed transfer, and watch its progress while it runs."""
+        owned = is_owned(cr, self._site)
+        if owned:
+            self._tools.slots.observe(Claim.of(cr, now=self._tools.clock.now()), cr.phase)
+            self._cancels.observe(cr)
+        if owned and cr.phase in RUNNING_PHASES:
+            key = (kind.name, cr.metadata.namespace, cr.name)
             self._tools.progress.follow(kind, cr, lambda: self._caches.load(key))
         else:
             self._tools.progress.leave(kind.name, cr.uid)
-        return case
+
+    def _build_case(self, kind: Kind, cr: Transfer, pod: JsonDict | None) -> Case:
+        """Return the case of a transfer, observed just now."""
+        self._observe(kind, cr)
+        seen = Observation(
+            cr,
+            pod,
+            self._caches.departed((kind.name, cr.metadata.namespace, cr.name)),
+            now=self._tools.clock.now(),
+            has_slot=self._tools.slots.is_turn_of(cr.uid),
+            cancel_overdue=self._cancels.is_overdue(cr),
+        )
+        return build_case(kind, seen, self._site, self._limits)
 
     def _revisit(self, case: Case) -> Requeue | None:
         """Return when a load that changes by time alone is due."""
         if case.view.ours and case.view.stop is Stop.ASKED and case.cr.phase is Phase.CANCELING:
-            return Requeue(self._viewer.seconds_until_overdue(case.cr))
+            return Requeue(self._cancels.seconds_until_overdue(case.cr))
         return None
 
     def _wake_next(self) -> None:
@@ -328,7 +359,8 @@ class Reconciler:
             _log.debug("not written on the load: %s", e, extra=_told(key))
 
     def _forget(self, key: TransferKey, uid: str) -> None:
-        self._viewer.forget(uid)
+        self._tools.slots.forget(uid)
+        self._cancels.forget(uid)
         self._steps.forget(uid)
         self._caches.forget(key)
         self._tools.progress.leave(key[0], uid)

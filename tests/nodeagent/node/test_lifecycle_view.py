@@ -3,22 +3,35 @@
 import pytest
 
 from core.models.base import JsonDict
-from core.models.names import CANCEL_REQUESTED_ANNOTATION, MOVER_LOST_ANNOTATION, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from nodeagent.node.lifecycle import Site, Stop, Timeouts, View, Viewer
+from nodeagent.node.lifecycle import Case, Observation, Site, Stop, Timeouts, View, build_case
 from nodeagent.node.mover_loss import MoverLoss
-from nodeagent.node.slots import Slots
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.mover_pod import PodState
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload, mover_pod
 
 UPLOADS = DataUploadKind(client=None, exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+SITE = Site(NODE, NAMESPACE)
+
+
+def case_of(
+    transfer: JsonDict,
+    pod: JsonDict | None = None,
+    *,
+    departed: JsonDict | None = None,
+    seconds: float = 0.0,
+    site: Site = SITE,
+    **observed: bool,
+) -> Case:
+    """Return the case of `transfer` when it is observed so many seconds after noon."""
+    seen = Observation(UPLOADS.parse(transfer), pod, departed, HandClock(seconds).now(), **observed)
+    return build_case(UPLOADS, seen, site, Timeouts())
 
 
 def look(load: JsonDict, pod: JsonDict | None = None, *, seconds: float = 0.0) -> View:
-    viewer = Viewer(HandClock(seconds), Site(NODE, NAMESPACE), Timeouts(), Slots(1))
-    return viewer.look(UPLOADS, UPLOADS.parse(load), pod).view
+    return case_of(load, pod, seconds=seconds).view
 
 
 ENDED = [{"state": {"terminated": {"exitCode": 0, "message": "{}"}}}]
@@ -50,10 +63,9 @@ def test_the_node_label_says_whose_it_is(node: str, ours: bool) -> None:
 
 def test_a_long_node_name_is_ours_by_its_label_value() -> None:
     site = Site("n" * 80, NAMESPACE)
-    viewer = Viewer(HandClock(), site, Timeouts(), Slots(1))
     load = data_upload(labels={NODE_LABEL: site.label})
     assert len(site.label) == 63
-    assert viewer.look(UPLOADS, UPLOADS.parse(load), None).view.ours
+    assert case_of(load, site=site).view.ours
 
 
 @pytest.mark.parametrize(("seconds", "late"), [(1799, False), (1800, True)], ids=["in time", "late"])
@@ -74,44 +86,15 @@ def test_an_outcome_is_seen() -> None:
     assert not look(data_upload(annotations={OUTCOME_ANNOTATION: "unreadable"})).outcome_kept
 
 
-def overdue_at(load: JsonDict, *seconds: float) -> list[bool]:
-    """Return at which of those times, by one agent that looks at all of them, the stop is overdue."""
-    clock = HandClock()
-    viewer = Viewer(clock, Site(NODE, NAMESPACE), Timeouts(), Slots(1))
-    cr = UPLOADS.parse(load)
-    found = []
-    for clock.seconds in seconds:
-        stop = viewer.look(UPLOADS, cr, None).view.stop
-        assert stop is not Stop.NONE
-        found.append(stop is Stop.OVERDUE)
-        assert (viewer.seconds_until_overdue(cr) == 0) is found[-1]
-    return found
-
-
-def canceling(**annotations: str) -> JsonDict:
-    load = data_upload(node=NODE, status={"phase": "Canceling"}, annotations=annotations)
-    load["spec"]["cancel"] = True
-    return load
-
-
-def test_a_stop_is_overdue_an_hour_after_it_was_first_seen() -> None:
-    assert overdue_at(canceling(), 100.0, 3699.0, 3700.0) == [False, False, True]
-
-
-@pytest.mark.parametrize("seen_at", [0.0, 3000.0], ids=["from the beginning", "by an agent that was restarted"])
-def test_the_hour_of_a_cancel_that_was_written_down_does_not_begin_anew(seen_at: float) -> None:
-    load = canceling(**{CANCEL_REQUESTED_ANNOTATION: "2026-11-21T12:00:00Z"})
-    assert overdue_at(load, seen_at, 3599.0, 3600.0) == [False, False, True]
-
-
-def test_the_hour_of_a_deletion_begins_with_it() -> None:
-    load = data_upload(node=NODE, status={"phase": "Canceling"}, deletionTimestamp="2026-11-21T12:00:00Z")
-    assert overdue_at(load, 3599.0, 3600.0) == [False, True]
-
-
-@pytest.mark.parametrize("written", ["", "soon", "2026-11-21T12:00:00"], ids=["empty", "no time", "no zone"])
-def test_a_time_that_cannot_be_read_counts_as_not_written(written: str) -> None:
-    assert overdue_at(canceling(**{CANCEL_REQUESTED_ANNOTATION: written}), 5000.0, 8600.0) == [False, True]
+@pytest.mark.parametrize(
+    ("requested", "overdue", "stop"),
+    [(False, False, Stop.NONE), (True, False, Stop.ASKED), (True, True, Stop.OVERDUE)],
+    ids=["none", "requested", "overdue"],
+)
+def test_a_cancel_request_is_part_of_the_view(requested: bool, overdue: bool, stop: Stop) -> None:
+    transfer = data_upload(node=NODE, status={"phase": "InProgress"})
+    transfer["spec"]["cancel"] = requested
+    assert case_of(transfer, cancel_overdue=overdue).view.stop is stop
 
 
 LOSS = MoverLoss(since=NOON, last=NOON)
@@ -141,26 +124,18 @@ def test_a_mover_on_another_node_is_on_its_way_until_that_nodes_agent_has_it() -
 )
 def test_what_a_pod_said_last_counts_when_it_is_gone(phase: str, status: JsonDict, state: PodState) -> None:
     load = data_upload(node=NODE, status={"phase": phase})
-    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Timeouts(), Slots(1))
     pod = mover_pod(load, **status)
-    case = viewer.look(UPLOADS, UPLOADS.parse(load), None, departed=pod)
+    case = case_of(load, departed=pod)
     assert (case.view.pod, case.departed) == (state, pod)
 
 
 def test_a_pod_that_went_away_from_an_earlier_load_of_the_name_says_nothing() -> None:
     pod = mover_pod(data_upload(uid="an earlier one"), phase="Succeeded", containerStatuses=ENDED)
     load = data_upload(node=NODE, status={"phase": "InProgress"})
-    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Timeouts(), Slots(1))
-    case = viewer.look(UPLOADS, UPLOADS.parse(load), None, departed=pod)
+    case = case_of(load, departed=pod)
     assert (case.view.pod, case.departed) == (PodState.ABSENT, None)
 
 
-def test_a_prepared_load_gets_its_turn_when_the_slot_is_freed() -> None:
-    slots = Slots(1)
-    viewer = Viewer(HandClock(), Site(NODE, NAMESPACE), Timeouts(), slots)
-    first = UPLOADS.parse(data_upload("a", node=NODE, status={"phase": "InProgress"}))
-    second = UPLOADS.parse(data_upload("b", node=NODE, status={"phase": "Prepared"}))
-    looks = [viewer.look(UPLOADS, cr, None).view.slot for cr in (first, second)]
-    viewer.forget(first.uid)
-    looks.append(viewer.look(UPLOADS, second, None).view.slot)
-    assert looks == [True, False, True]
+@pytest.mark.parametrize("has_slot", [True, False])
+def test_a_slot_is_part_of_the_view(has_slot: bool) -> None:
+    assert case_of(data_upload(node=NODE), has_slot=has_slot).view.slot is has_slot
