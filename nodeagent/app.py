@@ -137,7 +137,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
     kinds = _build_kinds(client, own, causes, settings.datamover_names)
     site = Site(node=settings.node_name, namespace=namespace)
     cache = TransferCache(client, clock, site, kinds=kinds)
-    status = StatusWriter(client, clock, on_stored=[cache.note_written])
+    status = StatusWriter(client, clock, on_stored=[cache.observe_written])
     slots = Slots(current.config.load_concurrency.global_config)
     reconciler = Reconciler(
         Tools(

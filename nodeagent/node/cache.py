@@ -1,27 +1,50 @@
-"""What one agent keeps in memory of the cluster: its loads, and the pods of its node.
+"""The last observed transfers and mover pods of one node, kept current by watches.
 
-Knows the caches, which load a pod belongs to, and what became of pods that went away. Does not
-know what is done about a change (`nodeagent.node.reconciler`).
+Knows which pod belongs to which transfer, which pods disappeared, and when a cached object is too
+old to act on. Does not know what follows from a change (`nodeagent.node.reconciler`).
 """
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from core.clock import Clock
-from core.errors import ContractError
+from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
+from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.lifecycle import Site, TransferKey
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.mover_pod import trim_pod
+from nodeagent.transfers.mover_pod import belongs_to, may_take_over, trim_pod
 
-__all__ = ["TransferCache", "TransferListener"]
+__all__ = ["InvalidTransferError", "TransferCache", "TransferListener", "TransferRead"]
+
+_NEEDS_POD: Final = RUNNING_PHASES | {Phase.PREPARED}
+"""In these phases a missing mover pod ends the transfer, or has it created again."""
+
+
+class InvalidTransferError(AgentError):
+    """A custom resource does not have the form of its kind; only a change to it helps."""
+
+
+@dataclass(frozen=True)
+class TransferRead:
+    """One transfer to reconcile, with its mover pod: v1 Pods as JSON dicts, trimmed if cached.
+
+    `departed` is the last version of a pod of its name that disappeared from this node. `watched`:
+    a watch of this agent reports every change of both.
+    """
+
+    cr: Transfer
+    pod: JsonDict | None
+    departed: JsonDict | None
+    watched: bool
 
 
 class TransferListener(Protocol):
@@ -37,16 +60,17 @@ class TransferListener(Protocol):
 
 
 class TransferCache:
-    """The loads with this node's label, and the pods on this node that belong to a load."""
+    """The transfers with this node's label, and the pods on this node that belong to a transfer."""
 
     def __init__(self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[Kind]) -> None:
-        """Follow transfers of `kinds` for the agent of `site`."""
+        """Watch transfers of `kinds` for the agent of `site`."""
+        self._client = client
         self._listeners: list[TransferListener] = []
         self._kinds = {kind.name: kind for kind in kinds}
         self._departed: dict[TransferKey, JsonDict] = {}
         self._written: dict[TransferKey, tuple[str, str]] = {}
         selector = f"{NODE_LABEL}={site.label}"
-        self._loads = {
+        self._transfers = {
             kind.name: Informer(
                 client,
                 Selection(kind.resource, site.namespace, label_selector=selector),
@@ -56,7 +80,7 @@ class TransferCache:
             )
             for kind in kinds
         }
-        # Without a label: a mover that a peer's agent made carries none of ours.
+        # No label selector: the mover pods of Velero's agent do not have our labels.
         self._pods = Informer(
             client,
             Selection(PODS, site.namespace, field_selector=f"spec.nodeName={site.node}"),
@@ -70,40 +94,49 @@ class TransferCache:
         self._listeners.append(listener)
 
     async def run(self) -> None:
-        """Follow until canceled."""
+        """Watch until canceled."""
         async with asyncio.TaskGroup() as group:
-            for informer in (*self._loads.values(), self._pods):
+            for informer in (*self._transfers.values(), self._pods):
                 group.create_task(informer.run(), name="informer")
 
     async def wait_synced(self) -> None:
         """Return once everything was listed."""
-        for informer in (*self._loads.values(), self._pods):
+        for informer in (*self._transfers.values(), self._pods):
             await informer.synced.wait()
 
     def not_synced(self) -> list[str]:
-        """Return which collections were not read yet, in words."""
-        waiting = [f"{name}s" for name, informer in self._loads.items() if not informer.synced.is_set()]
-        return waiting if self._pods.synced.is_set() else [*waiting, "mover pods"]
+        """Return the names of the collections that were not listed yet."""
+        missing = [f"{name}s" for name, informer in self._transfers.items() if not informer.synced.is_set()]
+        return missing if self._pods.synced.is_set() else [*missing, "mover pods"]
 
     def transfer_keys(self) -> list[TransferKey]:
-        """Return the loads of this node."""
-        return [_key(name, raw) for name, informer in self._loads.items() for raw in informer.items()]
+        """Return the keys of this node's transfers."""
+        return [_key(name, raw) for name, informer in self._transfers.items() for raw in informer.items()]
 
     def raw(self, key: TransferKey) -> JsonDict | None:
-        """Return a load of this node as last seen; None where there is none."""
-        return self._loads[key[0]].get(key[1], key[2])
+        """Return a cached transfer as JSON dict; None if there is none."""
+        return self._transfers[key[0]].get(key[1], key[2])
 
-    def note_written(self, cr: Transfer) -> None:
-        """Note the version of a load that a write of ours has made."""
+    def transfer(self, key: TransferKey) -> Transfer | None:
+        """Return a cached transfer; None if there is none, or it is invalid."""
+        raw = self.raw(key)
+        try:
+            return None if raw is None else self._kinds[key[0]].parse(raw)
+        except ContractError:
+            # Reconciling the key reports it, once.
+            return None
+
+    def observe_written(self, cr: Transfer) -> None:
+        """Remember the version of a transfer that a write of this agent returned."""
         key = (cr.kind_name, cr.metadata.namespace, cr.name)
         if self.raw(key) is not None:
             self._written[key] = (cr.uid, cr.metadata.resource_version)
 
     def current(self, key: TransferKey) -> JsonDict | None:
-        """Return a load of this node as last seen; None where there is none, or something that we wrote is missing.
+        """Return a cached transfer; None if there is none, or it is older than the last write of this agent.
 
-        What others have written may be missing even so, for as long as a watch takes: whoever
-        acts on it makes sure by the preconditions of his write.
+        Writes of others may be missing for as long as a watch takes: the preconditions of the next
+        write detect that.
         """
         raw = self.raw(key)
         if raw is None:
@@ -112,25 +145,44 @@ class TransferCache:
         uid, version = self._written.get(key, ("", ""))
         return None if meta["uid"] == uid and _is_older(meta["resourceVersion"], version) else raw
 
-    def load(self, key: TransferKey) -> Transfer | None:
-        """Return a load of this node as last seen; None where there is none that can be read."""
-        raw = self.raw(key)
-        try:
-            return None if raw is None else self._kinds[key[0]].parse(raw)
-        except ContractError:
-            # Handling the key says so, once.
-            return None
-
     def pod(self, key: TransferKey) -> JsonDict | None:
-        """Return the pod of that load's name on this node, trimmed."""
+        """Return the cached pod of the transfer's name on this node, trimmed."""
         return self._pods.get(key[1], key[2])
 
     def departed(self, key: TransferKey) -> JsonDict | None:
-        """Return the pod of that load's name that went away last, as it was last seen."""
+        """Return the last version of the last pod of the transfer's name that disappeared from this node."""
         return self._departed.get(key)
 
+    async def read(self, key: TransferKey, *, reread: bool = False) -> TransferRead | None:
+        """Return a transfer and its mover pod: as cached where the cache is current, else from the API server.
+
+        `reread`: the cache is known to be outdated. None if there is nothing to reconcile: the
+        transfer does not exist, or it is another agent's and no mover pod of it runs here.
+
+        Raises:
+            InvalidTransferError: the transfer does not have the form of its kind.
+            KubeError: the API server rejected a read.
+        """
+        cached, pod = self.raw(key), self.pod(key)
+        if cached is None and (pod is None or not may_take_over(pod)):
+            return None
+        kind = self._kinds[key[0]]
+        raw = None if reread else self.current(key)
+        if raw is None:
+            raw = await self._client.read(kind.resource, key[1], key[2])
+        if raw is None:
+            return None
+        cr = _parse(kind, raw)
+        # A cached pod of an earlier transfer of the same name does not hide the pod of this one.
+        pod_missing = cr.phase in _NEEDS_POD and (pod is None or not belongs_to(pod, cr))
+        if pod_missing:
+            # The cache may be outdated, and does not have the pods of other nodes.
+            pod = await self._client.read(PODS, key[1], key[2])
+        watched = not pod_missing and (cached is not None or cr.phase.final)
+        return TransferRead(cr, pod, self.departed(key), watched)
+
     def forget(self, key: TransferKey) -> None:
-        """Drop what is remembered about that load's pods."""
+        """Drop the pod that disappeared of that transfer."""
         self._departed.pop(key, None)
 
     def _notify_transfer(self, kind_name: str, raw: JsonDict) -> None:
@@ -152,8 +204,15 @@ class TransferCache:
                 listener.on_pod(key)
 
 
+def _parse(kind: Kind, raw: JsonDict) -> Transfer:
+    try:
+        return kind.parse(raw)
+    except ContractError as e:
+        raise InvalidTransferError(str(e)) from e
+
+
 def _is_older(version: str, than: str) -> bool:
-    """Whether a resourceVersion was made before another one; where that cannot be told, whether it is another one.
+    """Return whether a resourceVersion precedes another; if they are no numbers, whether they differ.
 
     Source: Kubernetes v1.35, API concepts, "Resource versions": those of one resource can be compared as numbers.
     """

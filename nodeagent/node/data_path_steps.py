@@ -34,6 +34,8 @@ class MoveSteps(StepBase):
 
         A mover that was made anew is noted: the next loss has its own time.
         """
+        if self._rests(case):
+            return self._rest(case)
         try:
             await case.kind.confirm_volume(case.cr)
         except ExposeError as e:
@@ -43,21 +45,6 @@ class MoveSteps(StepBase):
             await self._tools.status.annotate(case.kind, case.cr, change)
             return Requeue(0.0)
         return await self._await_slot(case)
-
-    def rests(self, case: Case) -> bool:
-        """Whether a load that waits for a slot needs no look: it has just begun to, or had one lately."""
-        if _unreplaced(case):
-            return False
-        uid, waiting = case.cr.uid, self._slot_wait()
-        if self._waits.reason(uid) != waiting.reason:
-            self._waits.decide_report(uid, waiting)
-            self._waits.pause_checks(uid, self._waits.seconds_to_report(uid))
-        return self._waits.paused_seconds(uid) > 0
-
-    def rest(self, case: Case) -> Requeue | None:
-        """Return when to look again at a load that waits for a slot, None for not before it is its turn."""
-        seconds = self._waits.paused_seconds(case.cr.uid)
-        return None if math.isinf(seconds) else Requeue(seconds)
 
     async def start(self, case: Case) -> Requeue | None:
         """Let the mover begin."""
@@ -143,6 +130,21 @@ class MoveSteps(StepBase):
         end = parse_pod_end(case.pod) if case.pod is not None else None
         return message if end is not None and has_final_message(end) else add_log_end(message, tail)
 
+    def _rests(self, case: Case) -> bool:
+        """Whether a load that waits for a slot needs no look: it has just begun to, or had one lately."""
+        if _unreplaced(case):
+            return False
+        uid, waiting = case.cr.uid, self._slot_wait()
+        if self._waits.reason(uid) != waiting.reason:
+            self._waits.decide_report(uid, waiting)
+            self._waits.pause_checks(uid, self._waits.seconds_to_report(uid))
+        return self._waits.paused_seconds(uid) > 0
+
+    def _rest(self, case: Case) -> Requeue | None:
+        """Return when to look again at a load that waits for a slot, None for not before it is its turn."""
+        seconds = self._waits.paused_seconds(case.cr.uid)
+        return None if math.isinf(seconds) else Requeue(seconds)
+
     async def _await_slot(self, case: Case) -> Requeue | None:
         uid, waiting = case.cr.uid, self._slot_wait()
         await self._tell_wait(case, waiting)
@@ -150,7 +152,7 @@ class MoveSteps(StepBase):
             self._rest_until_slot(case)
         else:
             self._waits.pause_checks(uid, self._waits.seconds_to_report(uid))
-        return self.rest(case)
+        return self._rest(case)
 
     async def _wait_to_complete(self, case: Case, outcome: Outcome, waiting: Pending) -> Requeue | None:
         """Go on waiting for a completion, or end the load as Failed once that took too long."""

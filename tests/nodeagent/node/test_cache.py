@@ -22,7 +22,7 @@ KEY = ("DataUpload", NAMESPACE, "du-1")
 
 
 def caches_of(agent: Reconciler) -> TransferCache:
-    return agent._caches
+    return agent._cache
 
 
 async def change(world: World, patch: JsonDict) -> JsonDict:
@@ -72,7 +72,7 @@ async def test_a_load_is_current_unless_something_that_we_wrote_is_missing() -> 
         seen = world.load()
         by_others = await change(world, {"metadata": {"labels": {"a": "1"}}})
         assert caches.current(KEY) == seen
-        caches.note_written(DataUpload.parse(by_others))
+        caches.observe_written(DataUpload.parse(by_others))
         assert caches.current(KEY) is None
         world.kube.watches.silent = False
         world.kube.watches.wake()
@@ -80,7 +80,7 @@ async def test_a_load_is_current_unless_something_that_we_wrote_is_missing() -> 
         later = await change(world, {"metadata": {"labels": {"a": "2"}}})
         await asyncio.sleep(1)
         # The answer to a write may come after what others wrote next was seen.
-        caches.note_written(DataUpload.parse(by_others))
+        caches.observe_written(DataUpload.parse(by_others))
         assert caches.current(KEY) == later
 
 
@@ -90,5 +90,5 @@ async def test_nothing_is_remembered_of_a_load_that_went_away() -> None:
         await asyncio.sleep(1)
         caches = caches_of(agent)
         assert caches.current(KEY) is None
-        caches.note_written(DataUpload.parse(world.load()))
+        caches.observe_written(DataUpload.parse(world.load()))
         assert caches._written == {}

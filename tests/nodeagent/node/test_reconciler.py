@@ -300,8 +300,8 @@ async def test_the_status_page_shows_loads_and_slots() -> None:
         await world.until(lambda: world.load()["status"].get("progress", {}).get("bytesDone") == 400)
         await asyncio.sleep(0.5)
         report = agent.report()
-    assert report["slots"] == {"used": 1, "total": 2, "waiting": 0}
-    assert [(load["name"], load["phase"], load["progress"]["bytesDone"]) for load in report["loads"]] == [
+    assert report["slots"] == {"used": 1, "total": 2, "pending": 0}
+    assert [(load["name"], load["phase"], load["progress"]["bytesDone"]) for load in report["transfers"]] == [
         ("du-1", "InProgress", 400)
     ]
 

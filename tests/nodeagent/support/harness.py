@@ -143,7 +143,7 @@ def build_agent(
     ]
     site = Site(node, NAMESPACE)
     cache = TransferCache(client, clock, site, kinds=kinds)
-    status = StatusWriter(client, clock, on_stored=[cache.note_written])
+    status = StatusWriter(client, clock, on_stored=[cache.observe_written])
     tools = Tools(
         client=client,
         clock=clock,

@@ -42,7 +42,7 @@ async def test_what_somebody_else_holds_back_is_told_once_and_goes_when_it_is_le
         await asyncio.sleep(1800)
         claim = f"PersistentVolumeClaim velero/{name} is being deleted (finalizers: {FOREIGN})"
         assert told(world) == [f"not cleaned up for 10m0s: {claim}; it is tried again"]
-        assert [entry["waitsFor"] for entry in agent.report()["loads"]] == [claim]
+        assert [entry["pendingMessage"] for entry in agent.report()["transfers"]] == [claim]
         assert world.load(kind)["status"] == status
         await hold_claim(world, name, finalizers=[])
         await world.until(lambda: world.done(kind), seconds=100, every=1)

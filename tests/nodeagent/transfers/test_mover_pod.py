@@ -3,7 +3,15 @@
 import pytest
 
 from core.models.base import JsonDict
-from nodeagent.transfers.mover_pod import PodState, explain_loss, is_ours, pod_node, pod_state, trim_pod, was_killed
+from nodeagent.transfers.mover_pod import (
+    PodState,
+    explain_loss,
+    may_take_over,
+    pod_node,
+    pod_state,
+    trim_pod,
+    was_killed,
+)
 from tests.nodeagent.support.transfers import NODE, data_upload, mover_pod
 
 DELETED = "2026-11-21T12:00:00Z"
@@ -90,13 +98,27 @@ def test_a_trimmed_pod_reads_like_the_whole_one() -> None:
     pod = mover_pod(data_upload(), **(ended(14) | {"conditions": [DISRUPTION]}))
     pod["spec"]["containers"][0]["image"] = "x" * 1000
     small = trim_pod(pod)
-    assert (pod_state(small), explain_loss(small), pod_node(small), is_ours(small)) == (
-        PodState.DISPLACED,
-        explain_loss(pod),
-        NODE,
-        True,
-    )
+    assert (pod_state(small), explain_loss(small), pod_node(small)) == (PodState.DISPLACED, explain_loss(pod), NODE)
     assert "containers" not in small["spec"]
+
+
+@pytest.mark.parametrize(
+    ("status", "labels", "expected"),
+    [
+        pytest.param({"phase": "Running"}, True, True, id="running"),
+        pytest.param(ended(0), True, True, id="ended"),
+        pytest.param({"phase": "Pending"}, True, False, id="pending"),
+        pytest.param(ended(14) | {"conditions": [DISRUPTION]}, True, False, id="lost"),
+        pytest.param({"phase": "Running"}, False, False, id="created by Velero"),
+    ],
+)
+def test_only_an_own_mover_that_has_started_may_take_a_transfer_over(
+    status: JsonDict, *, labels: bool, expected: bool
+) -> None:
+    pod = mover_pod(data_upload(), **status)
+    if not labels:
+        del pod["metadata"]["labels"]
+    assert [may_take_over(each) for each in (pod, trim_pod(pod))] == [expected, expected]
 
 
 def test_a_pod_that_was_killed_tells_its_memory_limit_trimmed_or_not() -> None:
