@@ -52,7 +52,7 @@ class PendingReason(StrEnum):
     AGENT_UNAVAILABLE = "AgentUnavailable"
     BINDING = "Binding"
     CLEANING_UP = "CleaningUp"
-    CLEANUP_BLOCKED = "CleanUpStuck"
+    CLEANUP_BLOCKED = "CleanupBlocked"
     DATA_MOVER_WAITING = "DataMoverWaiting"
     STEP_FAILED = "StepFailed"
 

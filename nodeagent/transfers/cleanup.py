@@ -1,7 +1,7 @@
-"""Removes what was made for loads that are over, and then our marks on them.
+"""The cleanup of finished transfers: the expose objects first, then this agent's own marks.
 
-Knows how often that is tried, and who is told when it does not come about. Does not know what
-there is to remove (the kinds do), nor who is responsible for a load.
+Knows how often cleanup is retried, and when a blocked one is reported. Does not know which objects
+there are (the kinds do), nor which agent is responsible for a transfer.
 """
 
 import logging
@@ -25,47 +25,46 @@ __all__ = ["CleanUp"]
 
 _log = logging.getLogger(__name__)
 
-_STUCK_PAUSE_SECONDS: Final = 60.0
-"""Between two looks at what did not go for a long time."""
+_BLOCKED_PAUSE_SECONDS: Final = 60.0
+"""Between two attempts at a blocked cleanup."""
 
 
 @dataclass(frozen=True)
 class CleanUp:
-    """Cleans up behind final loads, one step a call; `patience` is how long that may last untold."""
+    """Cleans up finished transfers, one step per call; `timeout` is how long that may take before it is reported."""
 
     clock: Clock
     status: StatusWriter
     events: EventLog
     waits: PendingRecords
-    patience: timedelta
+    timeout: timedelta
 
     async def step(self, kind: Kind, cr: Transfer) -> Requeue | None:
-        """Take the next step for `cr`; None says that nothing is left and its marks are gone.
+        """Take the next step for `cr`; None means that its expose objects and this agent's marks are gone.
 
-        What does not go is told by an Event, once for each thing, and tried again without end:
-        the load's own status is final and stays as it is.
+        A blocked cleanup is reported as an Event, once for each cause, and retried without limit:
+        the status of the transfer is final and does not change.
 
         Raises:
-            KubeError: the API server refused.
+            KubeError: the API server rejected a request.
         """
-        told = fields(kind=kind.name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
-        waiting = await kind.clean_up(cr)
-        if waiting is None:
+        identity = fields(kind=kind.name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
+        pending = await kind.clean_up(cr)
+        if pending is None:
             await self.status.release(kind, cr)
             self.waits.forget(cr.uid)
-            _log.info("everything that was made for the load is gone", extra=told)
+            _log.info("cleaned up", extra=identity)
             return None
-        _log.debug("clean-up waits: %s", waiting.message, extra=told)
-        self.waits.observe(cr.uid, waiting)
-        if not self._is_stuck(cr):
+        _log.debug("cleanup pending: %s", pending.message, extra=identity)
+        self.waits.observe(cr.uid, pending)
+        if not self._is_blocked(cr):
             return Requeue(self.waits.count_check(cr.uid))
-        if self.waits.reported_message(cr.uid) != waiting.message:
-            span = format_duration(self.patience)
-            message = f"not cleaned up for {span}: {waiting.message}; it is tried again"
+        if self.waits.reported_message(cr.uid) != pending.message:
+            message = f"not cleaned up within {format_duration(self.timeout)}, will retry: {pending.message}"
             await self.events.record(cr, PendingReason.CLEANUP_BLOCKED, message, warning=True)
-            self.waits.mark_reported(cr.uid, Pending(PendingReason.CLEANUP_BLOCKED, waiting.message))
-        return Requeue(_STUCK_PAUSE_SECONDS)
+            self.waits.mark_reported(cr.uid, Pending(PendingReason.CLEANUP_BLOCKED, pending.message))
+        return Requeue(_BLOCKED_PAUSE_SECONDS)
 
-    def _is_stuck(self, cr: Transfer) -> bool:
-        ended = cr.status.completion_timestamp
-        return ended is not None and self.clock.now() - ended >= self.patience
+    def _is_blocked(self, cr: Transfer) -> bool:
+        completed_at = cr.status.completion_timestamp
+        return completed_at is not None and self.clock.now() - completed_at >= self.timeout

@@ -22,7 +22,7 @@ async def hold_claim(world: World, name: str, *, finalizers: list[str]) -> None:
 
 
 def told(world: World) -> list[str]:
-    return [event["message"] for event in world.kube.objects(EVENTS) if event["reason"] == "CleanUpStuck"]
+    return [event["message"] for event in world.kube.objects(EVENTS) if event["reason"] == "CleanupBlocked"]
 
 
 @pytest.mark.parametrize("kind", LOADS)
@@ -41,7 +41,7 @@ async def test_what_somebody_else_holds_back_is_told_once_and_goes_when_it_is_le
         await world.until(lambda: told(world) != [], seconds=100, every=1)
         await asyncio.sleep(1800)
         claim = f"PersistentVolumeClaim velero/{name} is being deleted (finalizers: {FOREIGN})"
-        assert told(world) == [f"not cleaned up for 10m0s: {claim}; it is tried again"]
+        assert told(world) == [f"not cleaned up within 10m0s, will retry: {claim}"]
         assert [entry["pendingMessage"] for entry in agent.report()["transfers"]] == [claim]
         assert world.load(kind)["status"] == status
         await hold_claim(world, name, finalizers=[])
