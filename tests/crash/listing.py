@@ -37,17 +37,17 @@ async def list_everything(client: KubeClient) -> Listing:
 
 
 async def _resources(client: KubeClient) -> list[Resource]:
+    """Return every resource that can be listed, once; a group may have some in its older versions only."""
     groups = (await _get(client, "/apis"))["groups"]
-    versions = [("", "v1"), *((group["name"], group["preferredVersion"]["version"]) for group in groups)]
-    found: list[Resource] = []
+    versions = [("", "v1"), *((group["name"], each["version"]) for group in groups for each in group["versions"])]
+    found: dict[tuple[str, str], Resource] = {}
     for group, version in versions:
         path = f"/apis/{group}/{version}" if group else f"/api/{version}"
-        found += [
-            Resource(each["kind"], each["name"], group, version, namespaced=each["namespaced"])
-            for each in (await _get(client, path))["resources"]
-            if "list" in each["verbs"] and "/" not in each["name"] and each["name"] not in _PASSING
-        ]
-    return found
+        for each in (await _get(client, path))["resources"]:
+            if "list" in each["verbs"] and "/" not in each["name"] and each["name"] not in _PASSING:
+                resource = Resource(each["kind"], each["name"], group, version, namespaced=each["namespaced"])
+                found.setdefault((group, resource.plural), resource)
+    return list(found.values())
 
 
 async def _get(client: KubeClient, path: str) -> JsonDict:
