@@ -1,1 +1,1 @@
-"""Shared by all processes of the project: models, the mover contract, the API client."""
+"""What every process of the project shares: models, the mover contract, the API client."""

@@ -1,7 +1,7 @@
-"""The contract between the node agent and a data mover pod.
+"""What the node agent and a data mover pod say to each other.
 
-The mover's command line, the reasons and the progress message of its Events, and its result, which
-is the termination message.
+Knows the mover's command line, its Events' reasons and progress message, and the result it
+leaves as termination message. Does not know who runs a mover or what moves the bytes.
 Source: Velero v1.18, pkg/datapath and pkg/cmd/cli/datamover, as recorded in
 tests/recordings/velero-1.18.2.
 """
@@ -35,14 +35,14 @@ __all__ = [
 ]
 
 CANCELED_ENDING: Final = "data path is canceled"
-"""A termination message with this ending means canceled, not failed."""
+"""A termination message that ends so means canceled, not failed."""
 
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
-"""Source: Kubernetes, the limit of a container's termination message in the kubelet."""
+"""Source: Kubernetes, what the kubelet keeps of a container's termination message."""
 
 
 class DataPathReason(StrEnum):
-    """`reason` of the Events that a mover records on its custom resource."""
+    """`reason` of the Events a mover writes on its custom resource."""
 
     STARTED = "Data-Path-Started"
     PROGRESS = "Data-Path-Progress"
@@ -52,22 +52,22 @@ class DataPathReason(StrEnum):
     CANCELING = "Data-Path-Canceling"
     STOPPED = "Data-Path-Stopped"
     WARNING = "Data-Path-Warning"
-    """Ours: a warning; the transfer continues."""
+    """Ours: the load goes on."""
     WAITING = "Data-Path-Waiting"
-    """Ours: why the data path has not started."""
+    """Ours: what has to be there before any data moves."""
     READY = "Data-Path-Ready"
-    """Ours: the data path is no longer pending."""
+    """Ours: what was waited for is there."""
 
 
 class VolumeMode(StrEnum):
-    """`volumeMode` of a PVC."""
+    """`volumeMode` of a claim."""
 
     FILESYSTEM = "Filesystem"
     BLOCK = "Block"
 
 
 class MoverVerb(StrEnum):
-    """Commands of the mover that run in a pod."""
+    """The mover's commands that run in a pod."""
 
     BACKUP = "backup"
     RESTORE = "restore"
@@ -80,7 +80,7 @@ class MoverArgs:
 
     `kind_flag` is the flag that names the custom resource: `data-upload`, `data-download`,
     `pod-volume-backup`, `pod-volume-restore` or `backup-repository`. Paths are absolute and
-    inside the pod; an empty path is omitted.
+    inside the pod; an empty one is left out.
     """
 
     verb: MoverVerb
@@ -109,9 +109,9 @@ class MoverArgs:
 
 
 class ProgressMessage(WireModel, omit_defaults=True):
-    """The message of a `Data-Path-Progress` Event; zero fields are omitted.
+    """The message of a `Data-Path-Progress` Event; zero fields are left out.
 
-    The last three fields are ours; Velero ignores unknown keys.
+    The last three are ours; readers ignore keys they do not know.
     """
 
     total_bytes: int = 0
@@ -158,21 +158,21 @@ _Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult)
 
 
 def parse_result(model: type[_Result], message: str) -> _Result:
-    """Return the result of a mover that exited with 0.
+    """Return what a mover that exited with 0 left behind.
 
     Raises:
-        ResultError: the message is not the JSON of `model`; it never counts as an empty success.
+        ResultError: the message is not the JSON of `model`; never read as an empty success.
     """
     try:
         return model.from_json(message)
     except ContractError as e:
-        shown = message or "the termination message is empty"
-        text = f"data mover exited with code 0, but its result is invalid: {shown}"
+        shown = message or "nothing"
+        text = f"the data mover ended well but its result cannot be read; it said: {shown}"
         raise ResultError(text) from e
 
 
 def parse_progress(message: str) -> ProgressMessage:
-    """Return the progress in an Event's message.
+    """Return the progress an Event's message tells.
 
     Raises:
         ContractError: it is not a progress message.
@@ -180,12 +180,12 @@ def parse_progress(message: str) -> ProgressMessage:
     try:
         return ProgressMessage.from_json(message)
     except ContractError as e:
-        text = f"invalid progress message: {message[:200]!r}"
+        text = f"progress message {message[:200]!r} cannot be read"
         raise ContractError(text) from e
 
 
 def shorten_message(message: str) -> str:
-    """Return `message` shortened from the front to the limit of a termination message."""
+    """Return `message` cut from the front to what a termination message holds."""
     raw = message.encode()
     if len(raw) <= TERMINATION_MESSAGE_LIMIT_BYTES:
         return message

@@ -1,6 +1,7 @@
-"""The phases of a transfer and the legal moves between them, as one table.
+"""The phases of a load and the moves between them, as one table.
 
-`nodeagent.node.lifecycle` decides on a move, `nodeagent.transfers.status` writes it.
+Knows which move is legal. Does not know who makes it or why: `nodeagent.node.lifecycle` decides,
+`nodeagent.transfers.status` writes.
 """
 
 from enum import StrEnum
@@ -29,14 +30,14 @@ class Phase(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether this phase is final."""
+        """Whether nothing may leave this phase."""
         return self in FINAL_PHASES
 
 
 FINAL_PHASES: Final = frozenset({Phase.CANCELED, Phase.COMPLETED, Phase.FAILED})
 
 HOLDING_PHASES: Final = frozenset({Phase.ACCEPTED, Phase.PREPARED})
-"""The phases that count towards `prepareQueueLength`."""
+"""The phases that take a place of `prepareQueueLength`."""
 
 RUNNING_PHASES: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
 """The phases in which a data mover may move data."""
@@ -52,8 +53,8 @@ TRANSITIONS: Final = {
     Phase.COMPLETED: frozenset[Phase](),
     Phase.FAILED: frozenset[Phase](),
 }
-"""The legal moves from each phase."""
+"""From each phase to those it may move to."""
 
 
 class IllegalMoveError(AgentError):
-    """A move that is not in the table; nothing was written."""
+    """A move between phases that the table does not have; nothing was written."""

@@ -32,10 +32,15 @@ _MOVE_SECONDS = 0.3
 
 
 class RealCluster(Controllers):
-    """The controllers of all worlds of an API server; `run` them beside the agents."""
+    """The controllers of all worlds of an API server; `run` them beside the agents.
+
+    In the namespaces `not_starting` no pod starts, in those `not_ending` no data mover ends.
+    """
 
     def __init__(self, client: KubeClient) -> None:
         super().__init__(client, Mover(seconds=_MOVE_SECONDS), tick_seconds=_TICK_SECONDS)
+        self.not_starting: set[str] = set()
+        self.not_ending: set[str] = set()
         self._seen: dict[Resource, list[JsonDict]] = {}
 
     def _rules(self) -> Iterator[Callable[[], Awaitable[None]]]:
@@ -80,8 +85,14 @@ class RealCluster(Controllers):
         if status:
             await self._set_status(resource, obj, status)
 
+    async def _move_data(self, pod: JsonDict) -> None:
+        if pod["metadata"]["namespace"] not in self.not_ending:
+            await super()._move_data(pod)
+
     async def _start(self, pod: JsonDict) -> None:
         meta = pod["metadata"]
+        if meta["namespace"] in self.not_starting:
+            return
         if not pod["spec"].get("nodeName"):
             target = {"apiVersion": "v1", "kind": "Node", "name": self.node}
             binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}

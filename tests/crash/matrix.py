@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from tests.nodeagent.support.harness import Fuse
     from tests.support.apiserver import ApiServer
 
-__all__ = ["Matrix", "open_matrix"]
+__all__ = ["CHANGES", "LEDGER", "Matrix", "compare", "open_cluster", "open_matrix", "settle", "summarize"]
+
+LEDGER = "configmaps node-agent-admissions"
+_SNAPSHOT = ["volumesnapshotcontents content-of-*", "volumesnapshots velero-data-lwkc4"]
+CHANGES = {
+    "DataUpload": ([], _SNAPSHOT),
+    "DataDownload": (["persistentvolumes pvc-*"], []),
+    "PodVolumeBackup": ([], []),
+    "PodVolumeRestore": ([], []),
+}
+"""What a Completed load makes in its volume's namespace, and what it takes away."""
 
 _AT_A_TIME = 16
 _SETTLE_SECONDS = 20
@@ -50,16 +60,15 @@ class Matrix:
         async with asyncio.TaskGroup() as group:
             for world, fuse in zip(worlds, fuses, strict=True):
                 group.create_task(self._play(world, fuse), name=world.name)
-        await self._settle(worlds)
+        await settle(self._client, worlds)
         after = await list_everything(self._client)
         found = []
         for world in worlds:
-            result = await self._summary(world)
+            result = await summarize(world, self._cluster)
             for whose, place in (("agent's", world.name), ("volume's", world.space)):
-                old, new = before.pop(place, Counter()), after.pop(place, Counter())
-                made, gone = (new - old).elements(), (old - new).elements()
-                result[f"made in the {whose} namespace"] = sorted(each.replace(world.name, "*") for each in made)
-                result[f"gone from the {whose} namespace"] = sorted(each.replace(world.name, "*") for each in gone)
+                made, gone = compare(before.pop(place, Counter()), after.pop(place, Counter()), hide=world.name)
+                result[f"made in the {whose} namespace"] = made
+                result[f"gone from the {whose} namespace"] = gone
             found.append(result)
         if before != after:
             raise AssertionError(f"something happened where no world is: {before} became {after}")
@@ -74,56 +83,71 @@ class Matrix:
                 status = world.load.get("status")
                 raise AssertionError(f"{fuse.fault.name} at {fuse.at} ({at}): {world.kind} is {status}") from error
 
-    async def _settle(self, worlds: Sequence[World]) -> None:
-        """Let provisioner and kubelet come to an end, in their own time."""
-        spaces = {place for world in worlds for place in (world.name, world.space)}
-        with suppress(TimeoutError):
-            # What has not come to an end is in the listing.
-            async with asyncio.timeout(_SETTLE_SECONDS):
-                while await self._leaving(spaces):
-                    await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _leaving(self, spaces: set[str]) -> bool:
-        for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS):
-            for obj in await self._client.list(Selection(resource)):
-                spec = obj["spec"]
-                reference = spec.get("claimRef") or spec.get("volumeSnapshotRef") or obj["metadata"]
-                released = (obj.get("status") or {}).get("phase") == "Released"
-                if reference["namespace"] in spaces and (released or "deletionTimestamp" in obj["metadata"]):
-                    return True
-        return False
+def compare(before: Counter[str], after: Counter[str], *, hide: str) -> tuple[list[str], list[str]]:
+    """Return the objects of a namespace that are new, and those that are gone, with `*` for the name `hide`."""
+    new, gone = (after - before).elements(), (before - after).elements()
+    return sorted(each.replace(hide, "*") for each in new), sorted(each.replace(hide, "*") for each in gone)
 
-    async def _summary(self, world: World) -> JsonDict:
-        """What a run is judged by, beside what it made; what differs from run to run is left out."""
-        load = world.load
-        status = {key: value for key, value in load["status"].items() if not key.endswith("Timestamp")}
-        moved = self._cluster.moved.get(load["metadata"]["uid"], "")
-        result: JsonDict = {
-            "status": status,
-            "stamps": sorted(key for key in load["status"] if key.endswith("Timestamp")),
-            "finalizers": load["metadata"].get("finalizers"),
-            "data": moved.replace(world.name, "*"),
-        }
-        if world.kind == "DataDownload":
-            claim, volume = await world.target()
-            result["target"] = (claim["status"]["phase"], volume.get("spec", {}).get("persistentVolumeReclaimPolicy"))
-            result["data"] = volume.get("metadata", {}).get("name") == moved
-        elif "pod" in load["spec"]:
-            result["data"] = moved.replace(load["spec"]["pod"]["uid"], "*")
-            status["path"] = status.get("path", "").replace(load["metadata"]["uid"], "*")
-        return result
+
+async def settle(client: KubeClient, worlds: Sequence[World]) -> None:
+    """Let provisioner and kubelet come to an end, in their own time."""
+    spaces = {place for world in worlds for place in (world.namespace, world.space)}
+    with suppress(TimeoutError):
+        # What has not come to an end is in the listing.
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            while await _leaving(client, spaces):
+                await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _leaving(client: KubeClient, spaces: set[str]) -> bool:
+    for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS):
+        for obj in await client.list(Selection(resource)):
+            spec = obj["spec"]
+            reference = spec.get("claimRef") or spec.get("volumeSnapshotRef") or obj["metadata"]
+            released = (obj.get("status") or {}).get("phase") == "Released"
+            if reference["namespace"] in spaces and (released or "deletionTimestamp" in obj["metadata"]):
+                return True
+    return False
+
+
+async def summarize(world: World, cluster: RealCluster) -> JsonDict:
+    """Return what a run is judged by, beside what it made; what differs from run to run is left out."""
+    load = world.load
+    status = {key: value for key, value in load["status"].items() if not key.endswith("Timestamp")}
+    moved = cluster.moved.get(load["metadata"]["uid"], "")
+    result: JsonDict = {
+        "status": status,
+        "stamps": sorted(key for key in load["status"] if key.endswith("Timestamp")),
+        "finalizers": load["metadata"].get("finalizers"),
+        "data": moved.replace(world.name, "*"),
+    }
+    if world.kind == "DataDownload":
+        claim, volume = await world.target()
+        result["target"] = (claim["status"]["phase"], volume.get("spec", {}).get("persistentVolumeReclaimPolicy"))
+        result["data"] = volume.get("metadata", {}).get("name") == moved
+    elif "pod" in load["spec"]:
+        result["data"] = moved.replace(load["spec"]["pod"]["uid"], "*")
+        status["path"] = status.get("path", "").replace(load["metadata"]["uid"], "*")
+    return result
+
+
+@asynccontextmanager
+async def open_cluster(client: KubeClient) -> AsyncIterator[RealCluster]:
+    """Run the controllers of an API server."""
+    cluster = RealCluster(client)
+    task = asyncio.create_task(cluster.run(), name="controllers")
+    try:
+        yield cluster
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager
 async def open_matrix(apiserver: ApiServer) -> AsyncIterator[Matrix]:
-    """Run the controllers of an API server."""
-    async with open_client(apiserver) as client:
-        cluster = RealCluster(client)
-        task = asyncio.create_task(cluster.run(), name="controllers")
-        try:
-            yield Matrix(apiserver, client, cluster)
-            if task.done():
-                task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    """Run the controllers of an API server, and a matrix on it."""
+    async with open_client(apiserver) as client, open_cluster(client) as cluster:
+        yield Matrix(apiserver, client, cluster)

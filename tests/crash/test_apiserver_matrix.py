@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.crash.matrix import open_matrix
+from tests.crash.matrix import CHANGES, LEDGER, open_matrix
 from tests.crash.worlds import is_write
 from tests.nodeagent.support.harness import Fault, Fuse
 from tests.nodeagent.support.transfers import LOADS
@@ -21,28 +21,18 @@ if TYPE_CHECKING:
     from tests.crash.matrix import Matrix
     from tests.support.apiserver import ApiServer
 
-_LEDGER = "configmaps node-agent-admissions"
-_SNAPSHOT = ["volumesnapshotcontents content-of-*", "volumesnapshots velero-data-lwkc4"]
-_CHANGES = {
-    "DataUpload": ([], _SNAPSHOT),
-    "DataDownload": (["persistentvolumes pvc-*"], []),
-    "PodVolumeBackup": ([], []),
-    "PodVolumeRestore": ([], []),
-}
-"""What a Completed load makes in its volume's namespace, and what it takes away."""
-
 _LEAST_WRITES = 12
 _SPREAD = 4
 """By so many writes one good run differs from another: how often a wait is told depends on time."""
 
 
 def _expect_good(kind: str, found: JsonDict) -> None:
-    made, gone = _CHANGES[kind]
+    made, gone = CHANGES[kind]
     assert found["status"]["phase"] == "Completed", found
     assert found["data"], found
     changes = {key: value for key, value in found.items() if "namespace" in key}
     assert changes == {
-        "made in the agent's namespace": [_LEDGER],
+        "made in the agent's namespace": [LEDGER],
         "gone from the agent's namespace": [],
         "made in the volume's namespace": made,
         "gone from the volume's namespace": gone,

@@ -82,16 +82,17 @@ async def open_client(apiserver: ApiServer, fuse: Fuse | None = None) -> AsyncIt
 
 @dataclass
 class World:
-    """One load of a kind in namespaces of its own.
-
-    `spaces` are the agent's and the volume's, the latter under the name that the recorded load has for it.
-    """
+    """One load of a kind; its volume is in a namespace of its own, and so are its agents unless `namespace` says so."""
 
     apiserver: ApiServer
     client: KubeClient
     kind: str
     name: str = field(default_factory=lambda: f"crash-{secrets.token_hex(4)}")
+    namespace: str = ""
     load: JsonDict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.namespace = self.namespace or self.name
 
     @property
     def space(self) -> str:
@@ -100,25 +101,31 @@ class World:
 
     async def prepare(self) -> None:
         """Make all that a load needs, and an agent."""
-        for namespace in (self.name, self.space):
-            await self.client.create(_NAMESPACES, {"metadata": {"name": namespace}})
-            for account in ("default", "node-agent"):
-                await self.client.create(_ACCOUNTS, {"metadata": {"namespace": namespace, "name": account}})
-        await self.client.create(DAEMON_SETS, self._put(_daemon_set(), self.name))
+        await self.prepare_agents()
+        await self.prepare_volume()
+
+    async def prepare_volume(self) -> None:
+        """Make the namespace of the volume."""
+        await self._create_namespace(self.space)
+
+    async def prepare_agents(self) -> None:
+        """Make all that agents need, and the pod of one."""
+        await self._create_namespace(self.namespace)
+        await self.client.create(DAEMON_SETS, self._put(_daemon_set(), self.namespace))
         location = {
-            "metadata": {"namespace": self.name, "name": "default"},
+            "metadata": {"namespace": self.namespace, "name": "default"},
             "spec": {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}},
         }
         form = {"apiVersion": BACKUP_STORAGE_LOCATIONS.api_version, "kind": BACKUP_STORAGE_LOCATIONS.kind}
         await self.client.create(BACKUP_STORAGE_LOCATIONS, form | location)
-        agent = self._put(agent_pod(NODE), self.name)
+        agent = self._put(agent_pod(NODE), self.namespace)
         agent["spec"]["containers"] = [{"name": "agent", "image": "none"}]
         await self._create(PODS, agent)
 
     async def begin(self) -> None:
         """Make the load's volume, and the load."""
         # A VolumeSnapshotContent has no namespace, and its name is the load's.
-        self.load = self._put(LOADS[self.kind](self.name), self.name)
+        self.load = self._put(LOADS[self.kind](self.name), self.namespace)
         spec = self.load["spec"]
         if "pod" in spec:
             pod = self._put(workload_pod(self.load), self.space)
@@ -136,7 +143,7 @@ class World:
 
     async def play(self, fuse: Fuse) -> None:
         """Run agents until the load is done: one behind the fuse, then another one."""
-        plan = await prepare(self.client, self._settings, self.name)
+        plan = await prepare(self.client, self._settings, self.namespace)
         async with open_client(self.apiserver, fuse) as client, _running(client, plan):
             while not (fuse.blown.is_set() and fuse.fault.stops) and not await self.is_done():
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -162,10 +169,15 @@ class World:
     def _settings(self) -> Settings:
         return Settings(
             node_name=NODE,
-            namespace=self.name,
+            namespace=self.namespace,
             repository_controller=RepositoryControllerMode.OFF,
             lease_duration=timedelta(seconds=_LEASE_SECONDS),
         )
+
+    async def _create_namespace(self, name: str) -> None:
+        await self.client.create(_NAMESPACES, {"metadata": {"name": name}})
+        for account in ("default", "node-agent"):
+            await self.client.create(_ACCOUNTS, {"metadata": {"namespace": name, "name": account}})
 
     async def _make_snapshot(self, spec: JsonDict) -> None:
         claim = self._claim(spec["sourcePVC"]) | {"status": {"phase": "Bound"}}

@@ -9,7 +9,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-__all__ = ["image_archive", "tool"]
+__all__ = ["image_archive", "previous_sources", "tool"]
 
 _SCRIPTS = Path(__file__).parents[2] / "tools"
 
@@ -31,6 +31,16 @@ def image_archive() -> Path:
         RuntimeError: It could not be built; the message tells why.
     """
     return Path(_printed_by("image.sh"))
+
+
+@cache
+def previous_sources() -> Path:
+    """The source tree of the previous release, or of the revision in PREVIOUS.
+
+    Raises:
+        RuntimeError: It is not in this checkout's history.
+    """
+    return Path(_printed_by("previous.sh"))
 
 
 def _printed_by(script: str, *arguments: str) -> str:

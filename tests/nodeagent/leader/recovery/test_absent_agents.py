@@ -103,7 +103,7 @@ async def test_an_accepted_load_of_a_lost_node_goes_to_another_agent_if_any_can_
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
-@pytest.mark.cause("agent-unavailable")
+@pytest.mark.cause("agent-away")
 async def test_an_agent_that_stays_away_is_told_and_that_it_is_back_too(phase: str) -> None:
     scene = bound_scene("node-b")
     add(scene, phase)

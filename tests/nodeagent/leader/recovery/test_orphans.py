@@ -147,7 +147,9 @@ async def test_a_load_that_cannot_be_read_says_once_which_fields_are_wrong() -> 
         await asyncio.sleep(60)
     (event,) = scene.kube.objects(EVENTS)
     assert (event["involvedObject"]["name"], event["type"]) == ("du", "Warning")
-    assert "invalid DataUpload velero/du: spec: Object missing required field `sourceNamespace`" in event["message"]
+    assert (
+        "DataUpload velero/du cannot be read: spec: Object missing required field `sourceNamespace`" in event["message"]
+    )
 
 
 def real_kinds(kube: FakeKube) -> list[Kind]:

@@ -170,7 +170,7 @@ async def test_the_password_is_made_when_absent_and_never_overwritten() -> None:
     [
         (12, "the bucket does not exist", "the bucket does not exist"),
         (137, "", "init pod velero/app-default-kopia-init ended: exit code 137"),
-        (0, "nonsense", "its result is invalid: nonsense"),
+        (0, "nonsense", "its result cannot be read; it said: nonsense"),
     ],
 )
 async def test_a_failure_is_told_by_the_init_pods_own_words(exit_code: int, said: str, message: str) -> None:
