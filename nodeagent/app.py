@@ -192,7 +192,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
             resource_timeout=settings.resource_timeout,
             node_gone_after=settings.node_gone_after,
         ),
-        on_accepted=lambda cr: _want_repository(repositories, cr),
+        on_accepted=lambda cr: _request_repository(repositories, cr),
         agreement=ConfigAgreement(clock, pod),
     )
     current.subscribe(dispatcher.look)
@@ -266,5 +266,5 @@ def _build_kinds(client: KubeClient, own: LiveConfig, causes: CauseFinder, names
     ]
 
 
-def _want_repository(repositories: RepositoryController, cr: Transfer) -> None:
-    repositories.want(cr.repository_namespace, cr.spec.backup_storage_location)
+def _request_repository(repositories: RepositoryController, cr: Transfer) -> None:
+    repositories.request(cr.repository_namespace, cr.spec.backup_storage_location)

@@ -121,7 +121,7 @@ class _Term:
             tools.client,
             tools.clock,
             namespace=rules.namespace,
-            loads=self._index.entries,
+            transfers=self._index.entries,
             check_leading=tools.check_leading,
         )
 

@@ -1,7 +1,6 @@
-"""Who of all node agents leads: the Lease `node-agent-dispatcher`.
+"""Leader election among all node agents, by the Lease `node-agent-dispatcher`.
 
-Knows how the Lease is taken, renewed, lost and given back. Does not know what the leader
-does; safety does not rest on the Lease alone (`nodeagent.leader.admission.ledger`).
+Safety does not rest on the Lease alone: see `nodeagent.leader.admission.ledger`.
 Source: Kubernetes v1.34, coordination.k8s.io/v1 Lease; the meaning of its fields as in
 client-go's leader election.
 """
@@ -33,41 +32,41 @@ _log = logging.getLogger(__name__)
 DEFAULT_LEASE_DURATION: Final = timedelta(seconds=15)
 """Source: Kubernetes v1.34, the default of its own components."""
 
-_RENEWALS_A_LEASE: Final = 3
-"""Renewals in one duration: one may fail before the holder has to stop at two thirds."""
+_RENEWALS_PER_LEASE: Final = 3
+"""Renewals per lease duration: one may fail before the leader has to stop at two thirds."""
 
-_TRIES_A_LEASE: Final = 15
-"""After a failed renewal the next try comes after this fraction of the duration."""
+_RETRIES_PER_LEASE: Final = 15
+"""After a failed renewal, retries per lease duration."""
 
 _SAFE_SHARE: Final = 2 / 3
-"""A holder that has not renewed for this share of the duration writes nothing."""
+"""A leader that has not renewed for this share of the duration must not write."""
 
 _SPREAD_SECONDS: Final = 1.2
-"""Stand-bys try at different moments: the first one's success reaches the others by watch."""
+"""Candidates try at different times, so that the others observe the success of the first by watch."""
 
 _SPREAD_POWER: Final = 4
-"""Few try early and most late, so that the first of many is well ahead of the second: of fifty
-a tenth of a second on average, where with an even spread it would be a fiftieth."""
+"""Few candidates try early and most late, so that the first of fifty is a tenth of a second ahead
+of the second on average, instead of a fiftieth with a uniform spread."""
 
-_LAST_LOOK_SECONDS: Final = 0.02
-"""Before a try: what has arrived already but was not read yet, on a busy machine, is read now."""
+_SETTLE_SECONDS: Final = 0.02
+"""Before an attempt: lets a busy machine process watch events that have arrived."""
 
-_REFUSED_PAUSE_SECONDS: Final = 5.0
-"""Between tries while the API server refuses."""
+_REJECTED_PAUSE_SECONDS: Final = 5.0
+"""Between attempts while the API server rejects them."""
 
 _RELEASE_SECONDS: Final = 2.0
-"""A clean stop waits this long for its release; then the Lease simply runs out."""
+"""Timeout of the release on shutdown; without it the Lease expires."""
 
 
 class NotLeaderError(AgentError):
-    """This agent may not write as the leader now."""
+    """This agent must not write as the leader now."""
 
     retry = True
 
 
 @dataclass
 class _Held:
-    """A Lease in our hands: its version, and when the renewal that counts was begun."""
+    """The Lease as this process holds it: its version, and when its last renewal started."""
 
     uid: str
     resource_version: str
@@ -79,7 +78,7 @@ def _format_micro_time(moment: datetime) -> str:
 
 
 class LeaderElection:
-    """One candidate for the Lease."""
+    """One candidate for leadership."""
 
     def __init__(
         self,
@@ -90,8 +89,8 @@ class LeaderElection:
         identity: str,
         duration: timedelta = DEFAULT_LEASE_DURATION,
     ) -> None:
-        """Run for the Lease in `namespace` as `identity`, which no other process may have."""
-        # A renewal that stood in line behind other requests could come too late.
+        """Compete for the Lease in `namespace` as `identity`, which is unique to this process."""
+        # A renewal delayed behind other requests could come too late.
         self._client = client.urgently()
         self._clock = clock
         self._namespace = namespace
@@ -104,17 +103,17 @@ class LeaderElection:
 
     @property
     def holder(self) -> str:
-        """Who leads, as last seen; empty where nobody does."""
+        """The identity of the leader as last observed; empty if there is none."""
         return self._identity if self._held is not None else self._holder
 
     @property
     def may_write(self) -> bool:
-        """Whether this process leads and has renewed recently enough to write."""
+        """Whether this process is the leader and has renewed recently enough to write."""
         return self._seconds_left > 0
 
     @property
     def _seconds_left(self) -> float:
-        """For how long this process may still write without renewing."""
+        """How long this process may write without another renewal."""
         if self._held is None:
             return 0.0
         until = self._held.renewed_at_seconds + self._duration_seconds * _SAFE_SHARE
@@ -123,16 +122,16 @@ class LeaderElection:
     def check(self) -> None:
         """Raise NotLeaderError unless this process may write as the leader."""
         if not self.may_write:
-            raise NotLeaderError(f"{self._identity} does not hold Lease {self._namespace}/{DISPATCHER_LEASE} any more")
+            raise NotLeaderError(f"{self._identity} no longer holds Lease {self._namespace}/{DISPATCHER_LEASE}")
 
     async def run(self, lead: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Run `lead` whenever the Lease is held, until canceled.
+        """Run `lead` whenever this process is the leader, until canceled.
 
-        Losing the Lease cancels `lead` and waits for its end. A cancellation of this
-        method ends `lead` first and gives the Lease back then.
+        If the Lease is lost, `lead` is canceled and awaited. Canceling this method first cancels
+        `lead`, then releases the Lease.
 
         Raises:
-            ExceptionGroup: what `lead` raised; the Lease was given back.
+            ExceptionGroup: what `lead` raised; the Lease is released.
         """
         selection = Selection(LEASES, self._namespace, field_selector=f"metadata.name={DISPATCHER_LEASE}")
         watch = Informer(
@@ -142,7 +141,7 @@ class LeaderElection:
             group.create_task(watch.run(), name="lease watch")
             await watch.synced.wait()
             while True:
-                # Whatever changes from here on ends the wait.
+                # Any change from here on ends the wait.
                 self._changed.clear()
                 lease = watch.get(self._namespace, DISPATCHER_LEASE)
                 if await self._wait_for_chance(lease) and await self._try_acquire(lease):
@@ -154,21 +153,21 @@ class LeaderElection:
         self._changed.set()
 
     async def _wait_for_chance(self, lease: JsonDict | None) -> bool:
-        """Return whether now is the time to try; False where the Lease changed meanwhile."""
+        """Wait until the Lease may be acquired; return False if it changed meanwhile."""
         spec = (lease or {}).get("spec") or {}
         wait_seconds = 0.0
         if spec.get("holderIdentity"):
-            # The holder's own promise counts, on our clock, since its last sign of life.
+            # The holder's own duration counts, on this clock, from its last observed renewal.
             promised = float(spec.get("leaseDurationSeconds") or self._duration_seconds)
             wait_seconds = max(0.0, self._changed_at_seconds + promised - self._clock.monotonic())
-        spread_seconds = min(_SPREAD_SECONDS, self._duration_seconds / _RENEWALS_A_LEASE)
-        wait_seconds += spread_seconds * random.random() ** (1 / _SPREAD_POWER)  # noqa: S311 - guards no secret
+        spread_seconds = min(_SPREAD_SECONDS, self._duration_seconds / _RENEWALS_PER_LEASE)
+        wait_seconds += spread_seconds * random.random() ** (1 / _SPREAD_POWER)  # noqa: S311 - not for cryptography
         if await wait_for_event(self._changed, wait_seconds):
             return False
-        return not await wait_for_event(self._changed, _LAST_LOOK_SECONDS)
+        return not await wait_for_event(self._changed, _SETTLE_SECONDS)
 
     async def _try_acquire(self, lease: JsonDict | None) -> bool:
-        """Take the Lease as it was seen last; return whether it is ours now."""
+        """Acquire the Lease as last observed; return whether that succeeded."""
         began = self._clock.monotonic()
         now = _format_micro_time(self._clock.now())
         spec: JsonDict = {
@@ -178,7 +177,7 @@ class LeaderElection:
             "renewTime": now,
         }
         try:
-            async with asyncio.timeout(self._duration_seconds / _RENEWALS_A_LEASE):
+            async with asyncio.timeout(self._duration_seconds / _RENEWALS_PER_LEASE):
                 if lease is None:
                     manifest = _build_lease(self._namespace, spec | {"leaseTransitions": 0})
                     stored = await self._client.create(LEASES, manifest)
@@ -189,15 +188,15 @@ class LeaderElection:
                     stored = await self._patch(meta["uid"], meta["resourceVersion"], spec)
         except (KubeError, TimeoutError) as e:
             level = logging.DEBUG if isinstance(e, ConflictError) else logging.WARNING
-            _log.log(level, "the Lease %s cannot be taken: %s", DISPATCHER_LEASE, str(e) or "no answer in time")
-            await wait_for_event(self._changed, _REFUSED_PAUSE_SECONDS)
+            _log.log(level, "cannot acquire the leader Lease, will retry: %s", str(e) or "timed out")
+            await wait_for_event(self._changed, _REJECTED_PAUSE_SECONDS)
             return False
         self._keep(stored, began)
         return True
 
     async def _hold(self, lead: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Lead until the Lease is lost or this is canceled."""
-        _log.info("leads from now on", extra=fields(name=self._identity))
+        """Run `lead` until the Lease is lost or this is canceled."""
+        _log.info("acquired the leader Lease", extra=fields(name=self._identity))
         try:
             async with asyncio.TaskGroup() as group:
                 leading = group.create_task(lead(), name="leader")
@@ -207,46 +206,46 @@ class LeaderElection:
                 renewing.cancel()
         finally:
             await self._release()
-            _log.info("leads no longer", extra=fields(name=self._identity))
+            _log.info("lost the leader Lease", extra=fields(name=self._identity))
 
     async def _renew_until_lost(self) -> None:
-        """Renew the Lease in time; return once it is lost."""
-        pause_seconds = self._duration_seconds / _RENEWALS_A_LEASE
+        """Renew the Lease periodically; return when it is lost."""
+        pause_seconds = self._duration_seconds / _RENEWALS_PER_LEASE
         while True:
             await self._clock.sleep(min(pause_seconds, self._seconds_left))
             try:
                 renewed = await self._renew()
             except (KubeError, TimeoutError) as e:
-                _log.warning("the Lease %s cannot be renewed: %s", DISPATCHER_LEASE, str(e) or "no answer in time")
+                _log.warning("cannot renew the leader Lease: %s", str(e) or "timed out")
                 if not self.may_write:
                     return
-                pause_seconds = self._duration_seconds / _TRIES_A_LEASE
+                pause_seconds = self._duration_seconds / _RETRIES_PER_LEASE
                 continue
             if not renewed:
-                _log.warning("another agent took the Lease %s", DISPATCHER_LEASE)
+                _log.warning("another agent acquired the leader Lease")
                 self._held = None
                 return
-            pause_seconds = self._duration_seconds / _RENEWALS_A_LEASE
+            pause_seconds = self._duration_seconds / _RENEWALS_PER_LEASE
 
     async def _renew(self) -> bool:
-        """Renew the Lease once; return False where it is another's by now.
+        """Renew the Lease once; return False if another agent has acquired it.
 
         Raises:
-            KubeError: the API server refused.
-            TimeoutError: no answer came while renewing still makes sense.
+            KubeError: the API server rejected the request.
+            TimeoutError: no response in time.
         """
         if self._held is None:
             return False
         began = self._clock.monotonic()
         spec = {"renewTime": _format_micro_time(self._clock.now())}
-        # A process that was stopped for long still gets one try: nobody else may want to lead.
-        least_seconds = self._duration_seconds / _TRIES_A_LEASE
-        limit_seconds = min(self._duration_seconds / _RENEWALS_A_LEASE, max(self._seconds_left, least_seconds))
+        # A process that was paused for long still gets one attempt: there may be no other candidate.
+        least_seconds = self._duration_seconds / _RETRIES_PER_LEASE
+        limit_seconds = min(self._duration_seconds / _RENEWALS_PER_LEASE, max(self._seconds_left, least_seconds))
         async with asyncio.timeout(limit_seconds):
             try:
                 stored = await self._patch(self._held.uid, self._held.resource_version, spec)
             except ConflictError:
-                # Perhaps by a renewal of our own whose answer was lost.
+                # Possibly caused by our own renewal whose response was lost.
                 lease = await self._client.read(LEASES, self._namespace, DISPATCHER_LEASE)
                 if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self._identity:
                     return False
@@ -256,7 +255,7 @@ class LeaderElection:
         return True
 
     async def _release(self) -> None:
-        """Give the Lease back if it is still ours, so that a stand-by need not wait."""
+        """Release the Lease if this process holds it, so that another candidate need not wait."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -267,14 +266,14 @@ class LeaderElection:
                 lambda: self._patch(held.uid, held.resource_version, spec), name="lease release", deadline=deadline
             )
         except (KubeError, TimeoutError) as e:
-            _log.warning("the Lease %s runs out by itself: %s", DISPATCHER_LEASE, str(e) or "no answer in time")
+            _log.warning("cannot release the leader Lease, it will expire: %s", str(e) or "timed out")
 
     async def _patch(self, uid: str, resource_version: str, spec: JsonDict) -> JsonDict:
         patch = {"metadata": {"uid": uid, "resourceVersion": resource_version}, "spec": spec}
         return await self._client.patch(LEASES, self._namespace, DISPATCHER_LEASE, patch)
 
     def _keep(self, stored: JsonDict, began_seconds: float) -> None:
-        """Note a write of ours that succeeded; it counts from when it was begun."""
+        """Record a successful write; the Lease counts from its start."""
         meta = stored["metadata"]
         self._held = _Held(meta["uid"], meta["resourceVersion"], began_seconds)
 

@@ -1,13 +1,7 @@
-"""Which nodes have a node agent that works.
+"""The live node agents: those with a Ready pod, and whether their active configurations agree.
 
-Knows the agents' pods: Ready, on a node, not being deleted. Does not know what is given to
-whom (`nodeagent.leader.admission.queue`).
-
-Whether all node agents have the same configuration in force.
-
-Knows that each agent writes the hash of its own on its own pod, once for each change: a patch an
-agent and an edit, which reaches the dispatcher through the watch of the agents' pods that it has
-anyway. Does not know what the configurations say.
+Each agent announces the hash of its active configuration in an annotation of its own pod; the
+leader reads it from the watch of agent pods, without a request.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +22,7 @@ __all__ = ["ConfigAgreement", "LiveAgents", "choose_node", "count_accepted", "de
 
 
 class _LiveAgent(NamedTuple):
-    """What is kept of an agent's pod: its node, whether it works, and the hash of its configuration."""
+    """The cached part of an agent's pod: its node, whether it is live, and the hash of its configuration."""
 
     node: str
     live: bool
@@ -39,11 +33,11 @@ class LiveAgents:
     """The live agents of one namespace, kept by list and watch."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, namespace: str, on_change: Callable[[], None]) -> None:
-        """Follow the agents' pods; `on_change` is called when a live one came or went."""
+        """Watch the agents' pods once `run` is called; `on_change` is called when the set of live agents changes."""
         self._clock = clock
         self._on_change = on_change
         self._nodes: Mapping[str, str] | None = None
-        self._gone_at_seconds: dict[str, float] = {}
+        self._unavailable_since_seconds: dict[str, float] = {}
         self._informer = Informer(
             client,
             Selection(PODS, namespace, label_selector=AGENT_SELECTOR),
@@ -53,15 +47,15 @@ class LiveAgents:
         )
 
     async def run(self) -> None:
-        """Follow until canceled."""
+        """List and watch until canceled."""
         await self._informer.run()
 
     async def wait_synced(self) -> None:
-        """Return once the pods were listed."""
+        """Return after the first list."""
         await self._informer.synced.wait()
 
     def nodes(self) -> Mapping[str, str]:
-        """Return the nodes with a live agent: the node label's value, and the node's name."""
+        """Return the names of nodes with a live agent, by node label value."""
         if self._nodes is None:
             names = {agent.node for agent in self._informer.items() if agent.live}
             self._nodes = {label_value(name): name for name in names}
@@ -69,21 +63,21 @@ class LiveAgents:
 
     def _on_pod(self, _: _LiveAgent) -> None:
         before, self._nodes = self._nodes, None
-        # While the first list comes in nobody asks yet, and counting anew for each would be quadratic.
+        # Comparing during the first list would be quadratic, and is of no use yet.
         if self._informer.synced.is_set() and self.nodes() != before:
             self._on_change()
 
     def configs(self) -> Mapping[str, str]:
-        """Return the hash of the configuration that each live agent says it has in force, by its node."""
+        """Return the configuration hash that each live agent announces, by node name."""
         return {agent.node: agent.config for agent in self._informer.items() if agent.live and agent.config}
 
-    def seconds_gone(self, label: str) -> float:
-        """Return for how long the agent with that node label has been seen gone; 0 while it lives."""
+    def seconds_unavailable(self, label: str) -> float:
+        """Return how long the agent with that node label has been unavailable; 0 if it is live."""
         if label in self.nodes():
-            self._gone_at_seconds.pop(label, None)
+            self._unavailable_since_seconds.pop(label, None)
             return 0.0
         now = self._clock.monotonic()
-        return now - self._gone_at_seconds.setdefault(label, now)
+        return now - self._unavailable_since_seconds.setdefault(label, now)
 
 
 def _trim(pod: JsonDict) -> _LiveAgent:
@@ -96,68 +90,68 @@ def _trim(pod: JsonDict) -> _LiveAgent:
     return _LiveAgent(node, live, config)
 
 
-_LOOK_SECONDS: Final = 10.0
-"""Between two looks at what the watch brought; no request is made for one."""
+_COMPARE_SECONDS: Final = 10.0
+"""Between comparisons of the cached hashes; they cost no request."""
 
 
-_PATIENCE_SECONDS: Final = 60.0
-"""An edit reaches all agents within seconds; one that started badly stays different."""
+_GRACE_SECONDS: Final = 60.0
+"""An edit reaches all agents within seconds; an agent that did not get it stays different."""
 
 
 class ConfigAgreement:
-    """The dispatcher's look at the configurations of all agents."""
+    """Compares the active configurations of all agents."""
 
-    def __init__(self, clock: Clock, voice: AgentReporter) -> None:
-        """Tell by `voice` when they have differed for a minute."""
+    def __init__(self, clock: Clock, reporter: AgentReporter) -> None:
+        """Report to `reporter` when they have differed for a minute."""
         self._clock = clock
-        self._voice = voice
+        self._reporter = reporter
 
-    async def run(self, in_force: Callable[[], Mapping[str, str]]) -> None:
-        """Compare until canceled; `in_force` tells the hash of each live agent by its node."""
+    async def run(self, active: Callable[[], Mapping[str, str]]) -> None:
+        """Compare until canceled; `active` is called for the hash of each live agent by node name."""
         differ_since: float | None = None
-        told = False
+        reported = False
         while True:
-            difference = describe_difference(in_force())
+            difference = describe_difference(active())
             now = self._clock.monotonic()
             if not difference:
-                if told:
-                    await self._voice.report(
-                        "ConfigsAgree", "all node agents have the same configuration in force again"
+                if reported:
+                    await self._reporter.report(
+                        "ConfigsAgree", "all node agents have the same active configuration again"
                     )
-                differ_since, told = None, False
+                differ_since, reported = None, False
             elif differ_since is None:
                 differ_since = now
-            elif now - differ_since >= _PATIENCE_SECONDS and not told:
-                told = True
-                await self._voice.report("ConfigsDiffer", difference, warning=True)
-            await self._clock.sleep(_LOOK_SECONDS)
+            elif now - differ_since >= _GRACE_SECONDS and not reported:
+                reported = True
+                await self._reporter.report("ConfigsDiffer", difference, warning=True)
+            await self._clock.sleep(_COMPARE_SECONDS)
 
 
-def describe_difference(in_force: Mapping[str, str]) -> str:
-    """Return who has which configuration, by the hashes of nodes; empty where all have one."""
+def describe_difference(active: Mapping[str, str]) -> str:
+    """Return which nodes have which configuration hash, or an empty string if all agree."""
     nodes: dict[str, list[str]] = defaultdict(list)
-    for node, digest in sorted(in_force.items()):
+    for node, digest in sorted(active.items()):
         nodes[digest].append(node)
-    if len(nodes) < 2:  # noqa: PLR2004 - two are different
+    if len(nodes) < 2:  # noqa: PLR2004 - two hashes differ
         return ""
     by_number = sorted(nodes.items(), key=lambda item: (len(item[1]), item[0]))
     parts = [f"{digest} on {len(names)} ({shown(names)})" for digest, names in by_number]
     return (
-        "node agents have had different configurations in force for a minute: "
-        f"{', '.join(parts)}: the logs of the fewer tell why"
+        "node agents have had different active configurations for a minute: "
+        f"{', '.join(parts)}: see the logs of the minority"
     )
 
 
 def count_accepted(entries: Iterable[Entry]) -> Counter[str]:
-    """Return how many loads are Accepted under each node label."""
+    """Return the number of Accepted transfers by node label."""
     return Counter(entry.node_label for entry in entries if entry.phase is Phase.ACCEPTED)
 
 
 def choose_node(agents: Mapping[str, str], accepted: Mapping[str, int]) -> str | None:
-    """Return the node label of the live agent with the fewest Accepted loads; None without agents.
+    """Return the node label of the live agent with the fewest Accepted transfers, or None without agents.
 
     Args:
-        agents: the node names of all live agents, by node label.
-        accepted: how many loads are Accepted, by node label.
+        agents: node names of all live agents, by node label.
+        accepted: number of Accepted transfers, by node label.
     """
     return min(agents, key=lambda label: (accepted.get(label, 0), label), default=None)

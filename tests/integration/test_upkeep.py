@@ -26,7 +26,7 @@ from exposer.workload import ONTO_ANY_NODE
 from nodeagent.config.models import LoadConcurrency, NodeRule
 from nodeagent.config.selectors import LabelSelector
 from nodeagent.leader.admission.pod_watch import PodWatch
-from nodeagent.leader.repositories.init_pod import let_onto_any_node
+from nodeagent.leader.repositories.init_pod import tolerate_any_node
 from nodeagent.node.slots import OwnSlots
 from nodeagent.runtime.transport import load_transport
 from tests.support.deletion import force_delete
@@ -104,7 +104,7 @@ async def test_leftovers_are_found_by_their_label_and_removed_in_order(client: K
 async def test_a_pending_pod_may_be_given_a_toleration(client: KubeClient, namespace: str) -> None:
     pod = await create_pod(client, namespace, "init")
     before = pod["spec"]["tolerations"]
-    await let_onto_any_node(client, pod)
+    await tolerate_any_node(client, pod)
     stored = await client.get(PODS, namespace, "init")
     assert stored["spec"]["tolerations"] == [*before, ONTO_ANY_NODE]
 

@@ -1,8 +1,7 @@
-"""Loads whose agent or node stays away: told, handed on or ended, in their agent's place.
+"""Transfers with an unavailable agent or a lost node: reported, reassigned or set to a final phase.
 
-Knows what can still be done for such a load, and when somebody has to end it. Does not know
-which loads these are (`nodeagent.leader.recovery.orphans`), nor how often they are looked at
-(`nodeagent.leader.recovery.orphans`).
+Which transfers these are, and how often they are checked, is decided in
+`nodeagent.leader.recovery.orphans`.
 """
 
 from collections.abc import Callable
@@ -31,26 +30,28 @@ _LONGEST_LABEL: Final = 63
 
 _FORCED_BEFORE_START: Final = timedelta(minutes=5)
 _FORCED_RUNNING: Final = timedelta(hours=1)
-"""After a cancel that nobody answers. Source: Velero v1.18, the data mover controllers' cancel
-of loads that no agent handles (preparing: 5 minutes, in progress: an hour)."""
+"""Time after a cancel request until force cancel. Source: Velero v1.18, how the data mover controllers
+cancel transfers that no agent handles (preparing: 5 minutes, in progress: an hour)."""
 
 
 async def node_of(kind: Kind, cr: Transfer) -> str:
-    """Return the name of the node under the load's label; the label itself where nothing tells the name."""
+    """Return the name of the node in the node label; the label's value if the name is unknown."""
     label = cr.metadata.labels.get(NODE_LABEL, "")
     for name in (cr.status.node, cr.status.accepted_by_node):
         if name and label_value(name) == label:
             return name
-    # A value as long as values may be is perhaps a name that was cut.
+    # A value of maximum length may be a shortened name.
     name = await kind.read_node(cr) if len(label) >= _LONGEST_LABEL else label
     return name if label_value(name) == label else label
 
 
 @dataclass(frozen=True)
 class AbsentAgents:
-    """Stands in for agents that are away.
+    """Acts for unavailable agents.
 
-    `choose` returns the label and name of the node of a live agent, None where there is none.
+    Attributes:
+        choose: called to reassign a transfer; returns node label and node name of a live agent,
+            or None if there is none.
     """
 
     tools: DispatchTools
@@ -58,64 +59,67 @@ class AbsentAgents:
     choose: Callable[[], tuple[str, str] | None]
 
     async def end(self, kind: Kind, cr: Transfer, why: str) -> None:
-        """End a load whose node is lost; `why` says how.
+        """Set a transfer of a lost node to a final phase; `why` describes the loss.
 
-        A result that is there goes to another agent, and waits for one, unless nobody wants it any more.
+        A result is taken over by another agent, unless the transfer is to be canceled.
         """
         mover = await self._read_mover(cr)
-        if await self._hand_on(kind, cr, mover, why):
+        if await self._reassign(kind, cr, mover, why):
             return
         if cr.phase in RUNNING_PHASES and not cr.cancel_requested and _has_result(cr, mover):
-            await self._say(kind, cr, f"{why}; its result waits for an agent that is ready", note_cancel=False)
+            await self._report(kind, cr, f"{why}; its result is kept until a node agent is ready", record_cancel=False)
             return
-        await self._end_unfinished(kind, cr, why, f"{why}; {_what_was_there(cr)}")
+        await self._end_unfinished(kind, cr, why, f"{why}; {_work_on_node(cr)}")
 
     async def end_nowhere(self, kind: Kind, cr: Transfer) -> None:
-        """End a load that no agent can have: it was made with its phase, or its pods are gone.
+        """Set a transfer without an owning agent to a final phase, since it uses the admission quota.
 
-        It would hold its place in the queue for good.
+        It was created with its phase, or its pods were deleted.
         """
-        why = "nothing tells which node has it, and there is no data mover pod"
-        await self._end_unfinished(kind, cr, why, f"it is {cr.phase}, but {why}")
+        why = f"cannot determine the owning agent in phase {cr.phase}: no node label and no data mover pod"
+        await self._end_unfinished(kind, cr, why)
 
-    async def wait_for_agent(self, kind: Kind, cr: Transfer, *, away_for: timedelta) -> None:
-        """Say that only the agent that is away can go on; end the load where that takes too long.
+    async def wait_for_agent(self, kind: Kind, cr: Transfer, *, unavailable_for: timedelta) -> None:
+        """Report that only the unavailable agent can continue; end the transfer after its deadline.
 
-        `away_for` is how long it was seen away.
+        Args:
+            kind: the transfer's kind.
+            cr: the transfer.
+            unavailable_for: how long the agent has been observed unavailable.
         """
         node, clock = await node_of(kind, cr), self.tools.clock
-        away = f"no node agent is ready on node {node}"
+        cause = f"no node agent is ready on node {node}"
         mover = await self._read_mover(cr)
-        if await self._hand_on(kind, cr, mover, away):
+        if await self._reassign(kind, cr, mover, cause):
             return
         if lost := _explain_lost_mover(cr, mover):
-            await self._end_unfinished(kind, cr, f"{lost}; {away}")
+            await self._end_unfinished(kind, cr, f"{lost}; {cause}")
             return
-        stop = cr.cancel_requested
-        asked_at = cr.cancel_requested_at
-        if stop and asked_at is not None:
-            span = _FORCED_BEFORE_START if cr.phase in HOLDING_PHASES else _FORCED_RUNNING
-            if clock.now() - asked_at >= span:
-                message = f"{cancel_cause(cr)}; nobody answered within {format_duration(span)}: {away}"
+        requested_at = cr.cancel_requested_at
+        if cr.cancel_requested and requested_at is not None:
+            timeout = _FORCED_BEFORE_START if cr.phase in HOLDING_PHASES else _FORCED_RUNNING
+            if clock.now() - requested_at >= timeout:
+                message = f"{cancel_cause(cr)}; force canceled after {format_duration(timeout)}: {cause}"
                 await self._end(kind, cr, Phase.CANCELED, message)
                 return
-        if not stop and (late := self._late(cr, away_for)):
-            await self._end(kind, cr, Phase.FAILED, f"{late}: {away}")
+        if not cr.cancel_requested and (late := self._late(cr, unavailable_for)):
+            await self._end(kind, cr, Phase.FAILED, f"{late}: {cause}")
             return
-        await self._say(kind, cr, f"{away}: {_what_goes_on(cr)}", note_cancel=stop and asked_at is None)
+        record_cancel = cr.cancel_requested and requested_at is None
+        await self._report(kind, cr, f"{cause}: {_how_it_continues(cr)}", record_cancel=record_cancel)
 
-    async def welcome(self, kind: Kind, cr: Transfer) -> None:
-        """Take back what was said about the agent, which is there again."""
+    async def clear_report(self, kind: Kind, cr: Transfer) -> None:
+        """Remove the report about the agent, which is available again."""
         if cr.pending_reason == PendingReason.AGENT_UNAVAILABLE:
             self.tools.check_leading()
             await self.tools.status.report(kind, cr, message="")
 
-    async def _say(self, kind: Kind, cr: Transfer, message: str, *, note_cancel: bool) -> None:
-        """Write why the load waits, and since when it is to stop, where that is news."""
-        if cr.status.message == message and not note_cancel:
+    async def _report(self, kind: Kind, cr: Transfer, message: str, *, record_cancel: bool) -> None:
+        """Write why the transfer is pending, and when its cancel was requested, if either is new."""
+        if cr.status.message == message and not record_cancel:
             return
         now = format_time(self.tools.clock.now())
-        annotations = {CANCEL_REQUESTED_ANNOTATION: now} if note_cancel else {}
+        annotations = {CANCEL_REQUESTED_ANNOTATION: now} if record_cancel else {}
         change = Change({"message": message}, annotations=annotations, reason=PendingReason.AGENT_UNAVAILABLE)
         self.tools.check_leading()
         stored = await self.tools.status.annotate(kind, cr, change)
@@ -123,11 +127,11 @@ class AbsentAgents:
             await self.tools.events.record(stored, PendingReason.AGENT_UNAVAILABLE, message, warning=True)
 
     async def _read_mover(self, cr: Transfer) -> JsonDict | None:
-        """Return the mover pod of a load that runs."""
+        """Return the mover pod of a transfer whose data path may run."""
         return await read_mover(self.tools.client, cr) if cr.phase in RUNNING_PHASES else None
 
-    async def _hand_on(self, kind: Kind, cr: Transfer, mover: JsonDict | None, why: str) -> bool:
-        """Give a load whose mover has left a result to another agent; return whether that was done."""
+    async def _reassign(self, kind: Kind, cr: Transfer, mover: JsonDict | None, why: str) -> bool:
+        """Reassign a transfer whose mover has left a result; return whether that was done."""
         if cr.phase not in RUNNING_PHASES or not _has_result(cr, mover):
             return False
         chosen = self.choose()
@@ -136,22 +140,24 @@ class AbsentAgents:
         label, node = chosen
         self.tools.check_leading()
         stored = await self.tools.status.annotate(kind, cr, Change(labels={NODE_LABEL: label}))
-        await self.tools.events.record(stored, "HandedOn", f"{why}; the agent of node {node} takes the result over")
+        await self.tools.events.record(
+            stored, "Reassigned", f"{why}; the node agent on node {node} takes over the result"
+        )
         return True
 
-    def _late(self, cr: Transfer, away_for: timedelta) -> str:
-        """Return what has not come about within the prepare timeout; empty where that is not over.
+    def _late(self, cr: Transfer, unavailable_for: timedelta) -> str:
+        """Return which step exceeded the prepare timeout, or an empty string.
 
-        A mover that is ready may have waited for its slot for long: its time is that without an agent.
+        A Prepared transfer may be pending for a slot indefinitely: there, the time without an agent counts.
         """
-        span, accepted_at = self.rules.prepare_timeout, cr.accepted_at
-        if cr.phase is Phase.PREPARED and away_for >= span:
-            return f"not started within {format_duration(span)}"
-        accepted = accepted_at is not None and self.tools.clock.now() - accepted_at >= span
-        return f"not prepared within {format_duration(span)}" if cr.phase is Phase.ACCEPTED and accepted else ""
+        timeout, accepted_at = self.rules.prepare_timeout, cr.accepted_at
+        if cr.phase is Phase.PREPARED and unavailable_for >= timeout:
+            return f"not started within {format_duration(timeout)}"
+        accepted = accepted_at is not None and self.tools.clock.now() - accepted_at >= timeout
+        return f"not prepared within {format_duration(timeout)}" if cr.phase is Phase.ACCEPTED and accepted else ""
 
     async def _end_unfinished(self, kind: Kind, cr: Transfer, why: str, failed: str = "") -> None:
-        """End a load that nobody can carry on: Canceled where that was wanted, else Failed with `failed` or `why`."""
+        """Set the final phase: Canceled if requested, else Failed with the message `failed` or `why`."""
         if cr.cancel_requested:
             await self._end(kind, cr, Phase.CANCELED, f"{cancel_cause(cr)}; {why}")
         else:
@@ -163,30 +169,30 @@ class AbsentAgents:
         await record_end(kind, stored, metrics=self.tools.metrics, events=self.tools.events)
 
 
-def _what_was_there(cr: Transfer) -> str:
-    return "its data mover moved data there" if cr.phase in RUNNING_PHASES else "its volume was to be moved there"
+def _work_on_node(cr: Transfer) -> str:
+    return "its data path was running there" if cr.phase in RUNNING_PHASES else "its volume was being prepared there"
 
 
-def _what_goes_on(cr: Transfer) -> str:
+def _how_it_continues(cr: Transfer) -> str:
     if cr.phase in RUNNING_PHASES:
-        return "the data mover goes on, and its end is seen when the agent is back"
-    return "it goes on when the agent is back"
+        return "the data mover continues; its result is read when the agent is back"
+    return "continues when the agent is back"
 
 
 def _has_result(cr: Transfer, mover: JsonDict | None) -> bool:
-    """Whether it is known how the load ended, or its mover's container tells."""
+    """Return whether an outcome is recorded, or the mover's container has terminated."""
     end = parse_pod_end(mover) if mover is not None else None
     return read_outcome(cr) is not None or (end is not None and end.exit_code is not None)
 
 
 def _explain_lost_mover(cr: Transfer, mover: JsonDict | None) -> str:
-    """Return what became of the mover of a load that runs; empty while it goes on, or where there is a result."""
+    """Return why the mover of a running transfer is lost; empty while it runs or if it left a result."""
     if cr.phase not in RUNNING_PHASES or _has_result(cr, mover):
         return ""
-    gone = f"data mover pod {cr.metadata.namespace}/{cr.name} is gone; it left no result"
+    lost = f"data mover pod {cr.metadata.namespace}/{cr.name} is gone without a result"
     if mover is None:
-        return gone
+        return lost
     if parse_pod_end(mover) is None:
         return ""
     why = explain_loss(mover)
-    return f"{gone}: {why}" if why else gone
+    return f"{lost}: {why}" if why else lost

@@ -1,8 +1,7 @@
-"""Finds objects whose load is gone, and has them removed: the dispatcher's broom.
+"""Garbage collection of leaked objects: expose objects of transfers that were force-deleted.
 
-Knows which owners exist, and when to look. Does not know the objects (`exposer.leaked_objects`). A load
-that is there, final or not, is its agent's or the orphan keeper's business as long as it
-carries its finalizer; this is for loads that were deleted by force.
+Cleanup of a transfer that still has its finalizer is up to its agent, or to
+`nodeagent.leader.recovery.orphans`.
 """
 
 import logging
@@ -20,25 +19,25 @@ from exposer.leaked_objects import LeakedObjects, delete_leaked_objects, list_le
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.tasks import Faults
 
-__all__ = ["GarbageCollector", "find_leaked"]
+__all__ = ["GarbageCollector", "may_have_leaked"]
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 5.0
-"""Between looks at what is in memory; they cost no request."""
+_SCAN_SECONDS: Final = 5.0
+"""Between scans of the index; they cost no request."""
 
-_SWEEP_SECONDS: Final = 600.0
-"""Between sweeps without a reason: four lists each."""
+_COLLECT_SECONDS: Final = 600.0
+"""Between collections without a cause; each makes four list requests."""
 
 _AGAIN_SECONDS: Final = 10.0
-"""Between sweeps while something is left, and at least after a reason for one."""
+"""Between collections while leaked objects exist, and until the first one after a deletion."""
 
 _SETTLED_SECONDS: Final = 30.0
-"""How long an owner must have been seen gone: the cache of loads may lag behind."""
+"""How long an owner must be missing: the index may be stale."""
 
 
 class GarbageCollector:
-    """Sweeps one namespace while this agent leads."""
+    """Collects leaked objects in one namespace while this agent is the leader."""
 
     def __init__(
         self,
@@ -46,86 +45,94 @@ class GarbageCollector:
         clock: Clock,
         *,
         namespace: str,
-        loads: Callable[[], Iterable[Entry]],
+        transfers: Callable[[], Iterable[Entry]],
         check_leading: Callable[[], None],
     ) -> None:
-        """Sweep what belongs to none of `loads`; `check_leading` raises unless writing is allowed."""
+        """Delete the objects that belong to none of the transfers.
+
+        Args:
+            client: reads and deletes.
+            clock: measures pauses.
+            namespace: where expose objects are.
+            transfers: called before each collection; returns all transfers of the index.
+            check_leading: called before each deletion; raises unless this agent is the leader.
+        """
         self._client = client
         self._clock = clock
         self._namespace = namespace
-        self._loads = loads
+        self._transfers = transfers
         self._check_leading = check_leading
         self._seen: dict[str, Entry] = {}
-        self._gone_since_seconds: dict[str, float] = {}
-        self._told: dict[str, str] = {}
+        self._missing_since_seconds: dict[str, float] = {}
+        self._logged: dict[str, str] = {}
         self._faults = Faults(_log)
         self._last_error = ""
 
     def report(self) -> JsonDict:
-        """Return for the status page of how many vanished loads something is left, and what keeps it."""
+        """Return for the status page: transfers with leaked objects, and what blocks their deletion."""
         return {
-            "vanishedLoads": len(self._gone_since_seconds),
-            "waitsFor": sorted(set(self._told.values())),
+            "deletedTransfers": len(self._missing_since_seconds),
+            "pending": sorted(set(self._logged.values())),
             "lastError": self._last_error,
         }
 
     async def run(self) -> None:
-        """Sweep until canceled: at first, now and then, and soon after a load vanished."""
+        """Collect until canceled: at the start, every ten minutes, and soon after a transfer was deleted."""
         due_at_seconds = self._clock.monotonic()
         while True:
-            if self._note_vanished():
+            if self._observe_deletions():
                 due_at_seconds = min(due_at_seconds, self._clock.monotonic() + _AGAIN_SECONDS)
             if self._clock.monotonic() >= due_at_seconds:
                 pause_seconds = _AGAIN_SECONDS
                 try:
-                    pause_seconds = _AGAIN_SECONDS if await self._sweep() else _SWEEP_SECONDS
+                    pause_seconds = _AGAIN_SECONDS if await self._collect() else _COLLECT_SECONDS
                 except AgentError as e:
                     self._last_error = str(e)
-                    _log.warning("orphaned objects could not be looked for: %s", e)
+                    _log.warning("garbage collection failed, will retry: %s", e)
                 due_at_seconds = self._clock.monotonic() + pause_seconds
-            await self._clock.sleep(_LOOK_SECONDS)
+            await self._clock.sleep(_SCAN_SECONDS)
 
-    def _note_vanished(self) -> bool:
-        """Return whether a load went since the last look for which something may be left."""
-        now = {entry.uid: entry for entry in self._loads()}
-        vanished = find_leaked(self._seen, now)
+    def _observe_deletions(self) -> bool:
+        """Return whether a transfer that may have leaked objects was deleted since the last scan."""
+        now = {entry.uid: entry for entry in self._transfers()}
+        deleted = may_have_leaked(self._seen, now)
         self._seen = now
-        return vanished
+        return deleted
 
-    async def _sweep(self) -> bool:
-        """Take the next step for every owner that is gone; return whether to come back soon."""
-        alive = {entry.uid for entry in self._loads() if entry.finalizer or not entry.phase.final}
+    async def _collect(self) -> bool:
+        """Take the next deletion step for every missing owner; return whether leaked objects are left."""
+        alive = {entry.uid for entry in self._transfers() if entry.finalizer or not entry.phase.final}
         found = await list_leaked_objects(self._client, self._namespace)
-        orphans = [left for uid, left in found.items() if uid not in alive and not _of_repository(left)]
-        self._gone_since_seconds = {
-            left.uid: self._gone_since_seconds.get(left.uid, self._clock.monotonic()) for left in orphans
+        leaked = [left for uid, left in found.items() if uid not in alive and not _of_repository(left)]
+        self._missing_since_seconds = {
+            left.uid: self._missing_since_seconds.get(left.uid, self._clock.monotonic()) for left in leaked
         }
-        self._told = {uid: told for uid, told in self._told.items() if uid in self._gone_since_seconds}
-        for left in orphans:
-            if self._clock.monotonic() - self._gone_since_seconds[left.uid] >= _SETTLED_SECONDS:
-                await self._remove(left)
-        return bool(orphans)
+        self._logged = {uid: text for uid, text in self._logged.items() if uid in self._missing_since_seconds}
+        for left in leaked:
+            if self._clock.monotonic() - self._missing_since_seconds[left.uid] >= _SETTLED_SECONDS:
+                await self._delete(left)
+        return bool(leaked)
 
-    async def _remove(self, left: LeakedObjects) -> None:
+    async def _delete(self, left: LeakedObjects) -> None:
         self._check_leading()
-        told = fields(namespace=self._namespace, uid=left.uid)
+        log_fields = fields(namespace=self._namespace, uid=left.uid)
         try:
-            waiting = await delete_leaked_objects(self._client, left)
+            blocked = await delete_leaked_objects(self._client, left)
         except AgentError as e:
-            # One that cannot be removed holds up no other.
-            waiting = self._last_error = str(e)
-        except Exception as e:  # noqa: BLE001 - logged with its traceback; the sweep goes on
-            # Nor does one that brings out a fault of ours, and it ends no dispatcher.
-            waiting = self._last_error = repr(e)
-            self._faults.report(left.uid, "a step of the sweep failed", e, extra=told)
-        said = waiting or "all of it is gone"
-        if self._told.get(left.uid) != said:
-            self._told[left.uid] = said
-            _log.warning("objects of a load that is gone are being removed: %s", said, extra=told)
+            # One owner must not block the others.
+            blocked = self._last_error = str(e)
+        except Exception as e:  # noqa: BLE001 - logged with its traceback; the collection continues
+            # Nor must a bug, which would also stop the dispatcher.
+            blocked = self._last_error = repr(e)
+            self._faults.report(left.uid, "garbage collection of one transfer failed", e, extra=log_fields)
+        state = blocked or "all deleted"
+        if self._logged.get(left.uid) != state:
+            self._logged[left.uid] = state
+            _log.warning("deleting leaked objects of a deleted transfer: %s", state, extra=log_fields)
 
 
-def find_leaked(before: dict[str, Entry], now: dict[str, Entry]) -> bool:
-    """Whether a load is gone for which something may be left: it was somebody's, and not released."""
+def may_have_leaked(before: dict[str, Entry], now: dict[str, Entry]) -> bool:
+    """Return whether a missing transfer may have leaked objects: it had an agent, and its cleanup was not done."""
     return any(
         uid not in now and entry.node_label and (entry.finalizer or not entry.phase.final)
         for uid, entry in before.items()
@@ -133,7 +140,7 @@ def find_leaked(before: dict[str, Entry], now: dict[str, Entry]) -> bool:
 
 
 def _of_repository(left: LeakedObjects) -> bool:
-    """Whether the owner is a BackupRepository, whose init pod goes with it by its owner reference."""
+    """Return whether the owner is a BackupRepository; Kubernetes deletes its init pod by owner reference."""
     return any(_is_init_pod(pod) for pod in left.of(PODS))
 
 

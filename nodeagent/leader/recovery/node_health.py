@@ -1,8 +1,4 @@
-"""Which nodes are lost: gone from the cluster, or not Ready for too long.
-
-Knows Node objects, by list and watch. Does not know what becomes of the loads of a lost node
-(`nodeagent.leader.recovery.absent_agents`).
-"""
+"""Lost nodes: deleted, or not Ready for `--node-gone-after`."""
 
 import logging
 from collections.abc import Mapping
@@ -24,35 +20,40 @@ _log = logging.getLogger(__name__)
 
 
 def explain_node_loss(name: str, condition: JsonDict | None, *, now: datetime, gone_after: timedelta) -> str:
-    """Return why the node of that name counts as lost; empty where it does not.
+    """Return why the node `name` is lost, or an empty string.
 
-    `condition` is the Node's condition Ready as JSON dict, empty where it has none yet; None
-    says that there is no such Node.
+    Args:
+        name: the node's name.
+        condition: the Node's condition Ready as JSON dict, empty if it has none; None if there is
+            no such Node.
+        now: the current time.
+        gone_after: how long a node may be not Ready.
+
     Source: Kubernetes v1.34, API reference, NodeCondition.
     """
     if condition is None:
-        return f"node {name} does not exist any more"
+        return f"node {name} does not exist"
     since = condition.get("lastTransitionTime")
     if condition.get("status", "True") == "True" or not since:
         return ""
     if now - datetime.fromisoformat(since) < gone_after:
         return ""
-    told = ": ".join(part for part in (condition.get("reason", ""), condition.get("message", "")) if part)
-    return f"node {name} is not Ready for {format_duration(gone_after)}" + (f": {told}" if told else "")
+    cause = ": ".join(part for part in (condition.get("reason", ""), condition.get("message", "")) if part)
+    return f"node {name} is not Ready for {format_duration(gone_after)}" + (f": {cause}" if cause else "")
 
 
 class _Node(NamedTuple):
-    """What is kept of a Node: its label value, and its condition Ready, empty where it has none."""
+    """The cached part of a Node: its label value, and its condition Ready, empty if it has none."""
 
     label: str
     ready: JsonDict
 
 
 class NodeHealth:
-    """The nodes of the cluster and whether they are Ready."""
+    """The nodes of the cluster, kept by list and watch."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, gone_after: timedelta) -> None:
-        """Count a node as lost that is not Ready for `gone_after`."""
+        """Treat a node as lost after `gone_after` without Ready."""
         self._client = client
         self._clock = clock
         self._gone_after = gone_after
@@ -60,17 +61,21 @@ class NodeHealth:
         self._informer = Informer(client, Selection(NODES), clock=clock, trim=_trim, on_change=self._take)
 
     async def run(self) -> None:
-        """Follow until canceled; without the right to, no node ever counts as lost."""
+        """List and watch until canceled; without the permission, no node is lost."""
         try:
             await self._informer.run()
         except ForbiddenError as e:
-            _log.warning("lost nodes are not noticed: %s", e)
+            _log.warning("cannot detect lost nodes: %s", e)
 
     def explain_loss(self, label: str, name: str) -> str:
-        """Return why the node with that label value counts as lost; empty where it does not.
+        """Return why the node with that label value is lost, or an empty string.
 
-        `name` is what messages call it. Nothing is lost before the nodes were listed, nor while
-        the list is empty: this process itself runs on a node.
+        No node is lost before the first list, or while the list is empty: this process itself runs
+        on a node.
+
+        Args:
+            label: the node's name as a label value.
+            name: the node's name in the message.
         """
         if not self._informer.synced.is_set() or not len(self._informer):
             return ""
@@ -79,10 +84,10 @@ class NodeHealth:
         )
 
     async def confirm_loss(self, name: str) -> str:
-        """Return why the node of that name counts as lost by a read of now; empty where it does not.
+        """Read the node, and return why it is lost, or an empty string.
 
         Raises:
-            KubeError: the API server refused.
+            KubeError: the API server rejected the request.
         """
         node = await self._client.read(NODES, "", name)
         ready = None if node is None else _trim(node).ready
@@ -99,6 +104,6 @@ class NodeHealth:
 
 def _trim(node: JsonDict) -> _Node:
     conditions = (node.get("status") or {}).get("conditions") or []
-    told = ("status", "reason", "message", "lastTransitionTime")
+    kept = ("status", "reason", "message", "lastTransitionTime")
     ready: JsonDict = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
-    return _Node(label_value(node["metadata"]["name"]), {key: ready[key] for key in told if key in ready})
+    return _Node(label_value(node["metadata"]["name"]), {key: ready[key] for key in kept if key in ready})

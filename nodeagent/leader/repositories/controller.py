@@ -1,7 +1,6 @@
-"""Makes BackupRepositories Ready where no Velero server does.
+"""The controller of BackupRepositories, for namespaces without a Velero server.
 
-Knows when a repository is initialized, tried again, and what is written about it. Runs no
-kopia itself: a pod does (`nodeagent.leader.repositories.init_pod`). Does not run maintenance.
+It runs no kopia: an init pod does (`nodeagent.leader.repositories.init_pod`). It runs no maintenance.
 """
 
 import asyncio
@@ -29,13 +28,13 @@ from exposer.settings import ExposeSettings
 from nodeagent.leader.repositories.init_pod import (
     INIT_POD_SELECTOR,
     InitState,
-    judge_init_pod,
-    let_onto_any_node,
+    inspect_init_pod,
     read_init_pod,
     start_init_pod,
+    tolerate_any_node,
 )
 from nodeagent.leader.repositories.password import ensure_repository_password
-from nodeagent.leader.repositories.retry import RepositoryRetries, read_causes
+from nodeagent.leader.repositories.retry import RepositoryRetries, read_inputs
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
@@ -48,11 +47,11 @@ __all__ = ["RepositoryController", "RepositoryTools"]
 _log = logging.getLogger(__name__)
 
 _SERVER_SELECTOR: Final = "component=velero"
-"""A Deployment so labelled is a Velero server, whatever its replicas."""
+"""A Deployment with this label is a Velero server, whatever its replicas."""
 
 _TYPES: Final = frozenset({"", REPOSITORY_TYPE})
 _DEFAULT_FREQUENCY: Final = "1h0m0s"
-"""What the peer's server writes for kopia where no frequency is set.
+"""What a Velero server sets for kopia if no frequency is set.
 
 Source: tests/recordings/velero-1.18.2/backuprepository.json.
 """
@@ -60,8 +59,8 @@ _NO_FREQUENCY: Final = frozenset({"", "0", "0s"})
 
 _WORKING_SECONDS: Final = 10.0
 _SERVER_SECONDS: Final = 60.0
-_BEGIN_ANEW_SECONDS: Final = 10.0
-"""After the API server refused to list what is to be looked after."""
+_RESTART_SECONDS: Final = 10.0
+"""Pause after the API server rejected a list."""
 _WORKERS: Final = 8
 
 
@@ -84,34 +83,34 @@ class RepositoryTools:
 
 
 class RepositoryController:
-    """The controller of BackupRepositories: to be run while the Lease is held."""
+    """Makes BackupRepositories Ready while this agent is the leader."""
 
     def __init__(self, tools: RepositoryTools, *, namespace: str, mode: RepositoryControllerMode) -> None:
-        """Work with `tools` in `namespace`, as `mode` says."""
+        """Control the repositories in `namespace` if `mode` allows."""
         self._tools = tools
         self._namespace = namespace
         self._mode = mode
-        self._tries = RepositoryRetries(tools.clock)
+        self._retries = RepositoryRetries(tools.clock)
         self._faults = Faults(_log)
         self._queue: WorkQueue[str] | None = None
         self._repositories: Informer[JsonDict] | None = None
 
     async def run(self) -> None:
-        """Keep the repositories until canceled, in a cluster where that is ours to do."""
+        """Control the repositories until canceled, unless the mode is OFF."""
         if self._mode is RepositoryControllerMode.OFF:
             await asyncio.Event().wait()
         while True:
             try:
-                await run_apart(self._run_once, name="keeping repositories")
+                await run_apart(self._run_once, name="repository controller")
             except* AgentError as group:
-                _log.warning("looking after repositories begins anew: %s", describe_causes(group))
-            await self._tools.clock.sleep(_BEGIN_ANEW_SECONDS)
+                _log.warning("repository controller failed, will restart: %s", describe_causes(group))
+            await self._tools.clock.sleep(_RESTART_SECONDS)
 
     async def _run_once(self) -> None:
-        """Keep the repositories until canceled.
+        """Control the repositories until canceled.
 
         Raises:
-            ExceptionGroup: of a KubeError: a first list was refused.
+            ExceptionGroup: with a KubeError if a first list was rejected.
         """
         tools = self._tools
         queue: WorkQueue[str] = WorkQueue(tools.clock, name="repositories", workers=_WORKERS)
@@ -138,38 +137,38 @@ class RepositoryController:
                     tools.check_leading()
                     await ensure_repository_password(tools.client, self._namespace)
             except AgentError as e:
-                _log.warning("the repository password could not be seen to yet: %s", e)
+                _log.warning("could not ensure the repository password Secret, will retry: %s", e)
             await queue.run(self._handle)
 
-    def want(self, volume_namespace: str, location: str) -> None:
-        """Note that a load needs a repository now: one that is NotReady is tried again."""
+    def request(self, volume_namespace: str, location: str) -> None:
+        """Record that a transfer needs a repository now: a NotReady one is retried soon."""
         if self._repositories is None or self._queue is None:
             return
         wanted = RepositoryKey(volume_namespace, location)
         for raw in self._repositories.items():
-            if RepositoryKey.of(raw) == wanted and self._tries.want(raw["metadata"]["uid"]):
+            if RepositoryKey.of(raw) == wanted and self._retries.request(raw["metadata"]["uid"]):
                 self._queue.add(raw["metadata"]["name"])
 
     async def _handle(self, name: str) -> Requeue | None:
-        told = fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name)
+        log_fields = fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name)
         try:
             raw = await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
-            requeue = None if raw is None else await self._keep(BackupRepository.parse(raw))
+            requeue = None if raw is None else await self._reconcile(BackupRepository.parse(raw))
         except AlreadyExistsError:
             return Requeue(1.0)
         except (ConflictError, NotFoundError) as e:
-            _log.debug("read and decided again: %s", e, extra=told)
+            _log.debug("conflict, will retry: %s", e, extra=log_fields)
             return Requeue(1.0)
         except AgentError as e:
             if e.retry:
                 raise
-            self._faults.report(name, "the repository could not be looked after", e, extra=told)
+            self._faults.report(name, "reconciling the repository failed", e, extra=log_fields)
             return Requeue(_SERVER_SECONDS)
         self._faults.forget(name)
         return requeue
 
-    async def _keep(self, repository: BackupRepository) -> Requeue | None:
-        """Bring one repository one step forward."""
+    async def _reconcile(self, repository: BackupRepository) -> Requeue | None:
+        """Take one step for a repository."""
         if repository.deleting or repository.spec.repository_type not in _TYPES:
             return None
         if not await self._in_charge():
@@ -182,17 +181,17 @@ class RepositoryController:
             return await self._follow(repository, pod)
         if repository.phase is RepositoryPhase.READY:
             return None
-        causes = await read_causes(self._tools.client, repository)
+        inputs = await read_inputs(self._tools.client, repository)
         if repository.phase is RepositoryPhase.NOT_READY:
-            if not self._tries.is_due(repository.uid, causes):
-                return Requeue(self._tries.pause_seconds)
-            # Whoever needs it waits for the new try instead of failing by the old one's words.
+            if not self._retries.is_due(repository.uid, inputs):
+                return Requeue(self._retries.pause_seconds)
+            # Transfers that need it wait for this attempt instead of failing with the last cause.
             repository = await self._patch(repository, {"status": {"phase": RepositoryPhase.NEW, "message": None}})
-        self._tries.begin(repository.uid, causes)
+        self._retries.begin(repository.uid, inputs)
         return await self._start(repository)
 
     async def _complete(self, repository: BackupRepository) -> BackupRepository:
-        """Fill in what its maker left open; a repository that was ready once keeps what it has."""
+        """Set defaults; a repository that was ready once keeps its values."""
         spec: JsonDict = {}
         if repository.spec.maintenance_frequency in _NO_FREQUENCY:
             spec["maintenanceFrequency"] = _DEFAULT_FREQUENCY
@@ -210,21 +209,21 @@ class RepositoryController:
             await start_init_pod(tools.client, repository, tools.expose_settings())
         except (ForbiddenError, InvalidError) as e:
             await self._fail(repository, str(e))
-            return Requeue(self._tries.pause_seconds)
+            return Requeue(self._retries.pause_seconds)
         return Requeue(_WORKING_SECONDS)
 
     async def _follow(self, repository: BackupRepository, pod: JsonDict) -> Requeue | None:
-        """Write what the init pod came to, then remove it."""
+        """Write the result of the init pod, then delete the pod."""
         tools = self._tools
-        waiting = await self._explain(pod)
-        report = judge_init_pod(repository, pod, tools.clock.now(), waiting=waiting)
-        if report.state is InitState.UNPLACED:
-            await let_onto_any_node(tools.client, pod)
+        pending = await self._explain(pod)
+        report = inspect_init_pod(repository, pod, tools.clock.now(), pending=pending)
+        if report.state is InitState.UNSCHEDULABLE:
+            await tolerate_any_node(tools.client, pod)
             return Requeue(_WORKING_SECONDS)
-        if report.state is InitState.WORKING and waiting is not None:
-            await self._tell_wait(repository, waiting)
-        if report.state in {InitState.WORKING, InitState.LEAVING}:
-            # The watch tells the next change; this is for what changes by time alone.
+        if report.state is InitState.WORKING and pending is not None:
+            await self._report_pending(repository, pending)
+        if report.state in {InitState.WORKING, InitState.TERMINATING}:
+            # The watch reports changes; this is for what depends on time.
             return Requeue(_WORKING_SECONDS)
         if report.state is InitState.SUCCEEDED:
             await self._succeed(repository)
@@ -234,52 +233,52 @@ class RepositoryController:
         owned = any(owner["uid"] == repository.uid for owner in meta.get("ownerReferences") or [])
         if owned and not meta.get("deletionTimestamp"):
             await tools.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
-        return Requeue(self._tries.pause_seconds)
+        return Requeue(self._retries.pause_seconds)
 
     async def _explain(self, pod: JsonDict) -> Pending | None:
-        """Return what keeps an init pod from running; None where nothing does, or it never will."""
+        """Return why an init pod is pending; None if it is not, or never will run."""
         try:
             return await self._tools.causes.explain(pod)
         except ExposeError:
-            # The judge says so.
+            # inspect_init_pod reports it.
             return None
 
-    async def _tell_wait(self, repository: BackupRepository, waiting: Pending) -> None:
-        """Say on the repository what trouble its init pod has; loads that wait for it pass that on."""
-        if waiting.blocked and waiting.message != repository.status.message:
-            stored = await self._patch(repository, {"status": {"message": waiting.message}})
-            await self._tools.events.record(stored, waiting.reason, waiting.message, warning=True)
+    async def _report_pending(self, repository: BackupRepository, pending: Pending) -> None:
+        """Report on the repository why its init pod is blocked; transfers that wait for it repeat that."""
+        if pending.blocked and pending.message != repository.status.message:
+            stored = await self._patch(repository, {"status": {"message": pending.message}})
+            await self._tools.events.record(stored, pending.reason, pending.message, warning=True)
 
     async def _succeed(self, repository: BackupRepository) -> None:
         if repository.phase is RepositoryPhase.READY:
             return
         status: JsonDict = {"phase": RepositoryPhase.READY, "message": None}
         if repository.status.last_maintenance_time is None:
-            # A repository that was just made needs no maintenance before its first interval is over.
+            # A new repository needs no maintenance before its first interval has passed.
             status["lastMaintenanceTime"] = format_time(self._tools.clock.now())
         stored = await self._patch(repository, {"status": status})
-        self._tries.forget(stored.uid)
+        self._retries.forget(stored.uid)
         self._tools.metrics.repository(stored.name, ok=True)
-        await self._tools.events.record(stored, "Ready", "the backup repository can be used")
+        await self._tools.events.record(stored, "Ready", "backup repository is ready")
 
     async def _fail(self, repository: BackupRepository, message: str) -> None:
-        told = (repository.phase, repository.status.message) == (RepositoryPhase.NOT_READY, message)
-        if not told and repository.phase is not RepositoryPhase.READY:
+        reported = (repository.phase, repository.status.message) == (RepositoryPhase.NOT_READY, message)
+        if not reported and repository.phase is not RepositoryPhase.READY:
             status = {"phase": RepositoryPhase.NOT_READY, "message": message}
             repository = await self._patch(repository, {"status": status})
             self._tools.metrics.repository(repository.name, ok=False)
             await self._tools.events.record(repository, "NotReady", message, warning=True)
-        self._tries.fail(repository.uid, await read_causes(self._tools.client, repository))
+        self._retries.fail(repository.uid, await read_inputs(self._tools.client, repository))
 
     async def _in_charge(self) -> bool:
-        """Whether repositories are ours to make: by the mode, or since no server does it."""
+        """Return whether this controller is in charge: by the mode, or because there is no Velero server."""
         if self._mode is not RepositoryControllerMode.AUTO:
             return self._mode is RepositoryControllerMode.ON
         selection = Selection(DEPLOYMENTS, self._namespace, label_selector=_SERVER_SELECTOR)
         return not await self._tools.client.list(selection)
 
     async def _patch(self, repository: BackupRepository, change: JsonDict) -> BackupRepository:
-        """Send one merge patch with uid and resourceVersion; return the repository as stored."""
+        """Send one merge patch with uid and resourceVersion; return the stored repository."""
         self._tools.check_leading()
         meta = repository.metadata
         patch = {"metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version}} | change
@@ -288,7 +287,7 @@ class RepositoryController:
 
 
 def _trim_pod(pod: JsonDict) -> JsonDict:
-    """Return whose pod it is; its state is read when it is needed."""
+    """Return the pod's owner only; its state is read when needed."""
     kept = ("namespace", "name", "uid", "resourceVersion", "ownerReferences")
     return {"metadata": {key: pod["metadata"][key] for key in kept if key in pod["metadata"]}}
 

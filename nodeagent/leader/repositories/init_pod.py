@@ -1,8 +1,6 @@
-"""The pod that creates or connects one backup repository.
+"""The init pod, which creates or connects one backup repository.
 
-Knows its manifest's way into the cluster, what its state means and when it is given up. Does
-not know the repository's phases (`nodeagent.leader.repositories.controller`). Creating a repository is not
-atomic: the pod's name is fixed, and it is never deleted by force.
+Creating a kopia repository is not atomic: the pod's name is fixed, and it is never force-deleted.
 """
 
 from dataclasses import dataclass, replace
@@ -30,51 +28,55 @@ __all__ = [
     "InitState",
     "PodReport",
     "init_resources",
-    "judge_init_pod",
-    "let_onto_any_node",
+    "inspect_init_pod",
     "read_init_pod",
     "start_init_pod",
+    "tolerate_any_node",
 ]
 
 INIT_POD_SELECTOR: Final = f"{OWNER_UID_LABEL},{REPOSITORY_TYPE_LABEL}"
 
 _PENDING_LIMIT: Final = timedelta(seconds=90)
-"""A pod that has not started by then tells its reason instead: loads wait for it."""
+"""After this time without a start, the repository is NotReady with the cause: transfers wait for it."""
 
-_MOST_REQUESTED: Final = {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "128Mi"}
-"""What an init pod takes of its node at most: it connects, and writes one small file."""
+_REQUEST_LIMITS: Final = {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "128Mi"}
+"""Highest resource requests of an init pod: it connects, and writes one small file."""
 
-_CHOOSY_LIMIT: Final = timedelta(seconds=10)
-"""How long only nodes count that take new pods. On a cordoned or tainted one movers of pod
-volumes run, and need their repository; but a better one comes first."""
+_SCHEDULABLE_ONLY_LIMIT: Final = timedelta(seconds=10)
+"""How long only schedulable nodes count. After that, cordoned and tainted nodes count too: movers of
+pod volumes run there and need their repository."""
 
 
 class InitState(Enum):
-    """What a repository's init pod comes to."""
+    """The state of an init pod."""
 
     WORKING = auto()
-    UNPLACED = auto()
-    """No node takes it, as it is: it may be let onto one where nothing new is to be scheduled."""
-    LEAVING = auto()
-    """Being deleted without a result; another one may come once it is gone."""
+    UNSCHEDULABLE = auto()
+    """No schedulable node takes it: it may tolerate cordoned and tainted nodes."""
+    TERMINATING = auto()
+    """Being deleted without a result; it may be recreated after that."""
     SUCCEEDED = auto()
     FAILED = auto()
 
 
 @dataclass(frozen=True)
 class PodReport:
-    """The state of an init pod; `message` says why it failed."""
+    """The state of an init pod; `message` is the cause of a failure."""
 
     state: InitState
     message: str = ""
 
 
-def judge_init_pod(
-    repository: BackupRepository, pod: JsonDict, now: datetime, *, waiting: Pending | None = None
+def inspect_init_pod(
+    repository: BackupRepository, pod: JsonDict, now: datetime, *, pending: Pending | None = None
 ) -> PodReport:
-    """Return what `pod` (a v1 Pod as JSON dict), the one of that name, comes to at `now`.
+    """Return the state of an init pod.
 
-    `waiting` is what others know about why it does not run yet.
+    Args:
+        repository: the repository that the pod is for.
+        pod: the pod with the init pod's name, a v1 Pod as JSON dict.
+        now: the current time.
+        pending: why the pod does not run yet, as far as Events and PVCs show it.
     """
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"
@@ -82,65 +84,67 @@ def judge_init_pod(
     late = age >= _PENDING_LIMIT
     if (meta.get("labels") or {}).get(OWNER_UID_LABEL) != repository.uid:
         if not late:
-            # Most likely that of a repository of the same name which was just deleted.
-            return PodReport(InitState.LEAVING)
-        message = f"Pod {name} is in the way of this repository's init pod; delete it if nobody needs it"
+            # Most likely of a repository with the same name that was just deleted.
+            return PodReport(InitState.TERMINATING)
+        message = (
+            f"Pod {name} belongs to another object and blocks this repository's init pod; delete it if it is unused"
+        )
         return PodReport(InitState.FAILED, message)
     end = parse_pod_end(pod)
     if end is not None:
         if end.exit_code != 0:
             why = end.message or end.reason or f"exit code {end.exit_code}"
-            return PodReport(InitState.FAILED, why if end.message else f"init pod {name} ended: {why}")
+            return PodReport(InitState.FAILED, why if end.message else f"init pod {name} failed: {why}")
         try:
             parse_result(InitResult, end.message)
         except ResultError as e:
             return PodReport(InitState.FAILED, f"init pod {name}: {e}")
         return PodReport(InitState.SUCCEEDED)
     if meta.get("deletionTimestamp"):
-        return PodReport(InitState.LEAVING)
+        return PodReport(InitState.TERMINATING)
     try:
         found = diagnose_pod(pod)
     except ExposeError as e:
         return PodReport(InitState.FAILED, str(e))
-    waiting = (waiting or found) if found is not None else None
-    if waiting is not None and late:
-        return PodReport(InitState.FAILED, waiting.message)
-    refused = waiting is not None and waiting.blocked and not pod["spec"].get("nodeName")
-    choosy = ONTO_ANY_NODE not in (pod["spec"].get("tolerations") or [])
-    if refused and choosy and age >= _CHOOSY_LIMIT:
-        return PodReport(InitState.UNPLACED)
+    pending = (pending or found) if found is not None else None
+    if pending is not None and late:
+        return PodReport(InitState.FAILED, pending.message)
+    unscheduled = pending is not None and pending.blocked and not pod["spec"].get("nodeName")
+    schedulable_only = ONTO_ANY_NODE not in (pod["spec"].get("tolerations") or [])
+    if unscheduled and schedulable_only and age >= _SCHEDULABLE_ONLY_LIMIT:
+        return PodReport(InitState.UNSCHEDULABLE)
     return PodReport(InitState.WORKING)
 
 
 def init_resources(resources: JsonDict) -> JsonDict:
-    """Return what an init pod asks for where movers ask for `resources` (of a container, as JSON dict).
+    """Return the resources of an init pod (of a container, as JSON dict), given those of movers.
 
-    It moves no data, and loads wait for it: no node needs room for a mover to take it. The limits
-    stay, and whatever is asked for stays asked for, as a ResourceQuota may insist on that; without a
-    request of its own, a limit would be one.
+    It moves no data, and transfers wait for it: it must fit on a node without room for a mover. Limits
+    and the set of requests stay, since a ResourceQuota may require them; a limit without a request
+    would imply one.
     """
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    asked = {
+    reduced = {
         name: min(requests.get(name, limits.get(name, most)), most, key=parse_quantity)
-        for name, most in _MOST_REQUESTED.items()
+        for name, most in _REQUEST_LIMITS.items()
         if name in requests or name in limits
     }
-    return resources | {"requests": asked} if asked else resources
+    return resources | {"requests": reduced} if reduced else resources
 
 
 async def read_init_pod(client: KubeClient, repository: BackupRepository) -> JsonDict | None:
-    """Return the pod that has the name of the repository's init pod, None where there is none."""
+    """Return the pod with the name of the repository's init pod, or None."""
     return await client.read(PODS, repository.metadata.namespace, init_pod_name(Owner.of(repository)))
 
 
-async def let_onto_any_node(client: KubeClient, pod: JsonDict) -> None:
-    """Let `pod`, as it was just read, be scheduled to a node where nothing new is to be.
+async def tolerate_any_node(client: KubeClient, pod: JsonDict) -> None:
+    """Let `pod`, as it was just read, be scheduled to a cordoned or tainted node.
 
     Source: Kubernetes v1.34, validation of pod updates: tolerations may be added to a pod.
 
     Raises:
-        ConflictError: somebody else wrote to it meanwhile.
-        NotFoundError: it is gone.
+        ConflictError: it was changed meanwhile.
+        NotFoundError: it was deleted.
     """
     meta = pod["metadata"]
     tolerations = [*(pod["spec"].get("tolerations") or []), ONTO_ANY_NODE]
@@ -153,9 +157,9 @@ async def start_init_pod(client: KubeClient, repository: BackupRepository, setti
     """Create the repository's init pod.
 
     Raises:
-        AlreadyExistsError: there is one by now.
-        KubeError: the API server refused; InvalidError and ForbiddenError tell that it does
-            not want the pod.
+        AlreadyExistsError: the pod exists.
+        KubeError: the API server rejected the request; InvalidError and ForbiddenError mean that
+            it rejects this pod.
     """
     pod = replace(settings.pod, resources=init_resources(settings.pod.resources))
     manifest = build_init_pod(Owner.of(repository), replace(settings, pod=pod))

@@ -1,8 +1,4 @@
-"""The backup repositories' password.
-
-Knows the Secret, its key and the password that all peers agree on. Never overwrites what is
-there, and never shows it.
-"""
+"""The Secret with the backup repositories' password: created with Velero's default, never overwritten."""
 
 import base64
 import logging
@@ -20,13 +16,13 @@ _log = logging.getLogger(__name__)
 
 
 async def ensure_repository_password(client: KubeClient, namespace: str) -> None:
-    """See to it that the Secret `velero-repo-credentials` exists.
+    """Ensure that the Secret `velero-repo-credentials` exists.
 
-    An operator who wants another password creates the Secret before the first backup.
+    To use another password, an operator creates the Secret before the first backup.
     Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
 
     Raises:
-        KubeError: the API server refused.
+        KubeError: the API server rejected the request.
     """
     if await client.read(SECRETS, namespace, REPO_CREDENTIALS_SECRET) is not None:
         return
@@ -40,7 +36,7 @@ async def ensure_repository_password(client: KubeClient, namespace: str) -> None
     try:
         await client.create(SECRETS, manifest)
     except AlreadyExistsError:
-        # Somebody was faster; theirs counts.
+        # Created concurrently; that password counts.
         return
-    told = fields(kind=SECRETS.kind, namespace=namespace, name=REPO_CREDENTIALS_SECRET)
-    _log.info("the repository password was absent and has its default now", extra=told)
+    log_fields = fields(kind=SECRETS.kind, namespace=namespace, name=REPO_CREDENTIALS_SECRET)
+    _log.info("created the repository password Secret with the default password", extra=log_fields)

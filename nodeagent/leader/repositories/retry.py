@@ -1,9 +1,4 @@
-"""When a backup repository that could not be opened is tried again.
-
-Knows the last try at each, on what it depended, and who needs the repository since. Does not
-know how a try is made (`nodeagent.leader.repositories.init_pod`), nor what is written about it
-(`nodeagent.leader.repositories.controller`).
-"""
+"""When to retry a backup repository that could not be opened."""
 
 import hashlib
 import json
@@ -17,80 +12,80 @@ from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_SECRET
 from core.models.storage import BackupRepository, BackupStorageLocation
 
-__all__ = ["RepositoryRetries", "read_causes"]
+__all__ = ["RepositoryRetries", "read_inputs"]
 
 _RETRY_SECONDS: Final = 300.0
-_WANTED_AGAIN_SECONDS: Final = 15.0
-"""A failure younger than this is still true for a load that needs the repository now."""
+_REQUESTED_RETRY_SECONDS: Final = 15.0
+"""A transfer that needs the repository now causes a retry of failures older than this."""
 
-_LOOK_SECONDS: Final = 5.0
-"""Between looks at what may have been mended: location, its Secret, the password."""
+_CHECK_SECONDS: Final = 5.0
+"""Between checks of what may have been fixed: location, its Secret, the password."""
 
-_LOOKS_A_SECOND: Final = 2.0
-"""All failed repositories together: each look is half a dozen requests."""
+_CHECKS_PER_SECOND: Final = 2.0
+"""For all failed repositories together: each check makes half a dozen requests."""
 
 
 @dataclass
-class _Try:
-    """The last try at one repository: on what it depended, and when it failed."""
+class _Attempt:
+    """The last attempt for one repository: what it depended on, and when it failed."""
 
-    causes: str
+    inputs: str
     failed_at_seconds: float | None = None
-    wanted: bool = False
+    requested: bool = False
 
 
 class RepositoryRetries:
-    """The last try at each repository, by uid. A restarted agent begins anew."""
+    """The last attempt for each repository, by uid; not kept over a restart."""
 
     def __init__(self, clock: Clock) -> None:
         """Measure on `clock`."""
         self._clock = clock
-        self._tries: dict[str, _Try] = {}
+        self._attempts: dict[str, _Attempt] = {}
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait before the next look at a repository that failed."""
-        failed = sum(one.failed_at_seconds is not None for one in self._tries.values())
-        return max(_LOOK_SECONDS, failed / _LOOKS_A_SECOND)
+        """The pause before the next check of a failed repository."""
+        failed = sum(one.failed_at_seconds is not None for one in self._attempts.values())
+        return max(_CHECK_SECONDS, failed / _CHECKS_PER_SECOND)
 
-    def begin(self, uid: str, causes: str) -> None:
-        """Note that a try begins, which depends on `causes`."""
-        self._tries[uid] = _Try(causes)
+    def begin(self, uid: str, inputs: str) -> None:
+        """Record the start of an attempt that depends on `inputs` (see `read_inputs`)."""
+        self._attempts[uid] = _Attempt(inputs)
 
-    def fail(self, uid: str, causes: str) -> None:
-        """Note that the last try failed; `causes` is for one that an earlier process began."""
-        last = self._tries.setdefault(uid, _Try(causes))
+    def fail(self, uid: str, inputs: str) -> None:
+        """Record that the last attempt failed; `inputs` is used if an earlier process started it."""
+        last = self._attempts.setdefault(uid, _Attempt(inputs))
         if last.failed_at_seconds is None:
             last.failed_at_seconds = self._clock.monotonic()
-            last.wanted = False
+            last.requested = False
 
-    def want(self, uid: str) -> bool:
-        """Note that a load needs the repository now; return whether that can change anything."""
-        last = self._tries.get(uid)
+    def request(self, uid: str) -> bool:
+        """Record that a transfer needs the repository now; return whether a retry may follow."""
+        last = self._attempts.get(uid)
         if last is None:
             return False
-        last.wanted = True
+        last.requested = True
         return True
 
     def forget(self, uid: str) -> None:
-        """Drop what is remembered about that repository."""
-        self._tries.pop(uid, None)
+        """Drop the record of the repository."""
+        self._attempts.pop(uid, None)
 
-    def is_due(self, uid: str, causes: str) -> bool:
-        """Whether a repository that is NotReady is to be tried again now, given `causes` as they are."""
-        last = self._tries.get(uid)
-        if last is None or last.failed_at_seconds is None or last.causes != causes:
+    def is_due(self, uid: str, inputs: str) -> bool:
+        """Return whether a NotReady repository is to be retried now, given its current `inputs`."""
+        last = self._attempts.get(uid)
+        if last is None or last.failed_at_seconds is None or last.inputs != inputs:
             return True
         age_seconds = self._clock.monotonic() - last.failed_at_seconds
-        return age_seconds >= (_WANTED_AGAIN_SECONDS if last.wanted else _RETRY_SECONDS)
+        return age_seconds >= (_REQUESTED_RETRY_SECONDS if last.requested else _RETRY_SECONDS)
 
 
-async def read_causes(client: KubeClient, repository: BackupRepository) -> str:
-    """Return a fingerprint of what decides whether the repository can be opened.
+async def read_inputs(client: KubeClient, repository: BackupRepository) -> str:
+    """Return a hash of what decides whether the repository can be opened: location, credentials, password.
 
     Raises:
-        ContractError: its location cannot be read.
-        KubeError: the API server refused.
+        ContractError: the location cannot be parsed.
+        KubeError: the API server rejected a request.
     """
     namespace = repository.metadata.namespace
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, repository.spec.backup_storage_location)
@@ -98,7 +93,7 @@ async def read_causes(client: KubeClient, repository: BackupRepository) -> str:
     spec: JsonDict = {}
     if raw is not None:
         location = BackupStorageLocation.parse(raw)
-        # Its status changes with every validation, and means nothing here.
+        # The status changes with every validation and does not matter here.
         spec = raw["spec"]
         if location.spec.credential is not None:
             names.append(location.spec.credential.name)

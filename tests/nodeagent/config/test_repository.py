@@ -107,7 +107,7 @@ async def test_without_a_config_map_nothing_is_asked() -> None:
 async def test_a_new_repository_gets_the_settings_unless_it_has_some(spec: JsonDict, kept: dict[str, str]) -> None:
     scene = open_scene()
     scene.kube.put(_config_map(kopia='{"cacheLimitMB": 2048}'))
-    scene.keeper = build_keeper(scene.kube, RepositoryControllerMode.AUTO, config_map=_NAME)
+    scene.controller = build_keeper(scene.kube, RepositoryControllerMode.AUTO, config_map=_NAME)
     client = KubeClient(scene.kube, Retry(LoopClock()))
     name = scene.repository["metadata"]["name"]
     await client.patch(BACKUP_REPOSITORIES, "velero", name, {"spec": spec})

@@ -1,4 +1,4 @@
-"""Who leads, and for how long after the last sign of life."""
+"""Leader election: who leads, and how long after the last renewal."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.looptime
 
 @dataclass
 class Candidate:
-    """One process that runs for the Lease, and what it did: when it began and ended to lead."""
+    """One candidate, and when it started and stopped to lead."""
 
     identity: str
     election: LeaderElection
@@ -68,7 +68,7 @@ async def until_one_leads(*candidates: Candidate, seconds: float = 60.0) -> Cand
     return next(one for one in candidates if one.leads)
 
 
-async def test_the_first_one_makes_the_lease_and_keeps_it() -> None:
+async def test_the_first_candidate_creates_the_lease_and_keeps_it() -> None:
     kube = FakeKube()
     async with candidate(kube).running() as first:
         await until_one_leads(first)
@@ -86,7 +86,7 @@ async def test_the_first_one_makes_the_lease_and_keeps_it() -> None:
     assert lease(kube)["spec"]["acquireTime"] == began["spec"]["acquireTime"]
 
 
-async def test_a_clean_stop_hands_the_lease_over_within_two_seconds() -> None:
+async def test_a_clean_stop_releases_the_lease_within_two_seconds() -> None:
     kube = FakeKube()
     first, second = candidate(kube, "a"), candidate(kube, "b")
     async with second.running():
@@ -106,7 +106,7 @@ async def test_a_clean_stop_hands_the_lease_over_within_two_seconds() -> None:
             assert lease(kube)["spec"]["leaseTransitions"] == 2
 
 
-async def test_a_dead_holder_is_followed_once_its_time_is_over() -> None:
+async def test_a_dead_leader_is_replaced_after_its_lease_duration() -> None:
     kube = FakeKube()
     gate = Gate(kube, lambda request: True)
     gate.open.set()
@@ -118,7 +118,7 @@ async def test_a_dead_holder_is_followed_once_its_time_is_over() -> None:
             gate.open.clear()
             died_at = asyncio.get_running_loop().time()
             while not second.leads:
-                # Nobody may write while somebody else leads.
+                # Only one process may write at a time.
                 assert not (first.election.may_write and second.election.may_write)
                 await asyncio.sleep(0.05)
             assert 10 <= second.events[0][1] - died_at <= 17
@@ -129,7 +129,7 @@ async def test_a_dead_holder_is_followed_once_its_time_is_over() -> None:
             gate.open.set()
 
 
-async def test_a_holder_that_sleeps_too_long_may_not_write_when_it_wakes() -> None:
+async def test_a_leader_that_was_paused_for_too_long_must_not_write() -> None:
     kube = FakeKube()
     async with candidate(kube).running() as first:
         await until_one_leads(first)
@@ -143,7 +143,7 @@ async def test_a_holder_that_sleeps_too_long_may_not_write_when_it_wakes() -> No
         assert first.leads
 
 
-async def test_losing_the_lease_ends_the_leaders_work_and_nothing_is_taken_back() -> None:
+async def test_losing_the_lease_cancels_the_leaders_work() -> None:
     kube = FakeKube()
     async with candidate(kube).running() as first:
         await until_one_leads(first)
@@ -156,7 +156,7 @@ async def test_losing_the_lease_ends_the_leaders_work_and_nothing_is_taken_back(
 
 
 @pytest.mark.parametrize("what", ["lost", "lost-applied", 500, 429])
-async def test_a_renewal_that_gets_no_answer_is_tried_again(what: str) -> None:
+async def test_an_unanswered_renewal_is_retried(what: str) -> None:
     kube = FakeKube()
     async with candidate(kube).running() as first:
         await until_one_leads(first)
@@ -167,7 +167,7 @@ async def test_a_renewal_that_gets_no_answer_is_tried_again(what: str) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 @pytest.mark.parametrize("what", ["lost", "lost-applied", 500, 403])
-async def test_taking_the_lease_survives_a_failure(method: str, what: str) -> None:
+async def test_acquiring_the_lease_survives_a_failure(method: str, what: str) -> None:
     kube = FakeKube()
     if method == "PATCH":
         async with candidate(kube, "before").running() as before:
@@ -179,7 +179,7 @@ async def test_taking_the_lease_survives_a_failure(method: str, what: str) -> No
     assert lease(kube)["spec"]["holderIdentity"] == ""
 
 
-async def test_many_stand_bys_fight_little_and_ask_nothing_while_they_wait() -> None:
+async def test_many_candidates_conflict_rarely_and_send_no_requests_while_waiting() -> None:
     kube = FakeKube()
     candidates = [candidate(kube, f"agent-{number}") for number in range(20)]
     tasks = [asyncio.create_task(one.election.run(one.lead)) for one in candidates]
@@ -200,7 +200,7 @@ async def test_many_stand_bys_fight_little_and_ask_nothing_while_they_wait() -> 
     assert lease(kube)["spec"]["holderIdentity"] == ""
 
 
-async def test_work_that_breaks_gives_the_lease_back_and_is_told() -> None:
+async def test_failing_work_releases_the_lease_and_raises() -> None:
     async def broken() -> None:
         raise RuntimeError("broken")
 

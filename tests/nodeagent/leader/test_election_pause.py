@@ -1,4 +1,4 @@
-"""A dispatcher that stands still for twice the Lease and goes on, at each of its requests: nothing is harmed."""
+"""A dispatcher that is paused for twice the lease duration, at each of its requests, harms nothing."""
 
 import asyncio
 from collections import Counter
@@ -128,7 +128,7 @@ async def run_with_pause(at: int, *, comes_back: bool) -> Scene:
 
 
 @pytest.mark.parametrize("first", range(5, 45, 8))
-async def test_a_leader_that_is_paused_at_any_request_admits_nothing_twice_and_never_too_many(first: int) -> None:
+async def test_a_leader_paused_at_any_request_admits_nothing_twice_and_never_too_many(first: int) -> None:
     for at in range(first, first + 8):
         scene = await run_with_pause(at, comes_back=True)
         assert most_held(scene.kube) <= 2, at
@@ -136,7 +136,7 @@ async def test_a_leader_that_is_paused_at_any_request_admits_nothing_twice_and_n
 
 
 @pytest.mark.parametrize("at", range(5, 45, 5))
-async def test_of_a_leader_that_is_killed_at_any_request_nothing_is_forgotten(at: int) -> None:
+async def test_a_leader_killed_at_any_request_loses_nothing(at: int) -> None:
     scene = await run_with_pause(at, comes_back=False)
     assert most_held(scene.kube) <= 2
     assert admissions(scene) == {f"load-{number}": 1 for number in range(8)}

@@ -1,4 +1,4 @@
-"""Agents say which configuration they have in force, and one of them compares."""
+"""Agents announce their active configuration, and the leader compares."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,9 +20,9 @@ from tests.support.fakekube import FakeKube
 
 
 @asynccontextmanager
-async def _comparing(in_force: dict[str, str]) -> AsyncIterator[FakeBoard]:
+async def _comparing(active: dict[str, str]) -> AsyncIterator[FakeBoard]:
     board = FakeBoard()
-    task = asyncio.create_task(ConfigAgreement(LoopClock(), board).run(lambda: in_force))
+    task = asyncio.create_task(ConfigAgreement(LoopClock(), board).run(lambda: active))
     try:
         yield board
     finally:
@@ -31,44 +31,44 @@ async def _comparing(in_force: dict[str, str]) -> AsyncIterator[FakeBoard]:
 
 
 @pytest.mark.looptime
-async def test_different_configurations_are_told_after_a_minute_and_once() -> None:
-    in_force = {"node-1": "aaa", "node-2": "bbb", "node-3": "aaa"}
-    async with _comparing(in_force) as board:
+async def test_different_configurations_are_reported_after_a_minute_and_once() -> None:
+    active = {"node-1": "aaa", "node-2": "bbb", "node-3": "aaa"}
+    async with _comparing(active) as board:
         await asyncio.sleep(55)
         assert board.told == []
         await asyncio.sleep(600)
         ((reason, message),) = board.told
         assert reason == "ConfigsDiffer"
         assert "bbb on 1 (node-2), aaa on 2 (node-1, node-3)" in message
-        in_force["node-2"] = "aaa"
+        active["node-2"] = "aaa"
         await asyncio.sleep(60)
         assert board.reasons == ["ConfigsDiffer", "ConfigsAgree"]
 
 
 @pytest.mark.looptime
-async def test_an_edit_on_its_way_to_all_agents_is_not_told() -> None:
-    in_force = {"node-1": "aaa", "node-2": "aaa"}
-    async with _comparing(in_force) as board:
+async def test_an_edit_that_is_being_rolled_out_is_not_reported() -> None:
+    active = {"node-1": "aaa", "node-2": "aaa"}
+    async with _comparing(active) as board:
         for digest in ("bbb", "ccc", "ddd"):
-            in_force["node-1"] = digest
+            active["node-1"] = digest
             await asyncio.sleep(30)
-            in_force["node-2"] = digest
+            active["node-2"] = digest
             await asyncio.sleep(30)
         assert board.told == []
 
 
-@pytest.mark.parametrize("in_force", [{}, {"a": "x"}, {"a": "x", "b": "x"}], ids=["nobody", "one", "all alike"])
-def test_agents_that_agree_are_nothing_to_tell(in_force: dict[str, str]) -> None:
-    assert describe_difference(in_force) == ""
+@pytest.mark.parametrize("active", [{}, {"a": "x"}, {"a": "x", "b": "x"}], ids=["no agent", "one", "all alike"])
+def test_agents_that_agree_are_not_reported(active: dict[str, str]) -> None:
+    assert describe_difference(active) == ""
 
 
-def test_many_nodes_are_told_by_their_number() -> None:
+def test_many_nodes_are_reported_by_number() -> None:
     difference = describe_difference({f"node-{index}": "aaa" for index in range(5)} | {"other": "bbb"})
     assert "aaa on 5 (node-0, node-1, node-2, …)" in difference
 
 
 @pytest.mark.looptime
-async def test_an_agent_announces_each_configuration_once_and_again_where_that_failed() -> None:
+async def test_an_agent_announces_each_configuration_once_and_retries_a_failure() -> None:
     current, board = CurrentConfig(), FakeBoard(broken=2)
     task = asyncio.create_task(ConfigAnnouncer(board, current).run())
     await asyncio.sleep(100)
@@ -81,7 +81,7 @@ async def test_an_agent_announces_each_configuration_once_and_again_where_that_f
 
 
 @pytest.mark.looptime
-async def test_the_dispatcher_knows_the_configurations_of_live_agents_by_their_pods() -> None:
+async def test_configurations_of_live_agents_are_read_from_their_pods() -> None:
     kube = FakeKube()
     for node, digest, ready in (("a", "abc", True), ("b", "def", True), ("c", "xyz", False), ("d", None, True)):
         metadata = {"namespace": "velero", "name": f"agent-{node}", "labels": {"role": "node-agent"}}

@@ -1,4 +1,4 @@
-"""Loads whose agent or node stays away."""
+"""Transfers with an unavailable agent or a lost node."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ RUNNING = ["InProgress", "Canceling"]
 
 
 def bound_scene(*live: str) -> Scene:
-    """Return a scene with two nodes, and agents on `live`; its loads can be carried out by one node only."""
+    """Return a scene with two nodes, and agents on `live`; its transfers are bound to a node."""
     scene = open_scene(*live)
     for name in ("node-a", "node-b"):
         scene.kube.put(cluster_node(name))
@@ -41,7 +41,7 @@ def bound_scene(*live: str) -> Scene:
 
 
 def add(scene: Scene, phase: str, annotations: dict[str, str] | None = None) -> JsonDict:
-    """Add a load of node-a; one that runs has its mover there."""
+    """Add a transfer of node-a; a running one has its mover there."""
     status: JsonDict = {"phase": phase, "acceptedTimestamp": LoopClock().now().isoformat(timespec="seconds")}
     load = scene.add(
         "du",
@@ -61,7 +61,7 @@ async def remove_node(scene: Scene, name: str) -> None:
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
 @pytest.mark.cause("node-removed")
-async def test_a_node_that_is_removed_ends_its_loads_within_30_seconds(phase: str) -> None:
+async def test_transfers_of_a_deleted_node_fail_within_30_seconds(phase: str) -> None:
     scene = bound_scene("node-a", "node-b")
     add(scene, phase)
     async with scene.dispatching():
@@ -70,12 +70,12 @@ async def test_a_node_that_is_removed_ends_its_loads_within_30_seconds(phase: st
         await remove_node(scene, "node-a")
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=30)
         await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=10)
-    assert scene.message("du").startswith("node node-a does not exist any more; its ")
+    assert scene.message("du").startswith("node node-a does not exist; its ")
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
 @pytest.mark.cause("node-not-ready")
-async def test_a_node_that_is_not_ready_for_long_ends_its_loads(phase: str) -> None:
+async def test_transfers_of_a_node_that_is_not_ready_for_long_fail(phase: str) -> None:
     scene = bound_scene("node-a", "node-b")
     add(scene, phase)
     async with scene.dispatching():
@@ -91,7 +91,7 @@ async def test_a_node_that_is_not_ready_for_long_ends_its_loads(phase: str) -> N
     )
 
 
-async def test_an_accepted_load_of_a_lost_node_goes_to_another_agent_if_any_can_do_it() -> None:
+async def test_an_accepted_transfer_of_a_lost_node_is_reassigned_if_possible() -> None:
     scene = open_scene("node-a", "node-b")
     add(scene, "Accepted")
     async with scene.dispatching():
@@ -104,12 +104,12 @@ async def test_an_accepted_load_of_a_lost_node_goes_to_another_agent_if_any_can_
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
 @pytest.mark.cause("agent-away")
-async def test_an_agent_that_stays_away_is_told_and_that_it_is_back_too(phase: str) -> None:
+async def test_an_unavailable_agent_is_reported_until_it_is_back(phase: str) -> None:
     scene = bound_scene("node-b")
     add(scene, phase)
-    told = "no node agent is ready on node node-a: "
+    expected = "no node agent is ready on node node-a: "
     async with scene.dispatching():
-        await scene.until(lambda: scene.message("du").startswith(told), seconds=45)
+        await scene.until(lambda: scene.message("du").startswith(expected), seconds=45)
         assert "when the agent is back" in scene.message("du")
         await asyncio.sleep(120)
         assert scene.reasons("du") == ["AgentUnavailable"]
@@ -150,7 +150,7 @@ async def test_messages_of_other_reasons_stay_while_the_agent_is_ready() -> None
     assert scene.message("du") == "waiting for a free slot on node node-a"
 
 
-async def test_the_prepare_timeout_runs_on_while_the_agent_is_away() -> None:
+async def test_the_prepare_timeout_continues_while_the_agent_is_unavailable() -> None:
     scene = bound_scene("node-b")
     add(scene, "Accepted")
     async with scene.dispatching():
@@ -160,7 +160,7 @@ async def test_the_prepare_timeout_runs_on_while_the_agent_is_away() -> None:
     assert scene.message("du") == "not prepared within 30m0s: no node agent is ready on node node-a"
 
 
-async def test_a_prepared_load_does_not_keep_its_place_for_an_agent_that_never_comes_back() -> None:
+async def test_a_prepared_transfer_fails_if_its_agent_never_comes_back() -> None:
     scene = bound_scene("node-b")
     load = add(scene, "Prepared")
     # It has waited for its slot for long; that alone is no reason.
@@ -174,7 +174,9 @@ async def test_a_prepared_load_does_not_keep_its_place_for_an_agent_that_never_c
 
 @pytest.mark.parametrize("canceled", [False, True], ids=["not asked for", "canceled"])
 @pytest.mark.parametrize("evicted", [False, True], ids=["gone", "evicted"])
-async def test_a_load_whose_mover_is_lost_while_its_agent_is_away_ends(evicted: bool, canceled: bool) -> None:
+async def test_a_transfer_whose_mover_is_lost_while_its_agent_is_unavailable_fails(
+    evicted: bool, canceled: bool
+) -> None:
     scene = bound_scene("node-b")
     load = add(scene, "InProgress")
     scene.kube.put(load | {"spec": load["spec"] | {"cancel": canceled}})
@@ -189,14 +191,14 @@ async def test_a_load_whose_mover_is_lost_while_its_agent_is_away_ends(evicted: 
             await KubeClient(scene.kube, Retry(LoopClock())).delete(PODS, NAMESPACE, "du")
         await scene.until(lambda: scene.phase("du") in {"Failed", "Canceled"}, seconds=45)
     why = ": Evicted: disk pressure" if evicted else ""
-    told = f"data mover pod velero/du is gone; it left no result{why}; no node agent is ready on node node-a"
+    expected = f"data mover pod velero/du is gone without a result{why}; no node agent is ready on node node-a"
     asked = "cancel was asked for by spec.cancel; " if canceled else ""
-    assert (scene.phase("du"), scene.message("du")) == ("Canceled" if canceled else "Failed", asked + told)
+    assert (scene.phase("du"), scene.message("du")) == ("Canceled" if canceled else "Failed", asked + expected)
 
 
 @dataclass
 class OldList(Gate):
-    """Lists nodes as they were before node-a came."""
+    """Lists nodes as they were before node-a was created."""
 
     async def request(self, request: Request) -> Response:
         response = await super().request(request)
@@ -208,7 +210,7 @@ class OldList(Gate):
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
-async def test_a_node_that_only_our_cache_does_not_show_is_not_lost(phase: str) -> None:
+async def test_a_node_missing_from_the_cache_only_is_not_lost(phase: str) -> None:
     scene = bound_scene("node-a", "node-b")
     add(scene, phase)
     async with scene.dispatching(scene.dispatcher(OldList(scene.kube, lambda _: False))):
@@ -218,7 +220,7 @@ async def test_a_node_that_only_our_cache_does_not_show_is_not_lost(phase: str) 
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=30)
 
 
-async def test_the_log_of_a_mover_is_kept_before_it_is_removed_for_an_agent_that_is_away(
+async def test_the_log_of_a_mover_is_copied_before_cleanup_for_an_unavailable_agent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -228,8 +230,8 @@ async def test_the_log_of_a_mover_is_kept_before_it_is_removed_for_an_agent_that
     scene.kube.logs[NAMESPACE, "du"] = "first words\nlast words\n"
     async with scene.dispatching():
         await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=60)
-    told = [record for record in caplog.records if record.getMessage().startswith("mover: ")]
-    assert [record.getMessage() for record in told] == ["mover: first words", "mover: last words"]
+    expected = [record for record in caplog.records if record.getMessage().startswith("mover: ")]
+    assert [record.getMessage() for record in expected] == ["mover: first words", "mover: last words"]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +239,7 @@ async def test_the_log_of_a_mover_is_kept_before_it_is_removed_for_an_agent_that
     [*((phase, timedelta(minutes=5)) for phase in BEFORE_START), *((phase, timedelta(hours=1)) for phase in RUNNING)],
 )
 @pytest.mark.parametrize("by", ["cancel", "deletion"])
-async def test_a_cancel_that_nobody_answers_is_forced(by: str, phase: str, limit: timedelta) -> None:
+async def test_an_unanswered_cancel_request_is_forced(by: str, phase: str, limit: timedelta) -> None:
     scene = bound_scene("node-b")
     load = add(scene, phase)
     client = KubeClient(scene.kube, Retry(LoopClock()))
@@ -254,10 +256,10 @@ async def test_a_cancel_that_nobody_answers_is_forced(by: str, phase: str, limit
             await scene.until(lambda: not scene.phases(), seconds=5)
             return
     assert scene.phase("du") == "Canceled"
-    assert f"nobody answered within {format_duration(limit)}: no node agent" in scene.message("du")
+    assert f"force canceled after {format_duration(limit)}: no node agent" in scene.message("du")
 
 
-async def test_the_time_of_a_cancel_survives_a_change_of_the_leader() -> None:
+async def test_the_time_of_a_cancel_request_survives_a_change_of_the_leader() -> None:
     scene = bound_scene("node-b")
     add(scene, "Prepared")
     client = KubeClient(scene.kube, Retry(LoopClock()))
@@ -274,7 +276,7 @@ async def test_the_time_of_a_cancel_survives_a_change_of_the_leader() -> None:
 
 @pytest.mark.parametrize("lost", [True, False], ids=["node lost", "agent away"])
 @pytest.mark.parametrize("kept", [True, False], ids=["outcome kept", "only in the pod"])
-async def test_a_result_that_is_there_goes_to_another_agent(kept: bool, lost: bool) -> None:
+async def test_a_result_is_taken_over_by_another_agent(kept: bool, lost: bool) -> None:
     scene = bound_scene("node-b")
     add(scene, "InProgress", {OUTCOME_ANNOTATION: '{"phase":"Completed"}'} if kept else {})
     if not kept:
@@ -284,12 +286,12 @@ async def test_a_result_that_is_there_goes_to_another_agent(kept: bool, lost: bo
         await remove_node(scene, "node-a")
     async with scene.dispatching():
         await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=45)
-        await scene.until(lambda: scene.reasons("du") == ["HandedOn"], seconds=5)
+        await scene.until(lambda: scene.reasons("du") == ["Reassigned"], seconds=5)
     assert scene.phase("du") == "InProgress"
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["node lost", "agent away"])
-async def test_a_kept_result_waits_for_an_agent_although_its_mover_is_gone(lost: bool) -> None:
+async def test_a_recorded_result_is_kept_until_an_agent_is_ready(lost: bool) -> None:
     scene = bound_scene("node-b")
     scene.kube.put(agent_pod("node-b", ready=False))
     add(scene, "InProgress", {OUTCOME_ANNOTATION: '{"phase":"Completed"}'})
@@ -304,15 +306,15 @@ async def test_a_kept_result_waits_for_an_agent_although_its_mover_is_gone(lost:
     assert scene.phase("du") == "InProgress"
 
 
-@pytest.mark.parametrize("told_by", ["status", "volume", "nobody"])
-async def test_a_node_with_a_long_name_is_called_by_it_if_anything_tells_it(told_by: str) -> None:
+@pytest.mark.parametrize("known_from", ["status", "volume", "nothing"])
+async def test_a_node_with_a_long_name_is_named_in_full_if_the_name_is_known(known_from: str) -> None:
     scene, long = bound_scene("node-b"), "n" * 70
     load = add(scene, "Prepared")
     load["metadata"]["labels"][NODE_LABEL] = label_value(long)
-    load["status"] |= {"node": long} if told_by == "status" else {}
+    load["status"] |= {"node": long} if known_from == "status" else {}
     scene.kube.put(load)
-    scene.kind.nodes["du"] = long if told_by == "volume" else "node-b"
+    scene.kind.nodes["du"] = long if known_from == "volume" else "node-b"
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=30)
-    shown = label_value(long) if told_by == "nobody" else long
-    assert scene.message("du").startswith(f"node {shown} does not exist any more; ")
+    shown = label_value(long) if known_from == "nothing" else long
+    assert scene.message("du").startswith(f"node {shown} does not exist; ")

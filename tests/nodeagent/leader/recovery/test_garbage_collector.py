@@ -1,4 +1,4 @@
-"""What is left of loads that were deleted by force goes, in order; nothing else does."""
+"""Leaked objects of force-deleted transfers are deleted in order, and nothing else."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OWNER_UID_LABEL,
 from core.models.phases import Phase
 from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
 from nodeagent.leader.dispatcher import Dispatcher
-from nodeagent.leader.recovery.garbage_collector import find_leaked
+from nodeagent.leader.recovery.garbage_collector import may_have_leaked
 from tests.nodeagent.leader.admission.test_queue import entry
 from tests.nodeagent.support.dispatching import Scene, open_scene
 from tests.support.clock import LoopClock
@@ -39,7 +39,7 @@ KINDS = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTE
 
 
 def put(scene: Scene, resource: Resource, name: str, **others: object) -> JsonDict:
-    """Store an object; `uid` is its own, `owner` the UID on its owner label, the rest its top level."""
+    """Store an object with its own `uid`, the UID `owner` in its owner label, and further top-level fields."""
     meta: JsonDict = {"name": name, "uid": others.pop("uid", f"uid-{resource.plural}-{name}")}
     if resource.namespaced:
         meta["namespace"] = others.pop("namespace", "velero")
@@ -53,7 +53,7 @@ def put(scene: Scene, resource: Resource, name: str, **others: object) -> JsonDi
 
 
 def leave_backup(scene: Scene, owner: str) -> None:
-    """Store what an exposed DataUpload has made."""
+    """Store the expose objects of a DataUpload."""
     put(scene, PODS, owner, owner=owner)
     put(scene, PERSISTENT_VOLUME_CLAIMS, owner, owner=owner, spec={"volumeName": f"pv-{owner}"})
     claim = {"uid": f"uid-persistentvolumeclaims-{owner}"}
@@ -78,7 +78,7 @@ def names(scene: Scene, resource: Resource) -> list[str]:
 
 
 @pytest.mark.looptime
-async def test_what_a_load_left_that_was_deleted_by_force_goes_in_order() -> None:
+async def test_leaked_objects_of_a_force_deleted_transfer_are_deleted_in_order() -> None:
     scene = open_scene("node-a")
     status = {"phase": "Accepted", "acceptedByNode": "node-a"}
     scene.add("du", status=status, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
@@ -104,13 +104,13 @@ async def test_what_a_load_left_that_was_deleted_by_force_goes_in_order() -> Non
 
 
 def leftovers(dispatcher: Dispatcher) -> JsonDict:
-    """Return what the status page says about leftovers; nothing while the dispatcher begins."""
-    shown: JsonDict = dispatcher.report().get("leftovers", {"vanishedLoads": 0, "waitsFor": [], "lastError": ""})
+    """Return what the status page reports about leaked objects; nothing while the dispatcher starts."""
+    shown: JsonDict = dispatcher.report().get("leftovers", {"deletedTransfers": 0, "pending": [], "lastError": ""})
     return shown
 
 
 def put_handed_over(scene: Scene, name: str, claim: JsonDict, *, owner: str = "vanished") -> None:
-    """Store a volume as it is between two claims."""
+    """Store a volume in mid-rebind."""
     put(
         scene,
         PERSISTENT_VOLUMES,
@@ -122,7 +122,7 @@ def put_handed_over(scene: Scene, name: str, claim: JsonDict, *, owner: str = "v
 
 
 @pytest.mark.looptime
-async def test_a_volume_that_was_to_be_handed_over_by_a_load_that_vanished_is_reclaimed_and_no_other() -> None:
+async def test_a_volume_in_mid_rebind_of_a_deleted_transfer_is_reclaimed_and_no_other() -> None:
     scene = open_scene("node-a")
     gone = {"namespace": "velero", "name": "dd", "uid": "uid-of-the-claim-that-is-gone"}
     put_handed_over(scene, "lost", gone)
@@ -144,19 +144,19 @@ async def test_a_volume_that_was_to_be_handed_over_by_a_load_that_vanished_is_re
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: condemned() == ["lost"], seconds=60)
         assert leftovers(dispatcher) == {
-            "vanishedLoads": 1,
-            "waitsFor": ["PersistentVolume lost is being deleted"],
+            "deletedTransfers": 1,
+            "pending": ["PersistentVolume lost is being deleted"],
             "lastError": "",
         }
         await client.delete(PERSISTENT_VOLUMES, "", "lost")
         await asyncio.sleep(700)
-        assert leftovers(dispatcher) == {"vanishedLoads": 0, "waitsFor": [], "lastError": ""}
+        assert leftovers(dispatcher) == {"deletedTransfers": 0, "pending": [], "lastError": ""}
     assert condemned() == []
     assert len(names(scene, PERSISTENT_VOLUMES)) == 6
 
 
 @pytest.mark.looptime
-async def test_a_role_that_may_not_list_volumes_keeps_nothing_else_from_being_swept() -> None:
+async def test_without_permission_to_list_volumes_everything_else_is_collected() -> None:
     scene = open_scene("node-a")
     put(scene, PODS, "left", owner="vanished")
     scene.kube.fail_next("GET", "/persistentvolumes", 403, times=1000)
@@ -166,17 +166,17 @@ async def test_a_role_that_may_not_list_volumes_keeps_nothing_else_from_being_sw
 
 
 @pytest.mark.looptime
-async def test_what_keeps_leftovers_from_going_is_on_the_status_page() -> None:
+async def test_what_blocks_the_deletion_is_on_the_status_page() -> None:
     scene = open_scene("node-a")
     put(scene, PODS, "left", owner="vanished")
     scene.kube.fail_next("DELETE", "/pods/left", 403, times=1000)
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: "left" in str(leftovers(dispatcher)["lastError"]), seconds=60)
-        assert leftovers(dispatcher)["vanishedLoads"] == 1
+        assert leftovers(dispatcher)["deletedTransfers"] == 1
 
 
 @pytest.mark.looptime
-async def test_a_dispatcher_that_begins_sweeps_what_it_finds_and_nothing_of_anybody_elses() -> None:
+async def test_a_new_dispatcher_collects_leaked_objects_and_nothing_else() -> None:
     scene = open_scene("node-a")
     leave_backup(scene, "long-gone")
     scene.kube.put(scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS)[0])
@@ -206,7 +206,7 @@ async def test_a_dispatcher_that_begins_sweeps_what_it_finds_and_nothing_of_anyb
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("untouched", [True, False], ids=["source is there", "source half taken over"])
-async def test_the_snapshot_of_a_source_that_is_still_there_survives(untouched: bool) -> None:
+async def test_the_snapshot_of_an_existing_source_is_kept(untouched: bool) -> None:
     scene = open_scene("node-a")
     leave_backup(scene, "gone")
     await scene.dispatcher()._tools.client.delete(PERSISTENT_VOLUMES, "", "pv-gone")
@@ -235,7 +235,7 @@ async def test_the_snapshot_of_a_source_that_is_still_there_survives(untouched: 
 
 
 @pytest.mark.looptime
-async def test_one_that_cannot_be_removed_holds_up_no_other_and_is_tried_again() -> None:
+async def test_an_object_that_cannot_be_deleted_blocks_no_other_and_is_retried() -> None:
     scene = open_scene("node-a")
     for owner in ("a", "b"):
         put(scene, PODS, owner, owner=owner)
@@ -246,7 +246,7 @@ async def test_one_that_cannot_be_removed_holds_up_no_other_and_is_tried_again()
 
 
 @pytest.mark.looptime
-async def test_objects_of_no_form_that_anybody_expects_hold_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_objects_block_no_other(caplog: pytest.LogCaptureFixture) -> None:
     scene = open_scene("node-a")
     leave_backup(scene, "a")
     # Whatever its definition says: what was stored before it said so is as it was.
@@ -262,7 +262,7 @@ async def test_objects_of_no_form_that_anybody_expects_hold_up_no_other(caplog: 
         scene.add("du")
         await scene.until(lambda: scene.phase("du") == "Accepted", seconds=5)
     assert [record.getMessage() for record in caplog.records if record.exc_info] == [
-        "a step of the sweep failed: 'volumeSnapshotRef'"
+        "garbage collection of one transfer failed: 'volumeSnapshotRef'"
     ]
     assert "odd" in names(scene, PERSISTENT_VOLUMES)
 
@@ -273,9 +273,9 @@ async def test_objects_of_no_form_that_anybody_expects_hold_up_no_other(caplog: 
         pytest.param(entry("du", node_label="n", finalizer=True, phase=Phase.ACCEPTED), True, id="accepted"),
         pytest.param(entry("du", node_label="n", finalizer=True, phase=Phase.COMPLETED), True, id="clean-up is due"),
         pytest.param(entry("du", phase=Phase.COMPLETED), False, id="released"),
-        pytest.param(entry("du"), False, id="nobody's yet"),
+        pytest.param(entry("du"), False, id="without an agent"),
     ],
 )
-def test_only_a_load_that_may_have_left_something_is_a_reason_to_sweep(load: object, left: bool) -> None:
-    assert find_leaked({"du": load}, {}) is left  # type: ignore[dict-item] # an entry
-    assert find_leaked({"du": load}, {"du": load}) is False  # type: ignore[dict-item] # an entry
+def test_only_a_transfer_that_may_have_leaked_objects_causes_a_collection(load: object, left: bool) -> None:
+    assert may_have_leaked({"du": load}, {}) is left  # type: ignore[dict-item] # an entry
+    assert may_have_leaked({"du": load}, {"du": load}) is False  # type: ignore[dict-item] # an entry

@@ -1,4 +1,4 @@
-"""Which nodes count as lost."""
+"""Lost nodes: deleted, or not Ready for long enough."""
 
 import asyncio
 from datetime import timedelta
@@ -23,7 +23,7 @@ UNKNOWN = {"status": "Unknown", "lastTransitionTime": SINCE, "reason": "NodeStat
 @pytest.mark.parametrize(
     ("condition", "seconds", "words"),
     [
-        pytest.param(None, 0, "node n does not exist any more", id="no such node"),
+        pytest.param(None, 0, "node n does not exist", id="no such node"),
         pytest.param({"status": "True", "lastTransitionTime": SINCE}, 9999, "", id="ready"),
         pytest.param({}, 9999, "", id="never said anything"),
         pytest.param({"status": "Unknown"}, 9999, "", id="no time"),
@@ -34,7 +34,7 @@ UNKNOWN = {"status": "Unknown", "lastTransitionTime": SINCE, "reason": "NodeStat
         ),
     ],
 )
-def test_a_node_is_lost_when_it_is_gone_or_not_ready_for_long(
+def test_a_node_is_lost_if_deleted_or_not_ready_for_long(
     condition: JsonDict | None, seconds: float, words: str
 ) -> None:
     now = NOON + timedelta(seconds=seconds)
@@ -42,7 +42,7 @@ def test_a_node_is_lost_when_it_is_gone_or_not_ready_for_long(
 
 
 async def losses(kube: FakeKube, *labels: str) -> list[str]:
-    """Return what is said of the nodes with those label values once the nodes were listed."""
+    """Return why the nodes with those label values are lost, after the first list."""
     clock = LoopClock()
     health = NodeHealth(KubeClient(kube, Retry(clock)), clock, gone_after=FIVE)
     before = [health.explain_loss(label, label) for label in labels]
@@ -60,7 +60,7 @@ async def losses(kube: FakeKube, *labels: str) -> list[str]:
 
 
 @pytest.mark.looptime
-async def test_nodes_are_known_by_their_label_values() -> None:
+async def test_nodes_are_found_by_label_value() -> None:
     kube, long = FakeKube(), "n" * 70
     kube.put(cluster_node("node-a"))
     kube.put(cluster_node("node-b", ready=False))
@@ -69,12 +69,12 @@ async def test_nodes_are_known_by_their_label_values() -> None:
     assert [text.partition(":")[0] for text in found[:3]] == [
         "",
         "node node-b is not Ready for 5m0s",
-        "node node-c does not exist any more",
+        "node node-c does not exist",
     ]
 
 
 @pytest.mark.looptime
-async def test_without_the_right_to_see_nodes_none_is_lost() -> None:
+async def test_without_permission_no_node_is_lost() -> None:
     kube = FakeKube()
     kube.put(cluster_node("node-a"))
     kube.fail_next("GET", "/nodes", 403, times=100)

@@ -1,4 +1,4 @@
-"""Loads that nobody works on find somebody, or are cleaned up."""
+"""Orphaned transfers are adopted, reassigned, reported or cleaned up."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.looptime
 RECORDINGS = Path(__file__).parents[3] / "recordings" / "velero-1.18.2"
 
 
-async def test_an_accepted_load_goes_to_another_agent_once_its_own_is_gone_for_a_while() -> None:
+async def test_an_accepted_transfer_is_reassigned_after_its_agent_is_unavailable_for_a_while() -> None:
     scene = open_scene("node-a", "node-b")
     accepted_at = "2026-11-21T12:00:00Z"
     status = {"phase": "Accepted", "acceptedByNode": "node-a", "acceptedTimestamp": accepted_at}
@@ -55,7 +55,7 @@ async def test_an_accepted_load_goes_to_another_agent_once_its_own_is_gone_for_a
         pytest.param({"phase": "Accepted", "acceptedByNode": "node-c"}, "", "node-a", id="a live agent instead"),
     ],
 )
-async def test_a_load_that_the_peers_agent_accepted_gets_its_label(
+async def test_a_transfer_accepted_by_veleros_agent_is_adopted(
     status: dict[str, str], pod_node: str, node: str
 ) -> None:
     scene = open_scene("node-a", "node-b")
@@ -69,17 +69,17 @@ async def test_a_load_that_the_peers_agent_accepted_gets_its_label(
 
 
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
-async def test_a_load_that_was_made_with_its_phase_and_is_nowhere_gives_its_place_back(phase: str) -> None:
+async def test_a_transfer_created_with_its_phase_and_without_a_node_fails(phase: str) -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("made", status={"phase": phase}, finalizers=[DATA_MOVER_FINALIZER])
     scene.add("next")
     async with scene.dispatching():
         await scene.until(lambda: scene.phases() == {"made": "Failed", "next": "Accepted"}, seconds=15)
-    told = f"it is {phase}, but nothing tells which node has it, and there is no data mover pod"
-    assert scene.load("made")["status"]["message"] == told
+    expected = f"cannot determine the owning agent in phase {phase}: no node label and no data mover pod"
+    assert scene.load("made")["status"]["message"] == expected
 
 
-async def test_a_final_load_without_owner_is_cleaned_up_and_unmarked() -> None:
+async def test_an_orphaned_final_transfer_is_cleaned_up_and_its_marks_removed() -> None:
     scene = open_scene("node-b")
     scene.add("synced", status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER, "other/one"])
     labels = {NODE_LABEL: "node-a", "other": "1"}
@@ -99,7 +99,7 @@ async def test_a_final_load_without_owner_is_cleaned_up_and_unmarked() -> None:
     assert scene.load("done") == done
 
 
-async def test_clean_ups_without_an_agent_and_what_they_wait_for_are_on_the_status_page() -> None:
+async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page() -> None:
     scene = open_scene("node-b")
     for name in ("held", "refused"):
         scene.add(name, status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER])
@@ -107,16 +107,16 @@ async def test_clean_ups_without_an_agent_and_what_they_wait_for_are_on_the_stat
     scene.kube.fail_next("PATCH", "/datauploads/refused", 403, times=3)
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: "refused" in str(dispatcher.report().get("ownerless")), seconds=10)
-        await scene.until(lambda: "held is" in str(dispatcher.report()["ownerless"]["waitsFor"]), seconds=10)
+        await scene.until(lambda: "held is" in str(dispatcher.report()["ownerless"]["pending"]), seconds=10)
         shown = dispatcher.report()["ownerless"]
-        assert (shown["loads"], shown["waitsFor"]) == ({"CLEAN_UP": 2}, ["Pod velero/held is being deleted"])
+        assert (shown["transfers"], shown["pending"]) == ({"CLEAN_UP": 2}, ["Pod velero/held is being deleted"])
         scene.kind.held.clear()
-        await scene.until(lambda: dispatcher.report()["ownerless"]["loads"] == {}, seconds=200)
+        await scene.until(lambda: dispatcher.report()["ownerless"]["transfers"] == {}, seconds=200)
         assert dispatcher.report()["ownerless"]["lastError"].startswith("DataUpload velero/refused: ")
 
 
-async def test_a_load_that_ended_before_anybody_accepted_it_is_cleaned_up_too() -> None:
-    """Its source snapshot was made for it, and nobody else removes that."""
+async def test_a_transfer_that_failed_before_admission_is_cleaned_up() -> None:
+    """Its source snapshot was created for it, and nothing else deletes that."""
     scene = open_scene("node-a")
     scene.kind.answers["du"] = Admission(AdmissionState.FAILED, "LocationMissing", "there is no such location")
     scene.add("du", finalizers=["other/one"])
@@ -126,7 +126,7 @@ async def test_a_load_that_ended_before_anybody_accepted_it_is_cleaned_up_too() 
     assert scene.phase("du") == "Failed"
 
 
-async def test_a_new_load_that_is_deleted_with_our_finalizer_goes_away() -> None:
+async def test_a_deleted_new_transfer_loses_our_finalizer() -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("du", deletionTimestamp="2026-11-21T12:00:00Z", finalizers=[DATA_MOVER_FINALIZER])
     async with scene.dispatching():
@@ -134,13 +134,13 @@ async def test_a_new_load_that_is_deleted_with_our_finalizer_goes_away() -> None
     assert scene.kind.cleaned == ["du"]
 
 
-async def test_a_load_that_cannot_be_read_says_once_which_fields_are_wrong() -> None:
+async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once() -> None:
     scene = open_scene("node-a")
     load = scene.add("du")
     del load["spec"]["sourceNamespace"]
     scene.kube.put(load)
     foreign = scene.add("foreign")
-    foreign["spec"] = {"datamover": "somebody-elses"}
+    foreign["spec"] = {"datamover": "foreign-mover"}
     scene.kube.put(foreign)
     async with scene.dispatching():
         await scene.until(lambda: scene.reasons("du") == ["Unreadable"], seconds=10)
@@ -168,7 +168,7 @@ def real_kinds(kube: FakeKube) -> list[Kind]:
 
 
 @pytest.mark.parametrize("recording", ["dataupload", "datadownload", "podvolumebackup", "podvolumerestore"])
-async def test_a_recorded_load_that_was_synced_from_another_cluster_loses_its_finalizer_and_nothing_else(
+async def test_a_recorded_transfer_synced_from_another_cluster_loses_its_finalizer_only(
     recording: str,
 ) -> None:
     """Neither its node nor anything that it was about is in this cluster."""

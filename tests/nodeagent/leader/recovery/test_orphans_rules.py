@@ -1,4 +1,4 @@
-"""What a load without a working owner needs, over everything there is to see of it."""
+"""The recovery step of a transfer, enumerated over every state and every owner."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,21 +16,24 @@ ANY = (False, True)
 
 
 def every_case() -> Iterator[tuple[Entry, OwnerState]]:
-    """Yield every load with every owner; without a label there is none to be away."""
+    """Yield every transfer with every owner state; without a label no agent can be unavailable."""
     reasons = ("", PendingReason.AGENT_UNAVAILABLE, PendingReason.WAITING_FOR_SLOT)
     for phase, label, finalizer, reason, ours in product(Phase, ("", "node-a"), ANY, reasons, ANY):
         load = entry("du", phase=phase, node_label=label, finalizer=finalizer, reason=reason, managed=ours)
         if phase is Phase.NEW and not ours:
-            yield replace(load, fault="spec: Field required"), OwnerState(away=False, node_lost=False, bound=False)
+            yield (
+                replace(load, fault="spec: Field required"),
+                OwnerState(unavailable=False, node_lost=False, bound=False),
+            )
         for away, lost, bound in product(ANY if label else (False,), ANY if label else (False,), ANY):
-            yield load, OwnerState(away=away, node_lost=lost, bound=bound)
+            yield load, OwnerState(unavailable=away, node_lost=lost, bound=bound)
 
 
 def expected(load: Entry, owner: OwnerState) -> RecoveryAction:
-    """Return what is to be done, as a table that is read from above."""
-    gone = owner.away or owner.node_lost
+    """Return the expected step; the first matching row counts."""
+    gone = owner.unavailable or owner.node_lost
     table = [
-        (bool(load.fault) and not load.node_label, RecoveryAction.EXPLAIN),
+        (bool(load.fault) and not load.node_label, RecoveryAction.REPORT_INVALID),
         (not load.managed, RecoveryAction.NOTHING),
         (load.phase is Phase.NEW, RecoveryAction.NOTHING),
         (load.phase.final and not load.finalizer, RecoveryAction.NOTHING),
@@ -39,18 +42,18 @@ def expected(load: Entry, owner: OwnerState) -> RecoveryAction:
         (not load.node_label, RecoveryAction.ADOPT),
         (gone and load.phase is Phase.ACCEPTED and not owner.bound, RecoveryAction.REASSIGN),
         (owner.node_lost, RecoveryAction.END),
-        (owner.away, RecoveryAction.AWAIT),
-        (load.reason == "AgentUnavailable", RecoveryAction.WELCOME),
+        (owner.unavailable, RecoveryAction.WAIT_FOR_AGENT),
+        (load.reason == "AgentUnavailable", RecoveryAction.CLEAR_REPORT),
         (True, RecoveryAction.NOTHING),
     ]
     return next(care for applies, care in table if applies)
 
 
-def test_every_case_gets_what_the_table_says() -> None:
+def test_every_case_matches_the_table() -> None:
     for load, owner in every_case():
         assert decide_recovery(load, owner) is expected(load, owner), (load, owner)
 
 
 @pytest.mark.parametrize("care", RecoveryAction, ids=str)
-def test_every_care_is_needed_by_some_load(care: RecoveryAction) -> None:
+def test_every_step_is_needed_by_some_case(care: RecoveryAction) -> None:
     assert any(decide_recovery(load, owner) is care for load, owner in every_case())

@@ -1,4 +1,4 @@
-"""BackupRepositories become Ready through an init pod, or say why not."""
+"""The controller of BackupRepositories: Ready through an init pod, or NotReady with the cause."""
 
 import asyncio
 import base64
@@ -41,10 +41,10 @@ GOOD = json.dumps({"uniqueID": "abc"})
 
 @dataclass
 class Scene:
-    """A fake API server with one location, and a keeper that works on it."""
+    """A fake API server with one location, and a controller that works on it."""
 
     kube: FakeKube
-    keeper: RepositoryController
+    controller: RepositoryController
     pods_seen: list[str] = field(default_factory=list)
 
     @property
@@ -93,7 +93,7 @@ class Scene:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Scene"]:
-        task = asyncio.create_task(self.keeper.run(), name="keeper")
+        task = asyncio.create_task(self.controller.run(), name="controller")
         try:
             yield self
         finally:
@@ -132,7 +132,7 @@ def put_secret(kube: FakeKube, name: str, **data: str) -> None:
     kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "velero"}, "data": coded})
 
 
-async def test_a_new_repository_becomes_ready_as_the_peers_server_makes_it() -> None:
+async def test_a_new_repository_becomes_ready_with_the_status_that_velero_writes() -> None:
     scene = open_scene()
     async with scene.running():
         pod = await scene.until_pod()
@@ -151,7 +151,7 @@ async def test_a_new_repository_becomes_ready_as_the_peers_server_makes_it() -> 
     assert scene.reasons() == ["Ready"]
 
 
-async def test_the_password_is_made_when_absent_and_never_overwritten() -> None:
+async def test_the_password_secret_is_created_if_absent_and_never_overwritten() -> None:
     scene = open_scene()
     async with scene.running():
         await scene.until_pod()
@@ -166,69 +166,69 @@ async def test_the_password_is_made_when_absent_and_never_overwritten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "said", "message"),
+    ("exit_code", "pod_message", "message"),
     [
         (12, "the bucket does not exist", "the bucket does not exist"),
-        (137, "", "init pod velero/app-default-kopia-init ended: exit code 137"),
+        (137, "", "init pod velero/app-default-kopia-init failed: exit code 137"),
         (0, "nonsense", "its result cannot be read; it said: nonsense"),
     ],
 )
-async def test_a_failure_is_told_by_the_init_pods_own_words(exit_code: int, said: str, message: str) -> None:
+async def test_a_failure_is_reported_with_the_init_pods_message(exit_code: int, pod_message: str, message: str) -> None:
     scene = open_scene()
     async with scene.running():
         await scene.until_pod()
-        scene.end_pod(exit_code, said)
+        scene.end_pod(exit_code, pod_message)
         await scene.until_phase("NotReady", seconds=2)
         await asyncio.sleep(1)
         assert scene.message.endswith(message)
         assert scene.pod is None
         assert scene.reasons() == ["NotReady"]
-        # It is not tried again before five minutes are over, and then it is told once.
+        # It is retried after five minutes, and reported once.
         await asyncio.sleep(290)
         assert scene.pod is None
         await scene.until_pod()
         assert (scene.phase, scene.message) == ("New", "")
 
 
-@pytest.mark.parametrize("mended", ["secret", "password", "location"])
-async def test_what_was_mended_is_tried_at_once(mended: str) -> None:
+@pytest.mark.parametrize("fixed", ["secret", "password", "location"])
+async def test_a_fixed_cause_is_retried_at_once(fixed: str) -> None:
     scene = open_scene()
     async with scene.running():
         await scene.fail_once()
         await asyncio.sleep(60)
         assert scene.pod is None
-        if mended == "location":
+        if fixed == "location":
             location = next(
                 o for o in scene.kube.objects(BACKUP_STORAGE_LOCATIONS) if o["metadata"]["name"] == "default"
             )
             scene.kube.put(location | {"spec": location["spec"] | {"objectStorage": {"bucket": "right"}}})
         else:
-            put_secret(scene.kube, "keys" if mended == "secret" else "velero-repo-credentials", cloud="right")
+            put_secret(scene.kube, "keys" if fixed == "secret" else "velero-repo-credentials", cloud="right")
         await scene.until_pod(seconds=6)
         scene.end_pod(0, GOOD)
         await scene.until_phase("Ready", seconds=2)
         assert scene.message == ""
 
 
-async def test_a_load_that_needs_the_repository_has_it_tried_again_unless_that_was_just_done() -> None:
+async def test_a_transfer_that_needs_the_repository_causes_a_retry_unless_one_was_just_made() -> None:
     scene = open_scene()
     async with scene.running():
         await scene.fail_once()
-        scene.keeper.want("app", "default")
+        scene.controller.request("app", "default")
         await asyncio.sleep(10)
         assert scene.pod is None
         await scene.until_pod(seconds=11)
         await scene.fail_once()
         await asyncio.sleep(60)
         assert scene.pod is None
-        scene.keeper.want("other", "default")
+        scene.controller.request("other", "default")
         await asyncio.sleep(6)
         assert scene.pod is None
-        scene.keeper.want("app", "default")
+        scene.controller.request("app", "default")
         await scene.until_pod(seconds=1)
 
 
-async def test_a_pod_that_cannot_start_tells_why_after_ninety_seconds() -> None:
+async def test_a_pod_that_cannot_start_is_a_failure_after_ninety_seconds() -> None:
     scene = open_scene()
     async with scene.running():
         await scene.until_pod()
@@ -243,7 +243,7 @@ async def test_a_pod_that_cannot_start_tells_why_after_ninety_seconds() -> None:
 
 
 @pytest.mark.cause("repository-not-made")
-async def test_what_keeps_the_init_pod_from_running_is_told_on_the_repository_within_ten_seconds() -> None:
+async def test_a_blocked_init_pod_is_reported_on_the_repository_within_ten_seconds() -> None:
     async with open_scene().running() as scene:
         pod = await scene.until_pod()
         scene.kube.put(pod | {"spec": pod["spec"] | {"nodeName": "node-a"}, "status": {"phase": "Pending"}})
@@ -269,7 +269,7 @@ async def test_what_keeps_the_init_pod_from_running_is_told_on_the_repository_wi
         assert scene.reasons()[-1] == "FailedMount"
 
 
-async def test_a_pod_that_no_node_takes_is_let_onto_one_that_takes_no_new_pods() -> None:
+async def test_an_unschedulable_pod_tolerates_cordoned_nodes_after_a_while() -> None:
     scene = open_scene()
     async with scene.running():
         await scene.until_pod()
@@ -288,7 +288,7 @@ async def test_a_pod_that_no_node_takes_is_let_onto_one_that_takes_no_new_pods()
         await scene.until_phase("Ready", seconds=2)
 
 
-async def test_a_pod_that_is_refused_is_told_at_once() -> None:
+async def test_a_rejected_pod_is_reported_at_once() -> None:
     scene = open_scene()
     scene.kube.fail_next("POST", "pods", 403)
     async with scene.running():
@@ -296,7 +296,7 @@ async def test_a_pod_that_is_refused_is_told_at_once() -> None:
     assert "create Pod velero/app-default-kopia-init: 403" in scene.message
 
 
-async def test_a_second_pod_comes_only_once_the_first_is_gone() -> None:
+async def test_a_second_pod_is_created_only_after_the_first_is_deleted() -> None:
     scene = open_scene()
     async with scene.running():
         pod = await scene.until_pod()
@@ -312,7 +312,7 @@ async def test_a_second_pod_comes_only_once_the_first_is_gone() -> None:
 
 
 @pytest.mark.parametrize("what", ["lost-applied", "lost", 500])
-async def test_a_create_whose_answer_is_lost_makes_no_second_pod(what: str) -> None:
+async def test_a_create_whose_response_is_lost_creates_no_second_pod(what: str) -> None:
     scene = open_scene()
     scene.kube.fail_next("POST", "pods", what)  # type: ignore[arg-type] # a table of faults
     async with scene.running():
@@ -323,12 +323,12 @@ async def test_a_create_whose_answer_is_lost_makes_no_second_pod(what: str) -> N
         await scene.until_phase("Ready", seconds=2)
 
 
-async def test_a_keeper_that_starts_anew_goes_on_with_the_pod_it_finds() -> None:
+async def test_a_restarted_controller_continues_with_the_pod_it_finds() -> None:
     scene = open_scene()
     async with scene.running():
         await scene.until_pod()
     scene.end_pod(0, GOOD)
-    scene.keeper = build_keeper(scene.kube, RepositoryControllerMode.AUTO)
+    scene.controller = build_keeper(scene.kube, RepositoryControllerMode.AUTO)
     async with scene.running():
         await scene.until_phase("Ready", seconds=2)
         await asyncio.sleep(1)
@@ -344,7 +344,7 @@ async def test_a_result_that_was_written_before_a_crash_is_not_written_twice() -
         scene.end_pod(12, "wrong key")
         await scene.until_phase("NotReady")
     version = scene.repository["metadata"]["resourceVersion"]
-    scene.keeper = build_keeper(scene.kube, RepositoryControllerMode.AUTO)
+    scene.controller = build_keeper(scene.kube, RepositoryControllerMode.AUTO)
     async with scene.running():
         async with asyncio.timeout(5):
             while scene.pod is not None:
@@ -352,14 +352,14 @@ async def test_a_result_that_was_written_before_a_crash_is_not_written_twice() -
         assert scene.repository["metadata"]["resourceVersion"] == version
 
 
-async def test_somebody_elses_pod_of_that_name_is_named_after_a_while_and_left_alone() -> None:
+async def test_a_foreign_pod_of_that_name_is_reported_after_a_while_and_left_alone() -> None:
     scene = open_scene()
     meta = {"name": "app-default-kopia-init", "namespace": "velero"}
     scene.kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}})
     async with scene.running():
         await scene.until_phase("NotReady", seconds=120)
         await asyncio.sleep(10)
-    assert "velero/app-default-kopia-init is in the way" in scene.message
+    assert "velero/app-default-kopia-init belongs to another object" in scene.message
     assert scene.pod is not None
 
 
@@ -372,7 +372,7 @@ async def test_somebody_elses_pod_of_that_name_is_named_after_a_while_and_left_a
         (RepositoryControllerMode.OFF, True, False),
     ],
 )
-async def test_whose_repositories_are_is_decided_by_the_mode_and_the_server(
+async def test_the_mode_and_the_server_decide_who_is_in_charge(
     mode: RepositoryControllerMode, server: bool, ours: bool
 ) -> None:
     scene = open_scene(mode)
@@ -385,7 +385,7 @@ async def test_whose_repositories_are_is_decided_by_the_mode_and_the_server(
     assert ("velero-repo-credentials" in secrets) is ours
 
 
-async def test_a_server_that_comes_later_is_noticed_before_anything_is_made() -> None:
+async def test_a_server_that_is_installed_later_is_observed_before_anything_is_created() -> None:
     scene = open_scene()
     async with scene.running():
         await scene.fail_once()
@@ -396,7 +396,7 @@ async def test_a_server_that_comes_later_is_noticed_before_anything_is_made() ->
     assert scene.pod is None
 
 
-async def test_a_restic_repository_is_left_alone() -> None:
+async def test_a_restic_repository_is_ignored() -> None:
     scene = open_scene()
     repository = scene.repository
     scene.kube.put(repository | {"spec": repository["spec"] | {"repositoryType": "restic"}})

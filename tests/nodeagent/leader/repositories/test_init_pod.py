@@ -1,4 +1,4 @@
-"""What a repository's init pod asks of its node."""
+"""The resource requests of init pods."""
 
 import pytest
 
@@ -23,7 +23,7 @@ __all__: list[str] = []
         pytest.param({"requests": {"ephemeral-storage": "50Gi"}}, {"ephemeral-storage": "128Mi"}, id="storage"),
     ],
 )
-def test_an_init_pod_needs_no_room_for_a_mover_on_any_node(movers: JsonDict, requests: JsonDict | None) -> None:
+def test_an_init_pod_requests_less_than_a_mover(movers: JsonDict, requests: JsonDict | None) -> None:
     found = init_resources(movers)
     assert found.get("requests") == requests
     assert found.get("limits") == movers.get("limits")
