@@ -48,6 +48,7 @@ def set_up_serve(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _ABOUT, _EXAMPLES
     parser.set_defaults(run=_run)
     _add_cluster(parser)
+    _add_configuration(parser)
     _add_behavior(parser)
     _add_api_client(parser)
     _add_observability(parser)
@@ -98,8 +99,8 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     add_kubeconfig(group)
 
 
-def _add_behavior(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("behavior")
+def _add_configuration(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("configuration")
     group.add_argument(
         "--node-agent-configmap",
         metavar="NAME",
@@ -113,6 +114,10 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         help="ConfigMap with the configuration of new backup repositories: one key per type (kopia), "
         "a JSON document. It must exist (default: none)",
     )
+
+
+def _add_behavior(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("behavior")
     group.add_argument(
         "--data-mover-prepare-timeout",
         metavar="DURATION",

@@ -80,13 +80,7 @@ class Metrics:
         # Gauges, because the library appends `_total` to the names of counters, and Velero's have none.
         self._enqueued = self._velero_gauge("enqueue_count", "Number of PodVolumeBackups assigned to this node")
         self._dequeued = self._velero_gauge("dequeue_count", "Number of PodVolumeBackups of this node in a final phase")
-        labels = ["node", "operation", "backupName", "pod_volume_backup"]
-        name, text = (
-            "podVolume_pod_volume_operation_latency_seconds",
-            "Duration of a PodVolumeBackup's data path",
-        )
-        self._latency = Histogram(name, text, labels, buckets=_LONG_BUCKETS, registry=self._registry)
-        self._last_latency = Gauge(f"{name}_gauge", text, labels, registry=self._registry)
+        self._latency, self._last_latency = self._velero_latency()
         self._operations: dict[tuple[str, str, str, str], None] = {}
         self._config_hash = ""
 
@@ -101,6 +95,12 @@ class Metrics:
         counter = Counter(f"podVolume_{name}", text, ["node"], registry=self._registry)
         counter.labels(self._node)
         return counter
+
+    def _velero_latency(self) -> tuple[Histogram, Gauge]:
+        labels = ["node", "operation", "backupName", "pod_volume_backup"]
+        name, text = "podVolume_pod_volume_operation_latency_seconds", "Duration of a PodVolumeBackup's data path"
+        latency = Histogram(name, text, labels, buckets=_LONG_BUCKETS, registry=self._registry)
+        return latency, Gauge(f"{name}_gauge", text, labels, registry=self._registry)
 
     def _velero_gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(f"podVolume_pod_volume_backup_{name}", text, ["node"], registry=self._registry)

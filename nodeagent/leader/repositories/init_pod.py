@@ -18,7 +18,7 @@ from core.models.storage import BackupRepository, repository_labels
 from core.models.units import parse_quantity
 from exposer.model import Owner, Pending
 from exposer.ownership import create_pod
-from exposer.pod_status import diagnose_pod, parse_pod_end
+from exposer.pod_status import PodEnd, diagnose_pod, parse_pod_end
 from exposer.pods import build_init_pod, init_pod_name
 from exposer.settings import ExposeSettings
 from exposer.workload import ONTO_ANY_NODE
@@ -92,14 +92,7 @@ def inspect_init_pod(
         return PodReport(InitState.FAILED, message)
     end = parse_pod_end(pod)
     if end is not None:
-        if end.exit_code != 0:
-            why = end.message or end.reason or f"exit code {end.exit_code}"
-            return PodReport(InitState.FAILED, why if end.message else f"init pod {name} failed: {why}")
-        try:
-            parse_result(InitResult, end.message)
-        except ResultError as e:
-            return PodReport(InitState.FAILED, f"init pod {name}: {e}")
-        return PodReport(InitState.SUCCEEDED)
+        return _inspect_end(name, end)
     if meta.get("deletionTimestamp"):
         return PodReport(InitState.TERMINATING)
     try:
@@ -114,6 +107,18 @@ def inspect_init_pod(
     if unscheduled and schedulable_only and age >= _SCHEDULABLE_ONLY_LIMIT:
         return PodReport(InitState.UNSCHEDULABLE)
     return PodReport(InitState.WORKING)
+
+
+def _inspect_end(name: str, end: PodEnd) -> PodReport:
+    """Return the state of an init pod whose container has terminated."""
+    if end.exit_code != 0:
+        why = end.message or end.reason or f"exit code {end.exit_code}"
+        return PodReport(InitState.FAILED, why if end.message else f"init pod {name} failed: {why}")
+    try:
+        parse_result(InitResult, end.message)
+    except ResultError as e:
+        return PodReport(InitState.FAILED, f"init pod {name}: {e}")
+    return PodReport(InitState.SUCCEEDED)
 
 
 def init_resources(resources: JsonDict) -> JsonDict:
