@@ -1,4 +1,4 @@
-# Everything is done through these targets; each does the set-up that it needs, and is quick when that stands.
+# Every target does the set-up that it needs, once.
 #
 # Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
 # TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
@@ -22,12 +22,12 @@ step = @printf '\n== %s\n' "$@"
 is_root := $(filter 0,$(shell id -u))
 
 .PHONY: help
-help: ## print this
+help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# -- to see it work ---------------------------------------------------------------------------------------------------
+# -- demonstration ----------------------------------------------------------------------------------------------------
 .PHONY: demo cluster
-demo: setup ## move a volume out and back on a real cluster (root)
+demo: setup ## back up and restore a volume in a real cluster (root)
 	$(step)
 	@$(venv)/python -m tests.testbed demo
 
@@ -35,10 +35,10 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 	$(step)
 	@$(venv)/python -m tests.testbed shell
 
-# -- to check it ------------------------------------------------------------------------------------------------------
+# -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test
 .PHONY: crash-matrix crash-matrix-skew test-cluster-full soak test-mover-full
-test: lint types contracts unit integration cluster-test ## all of the checks below
+test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
 check: lint types contracts ## the quick loop: static checks and the tests that start no process; 2 minutes
@@ -56,7 +56,7 @@ lint: venv ## style (ruff)
 	@$(venv)/ruff check
 	@$(venv)/ruff format --check
 
-format: venv ## rewrite the sources in the style that lint asks for
+format: venv ## format the sources
 	@$(venv)/ruff check --fix --exit-zero
 	@$(venv)/ruff format
 
@@ -64,11 +64,11 @@ types: venv ## types (mypy)
 	$(step)
 	@$(venv)/mypy
 
-contracts: venv ## who may import whom (import-linter)
+contracts: venv ## import rules (import-linter)
 	$(step)
 	@$(venv)/lint-imports --no-logo
 
-unit: venv unit-tools ## tests of the parts, kopia included
+unit: venv unit-tools ## unit tests, with a real kopia
 	$(step)
 	@$(pytest) -m '$(no_cluster)' -n auto
 
@@ -86,53 +86,53 @@ else
 	@echo 'skipped: tests on a real kubelet need root'
 endif
 
-crash-matrix: venv integration-tools ## an agent stopped at every write, every write failed, before a real kube-apiserver
+crash-matrix: venv integration-tools ## stop the agent at every write, fail every write, against a real kube-apiserver
 	$(step)
 	@$(pytest) -m slow tests/crash
 
-crash-matrix-skew: venv integration-tools ## the part of crash-matrix with agents of this and of the PREVIOUS version
+crash-matrix-skew: venv integration-tools ## the part of crash-matrix that mixes agents of this and of the PREVIOUS version
 	$(step)
 	@$(pytest) -m slow tests/crash/test_version_skew.py
 
-test-cluster-full: setup ## whatever dies in mid-transfer, on a real kubelet; half an hour (root)
+test-cluster-full: setup ## kill components while data moves, on a real kubelet; half an hour (root)
 	$(step)
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/cluster_full
 
 SECONDS ?= 1200
 SEED ?=
-soak: setup ## loads and faults at random for SECONDS, by a SEED if given; 20 minutes by default (root)
+soak: setup ## transfers and faults at random for SECONDS (1200), by SEED if given (root)
 	$(step)
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(venv)/python -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-test-mover-full: venv unit-tools ## the mover: more random trees, more kills, and storage that goes away; half an hour
+test-mover-full: venv unit-tools ## more random trees, kills and storage outages for the data mover; half an hour
 	$(step)
 	@MOVER_TESTS=full $(pytest) -s tests/datamover/flows/test_{properties,kill,outage}.py
 
-# -- to measure it ----------------------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------------------
 .PHONY: bench-mover
-bench-mover: root venv unit-tools ## what the data mover costs beside kopia alone; 15 minutes at most (root)
+bench-mover: root venv unit-tools ## cost of the data mover compared with kopia alone; 15 minutes at most (root)
 	$(step)
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
 
 .PHONY: bench-scale
-bench-scale: venv integration-tools ## what many agents and many loads cost; 25 minutes, 40 on few cores
+bench-scale: venv integration-tools ## cost of many agents and transfers; 25 minutes, 40 on few cores
 	$(step)
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
 .PHONY: setup root packages venv unit-tools integration-tools tools image lock clean
-setup: root venv tools image ## all set-up: packages, Python, Go tools, image (root)
+setup: root venv tools image ## do all set-up: packages, Python, Go tools, image (root)
 
 root:
 ifeq ($(is_root),)
-	@echo 'error: this needs root: it installs Debian packages and starts a kubelet in namespaces of its own' >&2; exit 1
+	@echo 'error: root is needed to install Debian packages and to start a kubelet in namespaces' >&2; exit 1
 endif
 
-packages: ## the Debian packages that are missing (root)
+packages: ## install missing Debian packages (root)
 	@tools/packages.sh
 
-# As root the packages come first: Debian's Python needs one to make virtual environments.
-venv: $(if $(is_root),packages) ## the Python environment for development
+# As root the packages come first: Debian's Python needs one of them to create virtual environments.
+venv: $(if $(is_root),packages) ## create the Python environment for development
 	@tools/venv.sh >/dev/null
 
 unit-tools:
@@ -143,14 +143,14 @@ integration-tools: unit-tools
 	@tools/build.sh etcd >/dev/null
 	@tools/build.sh kubernetes kube-apiserver kubectl >/dev/null
 
-tools: integration-tools ## kopia, kubernetes, etcd and an S3 server, built from Go modules
+tools: integration-tools ## build kopia, kubernetes, etcd and an S3 server from Go modules
 	@tools/build.sh kubernetes >/dev/null
 
-image: $(if $(is_root),packages) ## the image node-agent:dev, as an archive in the cache (root)
+image: $(if $(is_root),packages) ## build the image node-agent:dev, an archive in the cache (root)
 	@tools/image.sh
 
-lock: ## look for the newest versions that pyproject.toml allows, and pin them
+lock: ## pin the newest versions that pyproject.toml allows
 	@tools/lock.sh --upgrade
 
-clean: ## remove all that was built, here and in the cache
+clean: ## delete everything that was built, here and in the cache
 	@tools/clean.sh

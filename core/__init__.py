@@ -1,1 +1,1 @@
-"""What every process of the project shares: models, the mover contract, the API client."""
+"""Shared by all processes of the project: models, the mover contract, the API client."""

@@ -1,8 +1,4 @@
-"""Running things together without losing any of them.
-
-Knows how to run a step to its end although its task is being canceled. Does not know what
-the steps do.
-"""
+"""Asyncio building blocks: steps that survive or report a cancellation, waits with a timeout."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -17,12 +13,11 @@ _T = TypeVar("_T")
 
 
 async def run_apart(step: Callable[[], Coroutine[Any, Any, _T]], *, name: str) -> _T:
-    """Return what `step` returns, run as a task of its own: for whoever goes on after its errors.
+    """Return what `step` returns, run as a separate task: for callers that continue after its errors.
 
-    Where a TaskGroup is at work in the step, Python before 3.13 raises the group's errors in the
-    place of a cancellation that came while its tasks failed; and as it counts cancellations of its
-    own as the task's, that task cannot tell whether anybody wants its end. Here the cancellation
-    is raised.
+    Before Python 3.13 a TaskGroup in the step raises its errors instead of a cancellation that
+    arrived while its tasks failed; since it counts its own cancellations as the task's, the task
+    cannot determine whether it was canceled from outside. This function raises the cancellation.
     Source: https://docs.python.org/3/whatsnew/3.13.html#asyncio
     """
     caller = asyncio.current_task()
@@ -37,13 +32,13 @@ async def run_apart(step: Callable[[], Coroutine[Any, Any, _T]], *, name: str) -
 
 
 async def run_shielded(step: Callable[[], Awaitable[_T]], *, name: str, deadline: Deadline) -> _T:
-    """Return what `step` returns, finishing it even if the caller is canceled meanwhile.
+    """Return what `step` returns, completing it even if the caller is canceled meanwhile.
 
-    A cancellation is raised after the step has ended. The step itself is canceled when
+    A cancellation is raised after the step has finished. The step itself is canceled when
     `deadline` passes.
 
     Raises:
-        TimeoutError: the step did not end in time.
+        TimeoutError: the step did not finish before `deadline`.
     """
 
     async def bounded() -> _T:
@@ -64,7 +59,7 @@ async def run_shielded(step: Callable[[], Awaitable[_T]], *, name: str, deadline
         except Exception:  # noqa: BLE001 - the task holds it; it is raised below
             break
     if canceled is not None:
-        # What the step itself failed with stays visible behind the cancellation.
+        # The step's own error stays visible as the cause of the cancellation.
         raise canceled from (None if task.cancelled() else task.exception())
     return task.result()
 

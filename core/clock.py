@@ -1,11 +1,6 @@
-"""Time, through one door.
+"""Clocks, deadlines and backoff.
 
-Knows the wall clock, the monotonic clock and deadlines measured on it. Does not know what
-anybody waits for. Tests inject a clock of their own.
-
-How long to wait between failures.
-
-Knows exponential growth with jitter. Does not know what failed, and does not wait itself.
+All code reads time through a `Clock`, so that tests can inject one.
 """
 
 import asyncio
@@ -30,12 +25,12 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after that many seconds."""
+        """Return after `seconds`."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the machine."""
 
     def now(self) -> datetime:
         """Return the time of day in UTC."""
@@ -46,21 +41,21 @@ class SystemClock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Return after that many seconds."""
+        """Return after `seconds`."""
         await asyncio.sleep(seconds)
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment on a clock's monotonic scale, passed down instead of a number of seconds."""
+    """A point in time on a clock's monotonic scale, passed down instead of a number of seconds."""
 
     clock: Clock
     at_seconds: float
 
     @classmethod
-    def after(cls, clock: Clock, span: timedelta) -> "Deadline":
-        """Return the deadline that lies `span` from now."""
-        return cls(clock, clock.monotonic() + span.total_seconds())
+    def after(cls, clock: Clock, timeout: timedelta) -> "Deadline":
+        """Return the deadline that is `timeout` from now."""
+        return cls(clock, clock.monotonic() + timeout.total_seconds())
 
     @property
     def remaining_seconds(self) -> float:
@@ -69,23 +64,23 @@ class Deadline:
 
     @property
     def expired(self) -> bool:
-        """Whether the moment has passed."""
+        """Whether the deadline has passed."""
         return self.remaining_seconds <= 0.0
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits from `first_seconds` to `limit_seconds`, each twice as long as the one before."""
+    """Exponential delays from `first_seconds` to `limit_seconds`, doubling with each failure."""
 
     first_seconds: float
     limit_seconds: float
 
     def seconds_after(self, failures: int) -> float:
-        """Return the wait after so many failures in a row (1 is the first).
+        """Return the delay after that many consecutive failures (1 is the first).
 
-        It is between half and all of what the number says, so that those who failed together
-        do not come back together.
+        It is between half and all of the nominal delay, so that clients that failed together do not
+        retry together.
         """
-        # Beyond 2^30 the limit holds in any case, and a float does not overflow.
+        # Beyond 2^30 the limit applies in any case; capping the exponent keeps the float finite.
         full = min(self.limit_seconds, self.first_seconds * 2.0 ** min(failures - 1, 30))
         return full * random.uniform(0.5, 1.0)  # noqa: S311 - guards no secret

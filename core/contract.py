@@ -1,7 +1,7 @@
-"""What the node agent and a data mover pod say to each other.
+"""The contract between the node agent and a data mover pod.
 
-Knows the mover's command line, its Events' reasons and progress message, and the result it
-leaves as termination message. Does not know who runs a mover or what moves the bytes.
+The mover's command line, the reasons and the progress message of its Events, and its result, which
+is the termination message.
 Source: Velero v1.18, pkg/datapath and pkg/cmd/cli/datamover, as recorded in
 tests/recordings/velero-1.18.2.
 """
@@ -35,14 +35,14 @@ __all__ = [
 ]
 
 CANCELED_ENDING: Final = "data path is canceled"
-"""A termination message that ends so means canceled, not failed."""
+"""A termination message with this ending means canceled, not failed."""
 
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
-"""Source: Kubernetes, what the kubelet keeps of a container's termination message."""
+"""Source: Kubernetes, the limit of a container's termination message in the kubelet."""
 
 
 class DataPathReason(StrEnum):
-    """`reason` of the Events a mover writes on its custom resource."""
+    """`reason` of the Events that a mover records on its custom resource."""
 
     STARTED = "Data-Path-Started"
     PROGRESS = "Data-Path-Progress"
@@ -52,22 +52,22 @@ class DataPathReason(StrEnum):
     CANCELING = "Data-Path-Canceling"
     STOPPED = "Data-Path-Stopped"
     WARNING = "Data-Path-Warning"
-    """Ours: the load goes on."""
+    """Ours: a warning; the transfer continues."""
     WAITING = "Data-Path-Waiting"
-    """Ours: what has to be there before any data moves."""
+    """Ours: why the data path has not started."""
     READY = "Data-Path-Ready"
-    """Ours: what was waited for is there."""
+    """Ours: the data path is no longer pending."""
 
 
 class VolumeMode(StrEnum):
-    """`volumeMode` of a claim."""
+    """`volumeMode` of a PVC."""
 
     FILESYSTEM = "Filesystem"
     BLOCK = "Block"
 
 
 class MoverVerb(StrEnum):
-    """The mover's commands that run in a pod."""
+    """Commands of the mover that run in a pod."""
 
     BACKUP = "backup"
     RESTORE = "restore"
@@ -80,7 +80,7 @@ class MoverArgs:
 
     `kind_flag` is the flag that names the custom resource: `data-upload`, `data-download`,
     `pod-volume-backup`, `pod-volume-restore` or `backup-repository`. Paths are absolute and
-    inside the pod; an empty one is left out.
+    inside the pod; an empty path is omitted.
     """
 
     verb: MoverVerb
@@ -109,9 +109,9 @@ class MoverArgs:
 
 
 class ProgressMessage(WireModel, omit_defaults=True):
-    """The message of a `Data-Path-Progress` Event; zero fields are left out.
+    """The message of a `Data-Path-Progress` Event; zero fields are omitted.
 
-    The last three are ours; readers ignore keys they do not know.
+    The last three fields are ours; Velero ignores unknown keys.
     """
 
     total_bytes: int = 0
@@ -158,21 +158,21 @@ _Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult)
 
 
 def parse_result(model: type[_Result], message: str) -> _Result:
-    """Return what a mover that exited with 0 left behind.
+    """Return the result of a mover that exited with 0.
 
     Raises:
-        ResultError: the message is not the JSON of `model`; never read as an empty success.
+        ResultError: the message is not the JSON of `model`; it never counts as an empty success.
     """
     try:
         return model.from_json(message)
     except ContractError as e:
-        shown = message or "nothing"
-        text = f"the data mover ended well but its result cannot be read; it said: {shown}"
+        shown = message or "the termination message is empty"
+        text = f"data mover exited with code 0, but its result is invalid: {shown}"
         raise ResultError(text) from e
 
 
 def parse_progress(message: str) -> ProgressMessage:
-    """Return the progress an Event's message tells.
+    """Return the progress in an Event's message.
 
     Raises:
         ContractError: it is not a progress message.
@@ -180,12 +180,12 @@ def parse_progress(message: str) -> ProgressMessage:
     try:
         return ProgressMessage.from_json(message)
     except ContractError as e:
-        text = f"progress message {message[:200]!r} cannot be read"
+        text = f"invalid progress message: {message[:200]!r}"
         raise ContractError(text) from e
 
 
 def shorten_message(message: str) -> str:
-    """Return `message` cut from the front to what a termination message holds."""
+    """Return `message` shortened from the front to the limit of a termination message."""
     raw = message.encode()
     if len(raw) <= TERMINATION_MESSAGE_LIMIT_BYTES:
         return message

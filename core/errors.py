@@ -1,7 +1,7 @@
-"""The errors of the project, one tree.
+"""The base classes of the project's errors.
 
-Knows the classes, whether trying again can help, and the exit codes of a data mover.
-Does not know where an error is raised or how it is shown; API errors live in `core.kube.errors`.
+A class states whether a retry can help, and the exit code of a data mover. Errors of the API server
+are in `core.kube.errors`.
 """
 
 from typing import ClassVar
@@ -22,9 +22,9 @@ __all__ = [
 class AgentError(Exception):
     """Root of every error raised on purpose.
 
-    `retry` says whether the same step may succeed later: the reconciler requeues such an
-    error and ends the custom resource as Failed otherwise. `exit_code` is what a process
-    ends with when the error reaches its top.
+    `retry` is whether the same step may succeed later: the reconciler requeues after such an error
+    and fails the transfer otherwise. `exit_code` is the exit code of a process that the error
+    terminates.
     """
 
     retry: ClassVar[bool] = False
@@ -32,27 +32,27 @@ class AgentError(Exception):
 
 
 class ConfigError(AgentError):
-    """The configuration, the command line or the environment cannot be used as it is."""
+    """The configuration, the command line or the environment is invalid."""
 
     exit_code = 2
 
 
 class ContractError(AgentError):
-    """An object or message of a peer does not have the form both sides agreed on."""
+    """An object or message does not have the agreed format."""
 
 
 class ExposeError(AgentError):
-    """A volume cannot be brought to a mover pod, and waiting will not change that."""
+    """A volume can never be exposed in a mover pod."""
 
 
 class DataPathError(AgentError):
-    """The transfer of data failed."""
+    """The data path failed."""
 
     exit_code = 10
 
 
 class KopiaError(DataPathError):
-    """kopia ended badly or said something that cannot be understood."""
+    """kopia failed, or its output is invalid."""
 
     exit_code = 11
 
@@ -64,12 +64,12 @@ class RepositoryError(DataPathError):
 
 
 class ResultError(DataPathError):
-    """A mover ended without a result that can be trusted."""
+    """A mover terminated without a valid result."""
 
     exit_code = 13
 
 
 class CanceledError(DataPathError):
-    """The load was canceled on request."""
+    """The transfer was canceled on request."""
 
     exit_code = 14

@@ -1,8 +1,7 @@
-"""How every process of the project logs.
+"""Log formats, levels and fields of every process.
 
-Knows the two formats (text and json), the levels, and the fields a record may carry. Does not
-know what anybody logs. Only the fields named here are printed: whatever else hangs on a record
-stays out of the log.
+The formats are text and json. Only the fields that are named here are printed; other attributes of
+a record are not.
 """
 
 import json
@@ -28,7 +27,7 @@ LEVELS: Final[Mapping[str, int]] = {
     "fatal": logging.CRITICAL,
     "panic": logging.CRITICAL,
 }
-"""The levels that `--log-level` takes: those of the peer, on the levels there are here.
+"""The values of `--log-level`: Velero's levels, mapped to those of Python.
 
 Source: Velero v1.18, `--log-level` of `velero node-agent server`.
 """
@@ -42,13 +41,13 @@ _LEVEL_NAMES: Final = {
 }
 
 _CHATTY: Final = ("aiohttp", "asyncio", "kubernetes_asyncio")
-"""Libraries that log requests and answers, Secrets among them, below WARNING."""
+"""Libraries that log requests and responses, including Secrets, below WARNING."""
 
 _ATTRIBUTE: Final = "fields"
 
 
 class Fields(TypedDict, total=False):
-    """What a record may tell beside its message; one key a thing, everywhere."""
+    """The fields of a record; one key has the same meaning everywhere."""
 
     kind: str
     namespace: str
@@ -66,16 +65,16 @@ _NAMES: Final = tuple(Fields.__annotations__)
 
 
 def fields(**values: Unpack[Fields]) -> dict[str, Any]:
-    """Return `values` in the form that `extra=` of a logging call takes.
+    """Return `values` as `extra=` of a logging call.
 
-    They travel as one attribute of the record: `name` in a plain `extra` would be refused,
-    since a record's `name` is its logger's. The other keys work in a plain `extra` too.
+    They become one attribute of the record: logging rejects `name` in a plain `extra`, since a
+    record's `name` is its logger's. The other keys work in a plain `extra` too.
     """
     return {_ATTRIBUTE: values}
 
 
 class BoundLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger that adds the fields it is bound to; those of a call win."""
+    """A logger that adds bound fields; fields of a call take precedence."""
 
     def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[object, MutableMapping[str, Any]]:
         """Merge the bound fields with those of this call."""
@@ -85,23 +84,23 @@ class BoundLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def bind(logger: logging.Logger | BoundLogger, **values: Unpack[Fields]) -> BoundLogger:
-    """Return a logger that adds `values`, and what `logger` is bound to, to each record."""
+    """Return a logger that adds `values` and the fields of `logger` to each record."""
     if isinstance(logger, BoundLogger):
         return BoundLogger(logger.logger, {**(logger.extra or {}), **values})
     return BoundLogger(logger, dict(values))
 
 
 def set_up_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
-    """Make the root logger write to `stream` (standard error by default), and to nothing else.
+    """Make the root logger write to `stream` only (default: standard error).
 
     Raises:
-        ConfigError: the level or the format is none that there is.
+        ConfigError: unknown level or format.
     """
     if level.lower() not in LEVELS:
-        message = f"log level {level!r} is none of {', '.join(LEVELS)}"
+        message = f'log level: must be one of {", ".join(LEVELS)}: "{level}"'
         raise ConfigError(message)
     if log_format not in LOG_FORMATS:
-        message = f"log format {log_format!r} is none of {', '.join(LOG_FORMATS)}"
+        message = f'log format: must be one of {", ".join(LOG_FORMATS)}: "{log_format}"'
         raise ConfigError(message)
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
@@ -115,10 +114,10 @@ def set_up_logging(level: str, log_format: str, stream: TextIO | None = None) ->
 
 
 class _TextFormatter(logging.Formatter):
-    """One line of `key=value` pairs, in the peer's order: time, level, message, fields."""
+    """One line of `key=value` pairs, in Velero's order: time, level, message, fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, a traceback quoted into it."""
+        """Return the record's line, with a quoted traceback."""
         return " ".join(f"{key}={_quoted(value)}" for key, value in _pairs(record).items())
 
 
@@ -138,8 +137,8 @@ def _pairs(record: logging.LogRecord) -> dict[str, Any]:
         "msg": record.getMessage(),
         "logger": record.name,
     }
-    told = vars(record) | {"name": None} | getattr(record, _ATTRIBUTE, {})
-    pairs |= {key: _shown(told[key]) for key in _NAMES if told.get(key) not in {None, ""}}
+    values = vars(record) | {"name": None} | getattr(record, _ATTRIBUTE, {})
+    pairs |= {key: _shown(values[key]) for key in _NAMES if values.get(key) not in {None, ""}}
     if record.exc_info:
         pairs["traceback"] = logging.Formatter().formatException(record.exc_info)
     return pairs

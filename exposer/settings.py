@@ -1,7 +1,6 @@
-"""What configuration asks of mover pods and their volumes, as exposers get it.
+"""Settings of exposes: mover pods and their volumes.
 
-Knows parameters and their defaults. Does not know where they are written down: exposers read
-no configuration.
+Exposers do not read the configuration; `nodeagent.config.expose_settings` builds these from it.
 """
 
 from collections.abc import Mapping
@@ -20,11 +19,11 @@ _MIB_IN_A_GIB = 1024
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What is asked of every mover pod.
+    """Settings of every mover pod.
 
-    `labels` and `annotations` replace the inherited ones; None or none at all keeps these.
-    `tolerations` come on top of the inherited ones; `inherit_tolerations` takes all that the
-    node agent's own pods have. `privileged_fs_backup` makes the movers of pod volumes privileged.
+    `labels` and `annotations` replace the inherited ones; None or an empty dict keeps them.
+    `tolerations` are added to the inherited ones; `inherit_tolerations` inherits all tolerations of
+    the node agent's pods. `privileged_fs_backup` makes the movers of pod volumes privileged.
     """
 
     priority_class_name: str = ""
@@ -38,7 +37,7 @@ class PodSettings:
 
 @dataclass(frozen=True)
 class MoverOptions:
-    """What a mover is told beside its volume and its custom resource."""
+    """Arguments of a mover that do not depend on its volume or custom resource."""
 
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
@@ -47,9 +46,9 @@ class MoverOptions:
 
 @dataclass(frozen=True)
 class BackupPVCSettings:
-    """How the claim for a snapshot differs from its source; empty class: the source's.
+    """Differences of a backup PVC from its source PVC; empty class: the source's.
 
-    `no_relabeling` keeps SELinux labels of the volume as they are; it needs `read_only`.
+    `no_relabeling` keeps the SELinux labels of the volume; it requires `read_only`.
     """
 
     storage_class: str = ""
@@ -60,14 +59,14 @@ class BackupPVCSettings:
 
 @dataclass(frozen=True)
 class CacheVolume:
-    """A claim of its own for a restore's cache, in which kopia keeps up to `limit_mib`."""
+    """A PVC for the cache of a restore, in which kopia keeps up to `limit_mib`."""
 
     storage_class: str
     limit_mib: int
 
     @property
     def size_gib(self) -> int:
-        """The size to ask for: a fifth more, for what kopia writes before it drops something, in whole GiB.
+        """The requested size in whole GiB: a fifth more than the limit, since kopia exceeds it before it evicts.
 
         Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
         """
@@ -76,14 +75,14 @@ class CacheVolume:
 
 @dataclass(frozen=True)
 class CacheRule:
-    """Which restores get a cache volume: those of snapshots of at least `threshold_mib`."""
+    """Restores with a cache volume: those of snapshots of at least `threshold_mib`."""
 
     storage_class: str
     limit_mib: int
     threshold_mib: int = 0
 
     def volume_for(self, snapshot_bytes: int) -> CacheVolume | None:
-        """Return the cache volume for a restore of so much data; 0: nobody knows how much.
+        """Return the cache volume for a restore of `snapshot_bytes`; 0: the size is unknown.
 
         Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
         """

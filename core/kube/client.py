@@ -1,7 +1,6 @@
-"""Reads and writes single objects and lists of them.
+"""Client of the API server for objects and lists; watches are in `core.kube.watch`.
 
-Knows how verbs become requests, preconditions and paging. Does not know watches
-(`core.kube.watch`), or what an object means. Objects are JSON dicts.
+Turns verbs into requests, with preconditions, paging and retries. Objects are JSON dicts.
 """
 
 import json
@@ -17,17 +16,17 @@ from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request, Response, Transport
 from core.models.base import JsonDict
 
-__all__ = ["Deletion", "KubeClient", "ListPage", "Selection", "drop_bookkeeping", "select_labels"]
+__all__ = ["Deletion", "KubeClient", "ListPage", "Selection", "drop_managed_fields", "select_labels"]
 
 _PAGE_SIZE = 500
-"""Objects a list request asks for at a time: the size client-go uses."""
+"""Number of objects per page of a list, as in client-go."""
 
 
 _SHORT_LINE_BYTES: Final = 50
-"""A log has hardly shorter lines than this on average."""
+"""Average lines of a log are rarely shorter than this."""
 
 _SEGMENT: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]+")
-"""What an object or namespace may be called, and a little more: nothing that means something in a path.
+"""Superset of the valid names of objects and namespaces; excludes every special path segment.
 
 Source: Kubernetes v1.34, apimachinery, pkg/api/validation/path and pkg/util/validation.
 """
@@ -35,7 +34,7 @@ Source: Kubernetes v1.34, apimachinery, pkg/api/validation/path and pkg/util/val
 
 @dataclass(frozen=True)
 class Selection:
-    """Which objects a list or watch is about; an empty namespace means all of them."""
+    """The objects of a list or watch; an empty namespace selects all namespaces."""
 
     resource: Resource
     namespace: str = ""
@@ -49,8 +48,8 @@ class Selection:
         return {key: value for key, value in pairs.items() if value}
 
 
-def drop_bookkeeping(obj: JsonDict) -> None:
-    """Take off `obj` who wrote which of its fields, which nobody here reads: it is most of what an object takes.
+def drop_managed_fields(obj: JsonDict) -> None:
+    """Remove the field managers from `obj`: they are never read, and most of an object's size.
 
     Source: Kubernetes v1.34, API concepts, "Field management" (`metadata.managedFields`).
     """
@@ -58,7 +57,7 @@ def drop_bookkeeping(obj: JsonDict) -> None:
 
 
 def select_labels(labels: Mapping[str, str]) -> str:
-    """Return the selector of the objects that have all of `labels`."""
+    """Return the label selector for objects with all of `labels`."""
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
@@ -89,38 +88,38 @@ def _attempted(verb: str, resource: Resource, namespace: str, name: str = "") ->
 def _path(resource: Resource, namespace: str, name: str, *, attempted: str) -> str:
     """Return the URL path of one object.
 
-    What a custom resource names may be anything: without a name the path would be that of the
-    whole collection, and with a slash in it somebody else's.
+    A name from a custom resource may be any string: empty it would address the whole collection,
+    with a slash a different object.
 
     Raises:
-        NotFoundError: nothing can be called so.
+        NotFoundError: the name is invalid, so no such object can exist.
     """
     parts = (namespace, name) if resource.namespaced else (name,)
     if not all(_SEGMENT.fullmatch(part) for part in parts):
-        raise NotFoundError(f"{attempted}: 404 NotFound: no object can be called so", status=404, reason="NotFound")
+        raise NotFoundError(f"{attempted}: 404 NotFound: invalid name", status=404, reason="NotFound")
     return resource.path(namespace, name)
 
 
 class KubeClient:
-    """Verbs over a transport, with bounded retries of what may be tried again."""
+    """Verbs over a transport, with bounded retries."""
 
     def __init__(self, transport: Transport, retry: Retry, *, urgent: bool = False) -> None:
-        """Send through `transport`, try again as `retry` says; `urgent` marks every request so."""
+        """Send through `transport` with retries by `retry`; `urgent` is set on every request."""
         self._transport = transport
         self._retry = retry
         self._urgent = urgent
 
     @property
     def transport(self) -> Transport:
-        """What the requests go through."""
+        """The transport of the requests."""
         return self._transport
 
     def urgently(self) -> "KubeClient":
-        """Return a client for the few requests that must not wait behind others."""
+        """Return a client whose requests bypass the rate limit."""
         return KubeClient(self._transport, self._retry, urgent=True)
 
     async def _send(self, request: Request, attempted: str, *, again: bool) -> Response:
-        """Send a request; `again` says whether losing the answer allows another try."""
+        """Send a request; `again` allows a retry after a lost response."""
         request = replace(request, urgent=self._urgent)
 
         async def once() -> Response:
@@ -133,14 +132,14 @@ class KubeClient:
             )
             return response
 
-        return await self._retry.run(once, after_lost_answer=again)
+        return await self._retry.run(once, after_lost_response=again)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> JsonDict:
         """Return the object by a quorum read.
 
         Raises:
             NotFoundError: it does not exist.
-            KubeError: any other refusal.
+            KubeError: any other error.
         """
         attempted = _attempted("get", resource, namespace, name)
         request = Request("GET", _path(resource, namespace, name, attempted=attempted))
@@ -157,7 +156,7 @@ class KubeClient:
         """Yield the selected objects page by page, by a quorum read.
 
         Raises:
-            GoneError: the continue token grew too old; begin anew.
+            GoneError: the continue token has expired; list again.
         """
         resource = selection.resource
         token = ""
@@ -173,10 +172,10 @@ class KubeClient:
             body = _loads(response)
             items = body.get("items") or []
             for item in items:
-                # A list leaves these out of its items; every reader of one object wants them.
+                # Items of a list lack these fields; readers of objects expect them.
                 item.setdefault("apiVersion", resource.api_version)
                 item.setdefault("kind", resource.kind)
-                drop_bookkeeping(item)
+                drop_managed_fields(item)
             yield ListPage(items, body["metadata"].get("resourceVersion", ""))
             token = body["metadata"].get("continue", "")
             if not token:
@@ -190,8 +189,8 @@ class KubeClient:
         """Create the object and return it as stored.
 
         Raises:
-            AlreadyExistsError: one of that name exists; possibly ours, made by a try whose
-                answer was lost.
+            AlreadyExistsError: an object of that name exists, possibly created by an attempt
+                whose response was lost.
         """
         meta = manifest["metadata"]
         namespace = meta.get("namespace", "")
@@ -199,7 +198,7 @@ class KubeClient:
         response = await self._send(
             Request("POST", resource.path(namespace), body=json.dumps(manifest).encode()),
             _attempted("create", resource, namespace, name),
-            # With a fixed name a second try cannot make a second object.
+            # With a fixed name, a retry cannot create a second object.
             again="name" in meta,
         )
         return _loads(response)
@@ -210,7 +209,7 @@ class KubeClient:
         """Apply a JSON merge patch and return the object as stored.
 
         Put `metadata.uid` and `metadata.resourceVersion` into `patch` to make them
-        preconditions. `again=False` never repeats a patch whose answer was lost.
+        preconditions. `again=False` never repeats a patch whose response was lost.
 
         Raises:
             ConflictError: a precondition did not hold.
@@ -230,20 +229,20 @@ class KubeClient:
         try:
             path = _path(resource, namespace, name, attempted=attempted)
             request = Request("DELETE", path, body=json.dumps(options).encode())
-            answer = _loads(await self._send(request, attempted, again=True))
+            response = _loads(await self._send(request, attempted, again=True))
         except NotFoundError:
             return Deletion.NOT_FOUND
         except ConflictError:
             if not uid:
                 raise
             return Deletion.CONFLICT
-        return _read_deletion(answer)
+        return _parse_deletion(response)
 
     async def pod_log(self, namespace: str, name: str, *, limit_bytes: int) -> str:
         """Return the end of the log of a pod's only container: whole lines, at most `limit_bytes`.
 
-        The server counts `limitBytes` from the first of the lines that were asked for, so what
-        does not fit is cut off at the end: then fewer lines are asked for.
+        The server counts `limitBytes` from the first of the requested lines and truncates the end:
+        then fewer lines are requested.
         Source: Kubernetes v1.34, pkg/kubelet/kuberuntime/logs/logs.go.
         """
         path, lines = f"/api/v1/namespaces/{namespace}/pods/{name}/log", max(1, limit_bytes // _SHORT_LINE_BYTES)
@@ -255,18 +254,18 @@ class KubeClient:
             lines = max(1, body.count(b"\n") * 3 // 4)
 
 
-def _read_deletion(answer: JsonDict) -> Deletion:
-    """Return what the answer to a DELETE says: a Status, or the object as it was left or, for pods, as it was.
+def _parse_deletion(response: JsonDict) -> Deletion:
+    """Return the result of a DELETE: the response is a Status, the remaining object or, for pods, the old one.
 
     Source: Kubernetes v1.34, apiserver/pkg/registry/generic/registry/store.go (Delete, finalizeDelete) and
     pkg/registry/core/pod (ReturnDeletedObject, CheckGracefulDelete).
     """
-    meta = answer.get("metadata") or {}
-    held = answer.get("kind") != "Status" and (meta.get("finalizers") or meta.get("deletionGracePeriodSeconds"))
-    return Deletion.STARTED if held else Deletion.DONE
+    meta = response.get("metadata") or {}
+    remains = response.get("kind") != "Status" and (meta.get("finalizers") or meta.get("deletionGracePeriodSeconds"))
+    return Deletion.STARTED if remains else Deletion.DONE
 
 
 def _loads(response: Response) -> JsonDict:
     body: JsonDict = json.loads(response.body)
-    drop_bookkeeping(body)
+    drop_managed_fields(body)
     return body

@@ -1,7 +1,4 @@
-"""What the API server's refusals become: one class a cause, made in one place.
-
-Knows status codes and `Status` objects. Does not know what anybody does about an error.
-"""
+"""Errors of the API server: one class for each status, built in one place."""
 
 import json
 from dataclasses import dataclass
@@ -28,10 +25,10 @@ __all__ = [
 
 
 class KubeError(AgentError):
-    """A request to the API server that did not succeed.
+    """A request to the API server that failed.
 
-    `status` is the HTTP status, 0 where no answer came. `reason` is the Status object's.
-    `retry_after_seconds` is what the server asked for, if it did.
+    `status` is the HTTP status, 0 without a response. `reason` is the Status object's.
+    `retry_after_seconds` is from the `Retry-After` header; None without one.
     """
 
     def __init__(
@@ -42,7 +39,7 @@ class KubeError(AgentError):
         reason: str = "",
         retry_after_seconds: float | None = None,
     ) -> None:
-        """Keep the facts beside the message."""
+        """Store status, reason and delay with the message."""
         super().__init__(message)
         self.status = status
         self.reason = reason
@@ -50,11 +47,11 @@ class KubeError(AgentError):
 
 
 class NotFoundError(KubeError):
-    """404: the object, or its kind, is not there."""
+    """404: the object, or its resource, does not exist."""
 
 
 class ConflictError(KubeError):
-    """409: somebody else wrote first, or another object has the name; read and decide again."""
+    """409: the object was changed, or another object has the name; read and decide again."""
 
     retry = True
 
@@ -70,33 +67,33 @@ class GoneError(KubeError):
 
 
 class InvalidError(KubeError):
-    """400 or 422: the server refused the object's content."""
+    """400 or 422: the server rejected the object's content."""
 
 
 class ForbiddenError(KubeError):
-    """403: RBAC, quota or an admission check said no."""
+    """403: denied by RBAC, a quota or an admission check."""
 
 
 class UnauthorizedError(KubeError):
-    """401: the credentials are not accepted."""
+    """401: the server rejected the credentials."""
 
     retry = True
 
 
 class ThrottledError(KubeError):
-    """429: the server asks to come later."""
+    """429: the server asks to retry later."""
 
     retry = True
 
 
 class ServerError(KubeError):
-    """5xx: the server, or something behind it, failed. The write may have been applied."""
+    """5xx: the server or one of its backends failed. A write may have been applied."""
 
     retry = True
 
 
 class UnreachableError(ServerError):
-    """No answer arrived: connection refused, reset or timed out. The write may be applied."""
+    """No response: connection refused, reset or timed out. A write may have been applied."""
 
 
 _BY_STATUS: dict[int, type[KubeError]] = {
@@ -110,57 +107,57 @@ _BY_STATUS: dict[int, type[KubeError]] = {
     429: ThrottledError,
 }
 _UID_FIELD = "metadata.uid"
-"""Source: Kubernetes v1.34: a patch that names another UID is refused as a change of that field."""
+"""Source: Kubernetes v1.34: a patch with another UID is rejected as a change of that field."""
 
 _FIRST_ERROR = 400
 _FIRST_SERVER_ERROR = 500
 
 
 @dataclass(frozen=True)
-class _Refusal:
+class _Rejection:
     message: str
     reason: str
     fields: frozenset[str] = frozenset()
 
 
-def _parse_refusal(body: bytes) -> _Refusal:
-    """Read a `Status` object; anything else is shown as text, shortened."""
+def _parse_rejection(body: bytes) -> _Rejection:
+    """Parse a `Status` object; any other body becomes the message, truncated."""
     try:
         status: Any = json.loads(body)
         causes = (status.get("details") or {}).get("causes") or []
         fields = frozenset(str(cause.get("field", "")) for cause in causes)
-        return _Refusal(str(status["message"]), str(status.get("reason", "")), fields)
+        return _Rejection(str(status["message"]), str(status.get("reason", "")), fields)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return _Refusal(body[:300].decode(errors="replace").strip(), "")
+        return _Rejection(body[:300].decode(errors="replace").strip(), "")
 
 
 def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> KubeError:
-    """Return the error that a refusal is.
+    """Return the error for a failed request.
 
     Args:
         status: the HTTP status, 400 or above.
-        body: the answer's body, a `Status` object when the API server itself refused.
-        attempted: what was tried on which object, such as `patch Pod velero/x`.
+        body: the response's body, a `Status` object when the API server itself rejected the request.
+        attempted: verb and object, such as `patch Pod velero/x`.
         retry_after: the `Retry-After` header, seconds.
 
     Returns:
-        The subclass for the status; the message says what was attempted, on which object, and
-        what came back.
+        The subclass for the status; the message has verb, object, status, reason and the
+        server's message.
     """
-    refusal = _parse_refusal(body)
+    rejection = _parse_rejection(body)
     cls = _BY_STATUS.get(status, ServerError if status >= _FIRST_SERVER_ERROR else KubeError)
-    if cls is ConflictError and refusal.reason == "AlreadyExists":
+    if cls is ConflictError and rejection.reason == "AlreadyExists":
         cls = AlreadyExistsError
-    if cls is InvalidError and _UID_FIELD in refusal.fields:
-        # A patch with the UID of an object that went: another one has its name by now.
+    if cls is InvalidError and _UID_FIELD in rejection.fields:
+        # A patch with the UID of a deleted object: another object has its name by now.
         cls = ConflictError
-    text = f"{attempted}: {status} {refusal.reason or ''}".rstrip() + f": {refusal.message}"
+    text = f"{attempted}: {status} {rejection.reason or ''}".rstrip() + f": {rejection.message}"
     seconds = parse_retry_after(retry_after)
-    return cls(text, status=status, reason=refusal.reason, retry_after_seconds=seconds)
+    return cls(text, status=status, reason=rejection.reason, retry_after_seconds=seconds)
 
 
 def parse_retry_after(header: str | None) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for; None where it names none.
+    """Return the seconds in a `Retry-After` header; None where it has none.
 
     Source: Kubernetes v1.34, staging/src/k8s.io/apiserver: always whole seconds, never a date.
     """
@@ -171,7 +168,7 @@ def raise_for_status(status: int, body: bytes, *, attempted: str, retry_after: s
     """Return if `status` is a success; the arguments are those of `build_error`.
 
     Raises:
-        KubeError: it is none.
+        KubeError: it is not.
     """
     if status >= _FIRST_ERROR:
         raise build_error(status, body, attempted=attempted, retry_after=retry_after)

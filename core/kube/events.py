@@ -1,6 +1,5 @@
-"""Events: what happened to an object, told where `kubectl describe` shows it.
+"""Recording of Events, in the format that Velero writes (core/v1).
 
-Knows the form of a core/v1 Event as the peer writes it. Does not know what is worth telling.
 Source: Kubernetes v1.34, client-go tools/record; tests/recordings/velero-1.18.2/events-*.json.
 """
 
@@ -21,15 +20,15 @@ _MESSAGE_LIMIT_BYTES: Final = 1024
 """Source: Kubernetes, validation of an Event's note."""
 
 _NAME_LIMIT: Final = 253
-"""Source: Kubernetes, the longest name of an object."""
+"""Source: Kubernetes, maximum length of an object's name."""
 
-_NAMESPACE_OF_OTHERS: Final = "default"
-"""Where Events on objects without a namespace live. Source: Kubernetes, validation of Events."""
+_CLUSTER_SCOPED_NAMESPACE: Final = "default"
+"""Namespace of Events on cluster-scoped objects. Source: Kubernetes, validation of Events."""
 
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """The object an Event is about."""
+    """The object that an Event refers to."""
 
     api_version: str
     kind: str
@@ -68,47 +67,47 @@ class ObjectRef:
 
 
 class EventRecorder:
-    """Writes Events in the name of one component."""
+    """Records Events as one component."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, component: str, host: str) -> None:
-        """Write through `client` as `component` on the node `host`."""
+        """Record through `client` as `component` on the node `host`."""
         self._client = client
         self._clock = clock
         self._source = {"component": component, "host": host}
 
     async def record(self, about: ObjectRef, reason: str, message: str, *, warning: bool = False) -> None:
-        """Write one Event about the object, in its namespace.
+        """Record one Event on the object, in its namespace.
 
-        A message over 1,024 bytes loses its end.
+        A message over 1,024 bytes is truncated.
 
         Raises:
-            KubeError: the API server refused.
+            KubeError: the API server rejected it.
         """
         now = format_time(self._clock.now())
-        # Unique beside all Events of the object, as client-go makes it: a time in nanoseconds.
+        # Unique among the Events of the object, as in client-go: a time in nanoseconds.
         suffix = f".{time.time_ns():x}"
         event: JsonDict = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {
                 "name": about.name[: _NAME_LIMIT - len(suffix)].rstrip("-.") + suffix,
-                "namespace": about.namespace or _NAMESPACE_OF_OTHERS,
+                "namespace": about.namespace or _CLUSTER_SCOPED_NAMESPACE,
             },
             "involvedObject": about.to_wire(),
             "reason": reason,
-            "message": _cut(message),
+            "message": _truncate(message),
             "source": self._source,
             "type": "Warning" if warning else "Normal",
             "count": 1,
             "firstTimestamp": now,
             "lastTimestamp": now,
         }
-        # One of that name is this very Event: a try whose answer was lost had written it.
+        # An Event of that name is this one, created by an attempt whose response was lost.
         with suppress(AlreadyExistsError):
             await self._client.create(EVENTS, event)
 
 
-def _cut(message: str) -> str:
+def _truncate(message: str) -> str:
     raw = message.encode()
     if len(raw) <= _MESSAGE_LIMIT_BYTES:
         return message

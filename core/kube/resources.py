@@ -1,4 +1,4 @@
-"""The API resources the project reads and writes, and their paths.
+"""The API resources that the project uses, and their paths.
 
 Source: Kubernetes v1.34 API reference; tests/recordings/velero-1.18.2/crds for velero.io.
 """
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind of object: where the API serves it and what it is called."""
+    """One API resource: group, version, kind and path."""
 
     kind: str
     plural: str

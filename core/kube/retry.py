@@ -1,7 +1,7 @@
-"""Which requests are tried again, how often and after what wait.
+"""Retries of requests: which errors, how many attempts, which delay.
 
-Knows refusals that may pass: throttling, server errors, lost answers. Does not know what a
-request does; the caller says whether one may be repeated when its answer was lost.
+Retries throttling, server errors and lost responses; the caller states whether a request may be
+repeated after its response was lost.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,15 +19,15 @@ __all__ = ["Retry"]
 _T = TypeVar("_T")
 
 _RETRY_AFTER_LIMIT_SECONDS = 30.0
-"""No server may hold one request back for longer; the queue above comes back to it."""
+"""Limit of the server's `Retry-After` for one request; the work queue retries later."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """At most `attempts` tries within `total_seconds`, with jittered exponential waits.
+    """At most `attempts` attempts within `total_seconds`, with jittered exponential delays.
 
-    For `forbidden_seconds` a 403 is taken for one that may pass, however many tries that is: an
-    API server that has just begun refuses what it permits, until it has read its roles.
+    For `forbidden_seconds` a 403 is retried, without a limit of attempts: an API server that has just
+    started rejects permitted requests until it has loaded its roles.
     """
 
     clock: Clock
@@ -37,43 +37,43 @@ class Retry:
     wait_limit_seconds: float = 5.0
     forbidden_seconds: float = 0.0
 
-    async def run(self, once: Callable[[], Awaitable[_T]], *, after_lost_answer: bool = True) -> _T:
-        """Return what `once` returns, trying again after refusals that may pass.
+    async def run(self, once: Callable[[], Awaitable[_T]], *, after_lost_response: bool = True) -> _T:
+        """Return what `once` returns, with retries after transient errors.
 
-        `after_lost_answer=False` forbids a second try when the first may have been applied
-        (a server error or no answer at all): such a request is only repeated after a 429,
-        which says that nothing was done.
+        `after_lost_response=False` forbids a retry when the first attempt may have been applied
+        (a server error or no response): such a request is only repeated after a 429, which means
+        that it was not processed.
 
         Raises:
-            KubeError: the last refusal.
+            KubeError: the last error.
         """
-        began = self.clock.monotonic()
+        started = self.clock.monotonic()
 
-        def may_pass(error: BaseException) -> bool:
+        def is_transient(error: BaseException) -> bool:
             if isinstance(error, ThrottledError):
                 return True
             if isinstance(error, ForbiddenError):
-                return self.clock.monotonic() - began < self.forbidden_seconds
-            return after_lost_answer and isinstance(error, ServerError)
+                return self.clock.monotonic() - started < self.forbidden_seconds
+            return after_lost_response and isinstance(error, ServerError)
 
         try:
-            # Nearly all that is ever sent succeeds at once, and what follows costs a tenth of sending it.
+            # Nearly all requests succeed at once, and tenacity costs a tenth of sending one.
             return await once()
         except KubeError as e:
-            if not may_pass(e):
+            if not is_transient(e):
                 raise
-            refusals = [e]
+            errors = [e]
 
         async def again() -> _T:
-            """Do it; the first try is the one that was refused already."""
-            if refusals:
-                raise refusals.pop()
+            """Run once; the first attempt is the one that has already failed."""
+            if errors:
+                raise errors.pop()
             return await once()
 
-        return await self._build(may_pass, began)(again)
+        return await self._build(is_transient, started)(again)
 
-    def _build(self, may_pass: Callable[[BaseException], bool], began_seconds: float) -> AsyncRetrying:
-        """Return what tries again after refusals that `may_pass`, in the time since `began_seconds`."""
+    def _build(self, is_transient: Callable[[BaseException], bool], started_seconds: float) -> AsyncRetrying:
+        """Return the retries after errors that `is_transient`, limited in time from `started_seconds`."""
         backoff = wait_exponential_jitter(
             multiplier=self.first_wait_seconds,
             max=self.wait_limit_seconds,
@@ -82,19 +82,19 @@ class Retry:
 
         def wait(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
-            asked = error.retry_after_seconds if isinstance(error, KubeError) else None
-            if asked is not None:
-                return min(asked, _RETRY_AFTER_LIMIT_SECONDS) + backoff(state) / 10
+            retry_after = error.retry_after_seconds if isinstance(error, KubeError) else None
+            if retry_after is not None:
+                return min(retry_after, _RETRY_AFTER_LIMIT_SECONDS) + backoff(state) / 10
             return float(backoff(state))
 
         def stop(state: RetryCallState) -> bool:
-            until = self.clock.monotonic() - began_seconds + wait(state)
+            until = self.clock.monotonic() - started_seconds + wait(state)
             if state.outcome and isinstance(state.outcome.exception(), ForbiddenError):
                 return until > self.forbidden_seconds
             return state.attempt_number >= self.attempts or until > self.total_seconds
 
         return AsyncRetrying(
-            retry=retry_if_exception(may_pass),
+            retry=retry_if_exception(is_transient),
             wait=wait,
             stop=stop,
             sleep=self.clock.sleep,

@@ -1,7 +1,7 @@
-"""The narrow door to the API server: one request, one stream.
+"""The interface to the API server: one request, one stream.
 
-Knows the form of a request and an answer. Does not know authentication, retries or kinds;
-the node agent, the data mover and the tests each bring an implementation.
+Authentication and retries are elsewhere; node agent, data mover and tests each have an
+implementation.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -16,9 +16,9 @@ MERGE_PATCH = "application/merge-patch+json"
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request: `path` is absolute and unescaped, `body` is JSON text or nothing.
+    """One HTTP request: `path` is absolute and unescaped, `body` is JSON text or None.
 
-    `urgent`: it may pass by what a client holds back of its own accord (`nodeagent.runtime.rate_limit`).
+    `urgent`: it bypasses the client's rate limit (`nodeagent.runtime.rate_limit`).
     """
 
     method: str
@@ -32,7 +32,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer, whatever its status."""
+    """A response of any status."""
 
     status: int
     body: bytes
@@ -40,25 +40,25 @@ class Response:
 
 
 class Transport(Protocol):
-    """How requests reach the API server."""
+    """Sends requests to the API server."""
 
     async def request(self, request: Request) -> Response:
-        """Return the answer, of any status.
+        """Return the response, of any status.
 
         Raises:
-            UnreachableError: no answer arrived within the request's timeout.
+            UnreachableError: no response within the request's timeout.
         """
         ...
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open a long answer and yield it line by line, without line ends.
+        """Open a streamed response and yield it line by line, without line ends.
 
-        The iterator ends when the server ends the answer. `timeout_seconds` bounds the
-        silence between two pieces, not the whole. Leaving the context closes the connection.
+        The iterator ends when the server ends the response. `timeout_seconds` bounds the
+        time between two chunks, not the total. Leaving the context closes the connection.
 
         Raises:
-            KubeError: the server refused (raised on entering).
-            UnreachableError: the connection failed, broke, or was silent for too long.
+            KubeError: the server rejected the request (raised on entering).
+            UnreachableError: the connection failed, broke, or was idle for too long.
         """
         ...
 

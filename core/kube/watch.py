@@ -1,15 +1,9 @@
-"""Follows a collection: a list first, then every change, for as long as the caller likes.
+"""Watches of a collection or of one object: a list, then every change.
 
-Knows paging, bookmarks, what to do when a watch ends, breaks, falls silent or becomes too
-old, and how long to wait then. Does not know what the objects mean, and keeps no cache
-(`nodeagent.runtime.informer` does).
-Source: Kubernetes v1.34, API concepts, "Efficient detection of changes".
-
-Follows one object by its name.
-
-Knows how a watch narrowed to a name tells that the object is, changed, or is not there. Does
-not know what the object means.
-Source: Kubernetes v1.34, API concepts: every resource can be selected by `metadata.name`.
+Handles paging, bookmarks, and watches that end, break, become silent or too old, with backoff.
+Keeps no cache (`nodeagent.runtime.informer` does).
+Source: Kubernetes v1.34, API concepts, "Efficient detection of changes"; every resource can be
+selected by `metadata.name`.
 """
 
 import json
@@ -22,7 +16,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from core.clock import Backoff, Clock
-from core.kube.client import KubeClient, Selection, drop_bookkeeping
+from core.kube.client import KubeClient, Selection, drop_managed_fields
 from core.kube.errors import GoneError, KubeError, UnreachableError, build_error
 from core.kube.resources import Resource
 from core.kube.transport import Request
@@ -35,21 +29,21 @@ _log = logging.getLogger(__name__)
 
 
 _WATCH_SECONDS: Final = (300.0, 420.0)
-"""Between these the server is asked to end a watch, so that not all end together."""
+"""Range of the requested watch timeout, so that not all watches end at once."""
 
 
 _SILENCE_SECONDS: Final = 30.0
-"""A connection that lives this much longer than the server was asked for is dead."""
+"""A connection that outlives the requested timeout by this is considered broken."""
 
 
 _LIVED_SECONDS: Final = 5.0
-"""A watch that lasted so long was no failure, however it ended."""
+"""A watch that lasted this long does not count as a failure, however it ended."""
 
 
 _FAILURES_BEFORE_LIST: Final = 3
-"""After each so many failures in a row the resourceVersion itself is doubted.
+"""Number of consecutive failures after which the collection is listed again.
 
-A server whose storage was restored from a backup refuses a version that it did not reach yet.
+A server whose storage was restored from a backup rejects a version that it has not reached yet.
 """
 
 
@@ -57,13 +51,13 @@ _PAUSE: Final = Backoff(first_seconds=0.5, limit_seconds=30.0)
 
 
 class ChangeKind(StrEnum):
-    """What happened."""
+    """Kind of a change."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
     LISTING = "LISTING"
-    """A list begins."""
+    """A list starts."""
     LISTED = "LISTED"
     """A list is complete: the objects ADDED since the last LISTING are all there are."""
 
@@ -80,15 +74,15 @@ class WatchChange:
 
 
 async def watch_objects(client: KubeClient, selection: Selection, *, clock: Clock) -> AsyncGenerator[WatchChange, None]:
-    """Yield LISTING, every selected object as ADDED, LISTED, then the changes, without end.
+    """Yield LISTING, every selected object as ADDED, LISTED, then the changes, indefinitely.
 
-    After a drop the watch goes on from where it was. Where that is too old (410) a new list
-    begins; what it does not hold is gone. A list that breaks off has no LISTED. Close the
-    generator (`contextlib.aclosing`) to end the watch at once.
+    After an interruption the watch continues at the last version. Where that is too old (410), the
+    objects are listed again; those not listed were deleted. An interrupted list has no LISTED. Close
+    the generator (`contextlib.aclosing`) to end the watch at once.
 
     Raises:
-        KubeError: the first list was refused for good, for lack of rights or of the kind
-            itself. Later refusals, and a server that cannot be reached, are waited out.
+        KubeError: the first list failed permanently, for lack of permission or because the resource
+            does not exist. Later errors, and an unreachable server, are retried.
     """
     follower = _Follower(client, selection, clock)
     while True:
@@ -99,7 +93,7 @@ async def watch_objects(client: KubeClient, selection: Selection, *, clock: Cloc
 
 
 class _Follower:
-    """One selection's place in history."""
+    """The state of one watch."""
 
     def __init__(self, client: KubeClient, selection: Selection, clock: Clock) -> None:
         self._client = client
@@ -113,11 +107,11 @@ class _Follower:
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait before the next attempt."""
+        """Delay before the next attempt."""
         return _PAUSE.seconds_after(self._failures) if self._failures else 0.0
 
     async def attempt(self) -> AsyncGenerator[WatchChange, None]:
-        """List where that is due, watch until the watch ends; a failure is noted."""
+        """List where needed, then watch until the watch ends; count a failure."""
         self._opened_at = None
         try:
             if not self._version:
@@ -127,22 +121,22 @@ class _Follower:
             async with aclosing(self._watch()) as changes:
                 async for change in changes:
                     yield change
-            self._note_end(None)
+            self._count_end(None)
         except KubeError as e:
             if not self._listed_once and not e.retry:
                 raise
-            self._note_end(e)
+            self._count_end(e)
 
-    def _note_end(self, error: KubeError | None) -> None:
-        """Count an end that came too early, and doubt the version where that may help."""
+    def _count_end(self, error: KubeError | None) -> None:
+        """Count an early end as a failure, and reset the version where a new list may help."""
         opened_at = self._opened_at
         lived = opened_at is not None and self._clock.monotonic() - opened_at >= _LIVED_SECONDS
         self._failures = 0 if lived else self._failures + 1
         if error is not None:
-            # A connection that breaks now and then, or a compacted history, is everyday.
-            everyday = self._failures <= 1 and error.retry
-            level = logging.DEBUG if everyday else logging.WARNING
-            _log.log(level, "the watch of %s was interrupted: %s", self._shown, error)
+            # An occasional broken connection, or a compacted history, is normal.
+            normal = self._failures <= 1 and error.retry
+            level = logging.DEBUG if normal else logging.WARNING
+            _log.log(level, "watch of %s interrupted, will retry: %s", self._shown, error)
         if isinstance(error, GoneError) or (self._failures and self._failures % _FAILURES_BEFORE_LIST == 0):
             self._version = ""
 
@@ -160,7 +154,7 @@ class _Follower:
         yield WatchChange(ChangeKind.LISTED)
 
     async def _watch(self) -> AsyncGenerator[WatchChange, None]:
-        """Yield the changes after the known version, moving it along."""
+        """Yield the changes after the current version, and advance it."""
         seconds = round(random.uniform(*_WATCH_SECONDS))  # noqa: S311 - spreads reconnects, no secret
         selection = self._selection
         query = selection.query | {
@@ -176,7 +170,7 @@ class _Follower:
             async for line in lines:
                 event = _parse_event(line, self._shown)
                 self._version = event.version
-                # The others are bookmarks, which move the version only.
+                # The others are bookmarks, which only advance the version.
                 if event.kind in _OF_OBJECTS:
                     yield WatchChange(_OF_OBJECTS[event.kind], event.obj)
 
@@ -188,20 +182,20 @@ class _Event(NamedTuple):
 
 
 def _parse_event(line: bytes, shown: str) -> _Event:
-    """Return what a line of a watch says.
+    """Parse a line of a watch.
 
     Raises:
-        KubeError: it is an ERROR, as the class for its code says.
-        UnreachableError: it cannot be read; the connection broke within it.
+        KubeError: it is an ERROR; the class depends on its code.
+        UnreachableError: it is invalid, because the connection broke within it.
     """
     try:
         event: JsonDict = json.loads(line)
         kind, obj = str(event["type"]), event["object"]
         code = int(obj.get("code") or 500) if kind == "ERROR" else 0
         version = "" if code else obj["metadata"]["resourceVersion"]
-        drop_bookkeeping(obj)
+        drop_managed_fields(obj)
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise UnreachableError(f"watch of {shown}: a line cannot be read: {line[:100]!r}") from e
+        raise UnreachableError(f"watch of {shown}: invalid line: {line[:100]!r}") from e
     if code:
         raise build_error(code, json.dumps(obj).encode(), attempted=f"watch of {shown}")
     return _Event(kind, version, obj)
@@ -210,14 +204,14 @@ def _parse_event(line: bytes, shown: str) -> _Event:
 async def watch_one(
     client: KubeClient, resource: Resource, namespace: str, *, name: str, clock: Clock
 ) -> AsyncGenerator[JsonDict | None, None]:
-    """Yield the object as it is now, then after every change; None: it does not exist.
+    """Yield the object in its current state, then after every change; None: it does not exist.
 
-    The same state may come twice, after a watch had to begin anew. Close the generator
+    The same state may be yielded twice, after a watch was restarted. Close the generator
     (`contextlib.aclosing`) to end the watch at once.
 
     Raises:
-        KubeError: the first list was refused for good. Later refusals, and a server that
-            cannot be reached, are waited out.
+        KubeError: the first list failed permanently. Later errors, and an unreachable server, are
+            retried.
     """
     selection = Selection(resource, namespace, field_selector=f"metadata.name={name}")
     listing, latest = False, None

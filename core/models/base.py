@@ -1,9 +1,9 @@
-"""What all custom resource models share: reading an API object, metadata, writing JSON.
+"""The base of all models of API objects: parsing, metadata, JSON.
 
-A model names what is read here, and no more: nothing of what is read is ever written back whole
-(`nodeagent.transfers.status` sends patches), so a newer peer's fields are safe where they are.
+A model has only the fields that are read: no object is ever written back as a whole
+(`nodeagent.transfers.status` sends patches), so fields of a newer Velero are preserved.
 
-msgspec instead of pydantic, which the configuration is read with: a mover starts for every
+msgspec instead of pydantic, which parses the configuration: a mover starts for every
 volume, and pydantic costs it 15 MiB and 0.1 s (docs/benchmarks.md).
 """
 
@@ -21,7 +21,7 @@ JsonDict = dict[str, Any]
 
 
 def format_time(moment: datetime) -> str:
-    """Return `moment` as the API server prints a metav1.Time: RFC 3339, UTC, whole seconds."""
+    """Return `moment` in the format of metav1.Time: RFC 3339, UTC, whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -34,14 +34,14 @@ class _WireMeta(msgspec.StructMeta):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"):
-    """A frozen piece of an API object: camelCase on the wire; fields it does not name are ignored."""
+    """A frozen part of an API object: camelCase on the wire; unknown fields are ignored."""
 
     @classmethod
     def from_wire(cls, raw: object) -> Self:
         """Return the model of `raw`, as `json.loads` returns it; a field that is null counts as absent, as in Go.
 
         Raises:
-            ContractError: `raw` does not have this form; the message names the field that is wrong.
+            ContractError: `raw` does not match the model; the message names the invalid field.
         """
         try:
             return msgspec.convert(_without_nulls(raw), cls)
@@ -50,10 +50,10 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the model that `text` is the JSON of.
+        """Return the model of the JSON `text`.
 
         Raises:
-            ContractError: it is no JSON, or has another form.
+            ContractError: it is not JSON, or does not match the model.
         """
         try:
             return msgspec.json.decode(text, type=cls)
@@ -61,17 +61,17 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
             raise ContractError(_name_field(str(e))) from e
 
     def to_wire(self) -> JsonDict:
-        """Return it as `json.loads` would."""
+        """Return the JSON object, as `json.loads` would."""
         wire: JsonDict = msgspec.to_builtins(self)
         return wire
 
     def to_json(self) -> str:
-        """Return its JSON, without spaces."""
+        """Return the JSON text, without spaces."""
         return msgspec.json.encode(self).decode()
 
 
 def _name_field(fault: str) -> str:
-    """Return msgspec's words with the path first, as kubectl and the API server have it."""
+    """Return msgspec's message with the path first, as the API server formats it."""
     text, _, path = fault.partition(" - at `$")
     place = path.strip("`.")
     return f"{place}: {text}" if place else text
@@ -94,7 +94,7 @@ class OwnerReference(WireModel):
 
 
 class ObjectMeta(WireModel):
-    """`metadata` of an object that the API server has stored."""
+    """`metadata` of a stored object."""
 
     name: str
     namespace: str = ""
@@ -122,15 +122,15 @@ class CustomResource(WireModel):
         """Return the model of `raw`, an object as the API server delivers it.
 
         Raises:
-            ContractError: `raw` does not have the form of this kind; the message names the
-                object and the field that is wrong.
+            ContractError: `raw` does not match the model; the message names the object and the
+                invalid field.
         """
         try:
             return cls.from_wire(raw)
         except ContractError as e:
             meta = raw.get("metadata") or {}
             name = f"{meta.get('namespace', '')}/{meta.get('name', '?')}"
-            message = f"{cls.kind_name} {name} cannot be read: {e}"
+            message = f"invalid {cls.kind_name} {name}: {e}"
             raise ContractError(message) from e
 
     @property
@@ -145,5 +145,5 @@ class CustomResource(WireModel):
 
     @property
     def deleting(self) -> bool:
-        """Whether somebody asked for its deletion."""
+        """Whether the object is being deleted."""
         return self.metadata.deletion_timestamp is not None

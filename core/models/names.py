@@ -1,7 +1,7 @@
-"""Every name that both sides of the wire spell alike.
+"""Names on the wire: labels, annotations, finalizers and fixed object names.
 
 Source: Velero v1.18 (pkg/apis/velero/v1/labels_annotations.go, pkg/exposer, pkg/datapath) as
-recorded in tests/recordings/velero-1.18.2, and our own names beyond the peer's.
+recorded in tests/recordings/velero-1.18.2, and our own names.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ RESTORE_UID_LABEL: Final = "velero.io/restore-uid"
 DATA_MOVER_FINALIZER: Final = "velero.io/data-upload-download-finalizer"
 POD_VOLUME_FINALIZER: Final = "velero.io/pod-volume-finalizer"
 
-# On a BackupRepository: what it is looked up by.
+# On a BackupRepository: the labels it is selected by.
 VOLUME_NAMESPACE_LABEL: Final = "velero.io/volume-namespace"
 STORAGE_LOCATION_LABEL: Final = "velero.io/storage-location"
 REPOSITORY_TYPE_LABEL: Final = "velero.io/repository-type"
@@ -68,10 +68,10 @@ EXPOSER_POD_GROUP_LABEL: Final = "velero.io/exposer-pod-group"
 MANAGED_BY_LABEL: Final = "snapshot.storage.kubernetes.io/managed-by"
 SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
 
-# The repository's password, shared by all peers.
+# The repository's password, shared with Velero.
 REPO_CREDENTIALS_SECRET: Final = "velero-repo-credentials"  # noqa: S105 - the Secret's name
 REPO_CREDENTIALS_KEY: Final = "repository-password"
-REPO_DEFAULT_PASSWORD: Final = "static-passw0rd"  # noqa: S105 - the peers' published default
+REPO_DEFAULT_PASSWORD: Final = "static-passw0rd"  # noqa: S105 - Velero's published default
 
 # The agent itself.
 AGENT_DAEMONSET: Final = "node-agent"
@@ -79,23 +79,23 @@ AGENT_DAEMONSET_WINDOWS: Final = "node-agent-windows"
 AGENT_LABELS: Final = {"role": "node-agent"}
 SERVICE_ACCOUNT: Final = "node-agent"
 
-# Ours, beyond the peer's.
+# Ours, not in Velero.
 NODE_LABEL: Final = "nodeagent.io/node"
-"""The record of which node's agent works on a custom resource, for every kind."""
+"""On a custom resource of any kind: the node of its owning agent."""
 OWNER_UID_LABEL: Final = "nodeagent.io/owner-uid"
-"""On every object we make; the sweeper touches nothing without it."""
+"""On every expose object; garbage collection deletes no object without it."""
 OUTCOME_ANNOTATION: Final = "nodeagent.io/outcome"
-"""On a custom resource: the mover's result, kept before anything that produced it is touched."""
+"""On a custom resource: the mover's result, written before anything that produced it is deleted."""
 ACCEPT_FENCE_ANNOTATION: Final = "nodeagent.io/fence"
 """On a New custom resource: rewritten to make a late accept conflict."""
 CANCEL_REQUESTED_ANNOTATION: Final = "nodeagent.io/cancel-asked"
-"""On a custom resource: since when its mover is to stop; `spec.cancel` itself carries no time."""
+"""On a custom resource: when its cancel was requested; `spec.cancel` itself has no time."""
 MOVER_LOST_ANNOTATION: Final = "nodeagent.io/mover-lost"
-"""On a custom resource: how often its mover pod was taken away before it began, and since when."""
+"""On a custom resource: how often its mover pod was lost before its data path started, and since when."""
 PENDING_REASON_ANNOTATION: Final = "nodeagent.io/pending-reason"
-"""On a custom resource: the reason of the wait that `status.message` describes."""
+"""On a custom resource: the pending reason, which `status.message` describes."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"
-"""On an agent's own pod: the hash of the configuration that is in force there."""
+"""On an agent's own pod: the hash of its active configuration."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"
 ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
 

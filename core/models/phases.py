@@ -1,7 +1,6 @@
-"""The phases of a load and the moves between them, as one table.
+"""The phases of a transfer and the legal moves between them, as one table.
 
-Knows which move is legal. Does not know who makes it or why: `nodeagent.node.lifecycle` decides,
-`nodeagent.transfers.status` writes.
+`nodeagent.node.lifecycle` decides on a move, `nodeagent.transfers.status` writes it.
 """
 
 from enum import StrEnum
@@ -30,14 +29,14 @@ class Phase(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing may leave this phase."""
+        """Whether this phase is final."""
         return self in FINAL_PHASES
 
 
 FINAL_PHASES: Final = frozenset({Phase.CANCELED, Phase.COMPLETED, Phase.FAILED})
 
 HOLDING_PHASES: Final = frozenset({Phase.ACCEPTED, Phase.PREPARED})
-"""The phases that take a place of `prepareQueueLength`."""
+"""The phases that count towards `prepareQueueLength`."""
 
 RUNNING_PHASES: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
 """The phases in which a data mover may move data."""
@@ -53,8 +52,8 @@ TRANSITIONS: Final = {
     Phase.COMPLETED: frozenset[Phase](),
     Phase.FAILED: frozenset[Phase](),
 }
-"""From each phase to those it may move to."""
+"""The legal moves from each phase."""
 
 
 class IllegalMoveError(AgentError):
-    """A move between phases that the table does not have; nothing was written."""
+    """A move that is not in the table; nothing was written."""

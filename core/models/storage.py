@@ -1,4 +1,4 @@
-"""Where backups are kept: BackupStorageLocation and BackupRepository.
+"""Models of BackupStorageLocation and BackupRepository.
 
 Source: Velero v1.18, pkg/apis/velero/v1, as recorded in tests/recordings/velero-1.18.2/crds.
 """
@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 REPOSITORY_TYPE: Final = "kopia"
-"""`spec.repositoryType` of the only repositories there are."""
+"""The only supported `spec.repositoryType`."""
 
 CACHE_LIMIT_KEY: Final = "cacheLimitMB"
-"""In `spec.repositoryConfig`: how large kopia's cache may become, in MiB."""
+"""In `spec.repositoryConfig`: limit of kopia's cache, in MiB."""
 
 DEFAULT_CACHE_LIMIT_MIB: Final = 5000
 """The cache limit where `spec.repositoryConfig` sets none.
@@ -52,7 +52,7 @@ class SecretKey(WireModel):
 
 
 class ObjectStorage(WireModel):
-    """`spec.objectStorage`: the bucket, and whom to trust. `ca_cert` is base64 of PEM."""
+    """`spec.objectStorage`: the bucket and its CA. `ca_cert` is base64 of PEM."""
 
     bucket: str
     prefix: str = ""
@@ -78,7 +78,7 @@ class BackupStorageLocationStatus(WireModel):
 
 
 class BackupStorageLocation(CustomResource):
-    """A bucket or folder that holds backup repositories."""
+    """A bucket or folder with backup repositories."""
 
     kind_name: ClassVar[str] = "BackupStorageLocation"
     spec: BackupStorageLocationSpec
@@ -86,12 +86,12 @@ class BackupStorageLocation(CustomResource):
 
     @property
     def available(self) -> bool:
-        """Whether loads may use it."""
+        """Whether transfers can use the location."""
         return self.status.phase in {"", "Available"}
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing may be written to it."""
+        """Whether the location is read-only."""
         return self.spec.access_mode == "ReadOnly"
 
 
@@ -104,7 +104,7 @@ class RepositoryPhase(StrEnum):
 
 
 class RepositoryKey(NamedTuple):
-    """What a BackupRepository is for. Its name and its labels do not prove that: only its spec does.
+    """Identity of a BackupRepository, by its spec: its name and labels do not prove it.
 
     The names of two pairs can be the same ("app-dr" and "default", "app" and "dr-default"), long
     label values are hashed, and users can edit labels.
@@ -122,7 +122,7 @@ class RepositoryKey(NamedTuple):
         return cls(spec.get("volumeNamespace", ""), spec.get("backupStorageLocation", ""), repository_type)
 
     def __str__(self) -> str:
-        """Return it for a message."""
+        """Return the key as text for a message."""
         return (
             f'volume namespace "{self.volume_namespace}", backup storage location "{self.location}" '
             f'and repository type "{self.repository_type}"'
@@ -160,10 +160,10 @@ class BackupRepository(CustomResource):
         return self.status.phase or RepositoryPhase.NEW
 
     def check_key(self, wanted: RepositoryKey) -> None:
-        """Return if the repository is the one for `wanted`.
+        """Return if the repository has the key `wanted`.
 
         Raises:
-            RepositoryError: it is for another key; the message has both.
+            RepositoryError: it has another key; the message has both.
         """
         spec = self.spec
         key = RepositoryKey(
@@ -175,7 +175,7 @@ class BackupRepository(CustomResource):
 
 
 def repository_labels(volume_namespace: str, location: str) -> dict[str, str]:
-    """Return the labels by which peers look a BackupRepository up."""
+    """Return the labels that Velero selects a BackupRepository by."""
     return {
         VOLUME_NAMESPACE_LABEL: label_value(volume_namespace),
         STORAGE_LOCATION_LABEL: label_value(location),
@@ -184,5 +184,5 @@ def repository_labels(volume_namespace: str, location: str) -> dict[str, str]:
 
 
 def repository_name(volume_namespace: str, location: str) -> str:
-    """Return the name under which peers create a BackupRepository."""
+    """Return the name that Velero gives a BackupRepository."""
     return f"{volume_namespace}-{location}-{REPOSITORY_TYPE}"

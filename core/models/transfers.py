@@ -1,4 +1,4 @@
-"""The four kinds of load: DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore.
+"""Models of the transfers: DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore.
 
 Source: Velero v1.18, pkg/apis/velero/v2alpha1 and pkg/apis/velero/v1, as recorded in
 tests/recordings/velero-1.18.2/crds. Phases are read through `Transfer.phase`, where an absent
@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 
-def _span_of(text: str) -> timedelta:
-    """Return a Go duration, zero where it is empty; a ValueError says that it is neither."""
+def _parse_timeout(text: str) -> timedelta:
+    """Return a Go duration, zero where it is empty; raise ValueError where it is invalid."""
     return parse_duration(text) if text else timedelta()
 
 
@@ -49,7 +49,7 @@ class Progress(WireModel):
 
 
 class TransferStatus(WireModel):
-    """What the status of all four kinds may hold; each kind's CRD prunes what it lacks."""
+    """The status fields of all four kinds; the API server prunes those that a kind's CRD lacks."""
 
     phase: Phase | None = None
     message: str = ""
@@ -66,14 +66,14 @@ class TransferStatus(WireModel):
 
 
 class TransferSpec(WireModel):
-    """What the spec of all four kinds holds."""
+    """The spec fields of all four kinds."""
 
     backup_storage_location: str
     cancel: bool = False
 
 
 class Transfer(CustomResource):
-    """One load: the data of one volume, on its way out or back."""
+    """One transfer: the backup or restore of one volume."""
 
     spec: TransferSpec
     status: TransferStatus = field(default_factory=TransferStatus)
@@ -85,17 +85,17 @@ class Transfer(CustomResource):
 
     @property
     def accepted_at(self) -> datetime | None:
-        """When it was accepted; whoever made it with its phase may have left that out, and made it then."""
+        """When it was accepted; its creation where a client created it with a phase but without that time."""
         return self.status.accepted_timestamp or self.metadata.creation_timestamp
 
     @property
     def cancel_requested(self) -> bool:
-        """Whether somebody wants its end: by `spec.cancel`, or by deleting it."""
+        """Whether a cancel was requested, by `spec.cancel` or by deletion."""
         return self.spec.cancel or self.deleting
 
     @property
     def cancel_requested_at(self) -> datetime | None:
-        """When the cancel was requested as far as the API server knows; None where it does not say."""
+        """When the cancel was requested, by deletion or annotation; None where no time is recorded."""
         times = [self.metadata.deletion_timestamp] if self.metadata.deletion_timestamp is not None else []
         with suppress(ValueError):
             times.append(datetime.fromisoformat(self.metadata.annotations.get(CANCEL_REQUESTED_ANNOTATION, "")))
@@ -103,17 +103,17 @@ class Transfer(CustomResource):
 
     @property
     def pending_reason(self) -> str:
-        """The reason of the wait that `status.message` describes; empty where none was reported."""
+        """The pending reason, which `status.message` describes; empty where none was reported."""
         return parse_reason(self.metadata.annotations.get(PENDING_REASON_ANNOTATION, ""), self.status.message)
 
     @property
     def settings(self) -> dict[str, str]:
-        """The uploader's settings of this load, such as `ParallelFilesUpload`."""
+        """The uploader settings of this transfer, such as `ParallelFilesUpload`."""
         raise NotImplementedError
 
     @property
     def operation_timeout(self) -> timedelta | None:
-        """How long one operation on the cluster may take for this load; None where it does not say."""
+        """Timeout of one operation on the cluster for this transfer; None where it has none of its own."""
         return None
 
     @property
@@ -130,7 +130,7 @@ class CSISnapshotSpec(WireModel):
 
 
 class _MoverSpec(TransferSpec):
-    """What DataUpload and DataDownload share."""
+    """Fields of both DataUpload and DataDownload."""
 
     datamover: str = ""
     source_namespace: str
@@ -138,16 +138,16 @@ class _MoverSpec(TransferSpec):
     operation_timeout: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a duration that Go could not read; msgspec makes the ValueError one of its own."""
+        """Reject an invalid duration; msgspec converts the ValueError to a validation error."""
         try:
-            _span_of(self.operation_timeout)
+            _parse_timeout(self.operation_timeout)
         except ValueError as e:
             text = f"operationTimeout: {e}"
             raise ValueError(text) from e
 
 
 class _DataMoverTransfer(Transfer):
-    """What DataUpload and DataDownload share."""
+    """Fields of both DataUpload and DataDownload."""
 
     spec: _MoverSpec
 
@@ -158,13 +158,13 @@ class _DataMoverTransfer(Transfer):
 
     @property
     def operation_timeout(self) -> timedelta | None:
-        """`spec.operationTimeout`; None where it is absent, or zero as Go writes an absent one."""
-        span = _span_of(self.spec.operation_timeout)
-        return span if span > timedelta() else None
+        """`spec.operationTimeout`; None where it is absent or zero, which is how Go encodes absent."""
+        timeout = _parse_timeout(self.spec.operation_timeout)
+        return timeout if timeout > timedelta() else None
 
     @property
     def repository_namespace(self) -> str:
-        """The namespace of the claim that the data is from."""
+        """The namespace of the source PVC."""
         return self.spec.source_namespace
 
 
@@ -177,7 +177,7 @@ class DataUploadSpec(_MoverSpec):
 
 
 class DataUpload(_DataMoverTransfer):
-    """A CSI snapshot on its way into the backup repository."""
+    """Backup of a CSI snapshot into the backup repository."""
 
     kind_name: ClassVar[str] = "DataUpload"
     spec: DataUploadSpec
@@ -200,14 +200,14 @@ class DataDownloadSpec(_MoverSpec):
 
 
 class DataDownload(_DataMoverTransfer):
-    """A kopia snapshot on its way back into a claim."""
+    """Restore of a kopia snapshot into the target PVC."""
 
     kind_name: ClassVar[str] = "DataDownload"
     spec: DataDownloadSpec
 
 
 class PodReference(WireModel):
-    """`spec.pod`: the workload pod whose volume is meant."""
+    """`spec.pod`: the workload pod."""
 
     namespace: str = ""
     name: str = ""
@@ -215,7 +215,7 @@ class PodReference(WireModel):
 
 
 class _PodVolumeSpec(TransferSpec):
-    """What PodVolumeBackup and PodVolumeRestore share."""
+    """Fields of both PodVolumeBackup and PodVolumeRestore."""
 
     pod: PodReference
     volume: str
@@ -224,7 +224,7 @@ class _PodVolumeSpec(TransferSpec):
 
 
 class _PodVolumeTransfer(Transfer):
-    """What PodVolumeBackup and PodVolumeRestore share."""
+    """Fields of both PodVolumeBackup and PodVolumeRestore."""
 
     spec: _PodVolumeSpec
 
@@ -242,7 +242,7 @@ class PodVolumeBackupSpec(_PodVolumeSpec):
 
 
 class PodVolumeBackup(_PodVolumeTransfer):
-    """A running pod's volume on its way into the backup repository."""
+    """Backup of a running pod's volume into the backup repository."""
 
     kind_name: ClassVar[str] = "PodVolumeBackup"
     spec: PodVolumeBackupSpec
@@ -262,12 +262,12 @@ class PodVolumeRestoreSpec(_PodVolumeSpec):
 
 
 class PodVolumeRestore(_PodVolumeTransfer):
-    """A kopia snapshot on its way back into a waiting pod's volume."""
+    """Restore of a kopia snapshot into a pod's volume, before the pod starts."""
 
     kind_name: ClassVar[str] = "PodVolumeRestore"
     spec: PodVolumeRestoreSpec
 
     @property
     def repository_namespace(self) -> str:
-        """The namespace the data was backed up from."""
+        """The namespace that was backed up."""
         return self.spec.source_namespace

@@ -1,10 +1,6 @@
-"""Go durations, as custom resources and flags spell them.
+"""Units on the wire: Go durations such as `1h30m`, and Kubernetes quantities such as `2Gi`.
 
-Source: Go, time.ParseDuration and time.Duration.String.
-
-Kubernetes quantities, such as `2Gi` or `100m`.
-
-Source: k8s.io/apimachinery pkg/api/resource/quantity.go.
+Source: Go, time.ParseDuration and time.Duration.String; k8s.io/apimachinery pkg/api/resource/quantity.go.
 """
 
 import re
@@ -31,7 +27,7 @@ _PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 
 
 def parse_duration(text: str) -> timedelta:
-    """Return the span that `text`, such as `1h30m` or `10m0s`, names.
+    """Return the duration in `text`, such as `1h30m` or `10m0s`.
 
     Raises:
         ValueError: `text` is not a Go duration.
@@ -54,11 +50,11 @@ def parse_duration(text: str) -> timedelta:
     return timedelta(seconds=sign * seconds)
 
 
-def format_duration(span: timedelta) -> str:
-    """Return `span` the way Go prints it, such as `10m0s` or `1.5s`."""
-    total = span.total_seconds()
+def format_duration(duration: timedelta) -> str:
+    """Return `duration` as Go formats it, such as `10m0s` or `1.5s`."""
+    total = duration.total_seconds()
     if total < 0:
-        return "-" + format_duration(-span)
+        return "-" + format_duration(-duration)
     hours, rest = divmod(total, 3600)
     minutes, seconds = divmod(rest, 60)
     text = f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
@@ -91,14 +87,14 @@ _FORM: Final = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d+)|([nu
 
 
 def parse_quantity(text: str | float) -> Decimal:
-    """Return the number that `text` names, in the base unit (bytes, cores).
+    """Return the value of `text` in the base unit (bytes, cores).
 
     Raises:
         ValueError: `text` is not a quantity.
     """
     form = _FORM.fullmatch(str(text))
     if form is None:
-        message = f"{text!r} is not a quantity such as 500Mi, 2Gi or 100m"
+        message = f'not a quantity such as 500Mi, 2Gi or 100m: "{text}"'
         raise ValueError(message)
     number = Decimal(form[1] + (form[2] or ""))
     return number * _SUFFIX[form[3] or ""]

@@ -93,7 +93,7 @@ def _broken(
     return Case(told, reason, visible, pod=spec or {}, container=container)
 
 
-_NO_NODE = r"Pod velero/{name} cannot be scheduled:  0/\d+ nodes are available: .*"
+_NO_NODE = r"Pod velero/{name} cannot be scheduled: 0/\d+ nodes are available: .*"
 _CANNOT_START = r"Pod velero/{name} cannot start on node \S+ yet: "
 _NO_VOLUME = r"PersistentVolumeClaim velero/{name} of Pod velero/{name} is not bound: "
 _TARGET = r"target PVC {space}/{name} "

@@ -139,6 +139,6 @@ def test_the_examples_move_a_volume_out_and_back(flows: dict[str, Future[None]])
     flows["move_by_examples"].result()
 
 
-@pytest.mark.cause("volume-refused", "restic")
+@pytest.mark.cause("volume-rejected", "restic")
 def test_what_cannot_be_moved_is_refused_with_its_reason(flows: dict[str, Future[None]]) -> None:
     flows["refuse"].result()

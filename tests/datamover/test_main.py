@@ -121,7 +121,7 @@ def test_the_version_is_told() -> None:
         (["backup", "--data-upload=x", "--volume-path=/x"], "VELERO_NAMESPACE is not set"),
         (["backup", "--volume-mode=Tape"], "argument --volume-mode: invalid VolumeMode value: 'Tape'"),
         (["restore", "--data-upload=x"], "unrecognized arguments: --data-upload=x"),
-        (["init-repository", "--backup-repository=x", "--log-level=loud"], "log level 'loud' is none of"),
+        (["init-repository", "--backup-repository=x", "--log-level=loud"], "log level: must be one of"),
     ],
     ids=["nothing", "no task", "no password", "no password file", "no namespace", "mode", "other verb", "log level"],
 )

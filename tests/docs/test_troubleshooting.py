@@ -1,32 +1,97 @@
-"""The table of causes and the tests that bring them about name the same ones."""
+"""The page of causes against the tests that bring them about, and against the product's messages and reasons."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import pytest
+
+from core.models.reasons import PendingReason
+from tests.cluster.cause_cases import CASES
 from tests.support.causes import produced_causes
 
-_PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
-_ROW = re.compile(r"^\| `([a-z-]+)` \|", re.MULTILINE)
-_COLUMNS = 5
+_ROOT = Path(__file__).parents[2]
+_PAGE = _ROOT / "docs" / "troubleshooting.md"
+_PRODUCT = ("core", "exposer", "nodeagent", "datamover")
+_SECTION = re.compile(r"(?m)^### (?P<cause>.+)\n(?P<body>(?:- .*\n)*)")
+_FIELD = re.compile(r"(?m)^- \*\*(\w+):\*\* (.+)$")
+_FIELDS = ("Message", "Event", "Meaning", "Pending", "Action")
+_CODE = re.compile(r"`([^`]+)`")
+_PENDING = re.compile(r"no|until the prepare timeout|indefinitely|for 2 minutes(, then it fails| at most.*)")
+_VALUE = "…"
 
 
-def test_every_cause_of_the_table_is_brought_about_by_a_test_and_every_test_has_its_row() -> None:
-    assert set(_ROW.findall(_PAGE.read_text())) == produced_causes().keys()
+@dataclass(frozen=True)
+class _Cause:
+    """One section of the page."""
+
+    name: str
+    fields: tuple[tuple[str, str], ...]
+
+    def __getitem__(self, field: str) -> str:
+        return dict(self.fields)[field]
 
 
-def test_every_cause_has_one_row_and_every_row_all_columns() -> None:
-    rows = [line for line in _PAGE.read_text().splitlines() if _ROW.match(line)]
-    assert [name for name, times in Counter(_ROW.findall("\n".join(rows))).items() if times > 1] == []
-    for row in rows:
-        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
-        assert len(cells) == _COLUMNS, row
-        assert all(cells), row
+def _page() -> list[_Cause]:
+    sections = _SECTION.finditer(_PAGE.read_text(encoding="utf-8"))
+    return [_Cause(one["cause"], tuple(_FIELD.findall(one["body"]))) for one in sections]
 
 
-def test_how_long_each_is_waited_for_is_one_of_the_spans_that_the_page_explains() -> None:
-    explained = re.compile(r"at once|prepare|patient|2 minutes(?:, then at once| at most.*)")
-    rows = [line for line in _PAGE.read_text().splitlines() if _ROW.match(line)]
-    assert [row for row in rows if not explained.fullmatch(row.split(" | ")[3])] == []
+_CAUSES = {cause.name: cause for cause in _page()}
+_each_cause = pytest.mark.parametrize("cause", _CAUSES.values(), ids=lambda cause: cause.name)
+
+
+def test_every_cause_of_the_page_is_brought_about_by_a_test_and_every_test_has_its_section() -> None:
+    assert _CAUSES.keys() == produced_causes().keys()
+
+
+def test_every_cause_has_one_section() -> None:
+    assert [name for name, times in Counter(cause.name for cause in _page()).items() if times > 1] == []
+
+
+@_each_cause
+def test_a_section_has_all_fields_in_order(cause: _Cause) -> None:
+    assert tuple(name for name, _ in cause.fields) == _FIELDS
+
+
+@_each_cause
+def test_how_long_a_transfer_is_pending_is_one_of_the_explained_values(cause: _Cause) -> None:
+    assert _PENDING.fullmatch(cause["Pending"])
+
+
+@_each_cause
+def test_a_message_has_the_words_of_the_product(cause: _Cause) -> None:
+    templates = _templates()
+    fragments = [part.strip(" .,:;()") for message in _CODE.findall(cause["Message"]) for part in message.split(_VALUE)]
+    assert [words for words in fragments if not any(words in template for template in templates)] == []
+
+
+def test_every_pending_reason_is_on_the_page() -> None:
+    page = set(_CODE.findall(_PAGE.read_text(encoding="utf-8")))
+    assert {str(reason) for reason in PendingReason} - page == set()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_event_of_a_cause_is_the_one_that_the_cluster_tests_expect(name: str) -> None:
+    assert CASES[name].reason in _CODE.findall(_CAUSES[name]["Event"])
+
+
+@cache
+def _templates() -> frozenset[str]:
+    """Return every text of the product, with `…` for the values of an f-string."""
+    files = (path for package in _PRODUCT for path in (_ROOT / package).rglob("*.py"))
+    return frozenset(text for path in files for text in _texts_of(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _texts_of(tree: ast.Module) -> list[str]:
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else _VALUE for part in node.values)
+            texts.append("".join(str(part) for part in parts))
+    return texts

@@ -1,6 +1,6 @@
-"""Which causes of waits and failures the tests produce, by the names that `docs/troubleshooting.md` has.
+"""Causes of pending and failed transfers that the tests bring about, by their names in `docs/troubleshooting.md`.
 
-Knows the marker `cause` and where modules carry it. Runs nothing.
+Reads the marker `cause` of all tests. Runs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARK = "cause"
 
 
 def produced_causes() -> dict[str, set[str]]:
-    """Return every cause that a test is marked with, and the files of these tests."""
+    """Return every cause that a test is marked with, and the files of its tests."""
     found: dict[str, set[str]] = {}
     for path in sorted(_TESTS.rglob("test_*.py")):
         if f".{_MARK}(" not in path.read_text():

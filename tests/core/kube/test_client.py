@@ -52,7 +52,7 @@ async def test_what_nothing_can_be_called_does_not_exist_and_is_not_asked_for(
     for namespace, called in (("a", name), (name, "m")):
         assert await client.read(CONFIG_MAPS, namespace, called) is None
         assert await client.delete(CONFIG_MAPS, namespace, called) is Deletion.NOT_FOUND
-        with pytest.raises(NotFoundError, match="no object can be called so"):
+        with pytest.raises(NotFoundError, match="404 NotFound: invalid name"):
             await client.patch(CONFIG_MAPS, namespace, called, {"data": {}})
     assert await client.read(NODES, "", name) is None
     assert kube.requests == []

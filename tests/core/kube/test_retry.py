@@ -58,13 +58,13 @@ async def test_a_decision_of_the_server_is_final(error: KubeError) -> None:
 async def test_what_may_have_been_applied_is_not_repeated_where_that_is_forbidden(error: KubeError) -> None:
     script = Script(error)
     with pytest.raises(type(error)):
-        await Retry(LoopClock()).run(script, after_lost_answer=False)
+        await Retry(LoopClock()).run(script, after_lost_response=False)
     assert len(script.called_at) == 1
 
 
 async def test_a_throttled_request_is_repeated_even_then() -> None:
     script = Script(ThrottledError("x", retry_after_seconds=3.0))
-    assert await Retry(LoopClock()).run(script, after_lost_answer=False) == "done"
+    assert await Retry(LoopClock()).run(script, after_lost_response=False) == "done"
     assert 3.0 <= script.called_at[1] < 4.0
 
 

@@ -227,7 +227,7 @@ async def test_later_list_that_is_refused_is_tried_again(kube: FakeKube, caplog:
         kube.fail_next("GET", "/pods", 403, times=3)
         await asyncio.sleep(120)
         assert follower.take()[-3:] == [("ADDED", "a"), ("ADDED", "b"), ("LISTED", "")]
-    assert "the watch of pods in velero was interrupted: list Pod velero: 403" in caplog.text
+    assert "watch of pods in velero interrupted, will retry: list Pod velero: 403" in caplog.text
 
 
 async def test_closing_ends_the_watch_at_once(kube: FakeKube) -> None:

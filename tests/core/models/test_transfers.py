@@ -115,7 +115,7 @@ def test_message_names_the_object_and_the_invalid_field(wrong: JsonDict, message
         "metadata": {"name": "b1", "namespace": "velero"},
         "spec": spec | wrong,
     }
-    with pytest.raises(ContractError, match=f"DataUpload velero/b1 cannot be read: {message}"):
+    with pytest.raises(ContractError, match=f"invalid DataUpload velero/b1: {message}"):
         DataUpload.parse(obj)
 
 

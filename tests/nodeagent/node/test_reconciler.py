@@ -120,7 +120,7 @@ async def test_bytes_are_not_counted_again_after_a_restart() -> None:
     [
         pytest.param(Mover(exit_code=12, message="wrong password"), "wrong password", id="the mover says why"),
         pytest.param(Mover(exit_code=137, message="", reason="OOMKilled"), "OOMKilled", id="killed"),
-        pytest.param(Mover(message="nonsense"), "cannot be read; it said: nonsense", id="unreadable result"),
+        pytest.param(Mover(message="nonsense"), "its result is invalid: nonsense", id="unreadable result"),
         pytest.param(
             Mover(exit_code=14, message="SIGTERM: data path is canceled"), "was stopped", id="stopped unasked"
         ),

@@ -29,7 +29,7 @@ async def test_an_object_that_is_refused_as_invalid_fails_its_load_at_once() -> 
         assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 
-@pytest.mark.cause("rights-missing")
+@pytest.mark.cause("permission-missing")
 async def test_a_right_that_is_missing_is_waited_for_and_told() -> None:
     async with open_world(accepted(data_upload())) as world, world.agent():
         world.kube.fail_next("POST", "/pods", 403, times=4)

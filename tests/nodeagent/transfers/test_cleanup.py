@@ -26,7 +26,7 @@ def told(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", LOADS)
-@pytest.mark.cause("clean-up-stuck")
+@pytest.mark.cause("cleanup-blocked")
 async def test_what_somebody_else_holds_back_is_told_once_and_goes_when_it_is_let_go(kind: str) -> None:
     load = accepted(LOADS[kind]())
     name = load["metadata"]["name"]

@@ -45,7 +45,7 @@ def test_exit_code_zero_is_completed_despite_a_cancel_request() -> None:
 def test_an_invalid_result_is_failed(message: str) -> None:
     outcome = decide_outcome(PodEnd(0, message, "Completed"), parse, cancel_requested=False)
     assert outcome.phase is Phase.FAILED
-    assert "cannot be read" in outcome.message
+    assert "its result is invalid" in outcome.message
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ async def test_an_accepted_transfer_of_a_lost_node_is_reassigned_if_possible() -
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, *RUNNING])
-@pytest.mark.cause("agent-away")
+@pytest.mark.cause("agent-unavailable")
 async def test_an_unavailable_agent_is_reported_until_it_is_back(phase: str) -> None:
     scene = bound_scene("node-b")
     add(scene, phase)

@@ -147,9 +147,7 @@ async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once() 
         await asyncio.sleep(60)
     (event,) = scene.kube.objects(EVENTS)
     assert (event["involvedObject"]["name"], event["type"]) == ("du", "Warning")
-    assert (
-        "DataUpload velero/du cannot be read: spec: Object missing required field `sourceNamespace`" in event["message"]
-    )
+    assert "invalid DataUpload velero/du: spec: Object missing required field `sourceNamespace`" in event["message"]
 
 
 def real_kinds(kube: FakeKube) -> list[Kind]:
