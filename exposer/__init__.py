@@ -1,1 +1,1 @@
-"""Brings volumes to data mover pods: builders make manifests, exposers send them."""
+"""Makes volumes reachable from data mover pods: builders return manifests, exposers send them."""

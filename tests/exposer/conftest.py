@@ -1,4 +1,4 @@
-"""What holds for every test here: the product asks the API server for nothing it has no right to."""
+"""Fixtures of all tests here: the product sends no request that its roles do not permit."""
 
 from tests.support.granted import only_granted_requests
 

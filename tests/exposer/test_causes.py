@@ -1,4 +1,4 @@
-"""When others are asked about a pod that says nothing, whom, and how often."""
+"""Queries for the causes of pending pods: when, which objects, and how often."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ TAINT: JsonDict = UNBOUND | {"message": "0/1 nodes are available: 1 node(s) had 
 
 
 class Scene:
-    """A pod that waits with a claim, and a finder whose clock is turned by hand."""
+    """A pending pod with a PVC, and a finder whose clock the test sets."""
 
     def __init__(self) -> None:
         self.kube = FakeKube()
@@ -55,45 +55,47 @@ class Scene:
         )
 
     async def explain_at(self, *seconds: float, **pod: Any) -> list[Pending | None]:
-        """Look at the pod at each of these times."""
+        """Explain the pod at each of these times."""
         found = []
         for self.clock.seconds in seconds:
             found.append(await self.finder.explain(self.pod(**pod)))
         return found
 
     @property
-    def questions(self) -> list[str]:
-        """What was asked."""
+    def queries(self) -> list[str]:
+        """The last path segment of each request."""
         return [request.path.rsplit("/", 1)[1] for request in self.kube.requests]
 
 
-async def test_a_pod_that_says_it_itself_is_not_asked_about() -> None:
+async def test_no_query_for_a_pod_whose_status_has_the_cause() -> None:
     scene = Scene()
     found = await scene.explain_at(0.0, 10.0, conditions=[TAINT])
-    assert [waiting and waiting.reason for waiting in found] == ["Unschedulable"] * 2
-    assert scene.questions == []
+    assert [pending and pending.reason for pending in found] == ["Unschedulable"] * 2
+    assert scene.queries == []
 
 
-async def test_a_good_start_asks_nobody() -> None:
+async def test_no_query_for_a_healthy_start() -> None:
     scene = Scene()
     await scene.explain_at(0.0, 2.9, node="a")
     assert await scene.explain_at(3.0, node="a", phase="Running") == [None]
-    assert scene.questions == []
+    assert scene.queries == []
 
 
-async def test_the_kubelets_trouble_is_told_and_asked_for_at_most_at_each_look() -> None:
+async def test_a_warning_of_the_kubelet_is_reported_and_queried_at_intervals() -> None:
     scene = Scene()
     scene.put_event("p", "FailedMount", "no such secret")
     scene.put_event("other", "FailedMount", "of another pod")
 
     found = await scene.explain_at(0.0, 3.0, 4.0, 6.9, 7.0, node="a")
 
-    said = Pending("FailedMount", "Pod velero/b1 cannot start on node a yet: FailedMount: no such secret", blocked=True)
-    assert found[1:] == [said] * 4
-    assert scene.questions == [EVENTS.plural] * 2
+    blocked = Pending(
+        "FailedMount", "Pod velero/b1 cannot start on node a yet: FailedMount: no such secret", blocked=True
+    )
+    assert found[1:] == [blocked] * 4
+    assert scene.queries == [EVENTS.plural] * 2
 
 
-async def test_a_long_pull_is_told_and_is_no_trouble() -> None:
+async def test_a_long_image_pull_is_reported_and_is_not_blocked() -> None:
     scene = Scene()
     scene.put_event("p", "Pulling", 'Pulling image "x"', warning=False)
     found = await scene.explain_at(0.0, 3.0, node="a")
@@ -101,8 +103,8 @@ async def test_a_long_pull_is_told_and_is_no_trouble() -> None:
     assert found[1] == Pending("ContainerCreating", text)
 
 
-@pytest.mark.parametrize("conditions", [[UNBOUND], []], ids=["the scheduler says so", "the scheduler says nothing"])
-async def test_the_provisioners_trouble_is_told(conditions: list[JsonDict]) -> None:
+@pytest.mark.parametrize("conditions", [[UNBOUND], []], ids=["scheduler reports it", "scheduler reports nothing"])
+async def test_a_warning_of_the_provisioner_is_reported(conditions: list[JsonDict]) -> None:
     scene = Scene()
     scene.put_claim()
     scene.put_event("c", "ProvisioningFailed", "the pool is full")
@@ -111,10 +113,10 @@ async def test_the_provisioners_trouble_is_told(conditions: list[JsonDict]) -> N
 
     text = "PersistentVolumeClaim velero/b1 of Pod velero/b1 is not bound: ProvisioningFailed: the pool is full"
     assert found[1] == Pending("ProvisioningFailed", text, blocked=True)
-    assert scene.questions == ["b1", EVENTS.plural]
+    assert scene.queries == ["b1", EVENTS.plural]
 
 
-async def test_a_claim_that_nobody_says_anything_about_is_named() -> None:
+async def test_an_unbound_pvc_without_events_is_named() -> None:
     scene = Scene()
     scene.put_claim()
     found = await scene.explain_at(0.0, 3.0)
@@ -122,21 +124,21 @@ async def test_a_claim_that_nobody_says_anything_about_is_named() -> None:
 
 
 @pytest.mark.cause("claim-missing")
-async def test_a_claim_that_is_gone_is_trouble() -> None:
+async def test_a_missing_pvc_is_blocked() -> None:
     found = await Scene().explain_at(0.0, 3.0)
     assert found[1] == Pending(
         "ClaimMissing", "PersistentVolumeClaim velero/b1 of Pod velero/b1 does not exist", blocked=True
     )
 
 
-async def test_a_pod_whose_claims_are_bound_waits_for_the_scheduler() -> None:
+async def test_a_pod_whose_pvcs_are_bound_is_pending_for_the_scheduler() -> None:
     scene = Scene()
     scene.put_claim("pv")
     found = await scene.explain_at(0.0, 3.0)
     assert found[1] == Pending("Scheduling", "Pod velero/b1 is not scheduled yet")
 
 
-async def test_what_held_a_pod_up_before_is_no_cause_once_it_has_come_further() -> None:
+async def test_a_previous_cause_does_not_apply_after_progress() -> None:
     scene = Scene()
     scene.put_claim()
     scene.put_event("c", "ProvisioningFailed", "the pool is full")
@@ -144,49 +146,49 @@ async def test_what_held_a_pod_up_before_is_no_cause_once_it_has_come_further() 
 
     found = await scene.explain_at(4.0, 7.0, node="a")
 
-    assert [waiting and waiting.reason for waiting in found] == ["ContainerCreating"] * 2
-    assert scene.questions == ["b1", EVENTS.plural, EVENTS.plural]
+    assert [pending and pending.reason for pending in found] == ["ContainerCreating"] * 2
+    assert scene.queries == ["b1", EVENTS.plural, EVENTS.plural]
 
 
-async def test_a_pod_that_was_silent_for_long_is_asked_about_as_soon_as_it_has_its_node() -> None:
+async def test_a_pod_pending_for_long_is_queried_as_soon_as_it_is_scheduled() -> None:
     scene = Scene()
     scene.put_claim("pv")
     scene.put_event("p", "FailedMount", "no such secret")
     await scene.explain_at(0.0, 2.9)
     found = await scene.explain_at(5.0, node="a")
-    assert [waiting and waiting.reason for waiting in found] == ["FailedMount"]
+    assert [pending and pending.reason for pending in found] == ["FailedMount"]
 
 
-async def test_whoever_does_not_answer_is_no_cause() -> None:
+async def test_a_failed_query_has_no_cause() -> None:
     scene = Scene()
     scene.kube.fail_next("GET", EVENTS.plural, 403)
     found = await scene.explain_at(0.0, 3.0, node="a")
     assert found[1] == Pending("ContainerCreating", "Pod velero/b1 is starting on node a")
 
 
-async def test_very_many_pods_are_asked_about_less_often_each() -> None:
+async def test_many_pods_are_each_queried_less_often() -> None:
     scene = Scene()
     pods = [scene.pod(node="a", uid=f"p{number}") for number in range(100)]
     for scene.clock.seconds in (0.0, 5.0, 10.0, 15.0, 20.0, 24.9):
         for pod in pods:
             await scene.finder.explain(pod)
-    # 5 a second, all together: every 20 s each.
-    assert len(scene.questions) == 100
+    # 5 per second in total: every 20 s for each pod.
+    assert len(scene.queries) == 100
     scene.clock.seconds = 25.0
     await scene.finder.explain(pods[0])
-    assert len(scene.questions) == 101
+    assert len(scene.queries) == 101
 
 
-async def test_pods_that_nobody_looks_at_any_more_are_forgotten() -> None:
+async def test_pods_that_are_no_longer_checked_are_dropped() -> None:
     scene = Scene()
     for number in range(100):
         await scene.finder.explain(scene.pod(node="a", uid=f"p{number}"))
     found = await scene.explain_at(400.0, 403.0, 407.0, node="a")
     assert len(found) == 3
-    assert len(scene.questions) == 2
+    assert len(scene.queries) == 2
 
 
-async def test_a_claims_name_is_read_where_the_pod_is() -> None:
+async def test_pvcs_are_read_in_the_namespace_of_the_pod() -> None:
     scene = Scene()
     scene.put_claim()
     await scene.explain_at(0.0, 3.0)

@@ -1,7 +1,7 @@
-"""What Events are taken for; those that the bed cannot bring about are as the components write them.
+"""Causes in Events, also those that the test bed cannot produce, in the components' formats.
 
 Source of the recorded ones: Kubernetes v1.34 (kubelet, attach-detach controller, persistent
-volume controller) and kubernetes-csi/external-provisioner v5, whose forms the bed's provisioner has not.
+volume controller) and kubernetes-csi/external-provisioner v5, which the test bed's provisioner does not imitate.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from exposer.causes import EventCause, find_pod_cause, find_pvc_cause
 
 
 def event(reason: str, message: str, second: int, *, warning: bool = True, by: str = "kubelet") -> JsonDict:
-    """An Event of the older form, seen last at that second."""
+    """Return an Event of the older format, last seen at that second."""
     return {
         "type": "Warning" if warning else "Normal",
         "reason": reason,
@@ -40,7 +40,7 @@ PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
 
 
 @pytest.mark.parametrize(
-    ("events", "words"),
+    ("events", "cause"),
     [
         pytest.param([], None, id="none"),
         pytest.param([SCHEDULED], None, id="scheduled"),
@@ -64,7 +64,7 @@ PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
             id="mounted since",
             marks=pytest.mark.cause("image-being-pulled"),
         ),
-        pytest.param([SCHEDULED, MOUNT, PULLING, PULLED], None, id="gone on"),
+        pytest.param([SCHEDULED, MOUNT, PULLING, PULLED], None, id="progress since"),
         pytest.param(
             [SCHEDULED, event("Pulled", "", 2, warning=False), MOUNT],
             EventCause("FailedMount", NO_SECRET, blocked=True),
@@ -72,8 +72,10 @@ PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
         ),
     ],
 )
-def test_the_newest_trouble_of_a_pod_counts_until_it_goes_on(events: list[JsonDict], words: EventCause | None) -> None:
-    assert find_pod_cause(events) == words
+def test_the_last_warning_of_a_pod_applies_until_it_makes_progress(
+    events: list[JsonDict], cause: EventCause | None
+) -> None:
+    assert find_pod_cause(events) == cause
 
 
 CONTROLLER = "persistentvolume-controller"
@@ -87,21 +89,23 @@ AGAIN = event("Provisioning", "External provisioner is provisioning volume", 9, 
 
 
 @pytest.mark.parametrize(
-    ("events", "words"),
+    ("events", "cause"),
     [
         pytest.param([], None, id="none"),
-        pytest.param([WAITS], EventCause("ExternalProvisioning", WAITS["message"], blocked=False), id="nobody answers"),
+        pytest.param([WAITS], EventCause("ExternalProvisioning", WAITS["message"], blocked=False), id="no provisioner"),
         pytest.param(
             [NO_CLASS, WAITS], EventCause("ProvisioningFailed", NO_CLASS["message"], blocked=True), id="no class"
         ),
-        pytest.param([NO_CLASS, BEGINS], EventCause("Provisioning", BEGINS["message"], blocked=False), id="class came"),
+        pytest.param(
+            [NO_CLASS, BEGINS], EventCause("Provisioning", BEGINS["message"], blocked=False), id="class created since"
+        ),
         pytest.param(
             [BEGINS, FULL, AGAIN], EventCause("ProvisioningFailed", FULL_TEXT, blocked=True), id="tried again"
         ),
         pytest.param(
             [{"type": "Warning", "reason": "ProvisioningFailed"}],
             EventCause("ProvisioningFailed", "", blocked=True),
-            id="no words and no time",
+            id="no message and no time",
         ),
         pytest.param(
             [
@@ -119,7 +123,7 @@ AGAIN = event("Provisioning", "External provisioner is provisioning volume", 9, 
         ),
     ],
 )
-def test_the_trouble_of_a_claim_counts_until_its_provisioner_takes_it_up(
-    events: list[JsonDict], words: EventCause | None
+def test_the_last_warning_of_a_pvc_applies_until_its_provisioner_starts(
+    events: list[JsonDict], cause: EventCause | None
 ) -> None:
-    assert find_pvc_cause(events) == words
+    assert find_pvc_cause(events) == cause

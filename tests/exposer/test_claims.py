@@ -1,4 +1,4 @@
-"""Claims and snapshot objects: golden manifests, and what the recordings do not show."""
+"""PVCs and snapshot objects: golden manifests, and cases that the recordings do not have."""
 
 from typing import Any
 
@@ -64,8 +64,8 @@ def test_an_object_is_its_golden_manifest(name: str, manifest: JsonDict) -> None
     assert_golden(name, manifest)
 
 
-def test_nothing_of_the_targets_own_binding_reaches_the_restore_claim() -> None:
-    """The last recorded version of the target has all that controllers note on it."""
+def test_the_restore_pvc_has_nothing_of_the_targets_binding() -> None:
+    """The last recorded version of the target has all annotations of the controllers."""
     bound = recorded("target-pvc-of-datadownload", -1)
     bound["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = "node-a"
     bound["spec"] |= {"dataSource": {"kind": "Other"}, "volumeAttributesClassName": "gold"}
@@ -81,31 +81,31 @@ def test_nothing_of_the_targets_own_binding_reaches_the_restore_claim() -> None:
 @pytest.mark.parametrize(
     ("restore_size", "size"),
     [("2Gi", "2Gi"), (None, "1Gi"), ("0", "1Gi")],
-    ids=["told", "not told", "zero"],
+    ids=["reported", "not reported", "zero"],
 )
-def test_the_size_is_what_the_snapshot_needs_or_else_the_source_claims(restore_size: str | None, size: str) -> None:
+def test_the_size_is_the_snapshots_or_else_the_source_pvcs(restore_size: str | None, size: str) -> None:
     snapshot, source, claim = source_objects()
     snapshot["status"]["restoreSize"] = restore_size
 
     assert parse_snapshot_source(snapshot, source, claim).size == size
 
 
-def test_a_content_remembers_its_source() -> None:
+def test_a_content_records_its_source() -> None:
     snapshot, source, claim = source_objects(VolumeMode.BLOCK)
     parsed = parse_snapshot_source(snapshot, source, claim)
 
     assert parse_source_annotation(build_backup_content(OWNER, source, parsed)) == parsed
 
 
-def test_a_content_that_remembers_nothing_is_an_error() -> None:
-    forgotten = content()
-    del forgotten["metadata"]["annotations"]
+def test_a_content_without_a_recorded_source_is_an_error() -> None:
+    unrecorded = content()
+    del unrecorded["metadata"]["annotations"]
 
     with pytest.raises(ContractError, match="annotation nodeagent"):
-        parse_source_annotation(forgotten)
+        parse_source_annotation(unrecorded)
 
 
-def test_a_source_without_a_handle_is_refused() -> None:
+def test_a_source_without_a_handle_is_rejected() -> None:
     snapshot, source, claim = source_objects()
     parsed = parse_snapshot_source(snapshot, source, claim)
     del source["status"]["snapshotHandle"]
@@ -128,7 +128,7 @@ def test_a_source_without_a_handle_is_refused() -> None:
         ),
     ],
 )
-def test_a_snapshot_says_what_it_waits_for(status: JsonDict, reason: str | None) -> None:
+def test_a_snapshot_has_a_pending_reason(status: JsonDict, reason: str | None) -> None:
     found = diagnose_snapshot({"metadata": {"namespace": "app", "name": "s"}, "status": status})
 
     assert (found.reason if isinstance(found, Pending) else None) == reason

@@ -1,4 +1,4 @@
-"""A snapshot on its way into a pod and out of the cluster again."""
+"""Expose and cleanup of CSI snapshots."""
 
 from datetime import timedelta
 
@@ -59,7 +59,7 @@ def node_terms(exposed: Exposed) -> list[JsonDict]:
 
 
 def assert_exposed(scene: BackupScene) -> None:
-    """The snapshot has changed hands, its volume is in the pod, and nothing else was touched."""
+    """Assert that the snapshot was handed over, its volume is in the pod, and nothing else was changed."""
     volume = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeName"]
     assert scene.world.names() == BYSTANDERS | MADE | {f"PersistentVolume /{volume}"}
     assert scene.world.handles == {HANDLE, "other"}
@@ -67,7 +67,7 @@ def assert_exposed(scene: BackupScene) -> None:
 
 
 def assert_clean(scene: BackupScene) -> None:
-    """Nothing is left, in the cluster or on its storage, but what was somebody else's."""
+    """Assert that only other owners' objects are left, in the cluster and on its storage."""
     assert scene.world.names() == BYSTANDERS
     assert scene.world.handles == {"other"}
     assert scene.world.disks == set()
@@ -99,7 +99,7 @@ async def test_a_block_volume_is_exposed_as_a_device() -> None:
 
 
 @pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
-async def test_nothing_is_left_after_clean_up(reclaim: str) -> None:
+async def test_nothing_is_left_after_cleanup(reclaim: str) -> None:
     scene = BackupScene(reclaim=reclaim)
     await expose(scene)
 
@@ -108,8 +108,8 @@ async def test_nothing_is_left_after_clean_up(reclaim: str) -> None:
     assert_clean(scene)
 
 
-async def test_clean_up_leaves_the_next_snapshot_of_the_same_name_alone() -> None:
-    """Whoever sees a load completed may take it at once, while the first one's objects still go."""
+async def test_cleanup_keeps_the_next_snapshot_of_the_same_name() -> None:
+    """A client may create it as soon as the transfer is Completed, before the cleanup has finished."""
     scene = BackupScene()
     asked = scene.request.requested_at
     assert asked is not None
@@ -128,7 +128,7 @@ async def test_clean_up_leaves_the_next_snapshot_of_the_same_name_alone() -> Non
 
 
 @pytest.mark.parametrize("written", [None, "garbage"], ids=["gone", "unreadable"])
-async def test_clean_up_does_without_what_a_content_remembers(written: str | None) -> None:
+async def test_cleanup_works_without_the_recorded_source(written: str | None) -> None:
     scene = BackupScene()
     await expose(scene)
     note = {"metadata": {"annotations": {SOURCE_ANNOTATION: written}}}
@@ -140,7 +140,7 @@ async def test_clean_up_does_without_what_a_content_remembers(written: str | Non
 
 
 @pytest.mark.parametrize("policy", ["Delete", "Retain"])
-async def test_clean_up_of_what_never_began_takes_the_source_snapshot_with_it(policy: str) -> None:
+async def test_cleanup_of_an_unstarted_expose_deletes_the_source_snapshot(policy: str) -> None:
     scene = BackupScene(policy=policy)
 
     await clean_up(scene)
@@ -148,7 +148,7 @@ async def test_clean_up_of_what_never_began_takes_the_source_snapshot_with_it(po
     assert_clean(scene)
 
 
-async def test_clean_up_finds_nothing_to_do_twice() -> None:
+async def test_a_second_cleanup_changes_nothing() -> None:
     scene = BackupScene()
     await expose(scene)
     await clean_up(scene)
@@ -157,14 +157,14 @@ async def test_clean_up_finds_nothing_to_do_twice() -> None:
 
 
 async def expose_until(scene: BackupScene, at: int, *, applied: bool) -> bool:
-    """Expose until request `at` fails, as if the agent had died there; False: it never came."""
+    """Expose until request `at` fails, as if the agent had crashed; return False where there is no such request."""
     cut = await cut_short(expose(scene, Cut(scene.world.kube, at, applied=applied)))
     await scene.world.settle()
     return cut
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-async def test_an_expose_that_is_cut_at_any_request_goes_on(applied: bool) -> None:
+async def test_an_expose_interrupted_at_any_request_continues(applied: bool) -> None:
     at, cut = 0, True
     while cut:
         at, scene = at + 1, BackupScene()
@@ -177,7 +177,7 @@ async def test_an_expose_that_is_cut_at_any_request_goes_on(applied: bool) -> No
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-async def test_an_expose_that_is_cut_at_any_request_is_cleaned_up(applied: bool) -> None:
+async def test_an_expose_interrupted_at_any_request_is_cleaned_up(applied: bool) -> None:
     at, cut = 0, True
     while cut:
         at, scene = at + 1, BackupScene()
@@ -190,7 +190,7 @@ async def test_an_expose_that_is_cut_at_any_request_is_cleaned_up(applied: bool)
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-async def test_a_clean_up_that_is_cut_at_any_request_goes_on(applied: bool) -> None:
+async def test_a_cleanup_interrupted_at_any_request_continues(applied: bool) -> None:
     at, cut = 0, True
     while cut:
         at, scene = at + 1, BackupScene(reclaim="Retain")
@@ -203,7 +203,7 @@ async def test_a_clean_up_that_is_cut_at_any_request_goes_on(applied: bool) -> N
     assert at > 20
 
 
-async def test_a_snapshot_that_is_not_ready_is_waited_for() -> None:
+async def test_a_snapshot_that_is_not_ready_is_pending() -> None:
     scene = BackupScene(ready=False)
 
     assert await scene.exposer().ensure(scene.request, no_guard) == Pending(
@@ -221,7 +221,7 @@ async def test_a_snapshot_that_is_not_ready_is_waited_for() -> None:
     ],
     ids=["snapshot", "content", "claim"],
 )
-async def test_a_missing_source_is_permanent(resource: Resource, namespace: str, name: str) -> None:
+async def test_a_missing_source_fails_the_expose(resource: Resource, namespace: str, name: str) -> None:
     scene = BackupScene()
     obj = only(scene, resource, name)
     await scene.world.client.patch(resource, namespace, name, {"metadata": {"finalizers": None}})
@@ -244,7 +244,7 @@ async def test_a_ready_source_passes_the_check_before_and_after_it_was_taken_ove
 @pytest.mark.parametrize(
     "resource", [VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, PERSISTENT_VOLUME_CLAIMS, PODS], ids=lambda r: r.kind
 )
-async def test_somebody_elses_object_of_the_name_is_named_and_left_alone(resource: Resource) -> None:
+async def test_another_owners_object_of_the_name_is_reported_and_kept(resource: Resource) -> None:
     scene = BackupScene()
     namespace = {"namespace": "velero"} if resource.namespaced else {}
     source = {"source": {"volumeSnapshotContentName": "none"}, "volumeSnapshotRef": {}}
@@ -257,7 +257,7 @@ async def test_somebody_elses_object_of_the_name_is_named_and_left_alone(resourc
     assert only(scene, resource)["metadata"]["uid"] == "foreign"
 
 
-async def test_a_leftover_of_an_earlier_load_is_waited_for() -> None:
+async def test_an_object_of_an_earlier_transfer_is_pending() -> None:
     scene = BackupScene()
     spec = {"storageClassName": "none"}
     labels = {OWNER_UID_LABEL: "earlier"}
@@ -275,7 +275,7 @@ async def test_a_leftover_of_an_earlier_load_is_waited_for() -> None:
 
 
 class Guard:
-    """A guard that says no at its `at`-th question."""
+    """A guard that raises at its `at`-th call."""
 
     def __init__(self, at: int, *, ended: bool) -> None:
         self._at = at
@@ -285,15 +285,15 @@ class Guard:
     async def __call__(self, *, sure: bool) -> None:
         self.asked.append("for certain" if sure else "before a create")
         if len(self.asked) >= self._at:
-            raise NotOwnerError("somebody else's", ended=self._ended)
+            raise NotOwnerError("no longer this agent's", ended=self._ended)
 
 
 GUARDED = [*["before a create"] * 2, "for certain", *["before a create"] * 2, "for certain"]
-"""Content and snapshot; claim and pod."""
+"""Content and snapshot; PVC and pod."""
 
 
 @pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))
-async def test_what_was_made_for_a_load_that_ended_is_removed(at: int) -> None:
+async def test_objects_of_a_finished_transfer_are_deleted(at: int) -> None:
     scene = BackupScene()
     guard = Guard(at, ended=True)
 
@@ -305,7 +305,7 @@ async def test_what_was_made_for_a_load_that_ended_is_removed(at: int) -> None:
 
 
 @pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))
-async def test_another_agent_goes_on_from_what_was_made(at: int) -> None:
+async def test_another_agent_continues_with_the_objects(at: int) -> None:
     scene = BackupScene()
     guard = Guard(at, ended=False)
     with pytest.raises(NotOwnerError):
@@ -316,7 +316,7 @@ async def test_another_agent_goes_on_from_what_was_made(at: int) -> None:
     assert_exposed(scene)
 
 
-async def test_the_guard_is_asked_before_each_create_and_for_certain_once_something_was_made() -> None:
+async def test_the_guard_is_called_before_each_create_and_with_a_read_after_the_last() -> None:
     scene = BackupScene()
     guard = Guard(99, ended=True)
 
@@ -325,7 +325,7 @@ async def test_the_guard_is_asked_before_each_create_and_for_certain_once_someth
     assert guard.asked == GUARDED
 
 
-async def test_a_read_only_claim_of_another_class_is_made_on_request() -> None:
+async def test_a_read_only_pvc_of_another_class_is_created_on_request() -> None:
     scene = BackupScene()
     scene.request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(storage_class="fast", read_only=True)})
 
@@ -337,8 +337,8 @@ async def test_a_read_only_claim_of_another_class_is_made_on_request() -> None:
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-async def test_a_pod_fits_its_claim_when_the_configuration_changes_between_the_two(read_only: bool) -> None:
-    """A claim that nobody writes to can be mounted in no other way."""
+async def test_a_pod_matches_its_pvc_when_the_configuration_changes_in_between(read_only: bool) -> None:
+    """A ReadOnlyMany PVC can only be mounted read-only."""
     scene = BackupScene()
     settings = BackupPVCSettings(read_only=read_only)
     scene.request = snapshot_request(backup_pvcs={"hostpath": settings})
@@ -357,7 +357,7 @@ async def test_a_pod_fits_its_claim_when_the_configuration_changes_between_the_t
     assert pod["containers"][0]["volumeMounts"][0].get("readOnly", False) is read_only
 
 
-async def test_a_backup_goes_where_rules_and_the_sources_zone_agree() -> None:
+async def test_a_backup_runs_where_rules_and_the_sources_zone_match() -> None:
     scene = BackupScene(binding="WaitForFirstConsumer")
     zone, pool = ({"key": key, "operator": "In", "values": ["a"]} for key in ("zone", "pool"))
     terms = [{"matchExpressions": [zone]}]
@@ -371,7 +371,7 @@ async def test_a_backup_goes_where_rules_and_the_sources_zone_agree() -> None:
     assert term["matchExpressions"][:2] == [zone, pool]
 
 
-async def test_a_linked_clone_is_kept_off_the_nodes_of_its_source() -> None:
+async def test_a_linked_clone_avoids_the_nodes_of_its_source() -> None:
     scene = BackupScene()
     patch = {"metadata": {"annotations": {"csi.vsphere.volume/fast-provisioning": "true"}}}
     await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app", "data", patch)
@@ -386,7 +386,7 @@ async def test_a_linked_clone_is_kept_off_the_nodes_of_its_source() -> None:
     ]
 
 
-async def test_a_stuck_pod_says_why() -> None:
+async def test_a_pending_pod_has_a_reason() -> None:
     scene = BackupScene()
     scene.world.pods_run = False
 
@@ -397,8 +397,8 @@ async def test_a_stuck_pod_says_why() -> None:
     assert found == Pending("Scheduling", "Pod velero/b1-q9txn is not scheduled yet")
 
 
-async def test_the_volume_is_gone_before_the_snapshot_is_deleted() -> None:
-    """While the volume is being reclaimed, clean-up waits and names it."""
+async def test_the_volume_is_deleted_before_the_snapshot() -> None:
+    """While the volume is being reclaimed, the cleanup is pending and names it."""
     scene = BackupScene()
     await expose(scene)
     volume = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeName"]

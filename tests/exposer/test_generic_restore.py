@@ -1,4 +1,4 @@
-"""A new volume on its way into a pod and on to the claim that waits for it."""
+"""Expose of a new volume, its rebind to the target PVC, and the cleanup."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,7 @@ from tests.exposer.support.world import Cut, cut_short, no_guard
 from tests.support.fakekube import FakeKube
 
 
-async def test_a_new_volume_is_exposed_and_handed_to_its_claim() -> None:
+async def test_a_new_volume_is_exposed_and_bound_to_the_target() -> None:
     scene = RestoreScene()
 
     exposed = await expose(scene)
@@ -50,7 +50,9 @@ async def test_a_new_volume_is_exposed_and_handed_to_its_claim() -> None:
         ("Filesystem", "Delete", "WaitForFirstConsumer", "node-b"),
     ],
 )
-async def test_other_volumes_come_through_as_well(mode: str, reclaim: str, binding: str, node: str) -> None:
+async def test_volumes_of_other_modes_and_classes_are_restored(
+    mode: str, reclaim: str, binding: str, node: str
+) -> None:
     scene = RestoreScene(mode=mode, reclaim=reclaim, binding=binding, node=node)
 
     await expose(scene)
@@ -65,7 +67,7 @@ async def test_other_volumes_come_through_as_well(mode: str, reclaim: str, bindi
 
 
 @pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
-async def test_a_restore_that_failed_leaves_nothing(reclaim: str) -> None:
+async def test_nothing_is_left_of_a_failed_restore(reclaim: str) -> None:
     scene = RestoreScene(reclaim=reclaim)
     scene.request = replace(scene.request, cache=CacheVolume("fast", 5000))
     await expose(scene)
@@ -76,7 +78,7 @@ async def test_a_restore_that_failed_leaves_nothing(reclaim: str) -> None:
     assert_clean(scene)
 
 
-async def test_clean_up_of_what_never_began_touches_nothing() -> None:
+async def test_cleanup_of_an_unstarted_expose_changes_nothing() -> None:
     scene = RestoreScene()
 
     await clean_up(scene)
@@ -84,7 +86,7 @@ async def test_clean_up_of_what_never_began_touches_nothing() -> None:
     assert_clean(scene)
 
 
-async def test_a_cache_has_a_claim_of_its_own() -> None:
+async def test_a_cache_has_its_own_pvc() -> None:
     scene = RestoreScene()
     scene.request = replace(scene.request, cache=CacheVolume("fast", 5000))
 
@@ -98,7 +100,7 @@ async def test_a_cache_has_a_claim_of_its_own() -> None:
 
 @pytest.mark.parametrize("cache", [None, CacheVolume("fast", 5000)], ids=["no cache", "cache"])
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-async def test_a_restore_that_is_cut_before_the_data_moved_is_cleaned_up(
+async def test_a_restore_interrupted_before_its_data_path_is_cleaned_up(
     applied: bool, cache: CacheVolume | None
 ) -> None:
     at, cut = 0, True
@@ -123,7 +125,7 @@ async def test_a_restore_that_is_cut_before_the_data_moved_is_cleaned_up(
         ("WaitForFirstConsumer", "node-a", False, None),
     ],
 )
-async def test_an_unconsumed_target_is_waited_for(binding: str, node: str, ignore: bool, reason: str | None) -> None:
+async def test_an_unused_target_is_pending(binding: str, node: str, ignore: bool, reason: str | None) -> None:
     scene = RestoreScene(binding=binding, node=node)
     scene.request = replace(scene.request, settings=expose_settings(ignore_delay_binding=ignore))
 
@@ -145,10 +147,10 @@ NOT_WINDOWS = {"key": "kubernetes.io/os", "operator": "NotIn", "values": ["windo
         pytest.param("WaitForFirstConsumer", True, "", True, id="made late, which is ignored: the rule"),
     ],
 )
-async def test_the_consumer_decides_where_it_has_to_and_else_the_rule(
+async def test_the_consumers_node_is_used_with_late_binding_and_the_rule_otherwise(
     binding: str, ignore: bool, node: str, rule: bool
 ) -> None:
-    """The target names the node of its consumer in every case."""
+    """The target has its consumer's node in every case."""
     scene = RestoreScene(binding=binding, node="node-b")
     rules = PlacementRules((PlacementRule((POOL,), "hostpath"),))
     cache = CacheVolume("fast", 5000)
@@ -167,7 +169,7 @@ async def test_the_consumer_decides_where_it_has_to_and_else_the_rule(
         assert annotations.get("volume.kubernetes.io/selected-node", "") == node
 
 
-async def test_a_mover_follows_its_claim_when_the_consumer_has_moved_on_since() -> None:
+async def test_a_mover_follows_its_pvc_when_the_consumer_was_rescheduled() -> None:
     scene = RestoreScene(binding="WaitForFirstConsumer", node="node-a")
     scene.world.kube.fail_next("POST", "/pods", 403)
     with pytest.raises(ForbiddenError):
@@ -195,7 +197,7 @@ async def test_a_target_without_a_class_follows_the_rule_for_all() -> None:
     assert '"all"' in json.dumps(scene.world.kube.objects(PODS))
 
 
-async def test_a_restore_for_windows_needs_an_agent_there() -> None:
+async def test_a_restore_for_windows_requires_an_agent_there() -> None:
     scene = RestoreScene()
     scene.request = replace(scene.request, node_os="windows")
 
@@ -203,7 +205,7 @@ async def test_a_restore_for_windows_needs_an_agent_there() -> None:
         await scene.exposer().check(scene.request, scene.world.client)
 
 
-async def test_an_absent_target_is_waited_for() -> None:
+async def test_an_absent_target_is_pending() -> None:
     scene = RestoreScene()
     await remove_target(scene)
 
@@ -212,7 +214,7 @@ async def test_an_absent_target_is_waited_for() -> None:
     )
 
 
-async def test_a_missing_storage_class_is_waited_for() -> None:
+async def test_a_missing_storage_class_is_pending() -> None:
     scene = RestoreScene()
     await scene.world.client.delete(STORAGE_CLASSES, "", "hostpath")
 
@@ -222,7 +224,7 @@ async def test_a_missing_storage_class_is_waited_for() -> None:
     assert found == Pending("StorageClassMissing", message, blocked=True)
 
 
-async def test_a_bound_target_is_refused() -> None:
+async def test_a_bound_target_is_rejected() -> None:
     scene = RestoreScene()
     await bind_target_elsewhere(scene)
 
@@ -233,7 +235,7 @@ async def test_a_bound_target_is_refused() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-async def test_what_was_made_for_a_load_that_ended_is_removed(at: int) -> None:
+async def test_objects_of_a_finished_transfer_are_deleted(at: int) -> None:
     scene = RestoreScene()
     asked = 0
 
@@ -251,7 +253,7 @@ async def test_what_was_made_for_a_load_that_ended_is_removed(at: int) -> None:
 
 
 class NoPriorityClasses(Cut):
-    """Admission in a cluster whose PriorityClasses were deleted, or one that allows no pods."""
+    """A cluster whose PriorityClasses were deleted, or whose quota allows no pods."""
 
     def __init__(self, inner: FakeKube, words: str) -> None:
         super().__init__(inner)
@@ -264,7 +266,7 @@ class NoPriorityClasses(Cut):
         return await super().request(request)
 
 
-async def test_a_priority_class_that_is_gone_costs_nothing_but_its_priority(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_pod_is_created_without_a_deleted_priority_class(caplog: pytest.LogCaptureFixture) -> None:
     scene = RestoreScene()
     words = 'pods "r2-9nft8" is forbidden: no PriorityClass with name data-mover-low was found'
 
@@ -274,7 +276,7 @@ async def test_a_priority_class_that_is_gone_costs_nothing_but_its_priority(capl
     assert "creating the pod without it" in caplog.text
 
 
-async def test_another_refusal_of_the_pod_is_passed_on() -> None:
+async def test_another_rejection_of_the_pod_is_raised() -> None:
     scene = RestoreScene()
 
     with pytest.raises(ForbiddenError, match="exceeded quota"):

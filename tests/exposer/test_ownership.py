@@ -1,4 +1,4 @@
-"""An object of somebody else that has the name of ours: named, never taken, never removed."""
+"""Objects of other owners with the name of an expose object: reported, never adopted, never deleted."""
 
 import re
 from copy import deepcopy
@@ -26,15 +26,15 @@ from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
 
-OWNER = Owner("velero.io/v2alpha1", "DataUpload", "velero", "load-1", "uid-of-upload")
-OTHER = Owner("velero.io/v1", "PodVolumeBackup", "velero", "load-1", "uid-of-backup")
-EARLIER = Owner("velero.io/v2alpha1", "DataUpload", "velero", "load-1", "uid-of-earlier-upload")
+OWNER = Owner("velero.io/v2alpha1", "DataUpload", "velero", "du-1", "uid-of-upload")
+OTHER = Owner("velero.io/v1", "PodVolumeBackup", "velero", "du-1", "uid-of-backup")
+EARLIER = Owner("velero.io/v2alpha1", "DataUpload", "velero", "du-1", "uid-of-earlier-upload")
 RESOURCES = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
 by_resource = pytest.mark.parametrize("resource", RESOURCES, ids=[each.kind for each in RESOURCES])
 
 
 def build(resource: Resource, owner: Owner | None, *, labelled: bool = True, referenced: bool = True) -> JsonDict:
-    """Return an object called as those of `OWNER`."""
+    """Return an object with the name of those of `OWNER`."""
     meta: JsonDict = {"name": OWNER.name} | ({"namespace": "velero"} if resource.namespaced else {})
     if owner is not None and labelled:
         meta["labels"] = {OWNER_UID_LABEL: owner.uid}
@@ -44,7 +44,7 @@ def build(resource: Resource, owner: Owner | None, *, labelled: bool = True, ref
 
 
 async def meet(obj: JsonDict, resource: Resource) -> Pending | JsonDict:
-    """Return what an expose of `OWNER` says to `obj`, which stays as it is whatever that tries."""
+    """Return the result of an expose of `OWNER` with `obj` in place, and assert that `obj` is unchanged."""
     kube = FakeKube()
     kube.put(deepcopy(obj))
     before = kube.objects(resource)
@@ -60,18 +60,18 @@ async def meet(obj: JsonDict, resource: Resource) -> Pending | JsonDict:
 
 @by_resource
 @pytest.mark.cause("name-shared")
-async def test_a_load_of_another_kind_is_named_and_waited_for(resource: Resource) -> None:
+async def test_an_object_of_a_transfer_of_another_kind_is_pending(resource: Resource) -> None:
     found = await meet(build(resource, OTHER), resource)
     assert isinstance(found, Pending)
     assert (found.reason, found.blocked) == ("NameTaken", True)
-    assert "load-1 belongs to PodVolumeBackup load-1, which has the same name" in found.message
+    assert "du-1 belongs to PodVolumeBackup du-1, which has the same name" in found.message
     assert found.message.startswith(resource.kind)
     assert found.message.endswith("is not finished")
 
 
 @by_resource
 @pytest.mark.parametrize("referenced", [True, False], ids=["with reference", "with label only"])
-async def test_what_is_left_of_an_earlier_load_has_to_go_first(resource: Resource, *, referenced: bool) -> None:
+async def test_an_object_of_an_earlier_transfer_must_be_deleted_first(resource: Resource, *, referenced: bool) -> None:
     found = await meet(build(resource, EARLIER, referenced=referenced), resource)
     assert isinstance(found, Pending)
     assert "of an earlier DataUpload must be deleted first" in found.message
@@ -79,16 +79,16 @@ async def test_what_is_left_of_an_earlier_load_has_to_go_first(resource: Resourc
 
 
 @by_resource
-async def test_what_goes_slowly_names_its_node_and_is_not_removed_by_force(resource: Resource) -> None:
+async def test_a_slow_deletion_names_the_node_and_is_not_forced(resource: Resource) -> None:
     kube = FakeKube()
     obj = build(resource, OWNER)
     obj["metadata"]["finalizers"] = ["test/held"]
     kube.put(obj | {"spec": {"nodeName": "node-a"}})
     client = KubeClient(kube, Retry(LoopClock()))
-    said = [await delete_owned(client, OWNER, resource, OWNER.name) for _ in range(2)]
-    words = "load-1 is being deleted" + (" on node node-a" if resource == PODS else "")
-    assert [each.message.endswith(words) for each in said if each] == [True, False]
-    assert str(said[1]).count(f"{words} (finalizers: test/held)") == 1
+    results = [await delete_owned(client, OWNER, resource, OWNER.name) for _ in range(2)]
+    text = "du-1 is being deleted" + (" on node node-a" if resource == PODS else "")
+    assert [each.message.endswith(text) for each in results if each] == [True, False]
+    assert str(results[1]).count(f"{text} (finalizers: test/held)") == 1
     deletions = [request for request in kube.requests if request.method == "DELETE"]
     assert len(deletions) == 1
     assert b"gracePeriodSeconds" not in (deletions[0].body or b"")
@@ -96,10 +96,10 @@ async def test_what_goes_slowly_names_its_node_and_is_not_removed_by_force(resou
 
 @by_resource
 @pytest.mark.cause("name-taken")
-async def test_somebodys_object_fails_the_load_with_its_owner(resource: Resource) -> None:
-    words = "load-1 already exists and does not belong to DataUpload load-1"
-    with pytest.raises(ExposeError, match=f"{words}: delete it if it is not needed"):
+async def test_another_owners_object_fails_the_transfer_and_is_named(resource: Resource) -> None:
+    text = "du-1 already exists and does not belong to DataUpload du-1"
+    with pytest.raises(ExposeError, match=f"{text}: delete it if it is not needed"):
         await meet(build(resource, None), resource)
     deployed = Owner("apps/v1", "ReplicaSet", "velero", "web", "uid-of-web")
-    with pytest.raises(ExposeError, match=f"{re.escape(words)} but to ReplicaSet web: delete it"):
+    with pytest.raises(ExposeError, match=f"{re.escape(text)} but to ReplicaSet web: delete it"):
         await meet(build(resource, deployed, labelled=False), resource)

@@ -1,4 +1,4 @@
-"""A priority class that went away costs a pod its priority and nothing else."""
+"""Creation of pods with a PriorityClass that may have been deleted."""
 
 import json
 
@@ -14,7 +14,7 @@ _POD: JsonDict = {"metadata": {"namespace": "velero", "name": "du-1"}, "spec": {
 _GONE = 'pods "du-1" is forbidden: no PriorityClass with name low was found'
 
 
-async def test_each_pod_with_a_class_is_told_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_pod_with_a_class_is_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     client = scripted_client(lambda request: answer(json.loads(request.body or b""), 201))
     assert await create_pod(client, _POD) == _POD
@@ -23,7 +23,7 @@ async def test_each_pod_with_a_class_is_told_at_debug(caplog: pytest.LogCaptureF
     assert vars(record)["fields"]["name"] == "du-1"
 
 
-async def test_a_class_that_is_gone_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_deleted_class_is_omitted(caplog: pytest.LogCaptureFixture) -> None:
     sent: list[JsonDict] = []
 
     def script(request: Request) -> Response:
@@ -38,7 +38,7 @@ async def test_a_class_that_is_gone_is_left_out(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("message", ["exceeded quota", "no PriorityClass with name low was found"])
-async def test_any_other_refusal_stays_one(message: str) -> None:
+async def test_any_other_rejection_is_raised(message: str) -> None:
     pod = {"metadata": _POD["metadata"], "spec": {"x": 1}} if "Priority" in message else _POD
     with pytest.raises(ForbiddenError):
         await create_pod(scripted_client(lambda _: refusal(403, message, "Forbidden")), pod)

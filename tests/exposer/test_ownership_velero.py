@@ -1,4 +1,4 @@
-"""What a peer's agent made for a load that is ours now: known by its form, gone on with or removed."""
+"""Objects that Velero's agent created for a transfer: recognized, continued with or deleted."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def recorded_owner(**changes: str) -> Owner:
     return Owner(**(owner | {"name": meta["name"], "uid": meta["uid"]} | changes))
 
 
-def test_the_recorded_snapshot_and_content_are_the_peers() -> None:
+def test_the_recorded_snapshot_and_content_are_recognized() -> None:
     owner = recorded_owner()
     contents = recorded("volumesnapshotcontents")
     assert all(created_by_velero(snapshot, owner) for snapshot in recorded("volumesnapshot-of-dataupload"))
@@ -55,12 +55,12 @@ def test_the_recorded_pod_and_claim_belong_by_reference(name: str) -> None:
     "change",
     [
         pytest.param({"metadata": {"name": NAME, "labels": {OWNER_UID_LABEL: "another"}}}, id="marked by us"),
-        pytest.param({"metadata": {"name": NAME, "ownerReferences": [{"uid": "another"}]}}, id="somebody's"),
+        pytest.param({"metadata": {"name": NAME, "ownerReferences": [{"uid": "another"}]}}, id="another owner"),
         pytest.param({"metadata": {"name": "other"}}, id="another name"),
         pytest.param({"spec": {}}, id="another form"),
     ],
 )
-def test_what_is_anybody_elses_is_not_the_peers(change: dict[str, Any]) -> None:
+def test_another_owners_object_is_not_recognized(change: dict[str, Any]) -> None:
     snapshot = recorded("volumesnapshot-of-dataupload")[0]
     content = next(c for c in recorded("volumesnapshotcontents") if c["metadata"]["name"] == NAME)
     for obj in (snapshot, content):
@@ -68,7 +68,7 @@ def test_what_is_anybody_elses_is_not_the_peers(change: dict[str, Any]) -> None:
 
 
 async def scene_of_the_peer(*, pod: bool = True) -> BackupScene:
-    """Return a world in which an expose is done, all of it in the form of the peer."""
+    """Return a world with a complete expose in Velero's format."""
     scene = BackupScene()
     await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, no_guard))
     for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS):
@@ -84,7 +84,7 @@ async def scene_of_the_peer(*, pod: bool = True) -> BackupScene:
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("pod", [True, False], ids=["exposed", "half exposed"])
-async def test_what_the_peer_made_is_removed_like_our_own(pod: bool) -> None:
+async def test_objects_of_velero_are_deleted_like_our_own(pod: bool) -> None:
     scene = await scene_of_the_peer(pod=pod)
     await scene.world.until_none(lambda: scene.exposer().clean_up(scene.request))
     assert not any(NAME in name for name in scene.world.names())
@@ -92,7 +92,7 @@ async def test_what_the_peer_made_is_removed_like_our_own(pod: bool) -> None:
 
 
 @pytest.mark.looptime
-async def test_a_mover_pod_of_the_peer_is_gone_on_with() -> None:
+async def test_a_mover_pod_of_velero_is_continued_with() -> None:
     scene = await scene_of_the_peer()
     exposed = await scene.exposer().ensure(scene.request, no_guard)
     assert isinstance(exposed, Exposed)
@@ -100,7 +100,7 @@ async def test_a_mover_pod_of_the_peer_is_gone_on_with() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_expose_that_the_peer_did_not_finish_fails_and_says_so() -> None:
+async def test_an_incomplete_expose_of_velero_fails() -> None:
     scene = await scene_of_the_peer(pod=False)
     with pytest.raises(ExposeError, match="was created by Velero's node-agent for an expose that it did not complete"):
         await scene.exposer().ensure(scene.request, no_guard)

@@ -1,4 +1,4 @@
-"""The peer's decision tree for nodes, as a table, and the affinity that comes of it."""
+"""Velero's decision tree for nodes, as a table, and the resulting node affinity."""
 
 from itertools import product
 
@@ -103,12 +103,12 @@ ZONE_A, ZONE_B = (requirement(zone, "zone") for zone in "ab")
         ),
     ],
 )
-def test_what_is_asked_becomes_one_term(placement: Placement, expected: list[JsonDict]) -> None:
+def test_requirements_become_one_term(placement: Placement, expected: list[JsonDict]) -> None:
     assert terms(placement) == expected
 
 
-def test_every_way_to_reach_the_volume_is_combined_with_every_rule() -> None:
-    """A term may be met alone: what is asked has to be in each of them."""
+def test_each_topology_is_combined_with_each_rule() -> None:
+    """One matching term is enough, so each term has all requirements."""
     rules = PlacementRules((rule("a"), rule("b")), any_of=True).choose("")
     topology = tuple({"matchExpressions": [zone]} for zone in (ZONE_A, ZONE_B))
 
@@ -120,10 +120,10 @@ def test_every_way_to_reach_the_volume_is_combined_with_every_rule() -> None:
     assert all(term["matchFields"] == found[0]["matchFields"] for term in found)
 
 
-def asking(placement: Placement) -> JsonDict:
-    """A pod that no node takes."""
-    words = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+def unschedulable(placement: Placement) -> JsonDict:
+    """Return a pod that cannot be scheduled."""
+    text = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text}
     return {
         "metadata": {"namespace": "velero", "name": "b1"},
         "spec": {"affinity": build_node_affinity(placement)},
@@ -132,7 +132,7 @@ def asking(placement: Placement) -> JsonDict:
 
 
 @pytest.mark.parametrize(
-    ("placement", "words"),
+    ("placement", "text"),
     [
         (Placement(), ""),
         (Placement("windows"), "kubernetes.io/os=windows"),
@@ -150,15 +150,15 @@ def asking(placement: Placement) -> JsonDict:
     ],
     ids=["any", "windows", "one", "not some", "rules", "zone and rule", "number"],
 )
-def test_where_no_node_fits_it_is_told_what_was_asked_for(placement: Placement, words: str) -> None:
-    """The scheduler says that no node matches, but not what: a rule and a volume's zone may contradict each other."""
-    pod = asking(placement)
+def test_an_unschedulable_pod_reports_the_required_nodes(placement: Placement, text: str) -> None:
+    """The scheduler does not report the requirements: a rule and a volume's zone may contradict each other."""
+    pod = unschedulable(placement)
 
     found = diagnose_pod(pod)
 
-    assert describe_nodes(pod) == words
+    assert describe_nodes(pod) == text
     assert found is not None
-    assert found.message.endswith(f" (required nodes: {words})" if words else "node affinity/selector.")
+    assert found.message.endswith(f" (required nodes: {text})" if text else "node affinity/selector.")
 
 
 def matches(requirement: JsonDict, labels: dict[str, str]) -> bool:
@@ -166,16 +166,16 @@ def matches(requirement: JsonDict, labels: dict[str, str]) -> bool:
     return inside if requirement["operator"] == "In" else not inside
 
 
-def takes(placement: Placement, node: dict[str, str]) -> bool:
-    """Whether a scheduler puts the pod on a node with these labels; its name is among them."""
+def eligible(placement: Placement, node: dict[str, str]) -> bool:
+    """Return whether a node with these labels, its name among them, is eligible."""
     return any(
         all(matches(one, node) for one in [*term["matchExpressions"], *term.get("matchFields", [])])
         for term in terms(placement)
     )
 
 
-def test_a_node_will_do_if_it_fulfils_all_that_is_asked() -> None:
-    """Every combination of what may be asked, for every kind of node."""
+def test_a_node_is_eligible_if_it_meets_all_requirements() -> None:
+    """Every combination of requirements, for every kind of node."""
     labels = ("metadata.name", "kubernetes.io/os", "zone", "pool")
     nodes = [dict(zip(labels, values, strict=True)) for values in product("nm", ("linux", "windows"), "abc", "xyz")]
     zones, pools = ((), ("a",), ("a", "b")), ((), ("x",), ("x", "y"))
@@ -195,4 +195,4 @@ def test_a_node_will_do_if_it_fulfils_all_that_is_asked() -> None:
                 and (not reach or node["zone"] in reach)
                 and (not rules or node["pool"] in rules)
             )
-            assert takes(placement, node) is expected, (placement, node)
+            assert eligible(placement, node) is expected, (placement, node)

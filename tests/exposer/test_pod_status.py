@@ -1,4 +1,4 @@
-"""What a pod's status is taken for; the statuses are those real kubelets and schedulers write."""
+"""Diagnosis of pod statuses, as real kubelets and schedulers write them."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
 
 
 @pytest.mark.parametrize(
-    ("stuck", "reason", "words"),
+    ("stuck", "reason", "message"),
     [
         pytest.param(pod(node="", conditions=[UNSCHEDULABLE]), "Unschedulable", "untolerated taint", id="taint"),
         pytest.param(pod(node="", conditions=[GATED]), "SchedulingGated", "gives no reason", id="gated"),
@@ -55,16 +55,16 @@ GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
             id="missing secret",
         ),
         pytest.param(
-            pod(containerStatuses=waiting("RunContainerError")), "RunContainerError", "cannot start", id="no words"
+            pod(containerStatuses=waiting("RunContainerError")), "RunContainerError", "cannot start", id="no message"
         ),
     ],
 )
-def test_a_stuck_pod_says_why(stuck: JsonDict, reason: str, words: str) -> None:
+def test_a_pending_pod_has_a_reason(stuck: JsonDict, reason: str, message: str) -> None:
     found = diagnose_pod(stuck)
 
     assert found is not None
     assert found.reason == reason
-    assert words in found.message
+    assert message in found.message
     assert "velero/b1" in found.message
 
 
@@ -73,21 +73,21 @@ PRE_BIND = 'running PreBind plugin "VolumeBinding": binding volumes: context dea
 UNSEEN_CLAIM = '0/1 nodes are available: persistentvolumeclaim "b1" not found.'
 
 
-@pytest.mark.parametrize("words", [UNBOUND, PRE_BIND, UNSEEN_CLAIM], ids=["unbound", "binding", "not seen yet"])
-def test_the_scheduler_does_not_know_what_a_claim_waits_for(words: str) -> None:
-    condition = UNSCHEDULABLE | {"message": words}
+@pytest.mark.parametrize("message", [UNBOUND, PRE_BIND, UNSEEN_CLAIM], ids=["unbound", "binding", "not seen yet"])
+def test_the_scheduler_does_not_report_why_a_pvc_is_unbound(message: str) -> None:
+    condition = UNSCHEDULABLE | {"message": message}
     assert diagnose_pod(pod(node="", conditions=[condition])) == Pending(
-        "ClaimUnbound", f"Pod velero/b1 cannot be scheduled: {words}"
+        "ClaimUnbound", f"Pod velero/b1 cannot be scheduled: {message}"
     )
 
 
-def test_each_try_to_pull_an_image_is_the_same_wait() -> None:
-    tries = [diagnose_pod(pod(containerStatuses=waiting(r, "no"))) for r in ("ErrImagePull", "ImagePullBackOff")]
-    assert [found and (found.reason, found.blocked) for found in tries] == [("ImagePullBackOff", True)] * 2
+def test_each_attempt_to_pull_an_image_has_the_same_reason() -> None:
+    attempts = [diagnose_pod(pod(containerStatuses=waiting(r, "no"))) for r in ("ErrImagePull", "ImagePullBackOff")]
+    assert [found and (found.reason, found.blocked) for found in attempts] == [("ImagePullBackOff", True)] * 2
 
 
 @pytest.mark.parametrize(
-    ("stuck", "trouble"),
+    ("stuck", "blocked"),
     [
         pytest.param(pod(node="", conditions=[UNSCHEDULABLE]), True, id="no node"),
         pytest.param(pod(containerStatuses=waiting("CreateContainerConfigError")), True, id="configuration"),
@@ -95,25 +95,25 @@ def test_each_try_to_pull_an_image_is_the_same_wait() -> None:
         pytest.param(pod(containerStatuses=waiting("ContainerCreating")), False, id="being started"),
     ],
 )
-def test_only_what_no_good_run_waits_for_is_trouble(stuck: JsonDict, *, trouble: bool) -> None:
+def test_only_reasons_of_unhealthy_pods_are_blocked(stuck: JsonDict, *, blocked: bool) -> None:
     found = diagnose_pod(stuck)
     assert found is not None
-    assert found.blocked is trouble
+    assert found.blocked is blocked
 
 
 @pytest.mark.parametrize("reason", ["ErrImageNeverPull", "InvalidImageName"])
 def test_a_pod_that_can_never_start_is_an_error(reason: str) -> None:
-    with pytest.raises(ExposeError, match=f"velero/b1 cannot start on node node-a: {reason}: words"):
-        diagnose_pod(pod(containerStatuses=waiting(reason, "words")))
+    with pytest.raises(ExposeError, match=f"velero/b1 cannot start on node node-a: {reason}: message"):
+        diagnose_pod(pod(containerStatuses=waiting(reason, "message")))
 
 
 @pytest.mark.parametrize("phase", ["Running", "Succeeded", "Failed"])
-def test_a_pod_past_pending_waits_for_nothing(phase: str) -> None:
+def test_a_pod_past_pending_has_no_reason(phase: str) -> None:
     assert diagnose_pod(pod(phase=phase)) is None
 
 
 @pytest.mark.parametrize("recording", ["pod-of-dataupload", "block-pod-of-datadownload"])
-def test_a_recorded_pod_runs_and_ends_well(recording: str) -> None:
+def test_a_recorded_pod_runs_and_succeeds(recording: str) -> None:
     ends = [parse_pod_end(recorded(recording, index)) for index in (0, -1)]
 
     assert diagnose_pod(recorded(recording, 0)) is not None
@@ -164,7 +164,7 @@ NO_DEVICE = "Allocate failed due to no healthy devices present; cannot allocate 
             id="rejected by the kubelet",
         ),
         pytest.param(
-            # As a kubelet with a device plugin writes it, which the bed has not.
+            # As written by a kubelet with a device plugin, which the test bed does not have.
             pod(phase="Failed", reason="UnexpectedAdmissionError", message=f"Pod was rejected: {NO_DEVICE}"),
             PodEnd(None, f"Pod was rejected: {NO_DEVICE}", "UnexpectedAdmissionError"),
             id="no device",
@@ -182,5 +182,5 @@ NO_DEVICE = "Allocate failed due to no healthy devices present; cannot allocate 
         pytest.param(pod(phase="Failed"), PodEnd(None, "", "Failed"), id="no word from anybody"),
     ],
 )
-def test_the_end_of_a_pod_is_read(ended: JsonDict, end: PodEnd | None) -> None:
+def test_the_termination_of_a_pod_is_parsed(ended: JsonDict, end: PodEnd | None) -> None:
     assert parse_pod_end(ended) == end

@@ -1,4 +1,4 @@
-"""A volume of a running pod: found, refused with its reason, exposed, given up."""
+"""Expose of pod volumes: location, rejection with a reason, cleanup."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ def init_status(state: JsonDict, phase: str = "Pending") -> JsonDict:
 
 
 class Scene:
-    """A workload's pod on node-a with a claim `fsdata`, and the request to move its volume `fs`."""
+    """A workload pod on node-a with a PVC `fsdata`, and a request for its volume `fs`."""
 
     def __init__(self, kind: str = "podvolumebackup", **request: Any) -> None:
         self.world = World()
@@ -71,7 +71,7 @@ class Scene:
         return str(refused.value)
 
 
-async def test_a_volume_is_located_with_its_node_and_what_keeps_a_pod_there() -> None:
+async def test_a_volume_is_located_with_its_node_and_tolerations() -> None:
     scene = Scene()
 
     located = await scene.exposer.locate(scene.request, scene.world.client)
@@ -87,7 +87,7 @@ async def test_a_volume_is_located_with_its_node_and_what_keeps_a_pod_there() ->
     )
 
 
-async def test_a_volume_without_a_claim_needs_none() -> None:
+async def test_a_volume_without_a_pvc_is_located() -> None:
     scene = Scene()
     scene.spec["volumes"] = [{"name": "fs", "emptyDir": {}}]
     scene.put_pod(RUNNING)
@@ -98,7 +98,7 @@ async def test_a_volume_without_a_claim_needs_none() -> None:
     assert located.folder.endswith("/volumes/kubernetes.io~empty-dir/fs")
 
 
-async def test_the_kubelets_root_is_the_daemonsets() -> None:
+async def test_the_kubelets_root_is_from_the_daemonset() -> None:
     template = AgentTemplate("image", kubelet_root="/data/kubelet", host_pods_mounted=True)
     located = await (scene := Scene(template=template)).exposer.locate(scene.request, scene.world.client)
     assert isinstance(located, LocatedVolume)
@@ -106,7 +106,7 @@ async def test_the_kubelets_root_is_the_daemonsets() -> None:
 
 
 @pytest.mark.parametrize(("node_os", "root"), [("linux", "/var/lib/kubelet"), ("windows", "/c/kubelet")])
-async def test_a_pod_on_a_windows_node_has_its_mover_there(node_os: str, root: str) -> None:
+async def test_a_pod_on_a_windows_node_has_its_mover_on_windows(node_os: str, root: str) -> None:
     windows = AgentTemplate("mover:windows", kubelet_root="/c/kubelet")
     scene = Scene(template=AgentTemplate("mover", host_pods_mounted=True, windows=windows))
     scene.world.put(NODES, "node-a", labels={"kubernetes.io/os": node_os})
@@ -118,7 +118,7 @@ async def test_a_pod_on_a_windows_node_has_its_mover_there(node_os: str, root: s
     assert located.folder.startswith(f"{root}/pods/")
 
 
-async def test_pod_volumes_are_refused_where_the_agent_may_not_reach_them() -> None:
+async def test_pod_volumes_are_rejected_where_host_pods_is_not_mounted() -> None:
     scene = Scene(template=AgentTemplate("image", host_pods_mounted=False))
     assert await scene.refusal() == (
         "pod volumes are not accessible: the node agent's DaemonSet does not mount the volume host-pods"
@@ -126,24 +126,22 @@ async def test_pod_volumes_are_refused_where_the_agent_may_not_reach_them() -> N
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "text"),
     [
         ({"phase": "Pending"}, "is not running: phase Pending"),
         ({"phase": "Succeeded"}, "is gone: phase Succeeded, its volumes are unmounted"),
         ({"phase": "Failed"}, "is gone: phase Failed, its volumes are unmounted"),
     ],
 )
-async def test_a_pod_that_does_not_run_is_not_backed_up(status: JsonDict, words: str) -> None:
+async def test_a_pod_that_is_not_running_is_not_backed_up(status: JsonDict, text: str) -> None:
     scene = Scene()
     scene.put_pod(status)
-    assert await scene.refusal() == f"workload pod app/writer {words}" + (
-        ", and its volumes are unmounted" if "ended" in words else ""
-    )
+    assert await scene.refusal() == f"workload pod app/writer {text}"
 
 
 @pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
 @pytest.mark.parametrize("lacks", ["namespace", "name"])
-async def test_a_request_that_names_no_pod_is_refused(kind: str, lacks: str) -> None:
+async def test_a_request_without_a_pod_is_rejected(kind: str, lacks: str) -> None:
     """No definition asks for either, and a restore would wait for that pod without end."""
     scene = Scene(kind)
     scene.request = replace(scene.request, workload=replace(scene.request.workload, **{lacks: "", "uid": ""}))
@@ -165,7 +163,7 @@ async def test_a_pod_that_is_gone_going_or_another_is_told_apart() -> None:
     assert replaced.startswith(f"{begin}the pod of that name has the UID another, not ")
 
 
-async def test_a_volume_that_cannot_be_moved_is_refused_with_its_reason() -> None:
+async def test_an_unsupported_volume_is_rejected_with_its_reason() -> None:
     said = {}
     for name in ("nothing", "unused"):
         said[name] = await Scene(volume=name).refusal()
@@ -190,7 +188,7 @@ async def test_a_volume_that_cannot_be_moved_is_refused_with_its_reason() -> Non
     }
 
 
-async def test_a_claim_or_volume_that_is_missing_is_named() -> None:
+async def test_a_missing_pvc_or_volume_is_named() -> None:
     scene = Scene()
     await scene.world.client.delete(PERSISTENT_VOLUMES, "", "pv-1")
     without_volume = await scene.refusal()
@@ -206,7 +204,7 @@ async def test_a_claim_or_volume_that_is_missing_is_named() -> None:
     [{"phase": "Pending"}, init_status({"waiting": {"reason": "PodInitializing"}}), init_status(DONE_STATE)],
     ids=["not placed", "not started", "over"],
 )
-async def test_a_restore_waits_until_its_pod_waits(status: JsonDict) -> None:
+async def test_a_restore_is_pending_until_its_init_container_runs(status: JsonDict) -> None:
     scene = Scene("podvolumerestore")
     scene.put_pod(status)
     assert await scene.exposer.locate(scene.request, scene.world.client) == Pending(
@@ -214,7 +212,7 @@ async def test_a_restore_waits_until_its_pod_waits(status: JsonDict) -> None:
     )
 
 
-async def test_a_pod_that_would_never_wait_is_refused() -> None:
+async def test_a_pod_without_the_init_container_is_rejected() -> None:
     scene = Scene("podvolumerestore")
     scene.spec["initContainers"] = []
     scene.put_pod({"phase": "Running"})
@@ -232,7 +230,7 @@ async def test_a_pod_that_would_never_wait_is_refused() -> None:
     ],
     ids=["running", "ended", "waiting", "went on and ended", "never went on"],
 )
-async def test_a_volume_counts_while_its_pod_has_it_or_has_seen_it_filled(
+async def test_a_volume_is_confirmed_while_its_pod_has_it_or_found_its_data(
     kind: str, status: JsonDict, ok: bool
 ) -> None:
     scene = Scene(kind)
@@ -245,7 +243,7 @@ async def test_a_volume_counts_while_its_pod_has_it_or_has_seen_it_filled(
 
 
 @pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
-async def test_a_volume_is_exposed_once_and_everything_goes_with_clean_up(kind: str) -> None:
+async def test_a_volume_is_exposed_once_and_cleanup_deletes_everything(kind: str) -> None:
     scene = Scene(kind)
     before = scene.world.names()
 
@@ -259,7 +257,7 @@ async def test_a_volume_is_exposed_once_and_everything_goes_with_clean_up(kind: 
     assert scene.world.names() == before
 
 
-async def test_an_expose_ends_when_the_workload_goes_while_its_mover_waits() -> None:
+async def test_an_expose_fails_when_the_workload_is_deleted_while_its_mover_is_pending() -> None:
     scene = Scene()
     await scene.exposer.ensure(scene.request, no_guard)
     await scene.remove_pod()
@@ -271,7 +269,7 @@ async def test_an_expose_ends_when_the_workload_goes_while_its_mover_waits() -> 
 
 
 @pytest.mark.parametrize("ended", [True, False])
-async def test_what_was_made_goes_with_an_owner_that_ended(ended: bool) -> None:
+async def test_objects_of_a_finished_owner_are_deleted(ended: bool) -> None:
     scene = Scene()
     calls = 0
 
@@ -289,7 +287,7 @@ async def test_what_was_made_goes_with_an_owner_that_ended(ended: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
-async def test_a_pod_named_without_its_uid_is_the_one_whose_folder_the_mover_has(kind: str) -> None:
+async def test_a_reference_without_uid_is_the_pod_whose_folder_the_mover_mounts(kind: str) -> None:
     scene = Scene(kind)
     named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
 
@@ -306,14 +304,14 @@ async def test_a_pod_named_without_its_uid_is_the_one_whose_folder_the_mover_has
         await scene.exposer.confirm(named)
 
 
-async def test_a_pod_named_without_its_uid_counts_for_nothing_once_its_mover_is_gone() -> None:
+async def test_a_reference_without_uid_is_not_confirmed_once_its_mover_is_deleted() -> None:
     scene = Scene()
     named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
     with pytest.raises(ExposeError, match="cannot determine the UID of workload pod"):
         await scene.exposer.confirm(named)
 
 
-async def test_a_restore_waits_for_a_pod_that_is_only_named() -> None:
+async def test_a_restore_is_pending_for_a_reference_without_uid() -> None:
     scene = Scene("podvolumerestore")
     await scene.remove_pod()
     named = replace(scene.request, workload=replace(scene.request.workload, uid=""))

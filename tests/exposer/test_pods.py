@@ -58,7 +58,7 @@ def init_pod(settings: PodSettings | None = None) -> JsonDict:
 
 
 def with_windows() -> AgentTemplate:
-    """What is inherited where a second DaemonSet serves Windows nodes."""
+    """Return the template of an agent with a second DaemonSet for Windows nodes."""
     windows = template(nodeSelector={"kubernetes.io/os": "windows"}, tolerations=[])
     return replace(template(tolerations=[]), windows=replace(windows, image="mover:windows"))
 
@@ -89,7 +89,7 @@ CONFIGURED = PodSettings(
     tolerations=({"key": "storage", "operator": "Exists", "effect": "NoSchedule"},),
 )
 INHERITING = PodSettings(labels={}, annotations={}, inherit_tolerations=True)
-"""Nothing replaced, and the agent's own tolerations."""
+"""Nothing replaced, and all tolerations of the agent."""
 PULLING = template(
     imagePullSecrets=[{"name": "pull"}], dnsPolicy="None", dnsConfig={"nameservers": ["10.0.0.1"]}, tolerations=[]
 )
@@ -147,14 +147,14 @@ def test_a_pod_is_its_golden_manifest(name: str, pod: JsonDict) -> None:
     assert_golden(name, pod)
 
 
-def test_what_changes_nothing_is_the_same_pod() -> None:
-    """An empty set of labels replaces none, and no relabeling needs a volume that nobody writes to."""
+def test_settings_without_effect_build_the_same_pod() -> None:
+    """An empty set of labels replaces none, and no relabeling requires a read-only volume."""
     assert backup_pod(backup_pvcs={"hostpath": WRITABLE_NO_RELABELING}) == backup_pod()
     bare = PodSettings()
     assert restore_pod(pod=replace(bare, labels={}, annotations={})) == restore_pod(pod=bare)
 
 
-def test_a_pod_is_not_made_for_nodes_that_no_agent_serves() -> None:
+def test_no_pod_for_nodes_without_an_agent() -> None:
     with pytest.raises(ExposeError, match=r"DaemonSet node-agent-windows does not exist"):
         backup_pod(placement=Placement("windows"))
 
@@ -168,8 +168,8 @@ def test_scratch_is_added_where_the_agent_has_none() -> None:
     assert [env["value"] for env in container["env"] if env["name"] == "VELERO_SCRATCH_DIR"] == ["/scratch"]
 
 
-def test_a_read_only_root_is_inherited_but_by_restores() -> None:
-    """kopia writes beside a restore's target, which stands in the root."""
+def test_a_read_only_root_is_inherited_except_by_restores() -> None:
+    """kopia writes beside a restore's target, which is in the root file system."""
     inherited = AgentTemplate("image", read_only_root=True)
 
     backup, restore = (
@@ -187,7 +187,7 @@ def test_every_inherited_mount_has_its_volume() -> None:
         assert mounts <= volumes
 
 
-def test_a_long_name_fits_into_the_label() -> None:
+def test_a_long_name_is_shortened_in_the_label() -> None:
     request = snapshot_request()
     owner = Owner("velero.io/v2alpha1", "DataUpload", "velero", "n" * 200, request.owner.uid)
 
@@ -197,7 +197,7 @@ def test_a_long_name_fits_into_the_label() -> None:
     assert meta["name"] == owner.name
 
 
-def test_building_changes_nothing_that_is_inherited() -> None:
+def test_building_does_not_modify_inherited_fields() -> None:
     inherited = template()
     before = repr(inherited)
 

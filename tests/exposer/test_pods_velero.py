@@ -1,4 +1,4 @@
-"""The peer's recorded objects, built from the same inputs; every difference is listed."""
+"""Velero's recorded objects, built from the same inputs; every difference is listed."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _STORED = {
     "metadata.uid",
     "status",
     "metadata.finalizers",
-    # Defaults and admission: the recording shows the pod as the API server stored it.
+    # Defaults and admission: the recording has the pod as the API server stored it.
     "spec.dnsPolicy",
     "spec.enableServiceLinks",
     "spec.preemptionPolicy",
@@ -41,7 +41,7 @@ _IN_CONTAINER = {"terminationMessagePath"}
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Every leaf of `value` by its path; named elements of a list are keyed by their name."""
+    """Return every leaf of `value` by its path; named elements of a list are keyed by their name."""
     leaves: dict[str, Any] = {}
     if isinstance(value, dict) and value:
         for key, item in value.items():
@@ -55,11 +55,11 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def differences(theirs: JsonDict, ours: JsonDict) -> dict[str, tuple[Any, Any]]:
-    """The leaves that differ, less what the API server itself adds: path to (peer's, ours)."""
-    peer, mine = flat(theirs), flat(ours)
+    """Return the leaves that differ, without the API server's additions: path to (Velero's, ours)."""
+    velero, mine = flat(theirs), flat(ours)
     found = {}
-    for path in sorted(peer.keys() | mine.keys()):
-        pair = peer.get(path), mine.get(path)
+    for path in sorted(velero.keys() | mine.keys()):
+        pair = velero.get(path), mine.get(path)
         stored = any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in _STORED)
         service_account_token = "kube-api-access" in path
         default = path.rsplit(".", 1)[-1] in _IN_CONTAINER
@@ -69,22 +69,22 @@ def differences(theirs: JsonDict, ours: JsonDict) -> dict[str, tuple[Any, Any]]:
 
 
 def pod_differences(owner: Owner, args: list[str], ours: list[str], verb: str) -> dict[str, tuple[Any, Any]]:
-    """What differs on every mover pod, and why."""
+    """Return the differences of every mover pod, with their reasons."""
     container = f"spec.containers[{owner.uid}]"
     expected: dict[str, tuple[Any, Any]] = {
         # The mover is ours.
         f"{container}.command": (["/velero", *verb.split()], ["python", "-m", "datamover"]),
         f"{container}.args": (args, ours),
-        # The image of a newly labelled node may be missing there: it is pulled then.
+        # The image may be missing on a newly labeled node: it is pulled then.
         f"{container}.imagePullPolicy": ("Never", "IfNotPresent"),
-        # A mover that dies without a word leaves the end of its log.
+        # A mover that exits without a message reports the end of its log.
         f"{container}.terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
-        # With 0 a pod vanishes from the API while its mover still writes.
+        # With 0 a pod is deleted from the API while its mover still writes.
         "spec.terminationGracePeriodSeconds": (0, 30),
-        # Our sweeper finds by it what belongs to whom.
+        # Garbage collection finds the owner by it.
         f"metadata.labels.{OWNER_UID_LABEL}": (None, owner.uid),
     }
-    # A mover sees its own volume, not those of all pods of its node.
+    # A mover mounts its own volume, not those of all pods of its node.
     for name, mount, path in (
         ("host-pods", "/host_pods", "/var/lib/kubelet/pods"),
         ("host-plugins", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins"),
@@ -104,7 +104,7 @@ LOGGING = ["--log-level=info", "--log-format=text"]
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["file system", "block"])
-def test_a_backup_pod_differs_from_the_peers_only_as_listed(block: bool) -> None:
+def test_a_backup_pod_differs_from_velero_only_as_listed(block: bool) -> None:
     prefix = "block-" if block else ""
     mode = VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM
     request = snapshot_request(f"{prefix}dataupload")
@@ -121,7 +121,7 @@ def test_a_backup_pod_differs_from_the_peers_only_as_listed(block: bool) -> None
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["file system", "block"])
-def test_a_restore_pod_differs_from_the_peers_only_as_listed(block: bool) -> None:
+def test_a_restore_pod_differs_from_velero_only_as_listed(block: bool) -> None:
     prefix = "block-" if block else ""
     mode = VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM
     request = restore_request(f"{prefix}datadownload")
@@ -138,7 +138,7 @@ def test_a_restore_pod_differs_from_the_peers_only_as_listed(block: bool) -> Non
 
 
 @pytest.mark.parametrize("verb", ["backup", "restore"])
-def test_a_pod_volume_pod_differs_from_the_peers_only_as_listed(verb: str) -> None:
+def test_a_pod_volume_pod_differs_from_velero_only_as_listed(verb: str) -> None:
     theirs = recorded(f"pod-of-podvolume{verb}", 1)
     request = pod_volume_request(f"podvolume{verb}")
     owner = request.owner
@@ -159,20 +159,20 @@ def test_a_pod_volume_pod_differs_from_the_peers_only_as_listed(verb: str) -> No
     pinned = {"key": "metadata.name", "operator": "In", "values": ["node-a"]}
     term = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
     expected |= {
-        # A folder that is missing fails the mount, instead of passing for an empty volume.
+        # A missing folder fails the mount, instead of counting as an empty volume.
         f"{volume}.type": ("", "Directory"),
-        # The scheduler decides, and tells why a full node has no room.
+        # The scheduler decides, and reports why a pod does not fit on the node.
         "spec.nodeName": ("node-a", None),
         **{f"{term}.matchFields[0].{key}": (None, value) for key, value in pinned.items()},
     }
     if verb == "backup":
-        # What is read cannot be written.
+        # A backup mounts its volume read-only.
         expected[f"{container}.volumeMounts[{owner.uid}].readOnly"] = (None, True)
     assert differences(theirs, ours) == expected
 
 
 def source_objects(mode: VolumeMode = VolumeMode.FILESYSTEM) -> tuple[JsonDict, JsonDict, JsonDict]:
-    """The recorded source: snapshot and content as they were when ready, and its claim."""
+    """Return the recorded source: snapshot and content when ready, and its PVC."""
     content_name = "snapcontent-f925c1b6-086b-4e7e-bee5-e1ac13c7ea42"
     claim = {"spec": {"volumeMode": str(mode), "resources": {"requests": {"storage": "1Gi"}}}}
     return recorded("volumesnapshot-source", -1), recorded("volumesnapshotcontents", 4, called=content_name), claim
@@ -182,7 +182,7 @@ def owner_label(owner: Owner) -> dict[str, tuple[Any, Any]]:
     return {f"metadata.labels.{OWNER_UID_LABEL}": (None, owner.uid)}
 
 
-def test_a_backup_claim_is_the_peers_with_our_label() -> None:
+def test_a_backup_pvc_matches_velero_with_our_label() -> None:
     request = snapshot_request()
     source = parse_snapshot_source(*source_objects())
 
@@ -191,7 +191,7 @@ def test_a_backup_claim_is_the_peers_with_our_label() -> None:
     assert differences(recorded("pvc-of-dataupload"), ours) == owner_label(request.owner)
 
 
-def test_a_restore_claim_is_the_peers_with_our_label() -> None:
+def test_a_restore_pvc_matches_velero_with_our_label() -> None:
     request = restore_request()
 
     ours = build_restore_claim(request.owner, recorded("target-pvc-of-datadownload"), node="")
@@ -199,7 +199,7 @@ def test_a_restore_claim_is_the_peers_with_our_label() -> None:
     assert differences(recorded("pvc-of-datadownload"), ours) == owner_label(request.owner)
 
 
-def test_snapshot_and_content_are_the_peers_with_our_notes() -> None:
+def test_snapshot_and_content_match_velero_with_our_annotations() -> None:
     request = snapshot_request()
     owner = request.owner
     snapshot, content, claim = source_objects()
@@ -210,10 +210,10 @@ def test_snapshot_and_content_are_the_peers_with_our_notes() -> None:
 
     assert differences(recorded("volumesnapshot-of-dataupload"), our_snapshot) == owner_label(owner)
     assert differences(recorded("volumesnapshotcontents", called=owner.name), our_content) == owner_label(owner) | {
-        # The source goes away; what it was has to outlive it.
+        # The source is deleted; its record is needed afterwards.
         f"metadata.annotations.{SOURCE_ANNOTATION}": (None, source.to_json()),
-        # The content is made before the snapshot, so that a restart finds its way: its
-        # controller fills in which snapshot it is bound to.
+        # The content is created before the snapshot, so that a restarted agent can continue: its
+        # controller adds the snapshot that it is bound to.
         "spec.volumeSnapshotRef.apiVersion": (None, "snapshot.storage.k8s.io/v1"),
         "spec.volumeSnapshotRef.kind": (None, "VolumeSnapshot"),
         "spec.volumeSnapshotRef.resourceVersion": ("622", None),

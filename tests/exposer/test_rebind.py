@@ -1,4 +1,4 @@
-"""A restored volume on its way to its claim, interrupted and repeated."""
+"""Rebind of a restored volume, interrupted and repeated."""
 
 import pytest
 
@@ -23,14 +23,14 @@ from tests.exposer.support.world import Cut, cut_short
 
 
 class Transfer:
-    """One load as agents carry it; `kept` is what its custom resource would remember."""
+    """One restore with its requests; `kept` is the volume as recorded in the outcome."""
 
     def __init__(self, scene: RestoreScene) -> None:
         self._scene = scene
         self.kept: KeptVolume | None = None
 
     async def carry(self, transport: Cut | None = None) -> None:
-        """Take the load to its end from wherever it is."""
+        """Run the restore to its end from any state."""
         scene = self._scene
         if self.kept is None:
             await expose(scene, transport)
@@ -40,24 +40,24 @@ class Transfer:
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-async def test_a_restore_that_is_cut_at_any_request_goes_on(applied: bool) -> None:
+async def test_a_restore_interrupted_at_any_request_continues(applied: bool) -> None:
     at, cut = 0, True
     while cut:
         at, scene = at + 1, RestoreScene()
-        load = Transfer(scene)
-        cut = await cut_short(load.carry(Cut(scene.world.kube, at, applied=applied)))
+        restore = Transfer(scene)
+        cut = await cut_short(restore.carry(Cut(scene.world.kube, at, applied=applied)))
         await scene.world.settle()
 
-        await load.carry()
+        await restore.carry()
 
-        assert load.kept is not None
-        assert_handed_over(scene, load.kept)
+        assert restore.kept is not None
+        assert_handed_over(scene, restore.kept)
     assert at > 20
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-async def test_a_rebind_that_is_cut_anywhere_can_still_be_given_up(applied: bool) -> None:
-    """Whatever the rebind had done: afterwards the target has the volume, or it is gone."""
+async def test_a_rebind_interrupted_at_any_request_can_be_dropped(applied: bool) -> None:
+    """Afterwards the target has the volume, or the volume is deleted."""
     at, cut = 0, True
     while cut:
         at, scene = at + 1, RestoreScene()
@@ -76,7 +76,7 @@ async def test_a_rebind_that_is_cut_anywhere_can_still_be_given_up(applied: bool
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-async def test_giving_up_that_is_cut_anywhere_goes_on(applied: bool) -> None:
+async def test_a_drop_interrupted_at_any_request_continues(applied: bool) -> None:
     at, cut = 0, True
     while cut:
         at, scene = at + 1, RestoreScene(reclaim="Retain")
@@ -93,16 +93,16 @@ async def test_giving_up_that_is_cut_anywhere_goes_on(applied: bool) -> None:
 
 async def test_a_rebind_may_be_repeated_after_its_end() -> None:
     scene = RestoreScene()
-    load = Transfer(scene)
-    await load.carry()
+    restore = Transfer(scene)
+    await restore.carry()
 
-    await load.carry()
+    await restore.carry()
 
-    assert load.kept is not None
-    assert_handed_over(scene, load.kept)
+    assert restore.kept is not None
+    assert_handed_over(scene, restore.kept)
 
 
-async def test_a_target_that_is_gone_ends_the_rebind_and_the_volume_is_dropped() -> None:
+async def test_a_deleted_target_fails_the_rebind_and_the_volume_is_dropped() -> None:
     scene = RestoreScene()
     await expose(scene)
     kept = await scene.exposer().read_volume(scene.request)
@@ -118,7 +118,7 @@ async def test_a_target_that_is_gone_ends_the_rebind_and_the_volume_is_dropped()
     assert scene.world.disks == set()
 
 
-async def test_a_target_that_got_another_volume_ends_the_rebind_and_the_volume_is_dropped() -> None:
+async def test_a_target_with_another_volume_fails_the_rebind_and_the_volume_is_dropped() -> None:
     scene = RestoreScene()
     await expose(scene)
     kept = await scene.exposer().read_volume(scene.request)
@@ -132,7 +132,7 @@ async def test_a_target_that_got_another_volume_ends_the_rebind_and_the_volume_i
     assert_clean(scene)
 
 
-async def test_a_volume_that_is_gone_ends_the_rebind() -> None:
+async def test_a_deleted_volume_fails_the_rebind() -> None:
     scene = RestoreScene()
     await expose(scene)
 
@@ -141,7 +141,7 @@ async def test_a_volume_that_is_gone_ends_the_rebind() -> None:
     assert await scene.exposer().drop_volume(scene.request, KeptVolume("pvc-none", "Delete")) is None
 
 
-async def test_a_volume_that_belongs_to_another_claim_is_neither_taken_nor_dropped() -> None:
+async def test_a_volume_of_another_pvc_is_neither_bound_nor_dropped() -> None:
     scene = RestoreScene()
     reference = {"namespace": "app3", "name": "bystander", "uid": "uid-bystander"}
     spec = {"claimRef": reference, "persistentVolumeReclaimPolicy": "Retain"}
@@ -154,7 +154,7 @@ async def test_a_volume_that_belongs_to_another_claim_is_neither_taken_nor_dropp
     assert volume(scene, "pv")["spec"] == spec
 
 
-async def test_a_volume_that_was_lost_cannot_be_kept() -> None:
+async def test_a_missing_volume_cannot_be_read() -> None:
     scene = RestoreScene()
 
     with pytest.raises(

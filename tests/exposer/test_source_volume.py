@@ -1,4 +1,4 @@
-"""Where a snapshot's data may be read, as its source tells."""
+"""Placement of a backup, derived from its source volume."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ BOTH = replace(LINUX_ONLY, windows=AgentTemplate("mover:windows"))
 
 
 class Source:
-    """A claim of the class `hostpath` with its volume in two zones, and two nodes."""
+    """A PVC of the class `hostpath` with its volume in two zones, and two nodes."""
 
     def __init__(self, *, binding: str = "WaitForFirstConsumer", fs_type: str = "", **claim: Any) -> None:
         self.world = World()
@@ -51,10 +51,10 @@ class Source:
 @pytest.mark.parametrize(
     ("binding", "topology"), [("WaitForFirstConsumer", tuple(ZONES)), ("Immediate", ())], ids=["late", "at once"]
 )
-async def test_a_volume_that_is_made_near_its_pod_keeps_the_pod_near(
+async def test_the_topology_of_a_late_binding_volume_restricts_the_pod(
     binding: str, topology: tuple[JsonDict, ...]
 ) -> None:
-    """A volume that is made at once is followed by the scheduler."""
+    """The scheduler follows a volume that is provisioned immediately."""
     assert (await Source(binding=binding).place()).topology == topology
 
 
@@ -63,14 +63,14 @@ async def test_a_volume_that_is_made_near_its_pod_keeps_the_pod_near(
     [(PERSISTENT_VOLUME_CLAIMS, "app", "data"), (PERSISTENT_VOLUMES, "", "pv-1"), (STORAGE_CLASSES, "", "hostpath")],
     ids=["claim", "volume", "class"],
 )
-async def test_what_is_gone_restricts_nothing(remove: tuple[Any, str, str]) -> None:
+async def test_deleted_objects_add_no_restriction(remove: tuple[Any, str, str]) -> None:
     source = Source()
     await source.world.client.delete(*remove)
 
     assert await source.place() == Placement()
 
 
-async def test_a_volume_that_any_node_reaches_restricts_nothing() -> None:
+async def test_a_volume_without_topology_adds_no_restriction() -> None:
     source = Source()
     source.world.put(PERSISTENT_VOLUMES, "pv-1", spec={})
 
@@ -80,7 +80,7 @@ async def test_a_volume_that_any_node_reaches_restricts_nothing() -> None:
 @pytest.mark.parametrize(
     ("backup_class", "chosen"), [("", "source"), ("shallow", "shallow"), ("other", "all")], ids=str
 )
-async def test_rules_are_looked_up_by_the_class_of_the_backup_claim(backup_class: str, chosen: str) -> None:
+async def test_rules_are_selected_by_the_class_of_the_backup_pvc(backup_class: str, chosen: str) -> None:
     wanted = {"source": "hostpath", "shallow": "shallow", "all": ""}
     rules = {name: PlacementRule(({"key": name, "operator": "Exists"},), of) for name, of in wanted.items()}
     backup_pvc = BackupPVCSettings(storage_class=backup_class)
@@ -91,7 +91,7 @@ async def test_rules_are_looked_up_by_the_class_of_the_backup_claim(backup_class
 
 
 @pytest.mark.parametrize("where", ["source", "backup claim"])
-async def test_a_linked_clone_keeps_off_the_nodes_of_its_source(where: str) -> None:
+async def test_a_linked_clone_avoids_the_nodes_of_its_source(where: str) -> None:
     annotations = {FAST: "true"}
     source = Source(annotations=annotations if where == "source" else {})
     for node, volume in (("linux-1", "pv-1"), ("linux-2", "pv-1"), ("linux-3", "other")):
@@ -105,7 +105,7 @@ async def test_a_linked_clone_keeps_off_the_nodes_of_its_source(where: str) -> N
 
 
 class NodeCase:
-    """What is known of a volume; what the nodes of its backup are to be."""
+    """Properties of a volume, and the expected operating system of its backup."""
 
     def __init__(
         self, node_os: str, *, attached: str = "", selected: str = "", fs_type: str = "", mode: str = ""
@@ -143,8 +143,8 @@ async def test_the_operating_system_follows_the_node_and_then_the_file_system(
     assert (await one.source.place(template=template)).node_os == one.node_os
 
 
-async def test_only_what_counts_is_asked_for() -> None:
-    """Without Windows and linked clones nobody lists the attachments of the cluster."""
+async def test_only_required_objects_are_read() -> None:
+    """Without Windows and linked clones the attachments of the cluster are not listed."""
     source = Source()
     noting = Cut(source.world.kube)
 

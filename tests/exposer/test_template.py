@@ -1,4 +1,4 @@
-"""What mover pods inherit from the DaemonSet, and what is held back."""
+"""The fields that mover pods inherit from the DaemonSet, and those they do not."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_fields_of_pod_and_container_are_inherited_and_probes_are_not() -> None:
         ("/etc/ssl/certs", True),
     ],
 )
-def test_a_folder_of_the_node_that_shows_the_kubelets_is_held_back(path: str, kept: bool) -> None:
+def test_a_host_path_that_exposes_the_kubelets_root_is_not_inherited(path: str, kept: bool) -> None:
     raw = daemonset()
     pod = raw["spec"]["template"]["spec"]
     pod["volumes"].append(host_path("extra", path))
@@ -67,7 +67,7 @@ def test_a_folder_of_the_node_that_shows_the_kubelets_is_held_back(path: str, ke
     assert ("extra" in {mount["name"] for mount in parsed.volume_mounts}) is kept
 
 
-def test_the_kubelet_root_is_where_the_agent_sees_pods() -> None:
+def test_the_kubelet_root_is_the_parent_of_host_pods() -> None:
     moved = template(volumes=[host_path("host-pods", "/data/kubelet/pods/"), host_path("p", "/data/kubelet/plugins")])
 
     assert moved.kubelet_root == "/data/kubelet"
@@ -75,21 +75,21 @@ def test_the_kubelet_root_is_where_the_agent_sees_pods() -> None:
     assert moved.volumes == ()
 
 
-def test_an_agent_without_host_paths_says_so() -> None:
+def test_an_agent_without_host_pods_is_detected() -> None:
     bare = template(volumes=[])
 
     assert bare.kubelet_root == "/var/lib/kubelet"
     assert not bare.host_pods_mounted
 
 
-def test_a_sidecar_is_not_taken_for_the_agent() -> None:
+def test_a_sidecar_is_not_the_agents_container() -> None:
     raw = daemonset()
     raw["spec"]["template"]["spec"]["containers"].insert(0, {"name": "sidecar", "image": "other"})
 
     assert AgentTemplate.parse(raw).image == "velero/velero:v1.18.2"
 
 
-def test_a_daemonset_without_an_image_is_refused() -> None:
+def test_a_daemonset_without_an_image_is_rejected() -> None:
     raw = daemonset()
     raw["spec"]["template"]["spec"]["containers"] = []
 

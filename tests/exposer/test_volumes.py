@@ -1,4 +1,4 @@
-"""A restore's cache has a volume of its own, or the restore does without; never does it fail for that."""
+"""Cache volumes of restores; without one, the restore uses the node's disk and never fails."""
 
 from dataclasses import replace
 
@@ -25,8 +25,8 @@ def cache_claims(world: World) -> list[JsonDict]:
 def is_cached(exposed: Exposed) -> bool:
     container = exposed.pod["spec"]["containers"][0]
     mounted = any(mount["name"].endswith("-cache") for mount in container["volumeMounts"])
-    told = any(argument.startswith("--cache-volume-path=") for argument in container["args"])
-    assert mounted is told
+    configured = any(argument.startswith("--cache-volume-path=") for argument in container["args"])
+    assert mounted is configured
     return mounted
 
 
@@ -34,7 +34,7 @@ async def expose_pod_volume(scene: Scene) -> Exposed:
     return await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
 
 
-async def test_a_restore_into_a_pod_has_its_cache_on_the_pods_node() -> None:
+async def test_a_pod_volume_restore_has_its_cache_on_the_pods_node() -> None:
     scene = Scene("podvolumerestore", cache=CACHE)
     before = scene.world.names()
 
@@ -58,7 +58,7 @@ async def test_a_restore_into_a_pod_has_its_cache_on_the_pods_node() -> None:
     ],
     ids=["none", "absent", "retaining"],
 )
-async def test_a_class_that_will_not_do_is_warned_of(
+async def test_an_unsuitable_class_is_logged_as_a_warning(
     storage_class: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = CacheVolume(storage_class, 5000)
@@ -73,8 +73,8 @@ async def test_a_class_that_will_not_do_is_warned_of(
     assert [reason in warning for warning in warnings] == [True, True]
 
 
-async def test_a_cache_that_is_not_asked_for_any_more_is_cleaned_up_all_the_same() -> None:
-    """The configuration may have changed since the claim was made."""
+async def test_a_cache_that_is_no_longer_configured_is_cleaned_up() -> None:
+    """The configuration may have changed since the PVC was created."""
     scene = RestoreScene()
     scene.request = replace(scene.request, cache=CACHE)
     await expose(scene)
@@ -88,7 +88,7 @@ async def test_a_cache_that_is_not_asked_for_any_more_is_cleaned_up_all_the_same
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-async def test_a_restore_into_a_pod_that_is_cut_anywhere_goes_on_and_leaves_nothing(applied: bool) -> None:
+async def test_a_pod_volume_restore_interrupted_at_any_request_continues_and_leaves_nothing(applied: bool) -> None:
     at, cut = 0, True
     while cut:
         at, scene = at + 1, Scene("podvolumerestore", cache=CACHE)

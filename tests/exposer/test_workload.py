@@ -1,4 +1,4 @@
-"""Where the kubelet has a volume, for each kind of volume; the bed has `local` ones only."""
+"""Folders of volumes on the node, for each kind of volume; the test bed has `local` ones only."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ROOT = "/var/lib/kubelet"
 
 
 def folder(source: JsonDict, *, pv: bool) -> str:
-    """The folder below `volumes/` of a volume `v` of that source, its own or its PersistentVolume's."""
+    """Return the folder below `volumes/` of a volume `v` with that source, its own or its PersistentVolume's."""
     volume = {"name": "v"} if pv else {"name": "v"} | source
     found = build_volume_folder(
         ROOT, "u-1", volume, pv={"metadata": {"name": "pvc-1"}, "spec": {"capacity": {}} | source} if pv else None
@@ -40,7 +40,7 @@ def folder(source: JsonDict, *, pv: bool) -> str:
         ("vsphereVolume", "kubernetes.io~csi/pvc-1/mount"),
     ],
 )
-def test_a_claims_volume_is_called_like_its_persistent_volume(key: str, expected: str) -> None:
+def test_the_folder_of_a_pvc_is_named_after_its_persistent_volume(key: str, expected: str) -> None:
     assert folder({key: {"x": 1}}, pv=True) == expected
 
 
@@ -56,7 +56,7 @@ def test_a_claims_volume_is_called_like_its_persistent_volume(key: str, expected
         ("projected", "kubernetes.io~projected/v"),
     ],
 )
-def test_a_volume_without_a_claim_keeps_its_name(key: str, expected: str) -> None:
+def test_the_folder_of_a_volume_without_a_pvc_has_the_volumes_name(key: str, expected: str) -> None:
     assert folder({key: {}}, pv=False) == expected
 
 
@@ -67,12 +67,12 @@ def test_a_flex_volume_is_in_its_drivers_folder(pv: bool) -> None:
 
 @pytest.mark.parametrize("key", ["hostPath", "image"])
 @pytest.mark.parametrize("pv", [False, True], ids=["own", "claim"])
-def test_what_no_folder_of_the_pod_holds_is_refused(key: str, pv: bool) -> None:
+def test_a_volume_without_a_folder_of_the_pod_is_rejected(key: str, pv: bool) -> None:
     with pytest.raises(ExposeError, match=f"volume v has source {key}"):
         folder({key: {"path": "/x"}}, pv=pv)
 
 
-def test_the_recorded_path_is_found() -> None:
+def test_the_recorded_path_is_built() -> None:
     mover = recorded("pod-of-podvolumebackup", 1)
     pvb = recorded("podvolumebackup")
     pv = {"metadata": {"name": "pvc-3dcf745d-9e92-47e5-bb50-4baa1d7fd6bb"}, "spec": {"csi": {"driver": "d"}}}
@@ -88,5 +88,5 @@ def test_the_recorded_path_is_found() -> None:
     [({"persistentVolumeClaim": {"claimName": "c"}}, "c"), ({"ephemeral": {}}, "writer-v"), ({"emptyDir": {}}, "")],
     ids=["claim", "ephemeral", "none"],
 )
-def test_the_claim_behind_a_volume_is_known(volume: JsonDict, claim: str) -> None:
+def test_the_pvc_of_a_volume_is_found(volume: JsonDict, claim: str) -> None:
     assert claim_of({"metadata": {"name": "writer"}}, {"name": "v"} | volume) == claim

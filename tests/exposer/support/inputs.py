@@ -1,4 +1,4 @@
-"""What the recorded cluster was given: the peer's DaemonSet and configuration, and requests."""
+"""Inputs of the recorded cluster: Velero's DaemonSet and configuration, and requests."""
 
 from dataclasses import fields
 from typing import Any
@@ -37,11 +37,11 @@ POD_SETTINGS = PodSettings(
     labels={"team": "storage"},
     annotations={"note": "x"},
 )
-"""What the recorded ConfigMap asked of pods."""
+"""The pod settings of the recorded ConfigMap."""
 
 
 def daemonset() -> JsonDict:
-    """The peer's DaemonSet, as `velero install --use-node-agent` makes it."""
+    """Return Velero's DaemonSet, as created by `velero install --use-node-agent`."""
     field_env = {"NODE_NAME": "spec.nodeName", "VELERO_NAMESPACE": "metadata.namespace"}
     env: list[JsonDict] = [
         {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
@@ -93,7 +93,7 @@ def daemonset() -> JsonDict:
 
 
 def template(**changes: Any) -> AgentTemplate:
-    """What movers inherit; `changes` replace fields of the DaemonSet's pod spec."""
+    """Return the template of movers; `changes` replace fields of the DaemonSet's pod spec."""
     raw = daemonset()
     raw["spec"]["template"]["spec"] |= changes
     return AgentTemplate.parse(raw)
@@ -110,7 +110,7 @@ def expose_settings(**changes: Any) -> ExposeSettings:
 
 
 def snapshot_request(recording: str = "dataupload", **changes: Any) -> SnapshotRequest:
-    """The expose of a recorded DataUpload; `changes` replace fields of the request or its settings."""
+    """Return the request for a recorded DataUpload; `changes` replace fields of the request or its settings."""
     du = DataUpload.parse(recorded(recording))
     csi = du.spec.csi_snapshot
     assert csi is not None
@@ -127,7 +127,7 @@ def snapshot_request(recording: str = "dataupload", **changes: Any) -> SnapshotR
 
 
 def pod_volume_request(recording: str = "podvolumebackup", **changes: Any) -> PodVolumeRequest:
-    """The expose of a recorded PodVolumeBackup or PodVolumeRestore; `changes` replace fields as above."""
+    """Return the request for a recorded PodVolumeBackup or PodVolumeRestore; `changes` replace fields as above."""
     backup = recording == "podvolumebackup"
     cr = (PodVolumeBackup if backup else PodVolumeRestore).parse(recorded(recording))
     assert isinstance(cr, PodVolumeBackup | PodVolumeRestore)
@@ -141,7 +141,7 @@ def pod_volume_request(recording: str = "podvolumebackup", **changes: Any) -> Po
 
 
 def restore_request(recording: str = "datadownload", **changes: Any) -> RestoreRequest:
-    """The expose of a recorded DataDownload; `changes` replace fields as above."""
+    """Return the request for a recorded DataDownload; `changes` replace fields as above."""
     dd = DataDownload.parse(recorded(recording))
     values: dict[str, Any] = {
         "owner": Owner.of(dd),

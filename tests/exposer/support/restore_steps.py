@@ -1,4 +1,4 @@
-"""The steps of a restore, each until it has nothing left to wait for, and how it may end."""
+"""The steps of a restore, each until nothing is pending, and its possible ends."""
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from core.models.base import JsonDict
@@ -58,7 +58,7 @@ def volume(scene: RestoreScene, name: str) -> JsonDict:
 
 
 def assert_handed_over(scene: RestoreScene, kept: KeptVolume) -> None:
-    """The target has the volume as if it had been provisioned for it, and nothing else is left."""
+    """Assert that the target has the volume as if provisioned for it, and nothing else is left."""
     target, given = claim(scene, "app3", "data"), volume(scene, kept.pv_name)
     assert scene.world.names() == BYSTANDERS | {TARGET, f"PersistentVolume /{kept.pv_name}"}
     assert target["spec"]["volumeName"] == kept.pv_name

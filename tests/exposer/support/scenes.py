@@ -1,4 +1,4 @@
-"""Worlds with something to expose in them, and exposers over a transport that may fail."""
+"""Worlds with a volume to expose, and exposers over a transport that may fail."""
 
 from typing import Any, Final
 
@@ -22,11 +22,11 @@ SOURCE_CONTENT: Final = "snapcontent-f925c1b6"
 _BOUND: Final = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection"
 _DRIVER: Final = "hostpath.csi.k8s.io"
 _TAKEN_AT: Final = "2026-11-21T11:00:20Z"
-"""Before the recorded DataUpload was made."""
+"""Before the recorded DataUpload was created."""
 
 
 class BackupScene:
-    """A claim with a snapshot that is ready, and somebody else's snapshot beside it."""
+    """A PVC with a snapshot that is ready, and a snapshot of another owner."""
 
     def __init__(self, *, ready: bool = True, mode: str = "Filesystem", policy: str = "Delete", **world: Any) -> None:
         self.world = World(**world)
@@ -38,7 +38,7 @@ class BackupScene:
         self.world.handles = {HANDLE, "other"}
 
     def exposer(self, transport: Transport | None = None) -> CSISnapshotExposer:
-        """A new exposer, knowing nothing of earlier ones."""
+        """Return a new exposer, without state of earlier ones."""
         client = self.world.client_over(transport or self.world.kube)
         return CSISnapshotExposer(client, self.world.causes_over(client))
 
@@ -83,7 +83,7 @@ class BackupScene:
 
 
 class RestoreScene:
-    """A claim that waits for its data, and somebody else's claim beside it."""
+    """An unbound target PVC, and a PVC of another owner."""
 
     def __init__(self, *, mode: str = "Filesystem", node: str = "", **world: Any) -> None:
         self.world = World(**world)
@@ -92,12 +92,12 @@ class RestoreScene:
         self.put_target("bystander", mode=mode)
 
     def exposer(self, transport: Transport | None = None) -> GenericRestoreExposer:
-        """A new exposer, knowing nothing of earlier ones."""
+        """Return a new exposer, without state of earlier ones."""
         client = self.world.client_over(transport or self.world.kube)
         return GenericRestoreExposer(client, self.world.causes_over(client))
 
     def put_target(self, name: str, *, mode: str = "Filesystem", node: str = "", **spec: Any) -> None:
-        """Store a claim as a Velero server restores it: its selector keeps provisioners away."""
+        """Store a PVC as restored by a Velero server: its selector prevents provisioning."""
         annotations = {"volume.kubernetes.io/selected-node": node} if node else {}
         wanted: JsonDict = {
             "accessModes": ["ReadWriteOnce"],

@@ -38,11 +38,11 @@ _BEING_DELETED: Final = "snapshot.storage.kubernetes.io/volumesnapshot-being-del
 
 
 async def no_guard(*, sure: bool) -> None:
-    """The custom resource stays ours."""
+    """A guard for a custom resource that stays this agent's."""
 
 
 async def cut_short(work: Awaitable[Any]) -> bool:
-    """Run `work` and say whether a `Cut` ended it."""
+    """Run `work` and return whether a `Cut` interrupted it."""
     try:
         await work
     except UnreachableError:
@@ -51,7 +51,7 @@ async def cut_short(work: Awaitable[Any]) -> bool:
 
 
 class Cut:
-    """A transport whose `at`-th request fails, before or after it was carried out."""
+    """A transport whose `at`-th request fails, before or after it was applied."""
 
     def __init__(self, inner: Transport, at: int = 0, *, applied: bool = False) -> None:
         self._inner = inner
@@ -96,23 +96,23 @@ class World:
 
     @staticmethod
     def client_over(transport: Transport) -> KubeClient:
-        """A client that tries nothing twice, so that every fault is seen."""
+        """Return a client without retries, so that every fault takes effect."""
         return KubeClient(transport, Retry(SystemClock(), attempts=1))
 
     @staticmethod
     def causes_over(client: KubeClient) -> CauseFinder:
-        """What explains pods that do not run, asking over the same transport as `client`."""
+        """Return a cause finder over the same transport as `client`."""
         return CauseFinder(client, SystemClock())
 
     def put(self, resource: Resource, name: str, **fields: Any) -> None:
-        """Store an object; what belongs into its metadata goes there."""
+        """Store an object; fields of its metadata are moved there."""
         keys = ("namespace", "labels", "annotations", "uid", "finalizers", "ownerReferences", "creationTimestamp")
         meta = {key: fields.pop(key) for key in keys if key in fields}
         obj = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name} | meta} | fields
         self.kube.put(obj)
 
     def names(self) -> set[str]:
-        """Every object that exposers may make, as `Kind namespace/name`."""
+        """Return every object that exposers can create, as `Kind namespace/name`."""
         return {
             f"{resource.kind} {obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}"
             for resource in ALL
@@ -120,7 +120,7 @@ class World:
         }
 
     async def settle(self) -> None:
-        """Let all controllers work until nothing changes."""
+        """Run all controllers until nothing changes."""
         for _ in range(50):
             before = self._versions()
             for resource, step in (
@@ -137,7 +137,7 @@ class World:
         raise AssertionError("the cluster does not come to rest")
 
     async def until_exposed(self, step: Any) -> Exposed:
-        """Call an ensure step until it is exposed, letting the cluster work in between."""
+        """Call an ensure step until it is exposed, running the controllers in between."""
         for _ in range(20):
             found = await step()
             if isinstance(found, Exposed):
@@ -146,7 +146,7 @@ class World:
         raise AssertionError(f"never exposed: {found}")
 
     async def until_none(self, step: Any) -> None:
-        """Call a step until it waits for nothing, letting the cluster work in between."""
+        """Call a step until nothing is pending, running the controllers in between."""
         for _ in range(20):
             found: Pending | None = await step()
             await self.settle()
