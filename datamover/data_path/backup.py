@@ -25,7 +25,7 @@ from datamover.data_path.file_names import NameReport, examine_names
 from datamover.data_path.run import DataPath
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.kopia.progress import Meter
-from datamover.kopia.repository import Opening, open_at_once
+from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import (
     CHECKPOINT_INTERVAL,
     Snapshot,
@@ -74,10 +74,8 @@ class BackupParameters:
         return f"default@default:{self.source}"
 
 
-async def back_up(
-    kopia: Kopia, request: BackupParameters, transfer: DataPath, opening: Opening = open_at_once
-) -> BackupResult:
-    """Take a snapshot of the volume and return its result; `kopia` is connected, or `opening` connects it.
+async def back_up(repository: Repository, request: BackupParameters, transfer: DataPath) -> BackupResult:
+    """Take a snapshot of the volume and return its result.
 
     A snapshot that cannot be trusted is taken away again. Cancellation kills kopia, which
     then saves none.
@@ -87,11 +85,11 @@ async def back_up(
         RepositoryError: the repository went away for good.
         DataPathError: the volume cannot be read, or kopia cannot keep all of its names.
     """
-    meter = transfer.meter
+    kopia, meter = repository.kopia, transfer.meter
     with _opened(request) as fd:
         device_bytes = None if fd is None else device_size(fd)
         meter.total_bytes = device_bytes or 0
-        if told := await opening(partial(_prepare, kopia, request)):
+        if told := await repository.open(partial(_prepare, kopia, request)):
             await transfer.warn(told)
         examine = _no_names if fd is not None else partial(examine_names, request.volume)
         async with run_in_background(examine, name="names") as names, _nothing_left(kopia, request, transfer):

@@ -18,7 +18,7 @@ from datamover.data_path.block import restore_device
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
 from datamover.kopia.process import Kopia
-from datamover.kopia.repository import Opening, open_at_once
+from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
@@ -55,19 +55,16 @@ def restore_workers(settings: UploaderSettings, limits: ResourceLimits) -> int:
     return asked
 
 
-async def restore(
-    kopia: Kopia, request: RestoreParameters, transfer: DataPath, opening: Opening = open_at_once
-) -> RestoreResult:
+async def restore(repository: Repository, request: RestoreParameters, transfer: DataPath) -> RestoreResult:
     """Write the snapshot into the target, onto the disk, and return the result.
-
-    `kopia` is connected, or `opening` connects it.
 
     Raises:
         KopiaError: the snapshot is absent or incomplete, or kopia failed.
         RepositoryError: the repository went away for good.
         DataPathError: the target cannot take the data.
     """
-    snapshot = await opening(partial(read_snapshot, kopia, request.snapshot_id))
+    kopia = repository.kopia
+    snapshot = await repository.open(partial(read_snapshot, kopia, request.snapshot_id), read_only=True)
     if snapshot.fault:
         raise DataPathError(f"snapshot {request.snapshot_id} is not restored: {snapshot.fault}")
     transfer.meter.total_bytes = snapshot.size_bytes

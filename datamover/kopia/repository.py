@@ -3,10 +3,6 @@
 Knows when there is no repository, and when one answers. Does not know where the
 storage came from, or what is done with the repository afterwards.
 Source: kopia 0.23.1, cli/command_repository_*.go, repo/open.go.
-
-How the first thing that is read of a repository goes together with connecting to it.
-
-Knows the form of that alone. Does not know kopia.
 """
 
 import asyncio
@@ -14,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
@@ -24,23 +20,10 @@ from datamover.kopia.process import Kopia, KopiaAnswer, KopiaSilentError
 from datamover.runtime.work_dir import WorkFolder
 from datamover.storage.providers import Reach, Storage
 
-__all__ = ["NotInitializedError", "Opening", "Reachability", "Repository", "RepositoryPlace", "open_at_once"]
+__all__ = ["NotInitializedError", "Reachability", "Repository", "RepositoryPlace"]
 
 
 _T = TypeVar("_T")
-
-
-class Opening(Protocol):
-    """Connects to a repository, and returns what a function reads of it; that may run twice."""
-
-    async def __call__(self, read: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `read` does; connected afterwards."""
-        ...
-
-
-async def open_at_once(read: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Return what `read` does: the repository is connected already."""
-    return await read()
 
 
 _logger = logging.getLogger(__name__)
@@ -114,10 +97,11 @@ class Repository:
         self._folder = folder
         self._cache = cache or CacheLimit()
         self._connect_seconds = connect_seconds
+        self._connected = False
 
     @property
     def kopia(self) -> Kopia:
-        """kopia, connected once `connect` has returned."""
+        """The program, connected once `connect` or `open` has returned."""
         return self._kopia
 
     @property
@@ -145,32 +129,38 @@ class Repository:
                 raise RepositoryError(f"{self.description}: {missing}")
             raise NotInitializedError(f"{self.description}: no repository is there")
         self._check(answer)
+        self._connected = True
 
-    def opening(self, *, read_only: bool) -> Opening:
-        """Return what connects to the repository for a reading.
+    async def open(self, read: Callable[[], Coroutine[Any, Any, _T]], *, read_only: bool = False) -> _T:
+        """Return what `read` returns, and leave the repository connected.
 
-        Connecting costs as much as any reading of a repository: most is the key that kopia makes
-        of the password. So the reading comes first, through a configuration such as connecting
-        writes. Where it fails, connecting tells the cause; if there is none, it is read again.
-        It raises what `connect` does.
+        Connecting costs as much as a read: most of both is the key that kopia derives from the
+        password. So `read` comes first, with a configuration like the one that connecting
+        writes. Where it fails, connecting finds the cause; if there is none, `read` runs again.
+        A repository that is connected already is only read.
+
+        Raises:
+            NotInitializedError: there is no repository.
+            RepositoryError: it cannot be opened; the message names the cause.
         """
-
-        async def connect_for(read: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-            spent_seconds = 0.0
-            if self._write_config(read_only=read_only):
-                try:
-                    async with asyncio.timeout(_UNCONNECTED_SECONDS):
-                        return await run_apart(read, name="opening")
-                except TimeoutError:
-                    spent_seconds = _UNCONNECTED_SECONDS
-                except KopiaError as e:
-                    if (cause := find_cause(said := str(e).splitlines())) in NO_CONNECTION:
-                        raise RepositoryError(": ".join([self.description, cause, said[-1]])) from e
-                    _logger.debug("%s: connecting is to tell why it cannot be read: %s", self.description, e)
-            await self.connect(read_only=read_only, spent_seconds=spent_seconds)
+        if self._connected:
             return await read()
-
-        return connect_for
+        spent_seconds = 0.0
+        if self._write_config(read_only=read_only):
+            try:
+                async with asyncio.timeout(_UNCONNECTED_SECONDS):
+                    result = await run_apart(read, name="read-unconnected")
+            except TimeoutError:
+                spent_seconds = _UNCONNECTED_SECONDS
+            except KopiaError as e:
+                if (cause := find_cause(said := str(e).splitlines())) in NO_CONNECTION:
+                    raise RepositoryError(": ".join([self.description, cause, said[-1]])) from e
+                _logger.debug("%s: connecting is to tell why it cannot be read: %s", self.description, e)
+            else:
+                self._connected = True
+                return result
+        await self.connect(read_only=read_only, spent_seconds=spent_seconds)
+        return await read()
 
     async def create(self) -> None:
         """Create the repository in an empty place, and connect to it.

@@ -15,6 +15,7 @@ import stat
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
@@ -111,7 +112,7 @@ class LocalMover:
                 await repository.connect()
             except NotInitializedError:
                 await repository.ensure()
-            return await _drawn(back_up(repository.kopia, request, self._transfer(meter, repository)), meter, bar)
+            return await _drawn(back_up(repository, request, self._transfer(meter, repository)), meter, bar)
 
         result = await self._with_repository(work)
         if bar is not None:
@@ -125,8 +126,7 @@ class LocalMover:
         meter = Meter(self._clock, Direction.RESTORE)
 
         async def work(repository: Repository) -> RestoreResult:
-            await repository.connect(read_only=True)
-            return await _drawn(restore(repository.kopia, request, self._transfer(meter, repository)), meter, bar)
+            return await _drawn(restore(repository, request, self._transfer(meter, repository)), meter, bar)
 
         result = await self._with_repository(work, request.workers)
         if bar is not None:
@@ -137,8 +137,7 @@ class LocalMover:
         """Return the snapshots of the repository."""
 
         async def work(repository: Repository) -> list[Snapshot]:
-            await repository.connect(read_only=True)
-            return await list_snapshots(repository.kopia)
+            return await repository.open(partial(list_snapshots, repository.kopia), read_only=True)
 
         return await self._with_repository(work)
 

@@ -97,12 +97,10 @@ class PodTransfer:
         result: BackupResult | RestoreResult
         match plan:
             case BackupPlan():
-                opening = repository.opening(read_only=False)
-                result = await back_up(repository.kopia, self._backup_request(plan, settings), transfer, opening)
+                result = await back_up(repository, self._backup_request(plan, settings), transfer)
             case RestorePlan():
-                opening = repository.opening(read_only=True)
                 request = self._restore_request(plan, settings, workers)
-                result = await restore(repository.kopia, request, transfer, opening)
+                result = await restore(repository, request, transfer)
                 if plan.done_owner_uid:
                     write_done_file(self._options.volume, plan.done_owner_uid)
         self._last = meter.finish(result.total_bytes)

@@ -10,12 +10,12 @@ import pytest
 
 from core.clock import SystemClock
 from datamover.arguments import RepositoryOptions
-from datamover.kopia.process import Kopia, kopia_environment
+from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
-from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
-from datamover.runtime.work_dir import WorkFolder
+from datamover.storage.providers import FileStorage
+from tests.datamover.support.places import opened
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
 from tests.datamover.support.processes import children_of
 from tests.datamover.support.s3server import S3Server, run_s3_server
@@ -84,11 +84,10 @@ def kopia(repository: Path, tmp_path: Path, kopia_program: Path) -> PlainKopia:
 
 
 @pytest.fixture
-def connected(kopia: PlainKopia, tmp_path: Path) -> Kopia:
-    """The mover's kopia, connected to the repository."""
-    folder = WorkFolder(tmp_path, tmp_path / "cache")
-    environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
-    return Kopia({**environment, "KOPIA_CONFIG_PATH": str(tmp_path / "plain.config")}, Redactor())
+def mover_repository(repository: Path) -> Iterator[Repository]:
+    """The repository as a mover has it, not yet connected."""
+    with opened(FileStorage(repository)) as found:
+        yield found
 
 
 @pytest.fixture

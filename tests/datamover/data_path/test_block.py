@@ -9,7 +9,7 @@ from core.contract import BackupResult, VolumeMode
 from core.errors import DataPathError, KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
-from datamover.kopia.process import Kopia
+from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import restoring, uploading
 from tests.datamover.support.loopdevice import attached
 from tests.datamover.support.plainkopia import PlainKopia
@@ -26,29 +26,31 @@ def device(tmp_path: Path) -> Path:
     return path
 
 
-async def _back_up(kopia: Kopia, device: Path) -> BackupResult:
+async def _back_up(movers: Repository, device: Path) -> BackupResult:
     request = BackupParameters(device, VolumeMode.BLOCK, "some/device", parallel=2)
-    return await back_up(kopia, request, uploading())
+    return await back_up(movers, request, uploading())
 
 
-async def _restore(kopia: Kopia, snapshot_id: str, target: Path) -> None:
+async def _restore(movers: Repository, snapshot_id: str, target: Path) -> None:
     request = RestoreParameters(snapshot_id, target, VolumeMode.BLOCK, workers=2)
-    await restore(kopia, request, restoring())
+    await restore(movers, request, restoring())
 
 
 async def test_a_device_comes_back_bit_for_bit_and_leaves_the_rest_of_a_larger_one(
-    connected: Kopia, device: Path, tmp_path: Path
+    mover_repository: Repository, device: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"\xff" * (_SIZE + 4096))
-    backup = await _back_up(connected, device)
-    await _restore(connected, backup.snapshot_id, target)
+    backup = await _back_up(mover_repository, device)
+    await _restore(mover_repository, backup.snapshot_id, target)
     assert target.read_bytes() == device.read_bytes() + b"\xff" * 4096
     assert (backup.total_bytes, backup.source.volume_mode) == (_SIZE, "Block")
 
 
-async def test_a_device_is_kept_in_the_peers_form(connected: Kopia, device: Path, kopia: PlainKopia) -> None:
-    await _back_up(connected, device)
+async def test_a_device_is_kept_in_the_peers_form(
+    mover_repository: Repository, device: Path, kopia: PlainKopia
+) -> None:
+    await _back_up(mover_repository, device)
     (found,) = kopia.snapshots()
     assert {key: found["rootEntry"][key] for key in ("type", "mode")} == {"type": "d", "mode": "0777"}
     assert found["rootEntry"]["summ"] | {"maxTime": ""} == {
@@ -62,9 +64,9 @@ async def test_a_device_is_kept_in_the_peers_form(connected: Kopia, device: Path
 
 
 async def test_plain_kopia_restores_a_device_of_the_movers_and_the_reverse(
-    connected: Kopia, device: Path, tmp_path: Path, kopia: PlainKopia
+    mover_repository: Repository, device: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
-    backup = await _back_up(connected, device)
+    backup = await _back_up(mover_repository, device)
     kopia.run("restore", backup.snapshot_id, str(tmp_path / "out"))
     assert (tmp_path / "out" / device.name).read_bytes() == device.read_bytes()
     form = ["--stdin-file=of-a-peer", "--override-source=default@default:some/device", "--json"]
@@ -72,64 +74,64 @@ async def test_plain_kopia_restores_a_device_of_the_movers_and_the_reverse(
         made = kopia.run("snapshot", "create", "/", *form, stdin=content)
     target = tmp_path / "target"
     target.write_bytes(b"\xff" * _SIZE)
-    await _restore(connected, json.loads(made)["id"], target)
+    await _restore(mover_repository, json.loads(made)["id"], target)
     assert target.read_bytes() == device.read_bytes()
 
 
 async def test_a_smaller_device_is_refused_before_a_byte_is_written(
-    connected: Kopia, device: Path, tmp_path: Path
+    mover_repository: Repository, device: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"\xff" * (_SIZE - 1))
-    backup = await _back_up(connected, device)
+    backup = await _back_up(mover_repository, device)
     with pytest.raises(DataPathError, match=f"has {_SIZE - 1} bytes, .* {_SIZE}: nothing was written"):
-        await _restore(connected, backup.snapshot_id, target)
+        await _restore(mover_repository, backup.snapshot_id, target)
     assert set(target.read_bytes()) == {0xFF}
 
 
 async def test_a_snapshot_of_a_folder_is_not_written_to_a_device(
-    connected: Kopia, tree: Path, device: Path, kopia: PlainKopia
+    mover_repository: Repository, tree: Path, device: Path, kopia: PlainKopia
 ) -> None:
     kopia.run("snapshot", "create", str(tree), "--override-source=default@default:x")
     with pytest.raises(KopiaError, match="is not one of a block device"):
-        await _restore(connected, kopia.snapshots()[0]["id"], device)
+        await _restore(mover_repository, kopia.snapshots()[0]["id"], device)
 
 
-async def test_a_device_that_is_not_there_is_named(connected: Kopia, tmp_path: Path) -> None:
+async def test_a_device_that_is_not_there_is_named(mover_repository: Repository, tmp_path: Path) -> None:
     with pytest.raises(DataPathError, match=r"device .*/nothing cannot be opened: No such file"):
-        await _back_up(connected, tmp_path / "nothing")
+        await _back_up(mover_repository, tmp_path / "nothing")
 
 
 async def test_a_real_device_comes_back_onto_one_that_held_something_else(
-    connected: Kopia, device: Path, tmp_path: Path
+    mover_repository: Repository, device: Path, tmp_path: Path
 ) -> None:
     """What was zero is a hole below the device again, and none of what it held is left."""
     (tmp_path / "target").write_bytes(b"\xff" * (_SIZE + 4096))
     with attached(device) as source, attached(tmp_path / "target") as target:
-        backup = await _back_up(connected, source)
-        await _restore(connected, backup.snapshot_id, target)
+        backup = await _back_up(mover_repository, source)
+        await _restore(mover_repository, backup.snapshot_id, target)
     assert (tmp_path / "target").read_bytes() == device.read_bytes() + b"\xff" * 4096
     assert backup.total_bytes == _SIZE
     assert (tmp_path / "target").stat().st_blocks * 512 <= _SIZE - (1 << 20) + 8192
 
 
 async def test_a_smaller_real_device_is_refused_before_a_byte_is_written(
-    connected: Kopia, device: Path, tmp_path: Path
+    mover_repository: Repository, device: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "target").write_bytes(b"\xff" * (_SIZE - 512))
-    backup = await _back_up(connected, device)
+    backup = await _back_up(mover_repository, device)
     with (
         attached(tmp_path / "target") as target,
         pytest.raises(DataPathError, match=f"has {_SIZE - 512} bytes, .* {_SIZE}: nothing was written"),
     ):
-        await _restore(connected, backup.snapshot_id, target)
+        await _restore(mover_repository, backup.snapshot_id, target)
     assert set((tmp_path / "target").read_bytes()) == {0xFF}
 
 
-async def test_a_read_only_device_is_told(connected: Kopia, device: Path) -> None:
-    backup = await _back_up(connected, device)
+async def test_a_read_only_device_is_told(mover_repository: Repository, device: Path) -> None:
+    backup = await _back_up(mover_repository, device)
     with (
         attached(device, "--read-only") as target,
         pytest.raises(DataPathError, match=f"to device {target}: the device did not take the data: Operation not perm"),
     ):
-        await _restore(connected, backup.snapshot_id, target)
+        await _restore(mover_repository, backup.snapshot_id, target)

@@ -16,6 +16,7 @@ from core.errors import DataPathError, KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.file_names import examine_names, mangle
 from datamover.kopia.process import Kopia
+from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from datamover.runtime.cancellation import Stop, run_in_background
 from tests.datamover.support.data_paths import uploading
@@ -227,7 +228,7 @@ async def test_background_work_hears_of_the_end_and_what_it_raises_is_raised() -
 
 
 async def test_a_cancel_between_transfer_and_end_leaves_no_snapshot(
-    connected: Kopia, tmp_path: Path, kopia: PlainKopia
+    mover_repository: Repository, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     warned, never = asyncio.Event(), asyncio.Event()
 
@@ -237,7 +238,7 @@ async def test_a_cancel_between_transfer_and_end_leaves_no_snapshot(
 
     volume = _fill(tmp_path / "volume", b"\xff")
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    running = asyncio.create_task(back_up(connected, request, uploading(warn)))
+    running = asyncio.create_task(back_up(mover_repository, request, uploading(warn)))
     await warned.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -14,7 +14,7 @@ import pytest
 from core.contract import VolumeMode
 from core.errors import KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
-from datamover.kopia.process import Kopia
+from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import remove_incomplete
 from tests.datamover.support.data_paths import uploading
 from tests.datamover.support.plainkopia import PlainKopia
@@ -52,10 +52,10 @@ async def _kopia_frozen_after_a_checkpoint(repository: Path, kopia: PlainKopia) 
     yield found[0].pid
 
 
-async def _break_off(kopia: Kopia, volume: Path, repository: Path, *, peer: PlainKopia, cancel: bool) -> None:
+async def _break_off(movers: Repository, volume: Path, repository: Path, *, peer: PlainKopia, cancel: bool) -> None:
     """Back up until there is a checkpoint, and then no further."""
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoints=_OFTEN)
-    running = asyncio.create_task(back_up(kopia, request, uploading()))
+    running = asyncio.create_task(back_up(movers, request, uploading()))
     async with _kopia_frozen_after_a_checkpoint(repository, peer) as pid:
         assert not running.done()
         if cancel:
@@ -69,26 +69,26 @@ async def _break_off(kopia: Kopia, volume: Path, repository: Path, *, peer: Plai
 @pytest.mark.parametrize("cancel", [True, False], ids=["canceled", "killed"])
 async def test_an_upload_that_breaks_leaves_no_checkpoint(
     cancel: bool,
-    connected: Kopia,
+    mover_repository: Repository,
     volume: Path,
     kopia: PlainKopia,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("datamover.data_path.backup._CANCELED_TIME", timedelta(seconds=20))
-    await _break_off(connected, volume, volume.parent / "repository", peer=kopia, cancel=cancel)
+    await _break_off(mover_repository, volume, volume.parent / "repository", peer=kopia, cancel=cancel)
     assert kopia.snapshots() == []
 
 
 async def test_the_next_backup_takes_away_what_there_was_no_time_for(
-    connected: Kopia, volume: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+    mover_repository: Repository, volume: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what a mover left that was killed itself; nothing of it is a parent."""
     monkeypatch.setattr("datamover.data_path.backup._CANCELED_TIME", timedelta(0))
-    await _break_off(connected, volume, volume.parent / "repository", peer=kopia, cancel=True)
+    await _break_off(mover_repository, volume, volume.parent / "repository", peer=kopia, cancel=True)
     left = [one["id"] for one in kopia.snapshots()]
     warn = AsyncMock()
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, frugal=True)
-    backup = await back_up(connected, request, uploading(warn))
+    backup = await back_up(mover_repository, request, uploading(warn))
     assert left
     warn.assert_awaited_once_with(f"{len(left)} incomplete snapshots that broken uploads had left were removed")
     assert [one["id"] for one in kopia.snapshots()] == [backup.snapshot_id]
@@ -96,12 +96,12 @@ async def test_the_next_backup_takes_away_what_there_was_no_time_for(
 
 
 async def test_other_sources_and_complete_snapshots_are_let_alone(
-    connected: Kopia, tree: Path, kopia: PlainKopia
+    mover_repository: Repository, tree: Path, kopia: PlainKopia
 ) -> None:
     """The parents of a source, too, which kopia lists where the source itself has none."""
     for source in ("some", "some/volume", "some/volume/below"):
-        await back_up(connected, BackupParameters(tree, VolumeMode.FILESYSTEM, source, parallel=2), uploading())
+        await back_up(mover_repository, BackupParameters(tree, VolumeMode.FILESYSTEM, source, parallel=2), uploading())
     assert len(kopia.snapshots()) == 3
     for source in ("some/volume", "some/volume/below/more"):
-        assert await remove_incomplete(connected, f"default@default:{source}") == 0
+        assert await remove_incomplete(mover_repository.kopia, f"default@default:{source}") == 0
     assert len(kopia.snapshots()) == 3

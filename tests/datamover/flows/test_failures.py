@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError, KopiaError
-from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import delete_snapshot
 from datamover.local.command import LocalMover
 from tests.datamover.conftest import hand_for
@@ -99,8 +100,11 @@ async def test_a_restore_that_breaks_tells_why(repository: Path, tree: Path, tmp
         await hand.restore(backup.snapshot_id, tmp_path / "out", None)
 
 
-async def test_a_snapshot_that_a_killed_kopia_had_told_of_but_not_written_needs_no_removal(connected: Kopia) -> None:
-    await delete_snapshot(connected, "0123456789abcdef0123456789abcdef")
+async def test_a_snapshot_that_a_killed_kopia_had_told_of_but_not_written_needs_no_removal(
+    mover_repository: Repository,
+) -> None:
+    await mover_repository.connect()
+    await delete_snapshot(mover_repository.kopia, "0123456789abcdef0123456789abcdef")
 
 
 def test_an_error_holds_what_kopia_says_of_it_and_no_pleasantries() -> None:

@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from core.contract import VolumeMode
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
-from datamover.kopia.process import Kopia
+from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import restoring, uploading
 from tests.datamover.support.thorough import EXAMPLES, PATIENCE_SECONDS
 from tests.datamover.support.trees import describe_tree
@@ -106,7 +106,7 @@ def _make(path: Path, entry: Entry) -> None:
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(kept=_kept(0o700), entries=st.dictionaries(_NAMES, _ENTRIES, max_size=6), sparse=st.booleans())
 async def test_any_tree_comes_back(
-    connected: Kopia, tmp_path: Path, kept: Kept, entries: Mapping[str, Entry], sparse: bool
+    mover_repository: Repository, tmp_path: Path, kept: Kept, entries: Mapping[str, Entry], sparse: bool
 ) -> None:
     here = tmp_path / str(next(_numbers))
     volume, target = here / "volume", here / "target"
@@ -117,9 +117,9 @@ async def test_any_tree_comes_back(
         pytest.fail(message)
 
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, f"any/{here.name}", parallel=2)
-    backup = await back_up(connected, request, uploading(unheard))
+    backup = await back_up(mover_repository, request, uploading(unheard))
     wanted = RestoreParameters(backup.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, sparse=sparse)
-    await restore(connected, wanted, restoring())
+    await restore(mover_repository, wanted, restoring())
     assert describe_tree(target) == describe_tree(volume)
     assert backup.empty_snapshot is (not entries)
     assert backup.total_bytes == sum(

@@ -9,7 +9,7 @@ from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore, write_done_file
-from datamover.kopia.process import Kopia
+from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from tests.datamover.support.data_paths import restoring, uploading
 from tests.datamover.support.plainkopia import PlainKopia
@@ -149,13 +149,13 @@ async def test_an_incomplete_snapshot_is_no_parent(by_hand: LocalMover, tmp_path
     assert (again.incremental_bytes, again.total_bytes) == (0, 5 << 20)
 
 
-async def test_holes_stay_holes_where_that_is_asked_for(connected: Kopia, tmp_path: Path) -> None:
+async def test_holes_stay_holes_where_that_is_asked_for(mover_repository: Repository, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.truncate(file, 50 << 20)
     request = BackupParameters(file.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    backup = await back_up(connected, request, uploading())
+    backup = await back_up(mover_repository, request, uploading())
     for sparse in (True, False):
         wanted = RestoreParameters(backup.snapshot_id, tmp_path / str(sparse), VolumeMode.FILESYSTEM, 2, sparse=sparse)
-        await restore(connected, wanted, restoring())
+        await restore(mover_repository, wanted, restoring())
         assert (tmp_path / str(sparse) / "file").read_bytes() == file.read_bytes()
     assert (tmp_path / "True" / "file").stat().st_blocks * 512 < 2 << 20

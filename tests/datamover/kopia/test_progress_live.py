@@ -10,8 +10,8 @@ import pytest
 from core.contract import BackupResult, ProgressMessage, RestoreResult, VolumeMode
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
-from datamover.kopia.process import Kopia
 from datamover.kopia.progress import Meter
+from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import restoring, uploading
 from tests.datamover.support.trees import make_large_file
 
@@ -40,7 +40,9 @@ def _check(readings: list[ProgressMessage]) -> None:
 
 
 @pytest.mark.parametrize("mode", list(VolumeMode), ids=str)
-async def test_progress_is_fine_and_never_goes_back(connected: Kopia, tmp_path: Path, mode: VolumeMode) -> None:
+async def test_progress_is_fine_and_never_goes_back(
+    mover_repository: Repository, tmp_path: Path, mode: VolumeMode
+) -> None:
     file = make_large_file(tmp_path / "volume" / "file", _SIZE >> 20)
     target = tmp_path / "target"
     device = mode is VolumeMode.BLOCK
@@ -53,11 +55,11 @@ async def test_progress_is_fine_and_never_goes_back(connected: Kopia, tmp_path: 
 
     transfer = uploading(unheard)
     request = BackupParameters(file if device else file.parent, mode, "some/volume", parallel=2)
-    out, backup = await _watch(back_up(connected, request, transfer), transfer.meter)
+    out, backup = await _watch(back_up(mover_repository, request, transfer), transfer.meter)
     assert isinstance(backup, BackupResult)
     transfer = restoring()
     wanted = RestoreParameters(backup.snapshot_id, target, mode, 2)
-    back, _ = await _watch(restore(connected, wanted, transfer), transfer.meter)
+    back, _ = await _watch(restore(mover_repository, wanted, transfer), transfer.meter)
     _check(out)
     _check(back)
     # Known before the first byte: of a device its size, of a snapshot what its manifest says.

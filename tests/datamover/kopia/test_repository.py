@@ -125,7 +125,7 @@ async def test_what_cannot_be_read_is_told_as_connecting_tells_it(repository: Pa
     with opened(FileStorage(repository), "another password") as ours:
         kopia = ours.kopia
         with pytest.raises(RepositoryError, match=r"^repository under test: the repository password does not match"):
-            await ours.opening(read_only=True)(partial(list_snapshots, kopia))
+            await ours.open(partial(list_snapshots, kopia), read_only=True)
 
 
 async def test_a_reading_that_fails_for_no_cause_of_the_repositorys_runs_again_connected(repository: Path) -> None:
@@ -136,7 +136,7 @@ async def test_a_reading_that_fails_for_no_cause_of_the_repositorys_runs_again_c
 
     with opened(FileStorage(repository)) as ours:
         with pytest.raises(KopiaError, match="told"):
-            await ours.opening(read_only=True)(read)
+            await ours.open(read, read_only=True)
         assert await list_snapshots(ours.kopia) == []
 
 

@@ -117,7 +117,7 @@ async def test_a_backup_opens_its_repository_whether_or_not_memory_is_short(
     repository: Path, tree: Path, frugal: bool
 ) -> None:
     with opened(FileStorage(repository)) as ours:
-        backup = await back_up(ours.kopia, _request(tree, frugal=frugal), uploading(), ours.opening(read_only=False))
+        backup = await back_up(ours, _request(tree, frugal=frugal), uploading())
         assert [one.snapshot_id for one in await list_snapshots(ours.kopia)] == [backup.snapshot_id]
 
 
@@ -134,7 +134,7 @@ async def test_a_reading_that_takes_longer_than_it_may_is_done_again_connected(
         return "read"
 
     with opened(FileStorage(repository)) as ours:
-        assert await ours.opening(read_only=True)(read) == "read"
+        assert await ours.open(read, read_only=True) == "read"
         assert await list_snapshots(ours.kopia) == []
 
 
@@ -157,7 +157,7 @@ async def test_a_cancel_that_comes_with_errors_of_the_reading_is_not_forgotten(r
             raise e.exceptions[0] from None
 
     with opened(FileStorage(repository)) as ours:
-        running = asyncio.create_task(ours.opening(read_only=True)(read), name="opening")
+        running = asyncio.create_task(ours.open(read, read_only=True), name="opening")
         await begun.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -11,8 +11,8 @@ from core.contract import VolumeMode
 from core.errors import DataPathError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
-from datamover.kopia.process import Kopia
 from datamover.kopia.progress import Direction
+from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import restoring, transfer, uploading
 from tests.support.clock import LoopClock
 
@@ -25,9 +25,9 @@ def _put_sync(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-async def _wanted(kopia: Kopia, volume: Path, mode: VolumeMode) -> RestoreParameters:
+async def _wanted(movers: Repository, volume: Path, mode: VolumeMode) -> RestoreParameters:
     """Return the request to restore what is backed up here."""
-    backup = await back_up(kopia, BackupParameters(volume, mode, "some/volume", parallel=2), uploading())
+    backup = await back_up(movers, BackupParameters(volume, mode, "some/volume", parallel=2), uploading())
     target = volume.with_name("target")
     if mode is VolumeMode.BLOCK:
         target.write_bytes(bytes(volume.stat().st_size))
@@ -35,21 +35,21 @@ async def _wanted(kopia: Kopia, volume: Path, mode: VolumeMode) -> RestoreParame
 
 
 @pytest.fixture(params=list(VolumeMode), ids=str)
-async def wanted(request: pytest.FixtureRequest, connected: Kopia, tmp_path: Path) -> RestoreParameters:
+async def wanted(request: pytest.FixtureRequest, mover_repository: Repository, tmp_path: Path) -> RestoreParameters:
     volume = tmp_path / "volume"
     if request.param is VolumeMode.BLOCK:
         volume.write_bytes(b"x" * 100_000)
     else:
         volume.mkdir()
-    return await _wanted(connected, volume, request.param)
+    return await _wanted(mover_repository, volume, request.param)
 
 
 async def test_a_restore_is_not_over_before_its_data_is_on_the_disk(
-    connected: Kopia, wanted: RestoreParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mover_repository: Repository, wanted: RestoreParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "held")
     _put_sync(tmp_path / "bin", f"touch {tmp_path}/begun; read line <{tmp_path}/held", monkeypatch)
-    running = asyncio.create_task(restore(connected, wanted, restoring()))
+    running = asyncio.create_task(restore(mover_repository, wanted, restoring()))
     async with asyncio.timeout(30):
         while not (tmp_path / "begun").exists():
             await asyncio.sleep(0.01)
@@ -61,11 +61,11 @@ async def test_a_restore_is_not_over_before_its_data_is_on_the_disk(
 
 
 async def test_a_disk_that_does_not_take_the_data_fails_the_restore(
-    connected: Kopia, wanted: RestoreParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mover_repository: Repository, wanted: RestoreParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _put_sync(tmp_path / "bin", "echo 'sync: Input/output error' >&2; exit 1", monkeypatch)
     with pytest.raises(DataPathError, match=r"target did not reach the disk: sync: Input/output error$"):
-        await restore(connected, wanted, restoring())
+        await restore(mover_repository, wanted, restoring())
 
 
 @pytest.mark.looptime

@@ -88,7 +88,7 @@ async def test_a_secure_buckets_configuration_is_kopias_own(
     ours, theirs = await configurations(storage, read_only=True)
     assert ours == theirs
     with opened(storage) as repository:
-        assert await repository.opening(read_only=True)(partial(list_snapshots, repository.kopia)) == []
+        assert await repository.open(partial(list_snapshots, repository.kopia), read_only=True) == []
 
 
 async def test_a_session_token_goes_along_with_the_keys(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_without_keys_the_identity_that_an_agent_hands_out_is_taken(
         with opened(storage) as repository:
             assert await repository.ensure()
         with opened(storage) as repository:
-            assert await repository.opening(read_only=True)(partial(list_snapshots, repository.kopia)) == []
+            assert await repository.open(partial(list_snapshots, repository.kopia), read_only=True) == []
             assert "accessKeyID" in repository._folder.config_file.read_text()
     assert agent.asked
     assert all(head.startswith("GET /identity ") for head in agent.asked)

@@ -41,7 +41,7 @@ async def configurations(storage: Storage, *, read_only: bool) -> tuple[JsonDict
         return config
 
     with opened(storage) as repository:
-        ours = await repository.opening(read_only=read_only)(read)
+        ours = await repository.open(read, read_only=read_only)
         await repository.connect(read_only=read_only)
         theirs = await read()
         # kopia tells a cache beside its configuration by its name alone.
