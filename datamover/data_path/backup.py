@@ -34,7 +34,7 @@ from datamover.kopia.snapshots import (
     remove_incomplete,
     remove_own_incomplete,
 )
-from datamover.runtime.cancellation import Stop, run_in_background
+from datamover.runtime.cancellation import ShouldStop, run_in_background
 
 __all__ = ["BackupParameters", "back_up"]
 
@@ -150,7 +150,7 @@ async def _nothing_left(kopia: Kopia, request: BackupParameters, transfer: DataP
         raise
 
 
-def _no_names(_: Stop) -> NameReport:
+def _no_names(_: ShouldStop) -> NameReport:
     """A device has none."""
     return NameReport()
 

@@ -26,7 +26,7 @@ from core.errors import DataPathError, KopiaError
 from datamover.data_path.run import DataPath
 from datamover.kopia.process import Kopia, KopiaFiles
 from datamover.kopia.snapshots import Snapshot
-from datamover.runtime.cancellation import Stop, run_in_background
+from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import WRITING, sync_device
 
 __all__ = ["HoleWriter", "copy_stream", "device_size", "open_device", "restore_device"]
@@ -114,7 +114,7 @@ class HoleWriter:
         return False
 
 
-def copy_stream(source: int, target: int, stop: Stop) -> int:
+def copy_stream(source: int, target: int, stop: ShouldStop) -> int:
     """Write all that `source` gives onto `target`, and return how many bytes that were.
 
     Both descriptors are closed at the end, which tells the program that writes to `source`.

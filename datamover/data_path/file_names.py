@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from core.errors import DataPathError
-from datamover.runtime.cancellation import Stop
+from datamover.runtime.cancellation import ShouldStop
 
 __all__ = ["NameReport", "examine_names", "mangle"]
 
@@ -112,7 +112,7 @@ class NameReport:
             self.longest.append(_show(folder, name))
 
 
-def examine_names(root: Path, stop: Stop) -> NameReport:
+def examine_names(root: Path, stop: ShouldStop) -> NameReport:
     """Return what kopia makes of every name below `root`; `stop` ends the walk early.
 
     What cannot be read is passed over: kopia reports it.

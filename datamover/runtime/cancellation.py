@@ -23,7 +23,7 @@ from core.contract import CANCELED_ENDING
 from core.errors import AgentError, CanceledError
 from datamover.runtime.signals import StopSignal
 
-__all__ = ["Canceller", "Stop", "run_beside", "run_in_background", "run_unless_canceled"]
+__all__ = ["Canceller", "ShouldStop", "run_beside", "run_in_background", "run_unless_canceled"]
 
 
 _logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ async def run_beside(companion: Callable[[], Coroutine[Any, Any, None]], work: A
             _logger.error("%s ended before its time", name, exc_info=error)
 
 
-Stop = Callable[[], bool]
+ShouldStop = Callable[[], bool]
 """Whether the work shall end now."""
 
 
@@ -111,7 +111,7 @@ _STOP_TIME: Final = timedelta(seconds=1)
 
 
 @asynccontextmanager
-async def run_in_background(work: Callable[[Stop], _T], *, name: str) -> AsyncIterator["asyncio.Future[_T]"]:
+async def run_in_background(work: Callable[[ShouldStop], _T], *, name: str) -> AsyncIterator["asyncio.Future[_T]"]:
     """Run `work` in a thread from now on, and yield what it will return or raise.
 
     At the end of the block the work is told to stop, and waited for, but not for long.

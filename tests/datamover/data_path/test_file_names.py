@@ -18,7 +18,7 @@ from datamover.data_path.file_names import examine_names, mangle
 from datamover.kopia.process import Kopia
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
-from datamover.runtime.cancellation import Stop, run_in_background
+from datamover.runtime.cancellation import ShouldStop, run_in_background
 from tests.datamover.support.data_paths import uploading
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
@@ -210,7 +210,7 @@ async def test_background_work_that_hangs_is_left_behind() -> None:
 async def test_background_work_hears_of_the_end_and_what_it_raises_is_raised() -> None:
     ended = threading.Event()
 
-    def until_stopped(stop: Stop) -> None:
+    def until_stopped(stop: ShouldStop) -> None:
         while not stop():
             ended.wait(0.001)
         ended.set()
@@ -219,7 +219,7 @@ async def test_background_work_hears_of_the_end_and_what_it_raises_is_raised() -
         pass
     assert ended.is_set()
 
-    def fail(_: Stop) -> None:
+    def fail(_: ShouldStop) -> None:
         raise DataPathError("from the thread")
 
     with pytest.raises(DataPathError, match="from the thread"):
