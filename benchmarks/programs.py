@@ -17,7 +17,7 @@ from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from core.contract import BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
 from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.plainkopia import PASSWORD
-from tests.datamover.support.pods import REPOSITORY
+from tests.datamover.support.pods import REPOSITORY, TRANSFER
 from tests.datamover.support.s3server import S3Server
 from tests.support.tools import tool
 
@@ -28,7 +28,6 @@ TUNED: Final = ResourceLimits(cpus=1).go_settings({})
 """What the mover gives kopia where nothing limits the memory."""
 
 _ROOT: Final = Path(__file__).parents[1]
-_LOAD: Final = "load"
 
 
 class Mover:
@@ -47,14 +46,14 @@ class Mover:
 
     async def back_up(self, volume: Path, group: Path | None = None) -> tuple[Measured, BackupResult]:
         """Back a volume up, and return what that took until the termination message was written."""
-        self._cluster.objects.put_load("DataUpload")
-        measured, message = await self._run(MoverVerb.BACKUP, "data-upload", _LOAD, volume=volume, group=group)
+        self._cluster.objects.put_transfer("DataUpload")
+        measured, message = await self._run(MoverVerb.BACKUP, "data-upload", TRANSFER, volume=volume, group=group)
         return measured, parse_result(BackupResult, message)
 
     async def restore(self, snapshot_id: str, volume: Path, group: Path | None = None) -> Measured:
         """Restore into an empty folder, and return what that took until the termination message was written."""
-        self._cluster.objects.put_load("DataDownload", snapshotID=snapshot_id)
-        measured, message = await self._run(MoverVerb.RESTORE, "data-download", _LOAD, volume=volume, group=group)
+        self._cluster.objects.put_transfer("DataDownload", snapshotID=snapshot_id)
+        measured, message = await self._run(MoverVerb.RESTORE, "data-download", TRANSFER, volume=volume, group=group)
         parse_result(RestoreResult, message)
         return measured
 

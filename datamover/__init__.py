@@ -1,1 +1,1 @@
-"""The process in a data mover pod: one volume, through kopia."""
+"""The data mover: backs up or restores one volume through kopia, in a pod or in local mode."""

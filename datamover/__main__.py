@@ -1,7 +1,7 @@
-"""`python -m datamover`: the handler for SIGTERM first, then the mode that the command line names.
+"""`python -m datamover`: install the handler for SIGTERM, then run the mode that the command line selects.
 
-Does not know what a command does. Each mode is imported only where it is needed: a pod then
-holds nothing that serves a terminal, and a terminal nothing that reaches a cluster.
+Only the selected mode is imported: so a pod loads nothing for terminals, and local mode nothing
+for clusters.
 """
 
 import sys
@@ -19,7 +19,7 @@ def main() -> int:
 
 
 def _run(stop: StopSignal) -> int:
-    """Run the command in its mode and return its exit code; imports what it needs after the handler is installed."""
+    """Import and run the selected mode, with the handler installed; return its exit code."""
     import asyncio  # noqa: PLC0415 - the handler must be installed before the heavy imports
     import os  # noqa: PLC0415 - see above
 
@@ -31,14 +31,14 @@ def _run(stop: StopSignal) -> int:
         options = parse_arguments(sys.argv[1:], os.environ)
         set_up_logging(options.log.level, options.log.format)
         if isinstance(options, LocalOptions):
-            from datamover.local.command import run_local  # noqa: PLC0415 - a pod does without it
+            from datamover.local.command import run_local  # noqa: PLC0415 - not needed in a pod
 
             return asyncio.run(run_local(options, stop))
-        from datamover.pod.command import run_in_pod  # noqa: PLC0415 - a terminal does without it
+        from datamover.pod.command import run_in_pod  # noqa: PLC0415 - not needed in local mode
 
         return asyncio.run(run_in_pod(options, stop))
     except AgentError as e:
-        sys.stderr.write(f"datamover: {e}\n")
+        sys.stderr.write(f"error: {e}\n")
         return e.exit_code
 
 

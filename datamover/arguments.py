@@ -1,7 +1,7 @@
-"""The data mover's command line: flags, help, and what they say as one type for each mode.
+"""The data mover's command line: flags, help, and the parsed options, one type for each mode.
 
-Imports nothing that carries a command out: so a pod loads nothing that serves a terminal, and
-a terminal nothing that reaches a cluster.
+Imports no code of either mode: so a pod loads nothing for terminals, and local mode nothing for
+clusters.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class LogOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PodOptions:
-    """Back up or restore in a pod: the transfer's custom resource, and its volume; paths are inside the pod."""
+    """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod."""
 
     kind_flag: str
     name: str
@@ -55,7 +55,7 @@ class PodOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
-    """Initialize the repository of a BackupRepository, in a pod."""
+    """Initialization of the repository of a BackupRepository, in a pod."""
 
     name: str
     termination_file: Path
@@ -64,7 +64,7 @@ class InitOptions:
 
 @dataclass(frozen=True)
 class RepositoryOptions:
-    """The repository of local mode: a folder's path or `s3://bucket/prefix`, and how it is reached."""
+    """The repository of local mode: a directory's path or `s3://bucket/prefix`, and how to access it."""
 
     name: str
     password: str = field(repr=False)
@@ -77,7 +77,7 @@ class RepositoryOptions:
 
 @dataclass(frozen=True)
 class LocalBackup:
-    """What to back up; without a name, the snapshot's source is the path."""
+    """Back up `source`; without a name, the source of its snapshots is the path."""
 
     source: Path
     name: str = ""
@@ -85,7 +85,7 @@ class LocalBackup:
 
 @dataclass(frozen=True)
 class LocalRestore:
-    """Which snapshot to restore, and where to."""
+    """Restore a snapshot to `target`."""
 
     snapshot_id: str
     target: Path
@@ -93,7 +93,7 @@ class LocalRestore:
 
 @dataclass(frozen=True)
 class LocalList:
-    """List the snapshots."""
+    """List the snapshots of the repository."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,43 +107,44 @@ class LocalOptions:
 
 
 _LIST: Final = "list"
+_LOCAL_MODE: Final = "local mode"
+_POD_MODE: Final = "pod mode (used by the node agent)"
 _ABOUT: Final = """\
-Moves the data of one volume into a backup repository and back, through kopia.
+Backs up the data of one volume to a backup repository and restores it, through kopia.
 
-By hand it needs a folder, a repository and a password, and no cluster. In a pod the node
-agent starts it with the name of a custom resource, and everything else is read from there."""
-
+In local mode (--repository) it needs a directory, a repository and a password, but no cluster.
+In a pod, the node agent starts it with the name of a custom resource."""
 
 _EXAMPLES: Final = """\
 examples:
-  Keep a folder in a repository on another disk (created on first use), and look at it:
+  Back up a directory to a repository on another disk (created on first use), and list its snapshots:
     export KOPIA_PASSWORD=…
     datamover backup --source /home/me --repository /mnt/disk/repository
     datamover list --repository /mnt/disk/repository
 
-  Bring a snapshot back:
+  Restore a snapshot:
     datamover restore --snapshot ID --target /home/me --repository /mnt/disk/repository
 
-  The same in a bucket, with keys from the environment or AWS_SHARED_CREDENTIALS_FILE:
+  Back up to a bucket, with keys from the environment or AWS_SHARED_CREDENTIALS_FILE:
     datamover backup --source /data --repository s3://bucket/prefix --s3-endpoint https://s3.example.com
 
 exit codes:
-  0 done   1 the cluster refused, or a fault   2 wrong use or configuration   10 the transfer failed
-  11 kopia failed   12 the repository cannot be used   14 canceled, or stopped by a signal"""
+  0 success   1 API request or internal error   2 invalid usage or configuration   10 data path failed
+  11 kopia failed   12 repository unusable   14 canceled, or stopped by a signal"""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises where argparse would end the process."""
+    """Raises an error where argparse would exit."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")
+        raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
 def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodOptions | InitOptions | LocalOptions:
-    """Return what the command line asks for; `environment` may hold the repository's password.
+    """Return the options of the command line's mode; `environment` may contain the repository password.
 
     Raises:
-        ConfigError: it cannot be used as it is.
+        ConfigError: the command line is invalid.
     """
     parsed = _build_parser().parse_args(argv)
     if parsed.command == MoverVerb.INIT_REPOSITORY:
@@ -166,26 +167,28 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"datamover {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
 
-    backup = _add_command(commands, MoverVerb.BACKUP, "a folder or device becomes a snapshot")
-    by_hand = backup.add_argument_group("by hand")
-    by_hand.add_argument("--source", metavar="PATH", type=Path, help="folder or block device to back up")
-    by_hand.add_argument("--name", default="", help="what its snapshots are kept under (default: its path)")
-    _add_repository(by_hand, required=False)
-    _add_load(backup, MoverVerb.BACKUP)
+    backup = _add_command(commands, MoverVerb.BACKUP, "back up a directory or device to a snapshot")
+    local = backup.add_argument_group(_LOCAL_MODE)
+    local.add_argument("--source", metavar="PATH", type=Path, help="directory or block device to back up")
+    local.add_argument(
+        "--name", metavar="NAME", default="", help="source of the snapshots in the repository (default: the path)"
+    )
+    _add_repository(local, required=False)
+    _add_transfer(backup, MoverVerb.BACKUP)
 
-    restore = _add_command(commands, MoverVerb.RESTORE, "a snapshot becomes a folder or device again")
-    by_hand = restore.add_argument_group("by hand")
-    by_hand.add_argument("--snapshot", metavar="ID", default="", help="which snapshot: see `datamover list`")
-    by_hand.add_argument("--target", metavar="PATH", type=Path, help="folder or block device to restore to")
-    _add_repository(by_hand, required=False)
-    _add_load(restore, MoverVerb.RESTORE)
+    restore = _add_command(commands, MoverVerb.RESTORE, "restore a snapshot to a directory or device")
+    local = restore.add_argument_group(_LOCAL_MODE)
+    local.add_argument("--snapshot", metavar="ID", default="", help="ID of the snapshot, from `datamover list`")
+    local.add_argument("--target", metavar="PATH", type=Path, help="directory or block device to restore to")
+    _add_repository(local, required=False)
+    _add_transfer(restore, MoverVerb.RESTORE)
 
-    listing = _add_command(commands, _LIST, "show the snapshots of a repository")
-    _add_repository(listing.add_argument_group("by hand"), required=True)
+    listing = _add_command(commands, _LIST, "list the snapshots of a repository")
+    _add_repository(listing.add_argument_group(_LOCAL_MODE), required=True)
 
-    init = _add_command(commands, MoverVerb.INIT_REPOSITORY, "make a BackupRepository usable")
-    in_pod = init.add_argument_group("in a pod of the node agent")
-    in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="which BackupRepository")
+    init = _add_command(commands, MoverVerb.INIT_REPOSITORY, "initialize the repository of a BackupRepository")
+    in_pod = init.add_argument_group(_POD_MODE)
+    in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
     _add_pod(in_pod)
     return parser
 
@@ -199,61 +202,90 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, abo
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    command.add_argument("--log-level", metavar="LEVEL", default="", help=f"one of {', '.join(LEVELS)}")
-    command.add_argument("--log-format", metavar="FORM", default="text", help=f"one of {', '.join(LOG_FORMATS)}")
+    command.add_argument(
+        "--log-level",
+        metavar="NAME",
+        default="",
+        help=f"minimum log level: {', '.join(LEVELS)} (default: info in a pod, warning in local mode)",
+    )
+    command.add_argument(
+        "--log-format",
+        metavar="NAME",
+        default="text",
+        help=f"format of log lines: {', '.join(LOG_FORMATS)} (default: %(default)s)",
+    )
     return command
 
 
 def _add_repository(group: argparse._ArgumentGroup, *, required: bool) -> None:
     group.add_argument(
         "--repository",
-        metavar="PLACE",
+        metavar="PATH",
         required=required,
         default="",
-        help="a folder, or s3://bucket/prefix; keys come from the environment or AWS_SHARED_CREDENTIALS_FILE",
+        help="directory, or s3://bucket/prefix with keys from the environment or AWS_SHARED_CREDENTIALS_FILE",
     )
     group.add_argument(
-        "--password-file", metavar="FILE", default="", help="the repository's password (default: $KOPIA_PASSWORD)"
+        "--password-file",
+        metavar="PATH",
+        default="",
+        help="file with the repository password (default: $KOPIA_PASSWORD)",
     )
-    group.add_argument("--s3-endpoint", metavar="URL", default="", help="such as https://s3.example.com (default: AWS)")
-    group.add_argument("--s3-region", metavar="NAME", default="", help="the bucket's region")
-    group.add_argument("--s3-profile", metavar="NAME", default="", help="profile in the credentials file")
-    group.add_argument("--s3-ca-file", metavar="FILE", default="", help="certificate authority to trust")
-    group.add_argument("--s3-insecure", action="store_true", help="do not check the endpoint's certificate")
-    group.add_argument("--json", action="store_true", help="print the result as JSON, and no progress")
+    group.add_argument(
+        "--s3-endpoint", metavar="URL", default="", help="S3 endpoint, such as https://s3.example.com (default: AWS)"
+    )
+    group.add_argument("--s3-region", metavar="NAME", default="", help="region of the bucket")
+    group.add_argument(
+        "--s3-profile",
+        metavar="NAME",
+        default="",
+        help="profile in the credentials file (default: $AWS_PROFILE, else default)",
+    )
+    group.add_argument(
+        "--s3-ca-file", metavar="PATH", default="", help="file with the certificate authority of the endpoint"
+    )
+    group.add_argument("--s3-insecure", action="store_true", help="do not verify the certificate of the endpoint")
+    group.add_argument("--json", action="store_true", help="print the result as JSON, without progress")
 
 
-def _add_load(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
-    group = parser.add_argument_group("in a pod of the node agent")
+def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
+    group = parser.add_argument_group(_POD_MODE)
     for flag, kind in TRANSFER_KINDS.items():
         if kind.verb is verb:
-            group.add_argument(f"--{flag}", metavar="NAME", default="", help=f"carry out this {kind.resource.kind}")
-    group.add_argument("--volume-path", metavar="PATH", default="", help="where the volume is mounted")
+            group.add_argument(f"--{flag}", metavar="NAME", default="", help=f"name of the {kind.resource.kind}")
+    group.add_argument(
+        "--volume-path", metavar="PATH", default="", help="mount path of the volume, or path of the device"
+    )
     group.add_argument(
         "--volume-mode",
-        metavar="MODE",
+        metavar="NAME",
         type=VolumeMode,
         default=VolumeMode.FILESYSTEM,
-        help="Filesystem or Block (default: %(default)s)",
+        help="volume mode: Filesystem or Block (default: %(default)s)",
     )
-    group.add_argument("--cache-volume-path", metavar="PATH", default="", help="where kopia's cache may grow")
+    group.add_argument(
+        "--cache-volume-path",
+        metavar="PATH",
+        default="",
+        help="mount path of a volume for kopia's cache (default: the work directory)",
+    )
     _add_pod(group)
 
 
 def _add_pod(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--resource-timeout",
-        metavar="SPAN",
+        metavar="DURATION",
         type=parse_duration,
         default=timedelta(minutes=10),
-        help="how long to wait for objects of the cluster, such as the BackupRepository (default: 10m0s)",
+        help="timeout for the BackupRepository to become Ready (default: 10m0s)",
     )
     group.add_argument(
         "--termination-message-path",
-        metavar="FILE",
+        metavar="PATH",
         type=Path,
         default=Path("/dev/termination-log"),
-        help="where the result is left (default: %(default)s)",
+        help="file to write the result to (default: %(default)s)",
     )
 
 
@@ -261,7 +293,9 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
     named = {flag: getattr(parsed, flag.replace("-", "_"), "") for flag in TRANSFER_KINDS}
     given = {flag: name for flag, name in named.items() if name}
     if len(given) != 1 or not parsed.volume_path:
-        raise ConfigError("by hand, --repository is needed; in a pod, one custom resource and --volume-path")
+        raise ConfigError(
+            "required arguments: --repository (local mode), or one custom resource and --volume-path (pod mode)"
+        )
     ((flag, name),) = given.items()
     return PodOptions(
         kind_flag=flag,
@@ -298,10 +332,10 @@ def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalResto
         return LocalList()
     if parsed.command == MoverVerb.BACKUP:
         if parsed.source is None:
-            raise ConfigError("--source is needed: the folder or block device to back up")
+            raise ConfigError("required argument: --source")
         return LocalBackup(parsed.source, parsed.name)
     if parsed.target is None or not parsed.snapshot:
-        raise ConfigError("--snapshot and --target are needed: which snapshot, and where it goes")
+        raise ConfigError("required arguments: --snapshot and --target")
     return LocalRestore(parsed.snapshot, parsed.target)
 
 
@@ -309,8 +343,8 @@ def _read_password(file: str, environment: Mapping[str, str]) -> str:
     try:
         text = Path(file).read_text() if file else ""
     except OSError as e:
-        raise ConfigError(f"--password-file {file} cannot be read: {e.strerror}") from e
+        raise ConfigError(f"--password-file: cannot read {file}: {e.strerror}") from e
     password = (text or environment.get("KOPIA_PASSWORD", "")).strip()
     if not password:
-        raise ConfigError("the repository's password is not known: give --password-file, or set KOPIA_PASSWORD")
+        raise ConfigError("no repository password: set --password-file or KOPIA_PASSWORD")
     return password

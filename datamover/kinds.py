@@ -1,12 +1,9 @@
-"""The four kinds of load, as the mover sees them: what each one moves.
+"""The four kinds of transfer as the data mover uses them: what each one moves, and its settings.
 
-Knows source paths, tags and snapshot IDs of each kind. Does not know how anything is moved.
-Source: Velero v1.18, pkg/datapath, pkg/uploader; tests/recordings/velero-1.18.2/kopia-snapshots.json.
-
-The uploader's settings that a custom resource carries.
-
-Knows their names, forms and defaults. Does not know where a resource keeps them.
-Source: Velero v1.18, pkg/uploader/util/uploader_config.go.
+Knows source paths, tags and snapshot IDs of each kind, and names, values and defaults of the
+uploader's settings. Does not know how data is moved.
+Source: Velero v1.18, pkg/datapath, pkg/uploader (util/uploader_config.go);
+tests/recordings/velero-1.18.2/kopia-snapshots.json.
 """
 
 import logging
@@ -45,7 +42,7 @@ _RESTORE_KIND: Final = "Restore"
 
 @dataclass(frozen=True)
 class TransferKind:
-    """One kind: its flag on the mover's command line is its key in `TRANSFER_KINDS`."""
+    """One kind of transfer; its key in `TRANSFER_KINDS` is its flag on the command line."""
 
     verb: MoverVerb
     resource: Resource
@@ -54,7 +51,7 @@ class TransferKind:
 
 @dataclass(frozen=True)
 class BackupPlan:
-    """Under which source path a volume is backed up, the same for each backup, and the snapshot's tags."""
+    """The source path of a volume, which is the same for each of its backups, and the snapshot's tags."""
 
     source: str
     tags: Mapping[str, str]
@@ -62,7 +59,7 @@ class BackupPlan:
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """Which snapshot is restored, and whose UID the done file carries; empty: no such file."""
+    """The snapshot to restore, and the UID that names the done file; empty for no such file."""
 
     snapshot_id: str
     done_owner_uid: str = ""
@@ -77,10 +74,10 @@ TRANSFER_KINDS: Final[Mapping[str, TransferKind]] = {
 
 
 def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
-    """Return what the load moves.
+    """Return what the transfer moves.
 
     Raises:
-        ContractError: it is of no kind known here.
+        ContractError: its kind is unknown.
     """
     match cr:
         case DataUpload():
@@ -95,7 +92,7 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
             return RestorePlan(cr.spec.snapshot_id)
         case PodVolumeRestore():
             return RestorePlan(cr.spec.snapshot_id, _restore_uid(cr))
-    raise ContractError(f"{cr.kind} {cr.name} is no load")
+    raise ContractError(f"{cr.kind} {cr.name}: not a transfer")
 
 
 def _tags(requester: str) -> dict[str, str]:
@@ -105,15 +102,15 @@ def _tags(requester: str) -> dict[str, str]:
 def _restore_uid(cr: PodVolumeRestore) -> str:
     """Return the UID that the workload's init container waits for.
 
-    The peer takes the first owner, whatever its kind. What is written by hand may have none,
-    since an owner has to exist, but the label that a server sets too.
+    Velero uses the first owner, of any kind. A resource that a user writes may have no owner,
+    since an owner must exist, but may have the label that Velero's server sets too.
     Source: Velero v1.18, writeCompletionMark in pkg/podvolume/restore_micro_service.go.
     """
     owners = cr.metadata.owner_references
     uids = [*(owner.uid for owner in owners if owner.kind == _RESTORE_KIND), *(owner.uid for owner in owners)]
     uid = next(iter(uids), "") or cr.metadata.labels.get(RESTORE_UID_LABEL, "")
     if not uid:
-        _logger.warning("the PodVolumeRestore names no Restore, as owner or by label: no done file is written")
+        _logger.warning("the PodVolumeRestore has no Restore as owner or label: not writing a done file")
     return uid
 
 
@@ -135,7 +132,7 @@ _BOOLEANS: Final = {
 
 @dataclass(frozen=True)
 class UploaderSettings:
-    """What a load asks for; None leaves the choice to the mover. `unknown` names the rest."""
+    """The settings of a transfer; None: the data mover's default. `unknown` has the names of others."""
 
     parallel_upload: int | None = None
     parallel_download: int | None = None
@@ -144,10 +141,10 @@ class UploaderSettings:
 
 
 def parse_settings(settings: Mapping[str, str]) -> UploaderSettings:
-    """Return what `settings` say.
+    """Return the parsed settings.
 
     Raises:
-        ConfigError: a known setting has a value it cannot have.
+        ConfigError: the value of a known setting is invalid.
     """
     return UploaderSettings(
         parallel_upload=_count(settings, _PARALLEL_UPLOAD),
@@ -158,15 +155,15 @@ def parse_settings(settings: Mapping[str, str]) -> UploaderSettings:
 
 
 def _count(settings: Mapping[str, str], name: str) -> int | None:
-    """Return a number of files; 0 leaves the choice to the mover, as an absent one does."""
+    """Return a number of files; None, the default, if it is 0 or not set."""
     text = settings.get(name, "0").strip()
     if not text.isdecimal():
-        raise ConfigError(f"setting {name}: {text!r} is not a number of files such as 4")
+        raise ConfigError(f'setting {name}: must be a number of files, such as 4: "{text}"')
     return int(text) or None
 
 
 def _boolean(settings: Mapping[str, str], name: str) -> bool:
     text = settings.get(name, "false").strip()
     if text not in _BOOLEANS:
-        raise ConfigError(f"setting {name}: {text!r} is neither true nor false")
+        raise ConfigError(f'setting {name}: must be true or false: "{text}"')
     return _BOOLEANS[text]

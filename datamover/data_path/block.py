@@ -1,15 +1,11 @@
-"""Block devices: a snapshot holds one as a folder with a single file, the device's bytes.
+"""Block devices: a snapshot holds one as a directory with a single file, the device's bytes.
 
-Knows how kopia reads a device from its standard input, so that no byte passes through this
-process, and writes one to its standard output, from where a thread takes it: kopia would fill
-every hole with zeros. Does not know custom resources.
-Source: recordings of the peer, tests/recordings/velero-1.18.2/block-kopia-snapshots.json.
-
-A stream of bytes goes onto a device; where it is zero, the device may drop what it holds.
-
-Knows how a hole is made, and that what a device holds where it cannot make one must be written
-over. Does not know what the stream is.
-Source: Linux, fallocate(2); block/fops.c (a hole in a device reads as zeros, or is refused).
+kopia reads a device from its standard input, so that no byte passes through this process. It
+writes one to its standard output, from where a thread copies it: kopia itself would fill
+every hole with zeros. The copy punches holes where the data is zero, and writes zeros where
+the device does not support that.
+Source: tests/recordings/velero-1.18.2/block-kopia-snapshots.json; Linux, fallocate(2);
+block/fops.c (a hole in a device reads as zeros, or is rejected).
 """
 
 import ctypes
@@ -40,7 +36,7 @@ _KEEP_SIZE: Final = 0x01
 
 
 _PIECE_BYTES: Final = 64 * 1024
-"""The least hole: a multiple of every device's sector, and few enough in a device of terabytes."""
+"""The smallest hole: a multiple of every device's sector, and few enough in a device of terabytes."""
 
 
 _BUFFER_BYTES: Final = 16 * _PIECE_BYTES
@@ -49,15 +45,15 @@ _BUFFER_BYTES: Final = 16 * _PIECE_BYTES
 _ZEROS: Final = bytes(_BUFFER_BYTES)
 
 
-_NEVER: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
-"""The device makes no holes; any other refusal may be about one place."""
+_UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+"""The device does not support holes; any other error may concern one range only."""
 
 
 class HoleWriter:
-    """Writes in order to an open device, from its start."""
+    """Writes to an open device sequentially, from its start."""
 
     def __init__(self, fd: int, *, holes: bool = True) -> None:
-        """Write to `fd`; without `holes` zeros are written as any other bytes."""
+        """Write to `fd`; without `holes`, zeros are written like other bytes."""
         self._fd = fd
         self._holes = holes
         self._fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -67,15 +63,15 @@ class HoleWriter:
         self.hole_bytes = 0
 
     def write(self, data: memoryview) -> None:
-        """Take what comes next: a multiple of the least hole, but for the last.
+        """Write the next bytes: a multiple of the smallest hole, except for the last call.
 
         Raises:
-            OSError: the device did not take it.
+            OSError: the device rejected the write.
         """
         start = 0
         for at in range(0, len(data), _PIECE_BYTES):
             piece = data[at : at + _PIECE_BYTES]
-            # Most pieces that are not zero differ in their first byte, and cost no comparison.
+            # Most pieces that are not zero differ in the first byte, which avoids the comparison.
             if piece[0] or bytes(piece) != _ZEROS[: len(piece)]:
                 self._put_zeros()
             else:
@@ -85,7 +81,7 @@ class HoleWriter:
         self._put(data[start:])
 
     def finish(self) -> int:
-        """Write what is left, and return how many bytes of the device are what the stream said."""
+        """Write the remaining zeros, and return how many bytes of the device are written."""
         self._put_zeros()
         return self._end
 
@@ -96,7 +92,7 @@ class HoleWriter:
             data = data[count:]
 
     def _put_zeros(self) -> None:
-        """Make the zeros before this place a hole, or write them."""
+        """Punch a hole for the zeros before this position, or write them."""
         count, self._zeros = self._zeros, 0
         if not count:
             return
@@ -110,14 +106,14 @@ class HoleWriter:
     def _punch(self, count: int) -> bool:
         if self._fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._end, count) == 0:
             return True
-        self._holes = ctypes.get_errno() not in _NEVER
+        self._holes = ctypes.get_errno() not in _UNSUPPORTED
         return False
 
 
 def copy_stream(source: int, target: int, stop: ShouldStop) -> int:
-    """Write all that `source` gives onto `target`, and return how many bytes that were.
+    """Copy `source` to `target` until its end, and return the number of bytes.
 
-    Both descriptors are closed at the end, which tells the program that writes to `source`.
+    Both descriptors are closed at the end, which notifies the program that writes to `source`.
 
     Raises:
         OSError: one of them failed.
@@ -126,7 +122,7 @@ def copy_stream(source: int, target: int, stop: ShouldStop) -> int:
         with suppress(OSError):
             fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
         writer = HoleWriter(target)
-        # One buffer for all of it: a new one each time would cost more than the copying.
+        # One buffer for the whole copy: allocating one per read would cost more than the copy.
         with memoryview(bytearray(_BUFFER_BYTES)) as buffer:
             while not stop() and (count := _fill(buffer, source)):
                 writer.write(buffer[:count])
@@ -146,7 +142,7 @@ def _fill(buffer: memoryview, fd: int) -> int:
 
 @contextmanager
 def open_device(path: Path, flags: int) -> Iterator[int]:
-    """Open a device, or a file that stands for one, and close it at the end.
+    """Open a device, or a file in its place, and close it at the end.
 
     Raises:
         DataPathError: it cannot be opened.
@@ -154,7 +150,7 @@ def open_device(path: Path, flags: int) -> Iterator[int]:
     try:
         fd = os.open(path, flags | os.O_CLOEXEC)
     except OSError as e:
-        raise DataPathError(f"device {path} cannot be opened: {e.strerror}") from e
+        raise DataPathError(f"cannot open device {path}: {e.strerror}") from e
     try:
         yield fd
     finally:
@@ -162,55 +158,57 @@ def open_device(path: Path, flags: int) -> Iterator[int]:
 
 
 def device_size(fd: int) -> int:
-    """Return the device's size in bytes; reading and writing begin at its start."""
+    """Return the device's size in bytes; the position is at its start afterwards."""
     size = os.lseek(fd, 0, os.SEEK_END)
     os.lseek(fd, 0, os.SEEK_SET)
     return size
 
 
-async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, transfer: DataPath) -> None:
-    """Write the snapshot's device back to `target`, in order, and onto the disk.
+async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, data_path: DataPath) -> None:
+    """Write the snapshot's device to `target` sequentially, and wait until it is on the disk.
 
     Raises:
         DataPathError: the target is smaller than the data: nothing was written.
-        KopiaError: the snapshot is not one of a device, or the transfer broke.
+        KopiaError: the snapshot is not one of a device, or the data path failed.
     """
     name, data = await _streamed_file(kopia, snapshot)
     with open_device(target, os.O_WRONLY) as fd:
         size = device_size(fd)
         if size < snapshot.size_bytes:
             raise DataPathError(
-                f"device {target} has {size} bytes, the data of snapshot {snapshot.snapshot_id} "
-                f"{snapshot.size_bytes}: nothing was written"
+                f"device {target} is too small: it has {size} bytes, snapshot {snapshot.snapshot_id} "
+                f"has {snapshot.size_bytes} (nothing was written)"
             )
         ours, kopias = os.pipe()
         copy = partial(copy_stream, ours, os.dup(fd))
         async with run_in_background(copy, name="device-writer") as copying:
             try:
-                answer = await transfer.run(
+                answer = await data_path.run(
                     kopia,
                     f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}",
                     *("show", data),
                     files=KopiaFiles(stdout_fd=kopias),
                 )
             finally:
-                # The writer's end of the stream: it has all of it.
+                # So that the copy reaches the end of the stream.
                 os.close(kopias)
             try:
                 written = await copying
             except OSError as e:
-                # kopia failed too then, because nobody took what it had.
-                raise answer.error(f"the device did not take the data: {e.strerror}") from e
+                # kopia failed too then: nothing read its output.
+                raise answer.error(f"cannot write to the device: {e.strerror}") from e
         answer.check()
     if written != snapshot.size_bytes:
-        raise answer.error(f"{written} bytes of {snapshot.size_bytes} were written")
-    await transfer.wait_for(sync_device(target), WRITING)
+        raise answer.error(f"wrote {written} of {snapshot.size_bytes} bytes")
+    await data_path.wait_for(sync_device(target), WRITING)
 
 
 async def _streamed_file(kopia: Kopia, snapshot: Snapshot) -> tuple[str, str]:
-    """Return name and object of the only file of a device's snapshot."""
+    """Return the name and object ID of the only file of a device's snapshot."""
     answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", "show", snapshot.root_object)
     entries = answer.check().document().get("entries") or []
     if len(entries) != 1 or entries[0].get("type") != "f":
-        raise KopiaError(f"snapshot {snapshot.snapshot_id} is not one of a block device: it holds no single file")
+        raise KopiaError(
+            f"snapshot {snapshot.snapshot_id} is not one of a block device: it does not hold a single file"
+        )
     return entries[0]["name"], entries[0]["obj"]

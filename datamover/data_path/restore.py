@@ -1,7 +1,7 @@
-"""A snapshot becomes a volume again.
+"""Restore of a kopia snapshot into a volume.
 
-Knows which snapshots may be restored, the arguments of `restore`, and that success is said
-after the data is on the disk. Does not know custom resources or who waits for the result.
+Knows which snapshots may be restored, the arguments of `restore`, and that a restore is
+complete once its data is on the disk.
 Source: kopia 0.23.1, cli/command_restore.go.
 """
 
@@ -27,12 +27,12 @@ __all__ = ["RestoreParameters", "restore", "restore_workers", "write_done_file"]
 
 _logger = logging.getLogger(__name__)
 
-_DONE_FOLDER: Final = ".velero"
+_DONE_DIRECTORY: Final = ".velero"
 
 
 @dataclass(frozen=True)
 class RestoreParameters:
-    """What to restore, where to, with how many workers, and whether holes stay holes."""
+    """What to restore, where to, with how many workers, and whether zeros become holes."""
 
     snapshot_id: str
     target: Path
@@ -42,74 +42,76 @@ class RestoreParameters:
 
 
 def restore_workers(settings: UploaderSettings, limits: ResourceLimits) -> int:
-    """Return how many files are restored at a time: what was asked for, else what memory and CPUs hold."""
-    asked = settings.parallel_download
-    if asked is None:
+    """Return how many files to restore in parallel: the setting, else what memory and CPUs allow."""
+    requested = settings.parallel_download
+    if requested is None:
         return limits.restore_workers
-    if asked > limits.fitting_restore_workers:
+    if requested > limits.fitting_restore_workers:
         _logger.warning(
-            "ParallelFilesDownload=%d may need more memory than this container's limit: it holds %d",
-            asked,
+            "ParallelFilesDownload=%d may need more memory than the container's limit, which suffices for %d",
+            requested,
             max(1, limits.fitting_restore_workers),
         )
-    return asked
+    return requested
 
 
-async def restore(repository: Repository, request: RestoreParameters, transfer: DataPath) -> RestoreResult:
-    """Write the snapshot into the target, onto the disk, and return the result.
+async def restore(repository: Repository, parameters: RestoreParameters, data_path: DataPath) -> RestoreResult:
+    """Write the snapshot to the target, wait until it is on the disk, and return the result.
 
     Raises:
-        KopiaError: the snapshot is absent or incomplete, or kopia failed.
-        RepositoryError: the repository went away for good.
-        DataPathError: the target cannot take the data.
+        KopiaError: the snapshot does not exist, or kopia failed.
+        RepositoryError: the data path stalled, and the repository does not answer.
+        DataPathError: the snapshot is incomplete, or the target cannot be written.
     """
     kopia = repository.kopia
-    snapshot = await repository.open(partial(read_snapshot, kopia, request.snapshot_id), read_only=True)
+    snapshot = await repository.open(partial(read_snapshot, kopia, parameters.snapshot_id), read_only=True)
     if snapshot.fault:
-        raise DataPathError(f"snapshot {request.snapshot_id} is not restored: {snapshot.fault}")
-    transfer.meter.total_bytes = snapshot.size_bytes
-    if request.mode is VolumeMode.BLOCK:
-        await restore_device(kopia, snapshot, request.target, transfer=transfer)
+        raise DataPathError(f"cannot restore snapshot {parameters.snapshot_id}: {snapshot.fault}")
+    data_path.meter.total_bytes = snapshot.size_bytes
+    if parameters.mode is VolumeMode.BLOCK:
+        await restore_device(kopia, snapshot, parameters.target, data_path=data_path)
     else:
-        await _restore_files(kopia, snapshot, request, transfer=transfer)
-        await transfer.wait_for(sync_file_system(request.target), WRITING)
+        await _restore_files(kopia, snapshot, parameters, data_path=data_path)
+        await data_path.wait_for(sync_file_system(parameters.target), WRITING)
     return RestoreResult(
-        target=VolumePath(by_path=str(request.target), volume_mode=str(request.mode)),
+        target=VolumePath(by_path=str(parameters.target), volume_mode=str(parameters.mode)),
         total_bytes=snapshot.size_bytes,
     )
 
 
-async def _restore_files(kopia: Kopia, snapshot: Snapshot, request: RestoreParameters, *, transfer: DataPath) -> None:
-    answer = await transfer.run(
+async def _restore_files(
+    kopia: Kopia, snapshot: Snapshot, parameters: RestoreParameters, *, data_path: DataPath
+) -> None:
+    answer = await data_path.run(
         kopia,
-        f"restore snapshot {snapshot.snapshot_id} to {request.target}",
+        f"restore snapshot {snapshot.snapshot_id} to {parameters.target}",
         "restore",
         snapshot.snapshot_id,
-        str(request.target),
-        # By default a target that is called like an archive would become one.
+        str(parameters.target),
+        # Without it, kopia writes an archive if the target is named like one.
         "--mode=local",
-        f"--parallel={request.workers}",
-        *(["--write-sparse-files"] if request.sparse else []),
+        f"--parallel={parameters.workers}",
+        *(["--write-sparse-files"] if parameters.sparse else []),
     )
     answer.check()
 
 
 def write_done_file(volume: Path, owner_uid: str) -> None:
-    """Leave the file that ends the init container `restore-wait`: empty, named after the Restore's UID.
+    """Write the done file, which ends the init container `restore-wait`: empty, named after the Restore's UID.
 
-    What an earlier restore, or the backup itself, left in its folder is removed first.
+    Files of an earlier restore, or of the backup itself, are removed from its directory first.
 
     Raises:
         DataPathError: it cannot be written.
     """
-    folder = volume / _DONE_FOLDER
+    directory = volume / _DONE_DIRECTORY
     try:
-        if folder.is_dir() and not folder.is_symlink():
-            shutil.rmtree(folder)
+        if directory.is_dir() and not directory.is_symlink():
+            shutil.rmtree(directory)
         else:
-            folder.unlink(missing_ok=True)
-        # The init container is another user and only looks.
-        folder.mkdir(mode=0o755)
-        (folder / owner_uid).touch(mode=0o644)
+            directory.unlink(missing_ok=True)
+        # The init container runs as another user and only checks that the file exists.
+        directory.mkdir(mode=0o755)
+        (directory / owner_uid).touch(mode=0o644)
     except OSError as e:
-        raise DataPathError(f"the done file {folder / owner_uid} cannot be written: {e.strerror}") from e
+        raise DataPathError(f"cannot write done file {directory / owner_uid}: {e.strerror}") from e

@@ -1,14 +1,9 @@
-"""One transfer through kopia, and whoever cares for it: progress is read, a standstill is told and ended.
+"""One run of kopia that moves data, and the watchdog that reports and ends a stall.
 
-Knows how a standstill is noticed and what is said of it. Does not know what is moved, or how
-a repository is asked whether it answers.
-
-When a transfer stands still: how long until somebody is told, and until it is given up.
-
-Knows spans and what they are measured by. Does not know kopia, storages or who is told.
+Knows when a data path is stalled and what is reported about it. Does not know what is moved,
+or how the repository is probed.
 """
 
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -21,172 +16,161 @@ from core.models.units import format_duration, parse_duration
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Reachability
-from datamover.runtime.cancellation import Canceller, run_beside, run_unless_canceled
+from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 
 __all__ = ["DataPath", "StallDetector", "StallLimits", "Warn", "Watchdog", "read_stall_limits"]
 
 
 _VARIABLE: Final = "DATA_MOVER_STALL_TIMEOUT"
-"""Movers in pods inherit it from the node agent's DaemonSet."""
-
+"""Inherited by mover pods from the node agent's DaemonSet."""
 
 _WARN_SECONDS: Final = 120.0
-"""kopia tries one file of the repository again for about this long where an endpoint refuses connections."""
+"""kopia retries one file of the repository for about this long if an endpoint refuses connections."""
 
+_CHECK_SECONDS: Final = 5.0
+_CHECKS_PER_WARNING: Final = 4
 
-_LOOK_SECONDS: Final = 5.0
+_MAX_STEP_SECONDS: Final = 60.0
+"""A container that was frozen for hours could not move anything: its pause counts as this much."""
 
-
-_LOOKS_A_WARNING: Final = 4
-
-
-_LONGEST_STEP_SECONDS: Final = 60.0
-"""A container that was frozen for hours had no chance to move anything: its pause counts as this much."""
-
-
-_ANSWERING_FACTOR: Final = 6
+_REACHABLE_FACTOR: Final = 6
+_KEPT_LINES: Final = 5
 
 
 @dataclass(frozen=True)
 class StallLimits:
-    """How long a transfer may stand still; a `give_up` of 0 is for ever.
+    """How long a data path may be stalled; a `timeout` of 0 means forever.
 
-    The default outlasts kopia's own tries for one file of the repository, an endpoint that is
-    restarted or moved, and a bucket that is throttled. A hole, however large, is no standstill:
-    its zeros count as read. What stands still without a fault is an upload of a few parts of
-    20 MiB over a very slow line, or a file that is fetched from a tape: so a transfer whose
-    repository answers is given up six times later.
+    The default exceeds kopia's own retries for one file of the repository, the restart or move
+    of an endpoint, and the throttling of a bucket. A hole of any size is no stall: its zeros
+    count as read. A stall without a fault is an upload of a few parts of 20 MiB over a very slow
+    line, or a file that is fetched from tape: so the timeout is six times longer if the
+    repository is reachable.
     """
 
-    give_up: timedelta = timedelta(minutes=10)
+    timeout: timedelta = timedelta(minutes=10)
 
     @property
     def warn_seconds(self) -> float:
-        """After how long somebody is told first; then after each doubling."""
-        return min(_WARN_SECONDS, self.give_up.total_seconds() / 2 or _WARN_SECONDS)
+        """The idle time of the first warning; the next ones follow after each doubling."""
+        return min(_WARN_SECONDS, self.timeout.total_seconds() / 2 or _WARN_SECONDS)
 
     @property
-    def look_seconds(self) -> float:
-        """How often to look."""
-        return min(_LOOK_SECONDS, self.warn_seconds / _LOOKS_A_WARNING)
+    def check_seconds(self) -> float:
+        """The interval between two checks."""
+        return min(_CHECK_SECONDS, self.warn_seconds / _CHECKS_PER_WARNING)
 
-    def give_up_seconds(self, *, answers: bool) -> float:
-        """After how long the transfer fails; `answers` says whether its repository does."""
-        return (self.give_up.total_seconds() or float("inf")) * (_ANSWERING_FACTOR if answers else 1)
+    def timeout_seconds(self, *, reachable: bool) -> float:
+        """Return the idle time after which the data path fails; `reachable`: its repository answers."""
+        return (self.timeout.total_seconds() or float("inf")) * (_REACHABLE_FACTOR if reachable else 1)
 
 
 def read_stall_limits(environment: Mapping[str, str]) -> StallLimits:
-    """Return the limits that `DATA_MOVER_STALL_TIMEOUT` sets, such as 30m; 0 is for ever.
+    """Return the limits from `DATA_MOVER_STALL_TIMEOUT`, such as 30m; 0 means forever.
 
     Raises:
-        ConfigError: its value is no span of time.
+        ConfigError: its value is not a duration, or negative.
     """
     text = environment.get(_VARIABLE, "")
     if not text:
         return StallLimits()
     try:
-        give_up = parse_duration(text)
+        timeout = parse_duration(text)
     except ValueError as e:
         raise ConfigError(f"{_VARIABLE}: {e}") from e
-    if give_up < timedelta(0):
-        raise ConfigError(f"{_VARIABLE}: {text!r} is less than nothing")
-    return StallLimits(give_up)
+    if timeout < timedelta(0):
+        raise ConfigError(f'{_VARIABLE}: must not be negative: "{text}"')
+    return StallLimits(timeout)
 
 
 class StallDetector:
-    """How long nothing has moved, and when that is a matter for somebody."""
+    """Measures how long a data path has been idle, and when to warn about it or to end it."""
 
     def __init__(self, limits: StallLimits) -> None:
         self._limits = limits
-        self._seen: Hashable = None
-        self._told_seconds = 0.0
+        self._activity: Hashable = None
+        self._reported_seconds = 0.0
         self.idle_seconds = 0.0
 
     @property
     def idle(self) -> timedelta:
-        """How long nothing has moved."""
+        """The time since something moved."""
         return timedelta(seconds=round(self.idle_seconds))
 
-    def take(self, seen: Hashable, elapsed_seconds: float) -> bool:
-        """Look once more, so long after the last time; return whether it is time to tell, or to give up.
+    def observe(self, activity: Hashable, elapsed_seconds: float) -> bool:
+        """Take one observation, so long after the previous one; return whether a warning or the timeout is due.
 
-        `seen` is another value whenever something has moved.
+        `activity` has another value whenever something has moved.
         """
-        if seen != self._seen:
-            self._seen = seen
-            self.idle_seconds = self._told_seconds = 0.0
+        if activity != self._activity:
+            self._activity = activity
+            self.idle_seconds = self._reported_seconds = 0.0
             return False
-        self.idle_seconds += min(elapsed_seconds, _LONGEST_STEP_SECONDS)
-        if self.idle_seconds < self._next_seconds():
+        self.idle_seconds += min(elapsed_seconds, _MAX_STEP_SECONDS)
+        if self.idle_seconds < self._next_report_seconds():
             return False
-        self._told_seconds = self.idle_seconds
+        self._reported_seconds = self.idle_seconds
         return True
 
-    def too_long(self, *, answers: bool) -> bool:
-        """Whether the transfer is to be given up; `answers` says whether its repository does."""
-        return self.idle_seconds >= self._limits.give_up_seconds(answers=answers)
+    def timed_out(self, *, reachable: bool) -> bool:
+        """Return whether the data path is to fail; `reachable`: its repository answers."""
+        return self.idle_seconds >= self._limits.timeout_seconds(reachable=reachable)
 
-    def _next_seconds(self) -> float:
-        """After how long it is time again."""
-        told, limits = self._told_seconds, self._limits
-        if not told:
+    def _next_report_seconds(self) -> float:
+        """Return the idle time at which the next warning or timeout is due."""
+        reported, limits = self._reported_seconds, self._limits
+        if not reported:
             return limits.warn_seconds
-        ends = (limits.give_up_seconds(answers=answers) for answers in (False, True))
-        return min([2 * told, *(end for end in ends if end > told)])
-
-
-_logger = logging.getLogger(__name__)
-
-
-_KEPT_WORDS: Final = 5
+        timeouts = (limits.timeout_seconds(reachable=reachable) for reachable in (False, True))
+        return min([2 * reported, *(timeout for timeout in timeouts if timeout > reported)])
 
 
 Warn = Callable[[str], Awaitable[None]]
-"""Tells whoever waits for a load of something that does not fail it."""
+"""Reports a problem that does not fail the transfer."""
 
 
 @dataclass(frozen=True)
 class Watchdog:
-    """Who hears of a transfer's troubles, and how a standstill is looked into.
+    """How a stalled data path is inspected, reported and ended.
 
-    `ask` tells whether the repository answers; it may take half a minute.
+    `probe` returns whether the repository answers; it may take half a minute.
     """
 
     clock: Clock
     warn: Warn
-    ask: Callable[[], Awaitable[Reachability]]
+    probe: Callable[[], Awaitable[Reachability]]
     limits: StallLimits = field(default_factory=StallLimits)
 
 
 class DataPath:
-    """A transfer that is measured by `meter` and cared for as `care` says."""
+    """One data path, measured by `meter` and guarded by `watchdog`."""
 
-    def __init__(self, meter: Meter, care: Watchdog) -> None:
+    def __init__(self, meter: Meter, watchdog: Watchdog) -> None:
         self.meter = meter
-        self._care = care
-        self._words: deque[str] = deque(maxlen=_KEPT_WORDS)
+        self._watchdog = watchdog
+        self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     @property
     def clock(self) -> Clock:
-        """What its time is measured by."""
-        return self._care.clock
+        """The clock that measures its time."""
+        return self._watchdog.clock
 
     async def warn(self, message: str) -> None:
-        """Tell of something that does not fail the transfer."""
-        await self._care.warn(message)
+        """Report a problem that does not fail the transfer."""
+        await self._watchdog.warn(message)
 
     async def run(self, kopia: Kopia, attempted: str, *arguments: str, files: KopiaFiles | None = None) -> KopiaAnswer:
-        """Return kopia's answer, however long the transfer takes, as long as something moves.
+        """Run kopia and return its answer, however long it takes, unless it stalls.
 
-        Cancellation kills kopia, which then leaves nothing behind.
+        Cancellation kills kopia, which then saves nothing.
 
         Raises:
-            RepositoryError: nothing has moved for too long, and the repository does not answer.
-            DataPathError: nothing has moved for far too long, although it does.
+            RepositoryError: the data path stalled, and the repository does not answer.
+            DataPathError: the data path stalled, although the repository answers.
         """
-        canceller = Canceller()
+        canceler = Canceler()
 
-        async def transfer() -> KopiaAnswer:
+        async def run_watched() -> KopiaAnswer:
             moving = kopia.transfer(
                 attempted,
                 *self.meter.arguments,
@@ -194,55 +178,55 @@ class DataPath:
                 files=files or KopiaFiles(),
                 listener=self,
             )
-            return await run_beside(lambda: self._watch(attempted, canceller), moving, name="standstill")
+            return await run_beside(lambda: self._watch(attempted, canceler), moving, name="watchdog")
 
-        return await run_unless_canceled(transfer, canceller)
+        return await run_unless_canceled(run_watched, canceler)
 
     async def wait_for(self, work: Awaitable[None], doing: str) -> None:
-        """Return when `work` has; where that takes long it is told that the mover is still `doing` it."""
+        """Wait for `work`; warn that the mover is still `doing` it if that takes long."""
 
-        async def tell() -> None:
-            waited, span = 0.0, self._care.limits.warn_seconds
+        async def warn_while_waiting() -> None:
+            waited, next_warning = 0.0, self._watchdog.limits.warn_seconds
             while True:
-                await self.clock.sleep(span - waited)
-                waited, span = span, 2 * span
+                await self.clock.sleep(next_warning - waited)
+                waited, next_warning = next_warning, 2 * next_warning
                 await self.warn(f"still {doing} after {format_duration(timedelta(seconds=round(waited)))}")
 
-        await run_beside(tell, work, name="patience")
+        await run_beside(warn_while_waiting, work, name="wait-warnings")
 
-    def take(self, line: str) -> str:
-        """Take what a line of kopia's tells of progress; return the rest of it."""
+    def take_progress(self, line: str) -> str:
+        """Parse the progress in a line of kopia's output; return the rest of the line."""
         return self.meter.take(line)
 
-    def hear(self, words: str) -> None:
-        """Keep what else kopia said, for whoever hears of a standstill."""
-        self._words.append(words)
+    def keep(self, line: str) -> None:
+        """Keep a line of kopia's output for the report of a stall."""
+        self._last_lines.append(line)
 
-    async def _watch(self, attempted: str, canceller: Canceller) -> None:
-        """Look whether something moves, until the transfer has stood still for too long."""
-        clock, limits = self._care.clock, self._care.limits
-        still = StallDetector(limits)
+    async def _watch(self, attempted: str, canceler: Canceler) -> None:
+        """Check for activity until the data path has been stalled for too long."""
+        clock, limits = self._watchdog.clock, self._watchdog.limits
+        detector = StallDetector(limits)
         last = clock.monotonic()
         while True:
-            await clock.sleep(limits.look_seconds)
+            await clock.sleep(limits.check_seconds)
             await self.meter.refresh()
             now = clock.monotonic()
-            due, last = still.take(self.meter.activity, now - last), now
-            if due and (error := await self._look_into(attempted, still)):
-                canceller.fail(error)
+            due, last = detector.observe(self.meter.activity, now - last), now
+            if due and (error := await self._inspect(attempted, detector)):
+                canceler.fail(error)
                 return
 
-    async def _look_into(self, attempted: str, still: StallDetector) -> AgentError | None:
-        """Tell of a standstill, and return what the transfer fails with if it was too long."""
+    async def _inspect(self, attempted: str, detector: StallDetector) -> AgentError | None:
+        """Report a stall; return the error of the data path if it has timed out."""
         before = self.meter.activity
-        reachability = await self._care.ask()
+        reachability = await self._watchdog.probe()
         await self.meter.refresh()
         if self.meter.activity != before:
             return None
-        shown = format_duration(still.idle)
-        if still.too_long(answers=reachability.answers):
-            text = "\n".join([f"{attempted}: no progress for {shown}: {reachability.told}", *self._words])
-            return DataPathError(text) if reachability.answers else RepositoryError(text)
-        said = f"; kopia's last words: {self._words[-1]}" if self._words else ""
-        await self._care.warn(f"no progress for {shown}: {reachability.told}{said}")
+        idle = format_duration(detector.idle)
+        if detector.timed_out(reachable=reachability.reachable):
+            text = "\n".join([f"{attempted}: no progress for {idle}: {reachability.message}", *self._last_lines])
+            return DataPathError(text) if reachability.reachable else RepositoryError(text)
+        output = f"; last output of kopia: {self._last_lines[-1]}" if self._last_lines else ""
+        await self._watchdog.warn(f"no progress for {idle}: {reachability.message}{output}")
         return None

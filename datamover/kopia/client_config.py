@@ -1,6 +1,6 @@
-"""What connecting to a repository leaves: who its client is, where the cache lies, how large it may grow.
+"""kopia's client configuration: identity, cache directory and cache limit.
 
-Knows kopia's configuration file, as flags of `repository connect` and as that writes it. Does
+Knows it both as flags of `repository connect` and as the file that this command writes. Does
 not know storages, or whether there is a repository.
 Source: kopia 0.23.1, repo/local_config.go, repo/content/caching_options.go.
 """
@@ -18,7 +18,7 @@ __all__ = ["IDENTITY_FLAGS", "CacheLimit", "build_config", "parse_cache_limit"]
 _logger = logging.getLogger(__name__)
 
 _CLIENT: Final = "default"
-"""Every peer is this client: so each finds the other's snapshots as its own."""
+"""The identity that Velero uses: so each side finds the other's snapshots as its own."""
 
 IDENTITY_FLAGS: Final = (f"--override-hostname={_CLIENT}", f"--override-username={_CLIENT}")
 
@@ -29,7 +29,7 @@ _FORMAT_CACHE_NANOSECONDS: Final = 900_000_000_000
 
 @dataclass(frozen=True)
 class CacheLimit:
-    """How much kopia may keep on disk, in MiB: 4/5 for data, 1/5 for metadata."""
+    """The limit of kopia's cache on disk, in MiB: 4/5 for data, 1/5 for metadata."""
 
     total_mib: int = _DEFAULT_CACHE_MIB
 
@@ -41,7 +41,7 @@ class CacheLimit:
 
     @property
     def config(self) -> JsonDict:
-        """What `repository connect` writes for these arguments."""
+        """The `caching` object that `repository connect` writes for these arguments."""
         data, metadata = (part << 20 for part in self._parts)
         return {
             "maxCacheSize": data,
@@ -64,17 +64,17 @@ class CacheLimit:
 
 
 def parse_cache_limit(config: dict[str, str]) -> CacheLimit:
-    """Return the limit of a BackupRepository's `repositoryConfig`; a value that cannot be is warned of."""
+    """Return the limit in a BackupRepository's `repositoryConfig`; log a warning if it is invalid."""
     text = config.get(CACHE_LIMIT_KEY, "")
     if text.isdecimal() and int(text) > 0:
         return CacheLimit(int(text))
     if text:
-        _logger.warning("%s is no number above 0; the default is taken", CACHE_LIMIT_KEY)
+        _logger.warning("%s is not a positive number: using the default", CACHE_LIMIT_KEY)
     return CacheLimit()
 
 
 def build_config(storage: JsonDict, *, cache: Path, limit: CacheLimit, read_only: bool) -> JsonDict:
-    """Return the configuration that connecting to `storage` writes, but for its description."""
+    """Return the configuration that connecting to `storage` writes, without its description."""
     return {
         "storage": storage,
         "caching": {"cacheDirectory": str(cache), **limit.config},

@@ -1,7 +1,7 @@
 """kopia as a child process.
 
-Knows the flags every call gets, which secrets its environment holds, and what it said last.
-Does not know repositories, snapshots or volumes: callers bring the arguments.
+Knows the flags and the environment of every call, and keeps the last lines of its output.
+Does not know repositories, snapshots or volumes: callers pass the arguments.
 Source: kopia 0.23.1, `kopia --help-full`.
 """
 
@@ -22,9 +22,9 @@ from datamover.kopia.causes import find_cause
 from datamover.runtime.child import ChildCommand, run_child
 from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import ran_out_of_memory
-from datamover.runtime.work_dir import WorkFolder
+from datamover.runtime.work_dir import WorkDir
 
-__all__ = ["Kopia", "KopiaAnswer", "KopiaFiles", "KopiaSilentError", "Listener", "kopia_environment"]
+__all__ = ["Kopia", "KopiaAnswer", "KopiaFiles", "KopiaTimeoutError", "Listener", "kopia_environment"]
 
 _logger = logging.getLogger(__name__)
 
@@ -36,25 +36,25 @@ _OWN_FLAGS: Final = (
     "--error-notifications=never",
 )
 _KEPT_LINES: Final = 40
-"""More of kopia's last lines than a termination message holds."""
+"""More than fit into a termination message."""
 
 _SHOWN_LINES: Final = 12
 
-_PLEASANTRIES: Final = ("Snapshotting ", "Unable to estimate", "Restoring to ")
-"""Beginnings of lines that say nothing about a failure."""
+_STATUS_LINES: Final = ("Snapshotting ", "Unable to estimate", "Restoring to ")
+"""Prefixes of lines that contain no error."""
 
 _SHORT_CALL_SECONDS: Final = 120.0
-"""What a call that moves no data may take; kopia gives up on a dead storage within that."""
+"""The timeout of a call that moves no data; kopia stops retrying an unreachable storage earlier."""
 
 
-def kopia_environment(base: Mapping[str, str], folder: WorkFolder, secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of every call: `base` without kopia's settings, and our own."""
+def kopia_environment(base: Mapping[str, str], work_dir: WorkDir, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of every call: `base` without kopia's settings, plus the mover's."""
     own = {
         "KOPIA_CHECK_FOR_UPDATES": "false",
-        "KOPIA_CONFIG_PATH": str(folder.config_file),
-        # The root file system may be read-only, and nothing of this user's shall be read.
-        "HOME": str(folder.path),
-        "KOPIA_LOG_DIR": str(folder.path / "logs"),
+        "KOPIA_CONFIG_PATH": str(work_dir.config_file),
+        # The root file system may be read-only, and this user's own configuration must not be used.
+        "HOME": str(work_dir.path),
+        "KOPIA_LOG_DIR": str(work_dir.path / "logs"),
     }
     kept = {name: value for name, value in base.items() if not name.startswith("KOPIA_")}
     return {**kept, **own, **secrets}
@@ -62,31 +62,31 @@ def kopia_environment(base: Mapping[str, str], folder: WorkFolder, secrets: Mapp
 
 @dataclass(frozen=True)
 class KopiaFiles:
-    """Open files that stand for kopia's standard input and output."""
+    """Open files to use as kopia's standard input and output."""
 
     stdin_fd: int | None = None
     stdout_fd: int | None = None
 
 
 class Listener(Protocol):
-    """Hears what kopia says while it moves data."""
+    """Receives kopia's output while it moves data."""
 
-    def take(self, line: str) -> str:
-        """Take what a line tells of progress; return the rest of it."""
+    def take_progress(self, line: str) -> str:
+        """Parse the progress in a line; return the rest of the line."""
         ...
 
-    def hear(self, words: str) -> None:
-        """Take such a rest, without secrets, as soon as it is said."""
+    def keep(self, line: str) -> None:
+        """Receive such a rest, redacted, as soon as kopia writes it."""
         ...
 
 
 @dataclass(frozen=True)
 class KopiaAnswer:
-    """What a call of kopia came to.
+    """The outcome of one call of kopia.
 
-    `lines` are the last of its standard error, scrubbed; `counters` is what its metrics were
-    when it ended, as a Prometheus text: empty if it did not end by itself, or moved no data.
-    `out_of_memory` says that the kernel ended it for that.
+    `lines` are the last lines of its standard error, redacted. `counters` are its metrics at its
+    exit, in Prometheus text format: empty if it was killed, or moved no data. `out_of_memory`:
+    the kernel killed it for lack of memory.
     """
 
     attempted: str
@@ -98,79 +98,81 @@ class KopiaAnswer:
 
     @property
     def succeeded(self) -> bool:
-        """Whether kopia exited with 0; for a snapshot that alone says little."""
+        """Whether kopia exited with 0, which does not suffice for a complete snapshot."""
         return self.exit_code == 0
 
     @property
-    def end(self) -> str:
-        """How kopia ended, for a message."""
-        end = f"signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
-        why = ": out of memory, it was killed by the node's kernel" if self.out_of_memory else ""
-        return f"kopia ended with {end}{why}"
+    def exit_status(self) -> str:
+        """How kopia exited, for a message."""
+        if self.out_of_memory:
+            return "kopia was killed by the node's kernel: out of memory"
+        if self.exit_code < 0:
+            return f"kopia was killed by signal {-self.exit_code}"
+        return f"kopia exited with code {self.exit_code}"
 
-    def said(self, text: str) -> bool:
-        """Whether one of the last lines holds `text`, in any case."""
+    def mentions(self, text: str) -> bool:
+        """Return whether one of the last lines contains `text`, in any case."""
         return any(text.lower() in line.lower() for line in self.lines)
 
     def error(self, cause: str = "") -> KopiaError:
-        """Return the error this answer is: one line of cause, then kopia's last lines."""
-        head = f"{self.attempted}: {cause or find_cause(self.lines) or self.end}"
-        lines = [line for line in self.lines if not line.startswith(_PLEASANTRIES)]
+        """Return the error for this call: one line with the cause, then kopia's last lines."""
+        head = f"{self.attempted}: {cause or find_cause(self.lines) or self.exit_status}"
+        lines = [line for line in self.lines if not line.startswith(_STATUS_LINES)]
         return KopiaError("\n".join([head, *lines[-_SHOWN_LINES:]]))
 
     def check(self) -> "KopiaAnswer":
         """Return this answer if kopia exited with 0.
 
         Raises:
-            KopiaError: it did not.
+            KopiaError: it exited otherwise.
         """
         if not self.succeeded:
             raise self.error()
         return self
 
-    def json(self) -> Any:  # noqa: ANN401 - whatever kopia printed
-        """Return the JSON that kopia printed; lines of comment before it are skipped.
+    def json(self) -> Any:  # noqa: ANN401 - any JSON
+        """Return the JSON in kopia's output; comment lines before it are skipped.
 
         Raises:
-            KopiaError: it printed none.
+            KopiaError: the output is not JSON.
         """
         lines = self.output.decode(errors="replace").splitlines()
         try:
             return json.loads("\n".join(line for line in lines if not line.startswith("//")))
         except ValueError as e:
-            raise self.error("what kopia printed is no JSON") from e
+            raise self.error("kopia's output is not JSON") from e
 
     def document(self) -> JsonDict:
-        """Return the JSON object that kopia printed.
+        """Return the JSON object in kopia's output.
 
         Raises:
-            KopiaError: it printed none.
+            KopiaError: the output is not a JSON object.
         """
         document = self.json()
         if not isinstance(document, dict):
-            raise self.error("what kopia printed is no JSON object")
+            raise self.error("kopia's output is not a JSON object")
         return document
 
 
-class KopiaSilentError(KopiaError):
-    """A call came to no end in the time that it had; `lines` are the last that kopia wrote, scrubbed."""
+class KopiaTimeoutError(KopiaError):
+    """A call timed out; `lines` are the last lines of kopia's output, redacted."""
 
     def __init__(self, attempted: str, seconds: float, lines: list[str]) -> None:
-        super().__init__("\n".join([f"{attempted}: no end within {seconds:.0f} s", *lines]))
+        super().__init__("\n".join([f"{attempted}: timed out after {seconds:.0f} s", *lines]))
         self.lines = lines
 
 
 def _was_out_of_memory(exit_code: int) -> bool:
-    """Whether a child of ours was ended for want of memory: this process is spared, as it takes less."""
+    """Return whether the kernel killed kopia for lack of memory; this process survives since it uses less."""
     return exit_code == -signal.SIGKILL and ran_out_of_memory()
 
 
-def _read_counters(folder: Path) -> str:
-    return "".join(file.read_text() for file in folder.rglob("*.prom"))
+def _read_counters(directory: Path) -> str:
+    return "".join(file.read_text() for file in directory.rglob("*.prom"))
 
 
 class Kopia:
-    """Runs kopia; `environment` holds its secrets, `redactor` knows them."""
+    """Runs kopia; `environment` contains its secrets, which `redactor` removes from the output."""
 
     def __init__(self, environment: Mapping[str, str], redactor: Redactor, *, program: str = "kopia") -> None:
         self._environment = environment
@@ -187,11 +189,11 @@ class Kopia:
         """Return the answer of a call that moves no data.
 
         Args:
-            attempted: what the call is for, on which object, as errors shall tell it.
-            more: variables for this call alone.
+            attempted: the operation and its object, for errors.
+            more: additional variables for this call.
 
         Raises:
-            KopiaSilentError: no end after `seconds`; kopia was killed.
+            KopiaTimeoutError: it took longer than `seconds`; kopia was killed.
         """
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
         command = ChildCommand(
@@ -199,40 +201,40 @@ class Kopia:
         )
         try:
             async with asyncio.timeout(seconds):
-                end = await run_child(command, self._keep(lines))
+                child = await run_child(command, self._keep(lines))
         except TimeoutError as e:
-            raise KopiaSilentError(attempted, seconds, list(lines)) from e
+            raise KopiaTimeoutError(attempted, seconds, list(lines)) from e
         return KopiaAnswer(
-            attempted, end.exit_code, end.output, list(lines), out_of_memory=_was_out_of_memory(end.exit_code)
+            attempted, child.exit_code, child.output, list(lines), out_of_memory=_was_out_of_memory(child.exit_code)
         )
 
     async def transfer(self, attempted: str, *arguments: str, files: KopiaFiles, listener: Listener) -> KopiaAnswer:
-        """Return the answer of a call that moves data, however long it takes.
+        """Return the answer of a call that moves data; there is no timeout.
 
         Cancellation kills kopia, which then saves nothing.
         """
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        keep = self._keep(lines, listener.hear)
+        keep = self._keep(lines, listener.keep)
 
         def on_line(line: str) -> None:
-            keep(listener.take(line))
+            keep(listener.take_progress(line))
 
-        with TemporaryDirectory(prefix="counters-", dir=self._environment["HOME"]) as kept:
-            flags = ["--metrics-store-on-exit", f"--diagnostics-output-directory={kept}"]
+        with TemporaryDirectory(prefix="counters-", dir=self._environment["HOME"]) as directory:
+            flags = ["--metrics-store-on-exit", f"--diagnostics-output-directory={directory}"]
             argv = [self._program, *_OWN_FLAGS, *flags, *arguments]
-            end = await run_child(ChildCommand(argv, self._environment, files.stdin_fd, files.stdout_fd), on_line)
-            counters = _read_counters(Path(kept))
+            child = await run_child(ChildCommand(argv, self._environment, files.stdin_fd, files.stdout_fd), on_line)
+            counters = _read_counters(Path(directory))
         return KopiaAnswer(
-            attempted, end.exit_code, end.output, list(lines), counters, _was_out_of_memory(end.exit_code)
+            attempted, child.exit_code, child.output, list(lines), counters, _was_out_of_memory(child.exit_code)
         )
 
-    def _keep(self, lines: deque[str], hear: Callable[[str], None] | None = None) -> Callable[[str], None]:
+    def _keep(self, lines: deque[str], forward: Callable[[str], None] | None = None) -> Callable[[str], None]:
         def keep(line: str) -> None:
             text = self._redactor.redact(line).strip()
             if text:
                 lines.append(text)
                 _logger.debug("kopia: %s", text)
-                if hear is not None and not text.startswith(_PLEASANTRIES):
-                    hear(text)
+                if forward is not None and not text.startswith(_STATUS_LINES):
+                    forward(text)
 
         return keep

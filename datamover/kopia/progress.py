@@ -1,7 +1,7 @@
-"""How far a transfer is.
+"""The progress of a data path.
 
-Knows kopia's own counters and the lines it prints, and makes one reading of them: in bytes,
-never going back, never beyond the total. Does not know who is told.
+Combines kopia's metrics and progress lines into readings in bytes, which never decrease and
+never exceed the total.
 Source: kopia 0.23.1, cli/cli_progress.go, cli/cli_restore_progress.go, internal/units.
 """
 
@@ -30,7 +30,7 @@ _RESTORE_LINE: Final = re.compile(
 _COUNTERS_LINE: Final = "starting prometheus metrics on"
 _UNITS: Final = "KMGTPE"
 
-_MOVING: Final = (
+_ACTIVITY_METRICS: Final = (
     "kopia_content_hashed_bytes_total",
     "kopia_content_read_bytes_total",
     "kopia_blob_upload_bytes_total",
@@ -38,37 +38,37 @@ _MOVING: Final = (
     "kopia_blob_download_partial_blob_bytes_total",
     "kopia_blob_list_items_total",
 )
-"""Where one of these grows, kopia is at work: on data, or on the repository's indexes."""
+"""While one of these increases, kopia is active: on data, or on the repository's indexes."""
 
 _READ_SECONDS: Final = 2.0
-"""The counters come from a child on this machine; longer means that it is ending."""
+"""The counters come from a child on this machine; if it takes longer, the child is exiting."""
 
 
 class Direction(Enum):
-    """Which way the data goes, and so which counters tell it."""
+    """The direction of the data, which determines the metrics to read."""
 
-    UPLOAD = "upload"
+    BACKUP = "backup"
     RESTORE = "restore"
 
 
 @dataclass(frozen=True)
 class _Readings:
-    """kopia's counters in bytes: handled, sent over the wire, found in the repository already."""
+    """kopia's counters in bytes: processed, sent over the network, found in the repository."""
 
-    handled: int = 0
+    processed: int = 0
     sent: int = 0
     deduplicated: int = 0
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that kopia's `91.1 MB` names: three or four digits are all it tells."""
+    """Return the size that kopia writes as `91.1 MB`, with three or four digits."""
     number, unit = text.split(" ")
     base = 1024.0 if "i" in unit else 1000.0
     return round(float(number) * base ** (_UNITS.find(unit[0]) + 1))
 
 
 def sum_counters(text: str) -> dict[str, float]:
-    """Return the metrics of a Prometheus text, summed over their labels."""
+    """Return the metrics in Prometheus text format, summed over their labels."""
     sums: dict[str, float] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
@@ -83,7 +83,7 @@ def sum_counters(text: str) -> dict[str, float]:
 
 
 class Meter:
-    """One transfer's readings; `total_bytes` is 0 until it is known."""
+    """Measures one data path; `total_bytes` is 0 until it is known."""
 
     def __init__(self, clock: Clock, direction: Direction, *, total_bytes: int = 0) -> None:
         self._clock = clock
@@ -101,26 +101,26 @@ class Meter:
 
     @property
     def arguments(self) -> list[str]:
-        """The flags that make kopia tell what this reads."""
+        """kopia's flags for the progress and metrics that the meter reads."""
         host, port = self._address
         return ["--progress", "--progress-update-interval=500ms", f"--metrics-listen-addr={host}:{port}"]
 
     @property
     def activity(self) -> Hashable:
-        """Another value whenever kopia has read, found, sent or written something since."""
+        """A value that changes whenever kopia has read, found, sent or written something."""
         return self._moved, self._counted
 
     def take(self, line: str) -> str:
-        """Take what a line of kopia's tells of progress; return the rest of it.
+        """Parse the progress in a line of kopia's output; return the rest of the line.
 
-        kopia rewrites one line of progress, and what it says next stands right behind it:
-        the cause of a failed restore does.
+        kopia overwrites one progress line, and its next message follows without a line end:
+        for example the cause of a failed restore.
         """
         if upload := _UPLOAD_LINE.search(line):
             self.hashed_bytes = parse_size(upload[2])
             self.cached_bytes = parse_size(upload[4])
             self._counted = upload.groups()[:5]
-            if upload[6] and self._direction is Direction.UPLOAD:
+            if upload[6] and self._direction is Direction.BACKUP:
                 self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
             return line[upload.end() :]
         if line.startswith(_COUNTERS_LINE):
@@ -132,25 +132,25 @@ class Meter:
         return line[restored.end() :]
 
     async def read(self) -> ProgressMessage:
-        """Return how far the transfer is now, and its rate since the reading before."""
+        """Return the progress, and the rate since the previous reading."""
         await self.refresh()
-        done = self._last.handled + (self.cached_bytes if self._direction is Direction.UPLOAD else 0)
+        done = self._last.processed + (self.cached_bytes if self._direction is Direction.BACKUP else 0)
         if self.total_bytes:
             done = min(done, self.total_bytes)
         self._done_bytes = max(self._done_bytes, done)
         return self._message()
 
     async def refresh(self) -> None:
-        """Take kopia's counters as they are now."""
+        """Fetch kopia's current counters."""
         try:
             async with asyncio.timeout(_READ_SECONDS):
                 self.take_counters(await _fetch(*self._address))
         except (OSError, TimeoutError):
-            # kopia serves none before it has started and while it ends: the last ones hold.
+            # kopia serves none before it has started and while it exits: the last ones remain valid.
             pass
 
     def finish(self, total_bytes: int) -> ProgressMessage:
-        """Return the last reading: all of `total_bytes`, which is exact now."""
+        """Return the last reading: all of `total_bytes`, which is exact at the end."""
         self.total_bytes = self._done_bytes = total_bytes
         return self._message()
 
@@ -160,7 +160,7 @@ class Meter:
         rate = max(0, round((self._done_bytes - self._rated_bytes) / seconds)) if seconds > 0 else 0
         self._rated_at, self._rated_bytes = now, self._done_bytes
         return ProgressMessage(
-            # An estimate may turn out too low; what is done is certain.
+            # The total is an estimate and may be too low.
             total_bytes=max(self.total_bytes, self._done_bytes) if self.total_bytes else 0,
             done_bytes=self._done_bytes,
             bytes_per_second=rate,
@@ -169,23 +169,23 @@ class Meter:
         )
 
     def take_counters(self, text: str) -> None:
-        """Take kopia's counters, a Prometheus text; an empty one tells nothing."""
+        """Parse kopia's counters in Prometheus text format; an empty text changes nothing."""
         sums = sum_counters(text)
         if not sums:
             return
-        self._moved = tuple(sums.get(name, 0.0) for name in _MOVING)
+        self._moved = tuple(sums.get(name, 0.0) for name in _ACTIVITY_METRICS)
         if self._direction is Direction.RESTORE:
-            self._last = _Readings(handled=int(sums.get("kopia_content_read_bytes_total", 0)))
+            self._last = _Readings(processed=int(sums.get("kopia_content_read_bytes_total", 0)))
             return
         self._last = _Readings(
-            handled=int(sums.get("kopia_content_hashed_bytes_total", 0)),
+            processed=int(sums.get("kopia_content_hashed_bytes_total", 0)),
             sent=int(sums.get("kopia_blob_upload_bytes_total", 0)),
             deduplicated=int(sums.get("kopia_content_deduplicated_bytes_total", 0)),
         )
 
 
 def _free_port() -> int:
-    """Return a port of the loopback nobody listens on: kopia cannot tell one it chose itself."""
+    """Return a free port of the loopback interface: kopia cannot report one that it chose itself."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

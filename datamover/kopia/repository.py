@@ -1,7 +1,5 @@
-"""One kopia repository: connect, create, and what went wrong when it cannot be opened.
+"""One kopia repository: connecting, creating and probing it, and the cause if it cannot be opened.
 
-Knows when there is no repository, and when one answers. Does not know where the
-storage came from, or what is done with the repository afterwards.
 Source: kopia 0.23.1, cli/command_repository_*.go, repo/open.go.
 """
 
@@ -14,13 +12,13 @@ from typing import Any, Final, TypeVar
 
 from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
-from datamover.kopia.causes import NO_BUCKET, NO_CONNECTION, REFUSED, find_cause
+from datamover.kopia.causes import ACCESS_DENIED, NO_BUCKET, NO_CONNECTION, find_cause
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config
-from datamover.kopia.process import Kopia, KopiaAnswer, KopiaSilentError
-from datamover.runtime.work_dir import WorkFolder
-from datamover.storage.providers import Reach, Storage
+from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
+from datamover.runtime.work_dir import WorkDir
+from datamover.storage.providers import Storage, StorageAccess
 
-__all__ = ["NotInitializedError", "Reachability", "Repository", "RepositoryPlace"]
+__all__ = ["NotInitializedError", "Reachability", "Repository", "RepositoryAddress"]
 
 
 _T = TypeVar("_T")
@@ -30,71 +28,67 @@ _logger = logging.getLogger(__name__)
 
 
 _CONNECT_SECONDS: Final = 30.0
-"""Connecting takes a third of a second. So long it takes to tell of an address that swallows packets."""
+"""Connecting takes a third of a second. The limit is for an address that drops packets."""
 
 
 _UNCONNECTED_SECONDS: Final = 10.0
-"""What is read before connecting takes half a second; then it is time to tell what keeps it."""
+"""A read without connecting takes half a second; after this time, connecting finds the cause of the delay."""
 
 
 _CREATE_SECONDS: Final = 120.0
 
 
-_SECOND_LOOK: Final = "second-look"
-
-
-_NEARBY: Final = "nearby"
-
-
-_NEARBY_CONFIG: Final = "nearby.config"
+_VERIFY_CACHE: Final = "verify"
+_PROBE_CACHE: Final = "probe"
+_PROBE_CONFIG: Final = "probe.config"
 
 
 _NO_REPOSITORY: Final = "repository not initialized"
 
 
-_REFUSALS: Final = ("access denied", "accessdenied", "forbidden")
+_DENIALS: Final = ("access denied", "accessdenied", "forbidden")
 
 
 _NOT_INITIALIZED: Final = (_NO_REPOSITORY, "cannot access storage path: stat")
-"""The second: a folder's repository whose folder is not there yet."""
+"""The second one: the directory of a repository in a file system does not exist yet."""
 
 
 class NotInitializedError(RepositoryError):
-    """The storage can be reached and holds no repository."""
+    """The storage is reachable and holds no repository."""
 
 
 @dataclass(frozen=True)
-class RepositoryPlace:
-    """Where a repository lies, how kopia reaches it, and what messages call it."""
+class RepositoryAddress:
+    """The storage of a repository, kopia's access to it, and its name in messages."""
 
     description: str
     storage: Storage
-    reach: Reach
+    access: StorageAccess
 
 
 @dataclass(frozen=True)
 class Reachability:
-    """Whether a repository answers, and what a message says of that."""
+    """Whether the storage of a repository answers, and the text about it for a message."""
 
-    answers: bool
-    told: str
+    reachable: bool
+    message: str
 
 
 class Repository:
-    """The repository at a place, through a kopia whose environment reaches it."""
+    """The repository at an address, and the kopia whose environment gives access to it."""
 
     def __init__(
         self,
         kopia: Kopia,
-        place: RepositoryPlace,
-        folder: WorkFolder,
+        address: RepositoryAddress,
+        work_dir: WorkDir,
         *,
         cache: CacheLimit | None = None,
         connect_seconds: float = _CONNECT_SECONDS,
     ) -> None:
         self._kopia = kopia
-        self._place = place
-        self._folder = folder
+        self._address = address
+        self._work_dir = work_dir
         self._cache = cache or CacheLimit()
         self._connect_seconds = connect_seconds
         self._connected = False
@@ -106,28 +100,28 @@ class Repository:
 
     @property
     def description(self) -> str:
-        """The repository, as messages name it."""
-        return self._place.description
+        """The name of the repository in messages."""
+        return self._address.description
 
     async def connect(self, *, read_only: bool = False, cache_name: str = "", spent_seconds: float = 0.0) -> None:
         """Connect to the repository.
 
         Args:
             read_only: nothing will be written through this connection.
-            cache_name: a cache of its own: nothing is taken from what another connection read.
-            spent_seconds: of the time there is, what somebody has waited for the storage already.
+            cache_name: a separate cache directory, so that nothing cached by another connection is used.
+            spent_seconds: the part of the timeout that was spent already.
 
         Raises:
-            NotInitializedError: there is none.
-            RepositoryError: it cannot be opened; the message tells the cause.
+            NotInitializedError: there is no repository.
+            RepositoryError: it cannot be opened; the message names the cause.
         """
         more = ["--readonly"] if read_only else []
         flags = [*more, *self._client_flags(cache_name)]
         answer = await self._call("connect", self._connect_seconds, flags, spent_seconds=spent_seconds)
-        if any(answer.said(words) for words in _NOT_INITIALIZED):
-            if missing := await self._look_for_bucket():
+        if any(answer.mentions(text) for text in _NOT_INITIALIZED):
+            if missing := await self._check_bucket():
                 raise RepositoryError(f"{self.description}: {missing}")
-            raise NotInitializedError(f"{self.description}: no repository is there")
+            raise NotInitializedError(f"{self.description}: no repository found")
         self._check(answer)
         self._connected = True
 
@@ -153,9 +147,9 @@ class Repository:
             except TimeoutError:
                 spent_seconds = _UNCONNECTED_SECONDS
             except KopiaError as e:
-                if (cause := find_cause(said := str(e).splitlines())) in NO_CONNECTION:
-                    raise RepositoryError(": ".join([self.description, cause, said[-1]])) from e
-                _logger.debug("%s: connecting is to tell why it cannot be read: %s", self.description, e)
+                if (cause := find_cause(lines := str(e).splitlines())) in NO_CONNECTION:
+                    raise RepositoryError(": ".join([self.description, cause, lines[-1]])) from e
+                _logger.debug("%s: read failed, connecting to find the cause: %s", self.description, e)
             else:
                 self._connected = True
                 return result
@@ -163,107 +157,107 @@ class Repository:
         return await read()
 
     async def create(self) -> None:
-        """Create the repository in an empty place, and connect to it.
+        """Create the repository in an empty storage, and connect to it.
 
         Raises:
-            RepositoryError: the place is not empty, or cannot be written to.
+            RepositoryError: the storage is not empty, or cannot be written to.
         """
-        self._place.storage.prepare_creation()
+        self._address.storage.prepare_creation()
         self._check(await self._call("create", _CREATE_SECONDS, self._client_flags("")))
 
     async def ensure(self) -> str:
-        """Connect to the repository, created if the place was empty, and return its unique ID.
+        """Connect to the repository, create it if the storage is empty, and return its unique ID.
 
         Creating is not atomic: a second creator makes unreadable what the first one wrote. So
-        what was created is looked at once more, with nothing taken from this disk.
+        a created repository is read again, without the cache.
 
         Raises:
-            RepositoryError: it can be neither opened nor created, or somebody else created
-                one at the same moment.
+            RepositoryError: it can be neither opened nor created, or another process created
+                one at the same time.
         """
         try:
             await self.connect()
         except NotInitializedError:
             await self.create()
             created = await self.unique_id()
-            await self.connect(cache_name=_SECOND_LOOK)
+            await self.connect(cache_name=_VERIFY_CACHE)
             found = await self.unique_id()
             if found != created:
-                text = f"{self.description}: somebody else created it at the same moment; it is not used"
+                text = f"{self.description}: another process created it at the same time"
                 raise RepositoryError(text) from None
-            _logger.info("%s was created", self.description)
+            _logger.info("created %s", self.description)
             return created
         return await self.unique_id()
 
-    async def ask(self) -> Reachability:
-        """Return whether the repository's storage answers just now; takes as long as connecting may.
+    async def probe(self) -> Reachability:
+        """Return whether the repository's storage answers; takes at most as long as connecting.
 
-        kopia looks for a repository where none is: so it needs no index and no password, whose
-        key takes 64 MiB to make, and whoever is at work keeps its memory.
+        kopia connects to a path without a repository: so it needs no index and no password, whose
+        key takes 64 MiB to derive, and the running data path keeps its memory.
         """
-        reach = self._place.storage.nearby().reach(self._folder)
-        config = {"KOPIA_CONFIG_PATH": str(self._folder.path / _NEARBY_CONFIG)}
-        arguments = ["repository", "connect", *reach.arguments, *self._client_flags(_NEARBY)]
+        access = self._address.storage.for_probe().access(self._work_dir)
+        config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
+        arguments = ["repository", "connect", *access.arguments, *self._client_flags(_PROBE_CACHE)]
         seconds = self._connect_seconds
         try:
             answer = await self._kopia.call(self.description, *arguments, seconds=seconds, more=config)
-        except KopiaSilentError as e:
-            told = [f"{self.description} does not answer", f"nothing within {seconds:.0f} s", *e.lines[-1:]]
-            return Reachability(answers=False, told=": ".join(told))
+        except KopiaTimeoutError as e:
+            parts = [f"{self.description} does not answer", f"timed out after {seconds:.0f} s", *e.lines[-1:]]
+            return Reachability(reachable=False, message=": ".join(parts))
         except DataPathError as e:
-            return Reachability(answers=True, told=f"{self.description} cannot be asked: {e}")
-        if answer.said(_NO_REPOSITORY) and (missing := await self._look_for_bucket()):
-            return Reachability(answers=False, told=f"{self.description} does not answer: {missing}")
-        # A refusal is an answer too: the credentials may be for the repository's own prefix alone.
-        if any(answer.said(words) for words in (_NO_REPOSITORY, *_REFUSALS)):
-            return Reachability(answers=True, told=f"the storage of {self.description} answers")
-        told = [f"{self.description} does not answer", find_cause(answer.lines), *answer.lines[-1:]]
-        return Reachability(answers=False, told=": ".join(filter(None, told)))
+            return Reachability(reachable=True, message=f"cannot probe {self.description}: {e}")
+        if answer.mentions(_NO_REPOSITORY) and (missing := await self._check_bucket()):
+            return Reachability(reachable=False, message=f"{self.description} does not answer: {missing}")
+        # A denial is an answer too: the credentials may be for the repository's own prefix alone.
+        if any(answer.mentions(text) for text in (_NO_REPOSITORY, *_DENIALS)):
+            return Reachability(reachable=True, message=f"the storage of {self.description} answers")
+        parts = [f"{self.description} does not answer", find_cause(answer.lines), *answer.lines[-1:]]
+        return Reachability(reachable=False, message=": ".join(filter(None, parts)))
 
-    async def _look_for_bucket(self) -> str:
-        """Return what there is to tell of a bucket that is not there; empty: it is, or nobody may know."""
-        place = self._place
-        if not place.storage.look:
+    async def _check_bucket(self) -> str:
+        """Return the error if the bucket does not exist; empty if it does, or access to it is denied."""
+        address = self._address
+        if not address.storage.bucket_check:
             return ""
-        config = {"KOPIA_CONFIG_PATH": str(self._folder.path / _NEARBY_CONFIG)}
-        flags = [*place.reach.arguments, *place.storage.look, *self._client_flags(_NEARBY)]
+        config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
+        flags = [*address.access.arguments, *address.storage.bucket_check, *self._client_flags(_PROBE_CACHE)]
         try:
             answer = await self._kopia.call(
                 self.description, "repository", "connect", *flags, seconds=self._connect_seconds, more=config
             )
         except DataPathError as e:
-            _logger.debug("%s: whether the bucket is there is not known: %s", self.description, e)
+            _logger.debug("%s: cannot check whether the bucket exists: %s", self.description, e)
             return ""
         cause = find_cause(answer.lines)
         return ": ".join([cause, *answer.lines[-1:]]) if cause == NO_BUCKET else ""
 
     async def unique_id(self) -> str:
-        """Return what identifies the repository that this is connected to."""
+        """Return the unique ID of the connected repository."""
         answer = await self._kopia.call(f"{self.description}: status", "repository", "status", "--json")
         unique_id = answer.check().document().get("uniqueIDHex")
         if not isinstance(unique_id, str) or not unique_id:
-            raise answer.error("kopia told no uniqueIDHex")
+            raise answer.error("no uniqueIDHex in kopia's output")
         return unique_id
 
     def _write_config(self, *, read_only: bool) -> bool:
-        """Write what `repository connect` would; False where that is not known."""
-        storage = self._place.storage.config()
+        """Write the configuration that `repository connect` would; return False if it is unknown for the storage."""
+        storage = self._address.storage.config()
         if storage is None:
             return False
-        config = build_config(storage, cache=self._folder.cache, limit=self._cache, read_only=read_only)
-        self._folder.write(self._folder.config_file.name, json.dumps(config).encode())
+        config = build_config(storage, cache=self._work_dir.cache, limit=self._cache, read_only=read_only)
+        self._work_dir.write(self._work_dir.config_file.name, json.dumps(config).encode())
         return True
 
     def _client_flags(self, cache_name: str) -> list[str]:
-        cache = self._folder.cache / cache_name if cache_name else self._folder.cache
+        cache = self._work_dir.cache / cache_name if cache_name else self._work_dir.cache
         return [*IDENTITY_FLAGS, "--no-check-for-updates", f"--cache-directory={cache}", *self._cache.arguments]
 
     async def _call(self, verb: str, seconds: float, flags: list[str], *, spent_seconds: float = 0.0) -> KopiaAnswer:
-        arguments = ["repository", verb, *self._place.reach.arguments, *flags]
+        arguments = ["repository", verb, *self._address.access.arguments, *flags]
         try:
             return await self._kopia.call(self.description, *arguments, seconds=seconds - spent_seconds)
-        except KopiaSilentError as e:
-            # Where nobody gave keys, it may be the node's identity that does not answer.
+        except KopiaTimeoutError as e:
+            # Without keys, it may be the node's identity service that does not answer.
             text = self._with_origin(f"{self.description}: the storage did not answer within {seconds:.0f} s")
             raise RepositoryError(": ".join([text, *e.lines[-1:]])) from e
 
@@ -273,11 +267,11 @@ class Repository:
         cause = find_cause(answer.lines)
         if not cause:
             raise RepositoryError(str(answer.error()))
-        if cause == REFUSED:
+        if cause == ACCESS_DENIED:
             cause = self._with_origin(cause)
-        # kopia says the same once more for each step that it was in; the last line has all of it.
+        # kopia repeats the error for each of its steps; the last line is complete.
         raise RepositoryError(": ".join([self.description, cause, *answer.lines[-1:]]))
 
-    def _with_origin(self, told: str) -> str:
-        origin = self._place.storage.credentials_origin
-        return f"{told} ({origin})" if origin else told
+    def _with_origin(self, text: str) -> str:
+        origin = self._address.storage.credentials_origin
+        return f"{text} ({origin})" if origin else text

@@ -1,1 +1,1 @@
-"""The mover as a person starts it: on a folder, without a cluster."""
+"""Local mode: the data mover as a person runs it, without a cluster."""

@@ -1,12 +1,4 @@
-"""The commands that a person gives, and what is printed.
-
-Does not know flags, or how data is moved.
-
-Backup and restore by hand: a folder or device, a repository, and no cluster.
-
-Knows how a repository is named on a command line. Does not know the command line itself, or
-what is printed of a result.
-"""
+"""Local mode: back up, restore and list snapshots without a cluster, and print the result."""
 
 import json
 import logging
@@ -29,18 +21,18 @@ from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.run import DataPath, Watchdog, read_stall_limits
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.progress import Direction, Meter
-from datamover.kopia.repository import NotInitializedError, Repository, RepositoryPlace
+from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
 from datamover.kopia.snapshots import Snapshot, list_snapshots
-from datamover.local.progress_bar import Bar, format_bytes
-from datamover.runtime.cancellation import Canceller, run_beside, run_unless_canceled
+from datamover.local.progress_bar import ProgressBar, format_bytes
+from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import ResourceLimits, read_limits
 from datamover.runtime.signals import StopSignal
-from datamover.runtime.work_dir import WorkFolder, open_work_folder
+from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.credentials import find_aws_identity, read_inherited
 from datamover.storage.providers import FileStorage, S3Storage, Storage
 
-__all__ = ["LocalMover", "run_local", "storage_named"]
+__all__ = ["LocalMover", "parse_storage", "run_local"]
 
 
 _logger = logging.getLogger(__name__)
@@ -52,21 +44,21 @@ _S3: Final = "s3"
 _T = TypeVar("_T")
 
 
-def storage_named(options: RepositoryOptions, environment: Mapping[str, str]) -> Storage:
-    """Return the storage that the options name.
+def parse_storage(options: RepositoryOptions, environment: Mapping[str, str]) -> Storage:
+    """Return the storage that the options describe.
 
     Raises:
-        ConfigError: they name none, or its CA cannot be read.
+        ConfigError: they are invalid, or the certificate authority cannot be read.
     """
     parts = urlsplit(options.name)
     if not parts.scheme:
         return FileStorage(Path(options.name).absolute())
     if parts.scheme != _S3 or not parts.netloc:
-        raise ConfigError(f"--repository {options.name!r} is neither a folder nor s3://bucket/prefix")
+        raise ConfigError(f'--repository: must be a directory or s3://bucket/prefix: "{options.name}"')
     try:
         ca_pem = Path(options.ca_file).read_bytes() if options.ca_file else b""
     except OSError as e:
-        raise ConfigError(f"--s3-ca-file {options.ca_file} cannot be read: {e.strerror}") from e
+        raise ConfigError(f"--s3-ca-file: cannot read {options.ca_file}: {e.strerror}") from e
     source = read_inherited(environment, "AWS_SHARED_CREDENTIALS_FILE")
     prefix = parts.path.strip("/")
     return S3Storage(
@@ -81,7 +73,7 @@ def storage_named(options: RepositoryOptions, environment: Mapping[str, str]) ->
 
 
 class LocalMover:
-    """Runs one command against one repository."""
+    """Runs the commands of local mode on one repository."""
 
     def __init__(
         self,
@@ -98,37 +90,41 @@ class LocalMover:
         self._clock = clock
         self._stop = stop
 
-    async def back_up(self, source: Path, name: str, bar: Bar | None) -> BackupResult:
-        """Back a folder or device up under the source path `name`; an empty repository is created first."""
+    async def back_up(self, source: Path, name: str, bar: ProgressBar | None) -> BackupResult:
+        """Back up a directory or device under the source path `name`; create the repository if there is none."""
         volume = _absolute(source)
         limits = self._limits
-        request = BackupParameters(
-            volume, _mode(volume), name or str(volume), parallel=limits.cpus, frugal=limits.frugal
+        parameters = BackupParameters(
+            volume, _mode(volume), name or str(volume), parallel=limits.cpus, low_memory=limits.low_memory
         )
-        meter = Meter(self._clock, Direction.UPLOAD)
+        meter = Meter(self._clock, Direction.BACKUP)
 
         async def work(repository: Repository) -> BackupResult:
             try:
                 await repository.connect()
             except NotInitializedError:
                 await repository.ensure()
-            return await _drawn(back_up(repository, request, self._transfer(meter, repository)), meter, bar)
+            return await _with_bar(
+                back_up(repository, parameters, self._build_data_path(meter, repository)), meter, bar
+            )
 
         result = await self._with_repository(work)
         if bar is not None:
             bar.draw(meter.finish(result.total_bytes), last=True)
         return result
 
-    async def restore(self, snapshot_id: str, target: Path, bar: Bar | None) -> RestoreResult:
-        """Restore a snapshot into a folder or onto a device."""
+    async def restore(self, snapshot_id: str, target: Path, bar: ProgressBar | None) -> RestoreResult:
+        """Restore a snapshot to a directory or device."""
         volume = _absolute(target)
-        request = RestoreParameters(snapshot_id, volume, _mode(volume), self._limits.restore_workers)
+        parameters = RestoreParameters(snapshot_id, volume, _mode(volume), self._limits.restore_workers)
         meter = Meter(self._clock, Direction.RESTORE)
 
         async def work(repository: Repository) -> RestoreResult:
-            return await _drawn(restore(repository, request, self._transfer(meter, repository)), meter, bar)
+            return await _with_bar(
+                restore(repository, parameters, self._build_data_path(meter, repository)), meter, bar
+            )
 
-        result = await self._with_repository(work, request.workers)
+        result = await self._with_repository(work, parameters.workers)
         if bar is not None:
             bar.draw(meter.finish(result.total_bytes), last=True)
         return result
@@ -141,45 +137,45 @@ class LocalMover:
 
         return await self._with_repository(work)
 
-    def _transfer(self, meter: Meter, repository: Repository) -> DataPath:
+    def _build_data_path(self, meter: Meter, repository: Repository) -> DataPath:
         limits = read_stall_limits(self._environment)
-        return DataPath(meter, Watchdog(self._clock, _warn, repository.ask, limits))
+        return DataPath(meter, Watchdog(self._clock, _warn, repository.probe, limits))
 
     async def _with_repository(
         self, work: Callable[[Repository], Coroutine[None, None, _T]], restore_workers: int = 0
     ) -> _T:
-        """Return what `work` makes of the repository, unless a signal comes first."""
-        canceller = Canceller()
-        canceller.heed(self._stop)
-        with open_work_folder(self._environment) as folder:
-            repository = self._repository(folder, restore_workers)
-            return await run_unless_canceled(lambda: work(repository), canceller)
+        """Return what `work` returns for the repository, unless a signal cancels it."""
+        canceler = Canceler()
+        canceler.cancel_on(self._stop)
+        with open_work_dir(self._environment) as work_dir:
+            repository = self._build_repository(work_dir, restore_workers)
+            return await run_unless_canceled(lambda: work(repository), canceler)
 
-    def _repository(self, folder: WorkFolder, restore_workers: int) -> Repository:
-        storage = storage_named(self._options, self._environment)
-        reach = storage.reach(folder)
-        redactor = Redactor([self._options.password, *reach.secrets(self._environment)])
+    def _build_repository(self, work_dir: WorkDir, restore_workers: int) -> Repository:
+        storage = parse_storage(self._options, self._environment)
+        access = storage.access(work_dir)
+        redactor = Redactor([self._options.password, *access.secrets(self._environment)])
         secrets = {
             **self._limits.go_settings(self._environment, restore_workers=restore_workers),
-            **reach.environment,
+            **access.environment,
             "KOPIA_PASSWORD": self._options.password,
         }
-        kopia = Kopia(kopia_environment(self._environment, folder, secrets), redactor)
-        return Repository(kopia, RepositoryPlace(f"repository {storage.description}", storage, reach), folder)
+        kopia = Kopia(kopia_environment(self._environment, work_dir, secrets), redactor)
+        return Repository(kopia, RepositoryAddress(f"repository {storage.description}", storage, access), work_dir)
 
 
 async def _warn(message: str) -> None:
     _logger.warning("%s", message)
 
 
-async def _drawn(moving: Coroutine[None, None, _T], meter: Meter, bar: Bar | None) -> _T:
+async def _with_bar(moving: Coroutine[None, None, _T], meter: Meter, bar: ProgressBar | None) -> _T:
     if bar is None:
         return await moving
-    return await run_beside(lambda: bar.follow(meter), moving, name="bar")
+    return await run_beside(lambda: bar.follow(meter), moving, name="progress-bar")
 
 
 def _absolute(path: Path) -> Path:
-    """Return the path as kopia shall see it: symbolic links in it stay."""
+    """Return the absolute path for kopia, with symbolic links unresolved."""
     return path.absolute()
 
 
@@ -189,10 +185,10 @@ def _mode(volume: Path) -> VolumeMode:
 
 
 async def run_local(options: LocalOptions, stop: StopSignal) -> int:
-    """Carry out the command, print its result, and return the exit code."""
+    """Run the command, print its result, and return the exit code."""
     clock = SystemClock()
     mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop)
-    bar = None if options.json else Bar(sys.stderr, clock)
+    bar = None if options.json else ProgressBar(sys.stderr, clock)
     match options.command:
         case LocalBackup(source, name):
             _print_backup(await mover.back_up(source, name, bar), as_json=options.json)
@@ -227,7 +223,7 @@ def _print_list(snapshots: list[Snapshot], *, as_json: bool) -> None:
     for one in snapshots:
         _print(f"{one.snapshot_id}  {one.started[:19]}Z  {format_bytes(one.size_bytes):>10}  {one.source}")
     if not snapshots:
-        _print("the repository holds no snapshot")
+        _print("no snapshots in the repository")
 
 
 def _print(line: str) -> None:

@@ -1,1 +1,1 @@
-"""The mover as the agent starts it: in a pod, for one transfer."""
+"""Pod mode: the data mover as the node agent starts it."""

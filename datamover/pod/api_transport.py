@@ -1,7 +1,7 @@
-"""The API server, reached from inside a pod with its service account.
+"""The transport to the API server from inside a pod, with its service account.
 
-Knows addresses, token and authority as the kubelet mounts them, and how failures read. Does
-not know HTTP's own form (`datamover.pod.http`), kinds, retries or watches.
+Knows the address, token and certificate authority that the kubelet provides, and the text of
+connection errors. HTTP itself is in `datamover.pod.http`.
 Source: Kubernetes v1.34, "Accessing the Kubernetes API from a Pod".
 """
 
@@ -23,30 +23,30 @@ __all__ = ["PodTransport", "pod_transport"]
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _CONNECT_SECONDS: Final = 10.0
-_FIRST_REFUSAL: Final = 400
-_KEPT_SECONDS: Final = 15.0
-"""A connection that was idle for longer is not used again: the server may be about to close it."""
+_FIRST_ERROR_STATUS: Final = 400
+_IDLE_SECONDS: Final = 15.0
+"""A connection that was idle for longer is not reused: the server may be about to close it."""
 
 
 class PodTransport:
-    """Sends requests to one API server; one idle connection is kept for the next."""
+    """Sends requests to one API server and keeps one idle connection."""
 
     def __init__(self, address: HostPort, token_file: Path, clock: Clock) -> None:
-        """Reach the API server at `address`; `token_file` is read anew for each request."""
+        """Use the API server at `address`; `token_file` is read for each request."""
         self._address = address
         self._token_file = token_file
         self._clock = clock
-        self._kept: Connection | None = None
-        self._kept_until = 0.0
+        self._idle: Connection | None = None
+        self._idle_until = 0.0
 
     async def request(self, request: Request) -> Response:
-        """Return the answer, of any status.
+        """Return the response, of any status.
 
         Raises:
-            UnreachableError: no answer arrived in time.
+            UnreachableError: no response arrived in time.
         """
         try:
-            async with asyncio.timeout(request.timeout_seconds), self._asked(request) as (head, connection):
+            async with asyncio.timeout(request.timeout_seconds), self._sent(request) as (head, connection):
                 body = await _read_all(connection)
         except OSError as e:
             raise _unreachable(request, e) from e
@@ -54,17 +54,17 @@ class PodTransport:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a long answer and yield it line by line, without line ends.
+        """Open a streamed response and yield it line by line, without line ends.
 
         Raises:
-            KubeError: the server refused.
-            UnreachableError: the connection failed, broke, or was silent for too long.
+            KubeError: the server rejected the request.
+            UnreachableError: the connection failed, broke, or had no data before the timeout.
         """
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(request.timeout_seconds):
-                    head, connection = await held.enter_async_context(self._asked(request))
-                    body = await _read_all(connection) if head.status >= _FIRST_REFUSAL else b""
+                    head, connection = await held.enter_async_context(self._sent(request))
+                    body = await _read_all(connection) if head.status >= _FIRST_ERROR_STATUS else b""
             except OSError as e:
                 raise _unreachable(request, e) from e
             raise_for_status(
@@ -76,48 +76,48 @@ class PodTransport:
             yield await held.enter_async_context(aclosing(_lines(request, connection)))
 
     async def close(self) -> None:
-        """Release all connections; calling it twice is allowed."""
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
-            # The loop takes the socket away in its next round.
+        """Close all connections; may be called twice."""
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
+            # The event loop closes the socket in its next iteration.
             await asyncio.sleep(0)
 
     @asynccontextmanager
-    async def _asked(self, request: Request) -> AsyncIterator[tuple[Head, Connection]]:
-        """Yield the head of the answer, and where its body comes from."""
+    async def _sent(self, request: Request) -> AsyncIterator[tuple[Head, Connection]]:
+        """Send the request; yield the head of the response, and the connection to read its body from."""
         headers = self._headers(request)
         query = urlencode(request.query)
         target = quote(request.path) + (f"?{query}" if query else "")
-        connection = self._take_kept()
+        connection = self._take_idle()
         if connection is None:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 connection = await Connection.open(self._address)
         try:
-            yield await connection.ask(request.method, target, headers, request.body), connection
+            yield await connection.send(request.method, target, headers, request.body), connection
         finally:
             self._keep(connection)
 
-    def _take_kept(self) -> Connection | None:
-        connection, self._kept = self._kept, None
-        if connection is None or (connection.reusable and self._clock.monotonic() < self._kept_until):
+    def _take_idle(self) -> Connection | None:
+        connection, self._idle = self._idle, None
+        if connection is None or (connection.reusable and self._clock.monotonic() < self._idle_until):
             return connection
         connection.close()
         return None
 
     def _keep(self, connection: Connection) -> None:
-        if self._kept is not None or not connection.reusable:
+        if self._idle is not None or not connection.reusable:
             connection.close()
             return
-        self._kept = connection
-        self._kept_until = self._clock.monotonic() + _KEPT_SECONDS
+        self._idle = connection
+        self._idle_until = self._clock.monotonic() + _IDLE_SECONDS
 
     def _headers(self, request: Request) -> Mapping[str, str]:
         try:
-            # The kubelet replaces the file before the token in it expires.
+            # The kubelet replaces the file before the token expires.
             token = self._token_file.read_text().strip()
         except OSError as e:
-            raise ConfigError(f"service account token {self._token_file} cannot be read: {e.strerror}") from e
+            raise ConfigError(f"cannot read service account token {self._token_file}: {e.strerror}") from e
         content = {} if request.body is None else {"Content-Type": request.content_type}
         return {"User-Agent": "datamover", "Accept": "application/json", "Authorization": f"Bearer {token}", **content}
 
@@ -146,25 +146,23 @@ async def _lines(request: Request, connection: Connection) -> AsyncGenerator[byt
 
 
 def _unreachable(request: Request, error: OSError) -> UnreachableError:
-    what = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    what = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
     return UnreachableError(f"{request.method} {request.path}: {what}")
 
 
 def pod_transport(environment: Mapping[str, str], clock: Clock, account: Path = _ACCOUNT) -> PodTransport:
-    """Return the transport of the pod this process runs in.
+    """Return the transport for the pod that this process runs in.
 
     Raises:
-        ConfigError: it does not run in one.
+        ConfigError: it does not run in a pod, or the service account cannot be read.
     """
     host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise ConfigError(
-            "this is no pod (KUBERNETES_SERVICE_HOST is not set); by hand, name --repository and what to move"
-        )
+        raise ConfigError("not running in a pod: KUBERNETES_SERVICE_HOST is not set (local mode needs --repository)")
     if not port.isdecimal():
-        raise ConfigError(f"KUBERNETES_SERVICE_PORT is {port!r}, which is no port")
+        raise ConfigError(f'KUBERNETES_SERVICE_PORT: invalid port "{port}"')
     try:
         authority = ssl.create_default_context(cafile=str(account / "ca.crt"))
     except OSError as e:
-        raise ConfigError(f"{account / 'ca.crt'} cannot be read: {e.strerror}") from e
+        raise ConfigError(f"cannot read {account / 'ca.crt'}: {e.strerror}") from e
     return PodTransport(HostPort(host, int(port), authority), account / "token", clock)

@@ -1,11 +1,8 @@
-"""What a mover reads from the cluster: the location, its secrets, the repository's state and password.
+"""What a data mover reads from the cluster and its pod, up to a kopia repository to connect to.
 
-Knows the objects and how a missing one is told. Does not know kopia.
-
-What a mover finds in its pod, and the way from there to an open repository.
-
-Knows where the pieces come from: the location and its secrets from the cluster, credentials
-from files and environment, limits from the cgroup. Does not know what is moved.
+Knows where each part comes from: the BackupStorageLocation, its Secrets and the repository's
+state and password from the cluster, credentials from files and environment, limits from the
+cgroup. Does not know what is moved.
 """
 
 import asyncio
@@ -38,19 +35,19 @@ from core.models.storage import (
 )
 from datamover.kopia.client_config import parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
-from datamover.kopia.repository import Repository, RepositoryPlace
+from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
-from datamover.runtime.work_dir import WorkFolder
+from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import CredentialsText
-from datamover.storage.location import LocationSecrets, storage_of
+from datamover.storage.location import LocationSecrets, build_storage
 
-__all__ = ["FORBIDDEN_SECONDS", "ClusterReader", "Surroundings", "build_repository", "open_location"]
+__all__ = ["FORBIDDEN_SECONDS", "ClusterReader", "PodContext", "build_backup_repository", "resolve_repository"]
 
 
-def build_repository(namespace: str, volume_namespace: str, location: str) -> JsonDict:
-    """Return a new BackupRepository, as the peer's mover creates it: its controller fills in the rest."""
+def build_backup_repository(namespace: str, volume_namespace: str, location: str) -> JsonDict:
+    """Return a new BackupRepository, as Velero's data mover creates it: its controller sets the rest."""
     return {
         "apiVersion": BACKUP_REPOSITORIES.api_version,
         "kind": BACKUP_REPOSITORIES.kind,
@@ -80,7 +77,7 @@ class ClusterReader:
         """Return the BackupStorageLocation.
 
         Raises:
-            RepositoryError: there is none of that name.
+            RepositoryError: it does not exist.
         """
         raw = await self._client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
         if raw is None:
@@ -88,10 +85,10 @@ class ClusterReader:
         return BackupStorageLocation.parse(raw)
 
     async def repository(self, name: str) -> BackupRepository:
-        """Return the BackupRepository of that name.
+        """Return the BackupRepository.
 
         Raises:
-            RepositoryError: there is none.
+            RepositoryError: it does not exist.
         """
         raw = await self._client.read(BACKUP_REPOSITORIES, self._namespace, name)
         if raw is None:
@@ -99,10 +96,10 @@ class ClusterReader:
         return BackupRepository.parse(raw)
 
     async def location_secrets(self, location: BackupStorageLocation) -> LocationSecrets:
-        """Return what the Secrets that the location names hold.
+        """Return the contents of the Secrets that the location references.
 
         Raises:
-            RepositoryError: one of them, or its key, is not there.
+            RepositoryError: one of them, or its key, does not exist.
         """
         credential: CredentialsText | None = None
         if named := location.spec.credential:
@@ -113,10 +110,10 @@ class ClusterReader:
         return LocationSecrets(credential, ca_pem)
 
     async def password(self) -> str:
-        """Return the password of all repositories, without white space around it.
+        """Return the password of all repositories, with surrounding white space removed.
 
         Raises:
-            RepositoryError: its Secret is not there.
+            RepositoryError: its Secret does not exist.
         """
         value = await self._secret(SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
         return value.decode(errors="replace").strip()
@@ -124,34 +121,32 @@ class ClusterReader:
     async def ensure_repository(
         self, volume_namespace: str, location: str, *, deadline: Deadline, on_wait: Callable[[str], Awaitable[None]]
     ) -> BackupRepository:
-        """Return the Ready BackupRepository of the volumes of a namespace, made if there is none.
+        """Return the Ready BackupRepository for the volumes of a namespace; create it if there is none.
 
-        `on_wait` is told what is waited for, if anything is, and what its controller says about it.
+        `on_wait` is called with each new message of a BackupRepository that is not Ready yet.
 
         Raises:
-            RepositoryError: its controller could not make it ready; the message is the controller's.
-                Or it is still not ready at the deadline.
+            RepositoryError: its controller could not make it Ready; the message is the controller's.
+                Or it is still not Ready at the deadline.
         """
-        told = ""
+        reported = ""
         while True:
             found = await self._find_repository(volume_namespace, location)
-            shown = f"BackupRepository {self._namespace}/{found.name}"
+            name = f"BackupRepository {self._namespace}/{found.name}"
             if found.phase is RepositoryPhase.READY:
                 return found
             if found.phase is RepositoryPhase.NOT_READY:
-                raise RepositoryError(
-                    f"{shown} is not ready: {found.status.message or 'its controller told no reason'}"
-                )
+                raise RepositoryError(f"{name} is not ready: {found.status.message or 'its controller gave no reason'}")
             if deadline.expired:
-                raise RepositoryError(f"{shown} is still {found.phase}: no controller has made it ready in time")
-            text = f"waiting for {shown}: {found.status.message or 'its controller has not made it ready yet'}"
-            if text != told:
+                raise RepositoryError(f"{name} is still {found.phase}: its controller did not make it ready in time")
+            text = f"waiting for {name}: {found.status.message or 'its controller has not made it ready yet'}"
+            if text != reported:
                 await on_wait(text)
-                told = text
+                reported = text
             await self._wait_for_change(found, deadline)
 
     async def _wait_for_change(self, repository: BackupRepository, deadline: Deadline) -> None:
-        """Return once the repository's phase or message is another one, it is gone, or the deadline has passed.
+        """Return when the repository's phase or message has changed, it was deleted, or the deadline has passed.
 
         Raises:
             KubeError: it cannot be watched.
@@ -168,22 +163,22 @@ class ClusterReader:
                         return
 
     async def _find_repository(self, volume_namespace: str, location: str) -> BackupRepository:
-        """Return the one that labels or name find and whose spec fits, creating it where they find none.
+        """Return the BackupRepository that labels or name select and whose spec matches; create it if there is none.
 
         Raises:
-            RepositoryError: what they find is for another namespace, location or type.
+            RepositoryError: the selected one is for another namespace, location or type.
         """
         wanted = RepositoryKey(volume_namespace, location)
         selector = select_labels(repository_labels(volume_namespace, location))
         found = await self._client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=selector))
-        manifest = build_repository(self._namespace, volume_namespace, location)
+        manifest = build_backup_repository(self._namespace, volume_namespace, location)
         if not found:
-            # Where the name exists, another data mover was first, it lacks the labels, or it is for something else.
+            # If the name exists, another mover created it meanwhile, it lacks the labels, or its spec differs.
             with suppress(AlreadyExistsError):
                 return BackupRepository.parse(await self._client.create(BACKUP_REPOSITORIES, manifest))
-        fitting = [BackupRepository.parse(raw) for raw in found if RepositoryKey.of(raw) == wanted]
-        if fitting:
-            return min(fitting, key=lambda repository: repository.name)
+        matching = [BackupRepository.parse(raw) for raw in found if RepositoryKey.of(raw) == wanted]
+        if matching:
+            return min(matching, key=lambda repository: repository.name)
         name = manifest["metadata"]["name"]
         if found and await self._client.read(BACKUP_REPOSITORIES, self._namespace, name) is None:
             name = found[0]["metadata"]["name"]
@@ -205,20 +200,17 @@ class ClusterReader:
             raise RepositoryError(f"{shown}: key {wanted.key!r} is not base64") from e
 
 
-_PATIENT_SECONDS: Final = 300.0
-
-
-_PATIENT_ATTEMPTS: Final = 100
-"""An only API server is away for minutes while its machine is started anew."""
-
+_RETRY_SECONDS: Final = 300.0
+_RETRY_ATTEMPTS: Final = 100
+"""A single API server is unavailable for minutes while its machine restarts."""
 
 FORBIDDEN_SECONDS: Final = 20.0
-"""Then it refuses for some seconds what a mover may do: nobody gives a mover another try for that."""
+"""After its start it answers 403 for some seconds until RBAC is loaded; a mover pod is not retried as a whole."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a mover finds around itself in its pod."""
+class PodContext:
+    """What a data mover uses of its pod."""
 
     client: KubeClient
     clock: Clock
@@ -231,30 +223,30 @@ class Surroundings:
 
     @property
     def reader(self) -> ClusterReader:
-        """What reads the cluster before data moves, with patience: nobody tries again for this pod."""
+        """The reader to use before data moves; it retries for minutes, since a mover pod is not retried as a whole."""
         retry = Retry(
             self.clock,
-            attempts=_PATIENT_ATTEMPTS,
-            total_seconds=_PATIENT_SECONDS,
+            attempts=_RETRY_ATTEMPTS,
+            total_seconds=_RETRY_SECONDS,
             forbidden_seconds=FORBIDDEN_SECONDS,
         )
         return ClusterReader(KubeClient(self.client.transport, retry), self.clock, self.namespace)
 
-    def tuned(self, restore_workers: int = 0) -> Self:
-        """Return the same for a kopia that restores by so many workers, or does anything else."""
-        memory = self.limits.go_settings(self.environment, restore_workers=restore_workers)
-        return replace(self, environment={**self.environment, **memory})
+    def with_go_settings(self, restore_workers: int = 0) -> Self:
+        """Return a copy with settings of the Go runtime for a restore with so many workers, or for a backup (0)."""
+        settings = self.limits.go_settings(self.environment, restore_workers=restore_workers)
+        return replace(self, environment={**self.environment, **settings})
 
 
-async def open_location(
-    around: Surroundings,
+async def resolve_repository(
+    context: PodContext,
     location: BackupStorageLocation,
     repository: BackupRepository,
     *,
-    folder: WorkFolder,
+    work_dir: WorkDir,
     redactor: Redactor,
 ) -> Repository:
-    """Return the kopia repository that `repository` stands for, not yet connected.
+    """Return the kopia repository of the BackupRepository, not yet connected.
 
     Raises:
         RepositoryError: the location, its credentials or the password cannot be used, or the
@@ -262,14 +254,14 @@ async def open_location(
     """
     volume_namespace = repository.spec.volume_namespace
     repository.check_key(RepositoryKey(volume_namespace, location.name))
-    reader = around.reader
+    reader = context.reader
     secrets = await reader.location_secrets(location)
-    storage = storage_of(location, volume_namespace, secrets=secrets, environment=around.environment)
+    storage = build_storage(location, volume_namespace, secrets=secrets, environment=context.environment)
     password = await reader.password()
-    reach = storage.reach(folder)
-    redactor.add(password, *reach.secrets(around.environment))
-    own = {**reach.environment, "KOPIA_PASSWORD": password}
-    kopia = Kopia(kopia_environment(around.environment, folder, own), redactor)
-    shown = f"backup repository {repository.name} ({storage.description})"
-    place = RepositoryPlace(shown, storage, reach)
-    return Repository(kopia, place, folder, cache=parse_cache_limit(repository.spec.repository_config))
+    access = storage.access(work_dir)
+    redactor.add(password, *access.secrets(context.environment))
+    own = {**access.environment, "KOPIA_PASSWORD": password}
+    kopia = Kopia(kopia_environment(context.environment, work_dir, own), redactor)
+    description = f"backup repository {repository.name} ({storage.description})"
+    address = RepositoryAddress(description, storage, access)
+    return Repository(kopia, address, work_dir, cache=parse_cache_limit(repository.spec.repository_config))

@@ -1,11 +1,7 @@
-"""The commands that the node agent starts in a pod.
+"""The commands that the node agent starts in a pod: a transfer, or the initialization of a repository.
 
-Knows what a pod's environment and service account give. Does not know flags.
-
-The pod that makes a backup repository usable: connects to it, or creates it first.
-
-Knows which BackupRepository, and that nothing is created in a read-only location. Does not
-know who waits for the result.
+Knows what a pod's environment and service account provide, and that nothing is created in a
+read-only BackupStorageLocation.
 """
 
 import logging
@@ -19,14 +15,14 @@ from core.kube.retry import Retry
 from datamover.arguments import InitOptions, PodOptions
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.pod.api_transport import pod_transport
-from datamover.pod.cluster import FORBIDDEN_SECONDS, Surroundings, open_location
-from datamover.pod.reporting import Ending, build_ending, build_failure, leave_message
+from datamover.pod.cluster import FORBIDDEN_SECONDS, PodContext, resolve_repository
+from datamover.pod.reporting import Termination, build_failure, build_success, write_termination_message
 from datamover.pod.transfer import PodTransfer
-from datamover.runtime.cancellation import Canceller, run_unless_canceled
+from datamover.runtime.cancellation import Canceler, run_unless_canceled
 from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
-from datamover.runtime.work_dir import open_work_folder
+from datamover.runtime.work_dir import open_work_dir
 
 __all__ = ["run_in_pod", "run_init"]
 
@@ -34,52 +30,58 @@ __all__ = ["run_in_pod", "run_init"]
 _logger = logging.getLogger(__name__)
 
 
-async def run_init(name: str, around: Surroundings) -> int:
-    """Make the BackupRepository's kopia repository usable; return the exit code.
+async def run_init(name: str, context: PodContext) -> int:
+    """Connect to the kopia repository of the BackupRepository, create it if there is none; return the exit code.
 
-    The termination message is the InitResult, or why there is none.
+    The termination message is the InitResult, or the error.
     """
     redactor = Redactor()
-    canceller = Canceller()
-    canceller.heed(around.stop)
+    canceler = Canceler()
+    canceler.cancel_on(context.stop)
     try:
-        ending = await run_unless_canceled(lambda: _initialize(name, around, redactor), canceller)
+        termination = await run_unless_canceled(lambda: _initialize(name, context, redactor), canceler)
     except Exception as e:
-        ending = build_failure(e, redactor)
-        _logger.log(logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "where it ended", exc_info=True)
-    leave_message(ending, around.termination_file)
-    return ending.exit_code
+        termination = build_failure(e, redactor)
+        _logger.log(
+            logging.DEBUG if isinstance(e, AgentError) else logging.ERROR,
+            "repository initialization failed",
+            exc_info=True,
+        )
+    write_termination_message(termination, context.termination_file)
+    return termination.exit_code
 
 
-async def _initialize(name: str, around: Surroundings, redactor: Redactor) -> Ending:
-    reader = around.reader
+async def _initialize(name: str, context: PodContext, redactor: Redactor) -> Termination:
+    reader = context.reader
     wanted = await reader.repository(name)
     location = await reader.location(wanted.spec.backup_storage_location)
-    with open_work_folder(around.environment) as folder:
-        repository = await open_location(around.tuned(), location, wanted, folder=folder, redactor=redactor)
+    with open_work_dir(context.environment) as work_dir:
+        repository = await resolve_repository(
+            context.with_go_settings(), location, wanted, work_dir=work_dir, redactor=redactor
+        )
         if location.read_only:
             await _connect_read_only(repository)
             unique_id = await repository.unique_id()
         else:
             unique_id = await repository.ensure()
-    return build_ending(InitResult(unique_id=unique_id).to_json())
+    return build_success(InitResult(unique_id=unique_id).to_json())
 
 
 async def _connect_read_only(repository: Repository) -> None:
     try:
         await repository.connect(read_only=True)
     except NotInitializedError as e:
-        raise RepositoryError(f"{e}, and its BackupStorageLocation is read-only: none is created") from e
+        raise RepositoryError(f"{e}; cannot create it: its BackupStorageLocation is read-only") from e
 
 
 async def run_in_pod(options: PodOptions | InitOptions, stop: StopSignal) -> int:
-    """Carry out what the node agent started this pod for."""
+    """Run the command that the node agent started this pod for, and return the exit code."""
     clock = SystemClock()
     namespace, node = os.environ.get("VELERO_NAMESPACE", ""), os.environ.get("NODE_NAME", "")
     if not namespace:
-        raise ConfigError("VELERO_NAMESPACE is not set: it tells where the custom resources are")
+        raise ConfigError("VELERO_NAMESPACE is not set: it names the namespace of the custom resources")
     transport = pod_transport(os.environ, clock)
-    around = Surroundings(
+    context = PodContext(
         client=KubeClient(transport, Retry(clock, forbidden_seconds=FORBIDDEN_SECONDS)),
         clock=clock,
         namespace=namespace,
@@ -91,7 +93,7 @@ async def run_in_pod(options: PodOptions | InitOptions, stop: StopSignal) -> int
     )
     try:
         if isinstance(options, InitOptions):
-            return await run_init(options.name, around)
-        return await PodTransfer(options, around).run()
+            return await run_init(options.name, context)
+        return await PodTransfer(options, context).run()
     finally:
         await transport.close()

@@ -1,7 +1,7 @@
-"""What a load's custom resource says about it, as long as the load lives.
+"""A watch on the custom resource of one transfer, for as long as its data mover runs.
 
-Knows that InProgress starts a load, and that `spec.cancel`, a deletion or a final phase end
-it. Does not know what the load does.
+Knows that InProgress starts the data path, and that `spec.cancel`, a deletion or a final phase
+cancels it.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.models.phases import Phase
 from core.models.transfers import Transfer
 from datamover.kinds import TransferKind
-from datamover.runtime.cancellation import Canceller
+from datamover.runtime.cancellation import Canceler
 
-__all__ = ["Followed", "TransferFollower"]
+__all__ = ["TransferFollower", "WatchedTransfer"]
 
 
 @dataclass(frozen=True)
-class Followed:
-    """Which custom resource is followed."""
+class WatchedTransfer:
+    """Which custom resource is watched."""
 
     kind: TransferKind
     namespace: str
@@ -30,67 +30,67 @@ class Followed:
 
     @property
     def selection(self) -> Selection:
-        """What finds it, and nothing else."""
+        """The selection of this object alone."""
         return Selection(self.kind.resource, self.namespace, field_selector=f"metadata.name={self.name}")
 
     @property
-    def shown(self) -> str:
-        """What messages call it."""
+    def description(self) -> str:
+        """Kind, namespace and name, for messages."""
         return f"{self.kind.resource.kind} {self.namespace}/{self.name}"
 
 
 class TransferFollower:
-    """Watches one custom resource for as long as its load lives."""
+    """Watches one custom resource for its start and for cancel requests."""
 
-    def __init__(self, client: KubeClient, followed: Followed, *, clock: Clock, canceller: Canceller) -> None:
-        """Follow the resource; `canceller` hears of an end."""
+    def __init__(self, client: KubeClient, watched: WatchedTransfer, *, clock: Clock, canceler: Canceler) -> None:
+        """Follow `watched`; `canceler` gets its cancel requests."""
         self._client = client
-        self._followed = followed
+        self._watched = watched
         self._clock = clock
-        self._canceller = canceller
+        self._canceler = canceler
         self._uid = ""
         self._listed = False
         self._started: asyncio.Future[Transfer] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Follow it forever; where the API server refuses that for good, the load fails."""
+        """Watch it forever; fail the transfer if the API server rejects the watch."""
         try:
-            async with aclosing(watch_objects(self._client, self._followed.selection, clock=self._clock)) as changes:
+            async with aclosing(watch_objects(self._client, self._watched.selection, clock=self._clock)) as changes:
                 async for change in changes:
                     self.take(change)
         except AgentError as e:
-            self._canceller.fail(e)
+            self._canceler.fail(e)
         except Exception as e:
-            # Without its resource a load would wait for its start, or run on after a cancel, for ever.
-            self._canceller.fail(DataPathError(f"{self._followed.shown} cannot be followed: {e!r}"))
+            # Without the watch a mover would wait for its start, or ignore a cancel request, forever.
+            self._canceler.fail(DataPathError(f"{self._watched.description} cannot be watched: {e!r}"))
             raise
 
     async def wait_in_progress(self) -> Transfer:
-        """Return the load once its phase is InProgress; never, if it is to end before."""
+        """Return the custom resource once its phase is InProgress; never, if it is canceled before."""
         return await self._started
 
     def take(self, change: WatchChange) -> None:
-        """Look at one change."""
+        """Observe one change."""
         match change.kind:
             case ChangeKind.LISTING:
                 self._listed = False
             case ChangeKind.LISTED if not self._listed:
-                self._canceller.request(f"{self._followed.shown} is gone")
+                self._canceler.cancel(f"{self._watched.description} no longer exists")
             case ChangeKind.DELETED:
-                self._canceller.request(f"{self._followed.shown} is gone")
+                self._canceler.cancel(f"{self._watched.description} no longer exists")
             case ChangeKind.ADDED | ChangeKind.MODIFIED:
                 self._listed = True
-                self._look(self._followed.kind.model.parse(change.obj))
+                self._observe(self._watched.kind.model.parse(change.obj))
 
-    def _look(self, cr: Transfer) -> None:
+    def _observe(self, cr: Transfer) -> None:
         self._uid = self._uid or cr.uid
         if cr.uid != self._uid:
-            self._canceller.request(f"{self._followed.shown} is gone")
+            self._canceler.cancel(f"{self._watched.description} no longer exists")
         elif cr.deleting:
-            self._canceller.request(f"{self._followed.shown} is being deleted")
+            self._canceler.cancel(f"{self._watched.description} is being deleted")
         elif cr.spec.cancel or cr.phase is Phase.CANCELING:
-            self._canceller.request(f"{self._followed.shown} was canceled")
+            self._canceler.cancel(f"{self._watched.description} was canceled")
         elif cr.phase.final:
-            self._canceller.request(f"{self._followed.shown} is already {cr.phase}")
+            self._canceler.cancel(f"{self._watched.description} is already {cr.phase}")
         elif cr.phase is Phase.IN_PROGRESS and not self._started.done():
             self._started.set_result(cr)

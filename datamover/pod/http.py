@@ -1,8 +1,7 @@
-"""One connection to an API server: one question, one answer at a time.
+"""One HTTP/1.1 connection to an API server: one request and one response at a time.
 
-Knows sockets and h11, which no other module imports and which knows HTTP/1.1. Does not know
-what is asked, or who asks. aiohttp would take 9 MiB more, a fifth of what a mover may take, and
-a third more processor time to start.
+The only module that imports h11. aiohttp would use 9 MiB more, a fifth of what a mover may
+use, and a third more CPU time at start.
 """
 
 import asyncio
@@ -19,26 +18,26 @@ _PIECE_BYTES: Final = 65536
 
 
 class HttpError(OSError):
-    """What the server sent is no HTTP, or ends too early."""
+    """The server sent invalid HTTP, or closed the connection before the end."""
 
 
 @dataclass(frozen=True)
 class HostPort:
-    """Where a server listens; `authority` is what its certificate is checked with, None for no TLS."""
+    """Where a server listens; `authority` verifies its certificate, None for no TLS."""
 
     host: str
     port: int
     authority: ssl.SSLContext | None
 
     @property
-    def shown(self) -> str:
-        """Host and port, as the header `Host` has them."""
+    def header(self) -> str:
+        """Host and port, as in the `Host` header."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
 class Head:
-    """An answer's status, and its headers by their names in lower case."""
+    """A response's status, and its headers by lower-case name."""
 
     status: int
     headers: Mapping[str, str]
@@ -58,38 +57,38 @@ class Connection:
         """Return a new connection.
 
         Raises:
-            OSError: there is nobody, or nobody who can be trusted.
+            OSError: nothing listens there, or its certificate is not trusted.
         """
         reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.authority)
         return cls(address, reader, writer)
 
     @property
     def reusable(self) -> bool:
-        """Whether the answer was read to its end, and the server keeps the connection open."""
+        """Whether the response was read to its end and the server keeps the connection open."""
         ended = {self._http.our_state, self._http.their_state} <= {h11.DONE, h11.IDLE}
         return ended and not self._reader.at_eof()
 
     def close(self) -> None:
-        """Leave at once, whatever is still to come; it may be called twice."""
+        """Abort the connection at once; may be called twice."""
         self._writer.transport.abort()
 
-    async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Head:
-        """Send a question and return the head of its answer; its body is to be read next.
+    async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Head:
+        """Send a request and return the head of its response; read its `body` next.
 
         Args:
             target: path and query, escaped.
 
         Raises:
-            OSError: no answer, or none that can be read.
+            OSError: no response, or an invalid one.
         """
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
         length = {} if body is None else {"Content-Length": str(len(body))}
-        named = {"Host": self._address.shown, **headers, **length}
-        self._send(h11.Request(method=method, target=target, headers=list(named.items())))
+        named = {"Host": self._address.header, **headers, **length}
+        self._write(h11.Request(method=method, target=target, headers=list(named.items())))
         if body:
-            self._send(h11.Data(data=body))
-        self._send(h11.EndOfMessage())
+            self._write(h11.Data(data=body))
+        self._write(h11.EndOfMessage())
         await self._writer.drain()
         while True:
             event = await self._next_event()
@@ -101,16 +100,16 @@ class Connection:
         """Yield the body as it arrives.
 
         Raises:
-            OSError: it ended before its end.
+            OSError: the connection was closed before the end.
         """
         while isinstance(event := await self._next_event(), h11.Data):
             yield bytes(event.data)
 
-    def _send(self, event: h11.Event) -> None:
+    def _write(self, event: h11.Event) -> None:
         self._writer.write(self._http.send(event) or b"")
 
     async def _next_event(self) -> h11.Event:
-        """Return the next piece of the answer, its end included."""
+        """Return the next event of the response, including its end."""
         while True:
             try:
                 event = self._http.next_event()
@@ -118,7 +117,7 @@ class Connection:
                     self._http.receive_data(await self._reader.read(_PIECE_BYTES))
                     continue
             except h11.RemoteProtocolError as e:
-                raise HttpError(f"what answered does not speak HTTP, or left too early: {e}") from e
+                raise HttpError(f"invalid HTTP response, or closed too early: {e}") from e
             if isinstance(event, h11.ConnectionClosed):
-                raise HttpError("the connection ended before the answer did")
+                raise HttpError("connection closed before the end of the response")
             return event if isinstance(event, h11.Event) else h11.EndOfMessage()

@@ -1,1 +1,1 @@
-"""What a mover runs on; nothing here knows about kopia."""
+"""Processes, signals, resources and files of a data mover; nothing here knows kopia."""

@@ -1,12 +1,7 @@
-"""The request to end before the work is done, and work that heeds it.
+"""Cancellation of running work, and blocking work in a thread that can be abandoned.
 
-Knows how work is canceled, and waited for until it has ended. Does not know what the work is;
-`datamover.pod.follower` reads the request from a custom resource.
-
-Blocking work in a thread that nobody has to wait for.
-
-Knows how work is told to stop, and that a thread which hangs in the kernel must not keep this
-process: neither asyncio's own threads nor their pool can be left. Does not know the work.
+A thread that hangs in the kernel must not keep this process: threads of asyncio's own pool are
+joined at exit, so they cannot be used for it.
 """
 
 import asyncio
@@ -23,7 +18,7 @@ from core.contract import CANCELED_ENDING
 from core.errors import AgentError, CanceledError
 from datamover.runtime.signals import StopSignal
 
-__all__ = ["Canceller", "ShouldStop", "run_beside", "run_in_background", "run_unless_canceled"]
+__all__ = ["Canceler", "ShouldStop", "run_beside", "run_in_background", "run_unless_canceled"]
 
 
 _logger = logging.getLogger(__name__)
@@ -32,8 +27,8 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class Canceller:
-    """A request to end; the first one counts."""
+class Canceler:
+    """Takes requests to end the work; the first one counts."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -41,42 +36,42 @@ class Canceller:
 
     @property
     def requested(self) -> bool:
-        """Whether the end was asked for."""
+        """Whether the work is to end."""
         return self._requested.is_set()
 
-    def request(self, reason: str) -> None:
-        """Ask for the end: the load is canceled, because of `reason`."""
+    def cancel(self, reason: str) -> None:
+        """Cancel the transfer, because of `reason`."""
         self.fail(CanceledError(f"{reason}: {CANCELED_ENDING}"))
 
     def fail(self, error: AgentError) -> None:
-        """Ask for the end: the load has failed with `error`."""
+        """Fail the transfer with `error`."""
         self._error = self._error or error
         self._requested.set()
 
-    def heed(self, stop: StopSignal) -> None:
-        """Take a signal to this process as a request too."""
+    def cancel_on(self, stop: StopSignal) -> None:
+        """Cancel the transfer when this process gets a signal."""
         loop = asyncio.get_running_loop()
 
         def on_signal() -> None:
-            loop.call_soon_threadsafe(self.request, f"the data mover was told to stop by {stop.received}")
+            loop.call_soon_threadsafe(self.cancel, f"the data mover was stopped by {stop.received}")
 
         stop.listen(on_signal)
 
     async def wait(self) -> AgentError:
-        """Return what the load ends with, once the end was asked for."""
+        """Wait for a request, and return the error to end with."""
         await self._requested.wait()
         return self._error or CanceledError(CANCELED_ENDING)
 
 
-async def run_unless_canceled(work: Callable[[], Coroutine[Any, Any, _T]], canceller: Canceller) -> _T:
-    """Return what `work` returns; on a request to end it is canceled, and so what it runs.
+async def run_unless_canceled(work: Callable[[], Coroutine[Any, Any, _T]], canceler: Canceler) -> _T:
+    """Return what `work` returns; cancel it when `canceler` gets a request.
 
     Raises:
-        AgentError: what the request said, if it came before `work` was done.
+        AgentError: the error of the request, if it came before `work` was done.
     """
     loop = asyncio.get_running_loop()
     working = loop.create_task(work(), name="work")
-    waiting = loop.create_task(canceller.wait(), name="canceller")
+    waiting = loop.create_task(canceler.wait(), name="canceler")
     both: set[asyncio.Task[Any]] = {working, waiting}
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -91,7 +86,7 @@ async def run_unless_canceled(work: Callable[[], Coroutine[Any, Any, _T]], cance
 
 
 async def run_beside(companion: Callable[[], Coroutine[Any, Any, None]], work: Awaitable[_T], *, name: str) -> _T:
-    """Return what `work` returns; `companion` runs as long as it does, and cannot fail it."""
+    """Return what `work` returns; run `companion` at the same time, whose errors are only logged."""
     task = asyncio.get_running_loop().create_task(companion(), name=name)
     try:
         return await work
@@ -99,22 +94,22 @@ async def run_beside(companion: Callable[[], Coroutine[Any, Any, None]], work: A
         task.cancel()
         await asyncio.wait({task})
         if not task.cancelled() and (error := task.exception()):
-            _logger.error("%s ended before its time", name, exc_info=error)
+            _logger.error("%s failed", name, exc_info=error)
 
 
 ShouldStop = Callable[[], bool]
-"""Whether the work shall end now."""
+"""Returns whether the work is to stop."""
 
 
-_STOP_TIME: Final = timedelta(seconds=1)
-"""What work that was told to stop gets to look at that: a canceled load ends within 2 seconds."""
+_STOP_TIMEOUT: Final = timedelta(seconds=1)
+"""How long to wait for stopped work to end: a canceled transfer ends within 2 seconds."""
 
 
 @asynccontextmanager
 async def run_in_background(work: Callable[[ShouldStop], _T], *, name: str) -> AsyncIterator["asyncio.Future[_T]"]:
-    """Run `work` in a thread from now on, and yield what it will return or raise.
+    """Run `work` in a thread, and yield a future of what it returns or raises.
 
-    At the end of the block the work is told to stop, and waited for, but not for long.
+    At the end of the block the work is stopped; after a second without an end it is abandoned.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
@@ -126,16 +121,16 @@ async def run_in_background(work: Callable[[ShouldStop], _T], *, name: str) -> A
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(result)  # type: ignore[arg-type] # there is a result where there is no error
+            future.set_result(result)  # type: ignore[arg-type] # there is a result if there is no error
 
     def run() -> None:
         result: _T | None = None
         error: BaseException | None = None
         try:
             result = work(stopped.is_set)
-        except Exception as e:  # noqa: BLE001 - it is raised where the work is waited for
+        except Exception as e:  # noqa: BLE001 - the future raises it
             error = e
-        # The loop is closed when nobody waited for a thread that hung.
+        # The loop is closed if the thread hung and was abandoned.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, result, error)
 
@@ -152,7 +147,7 @@ async def _wait_for_end(future: "asyncio.Future[_T]", name: str) -> None:
         await asyncio.wait({future})
 
     with suppress(TimeoutError):
-        await run_shielded(ended, name=f"end of {name}", deadline=Deadline.after(SystemClock(), _STOP_TIME))
+        await run_shielded(ended, name=f"end of {name}", deadline=Deadline.after(SystemClock(), _STOP_TIMEOUT))
     if future.done() and not future.cancelled():
         future.exception()
     future.cancel()

@@ -1,12 +1,7 @@
-"""One child process that never outlives its owner.
+"""One child process that never outlives its owner, and the sync of restored data through one.
 
-Knows how a program is started, its pipes drained, and its end made certain: by KILL, because
-kopia saves an incomplete snapshot on any gentler signal. Does not know what the program does.
-
-Restored data reaches the disk before anybody says so.
-
-Knows the program that asks the kernel for it. A child does it, because a thread that waits
-for a slow disk could not be left when the load is canceled.
+A child is ended by KILL, because kopia saves an incomplete snapshot on any other signal. Data is
+synced by a child, because a thread that waits for a slow disk could not be ended by a cancel.
 Source: GNU coreutils 9.1, sync(1).
 """
 
@@ -26,17 +21,17 @@ from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
 from core.errors import DataPathError
 
-__all__ = ["WRITING", "ChildCommand", "ChildEnd", "run_child", "sync_device", "sync_file_system"]
+__all__ = ["WRITING", "ChildCommand", "ChildExit", "run_child", "sync_device", "sync_file_system"]
 
 
 _PR_SET_PDEATHSIG: Final = 1
 """Source: linux/prctl.h."""
 
 
-_KILL_TIME: Final = timedelta(seconds=1)
-"""A killed process that is still there after this hangs in the kernel, on a disk that does not answer.
+_KILL_TIMEOUT: Final = timedelta(seconds=1)
+"""A killed process that still exists after this hangs in the kernel, on a disk that does not respond.
 
-It ends when the kernel lets it; nobody waits for it longer: a canceled load ends within 2 seconds."""
+The mover does not wait longer: a canceled transfer ends within 2 seconds."""
 
 
 _PIECE_BYTES: Final = 65536
@@ -47,9 +42,9 @@ _LINE_END: Final = re.compile(rb"[\r\n]+")
 
 @dataclass(frozen=True)
 class ChildCommand:
-    """What to run: `argv` with the program first, the whole environment, files for input and output.
+    """The program to run: `argv` with its name first, the whole environment, files for input and output.
 
-    Without `stdin_fd` the child reads nothing; without `stdout_fd` its output is collected.
+    Without `stdin_fd` the child has no input; without `stdout_fd` its output is collected.
     """
 
     argv: Sequence[str]
@@ -59,18 +54,18 @@ class ChildCommand:
 
 
 @dataclass(frozen=True)
-class ChildEnd:
-    """How the child ended: a negative code is the signal that ended it."""
+class ChildExit:
+    """The exit of a child; a negative code is the signal that killed it."""
 
     exit_code: int
     output: bytes
 
 
-async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> ChildEnd:
-    """Run the program to its end; `on_line` gets each line of its standard error.
+async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> ChildExit:
+    """Run the program until it exits; `on_line` is called with each line of its standard error.
 
     A line ends with a line feed or a carriage return. Cancellation kills the child and waits
-    for its end before it goes on. The child dies too if this process is killed.
+    for its exit. The kernel kills the child if this process is killed.
 
     Raises:
         DataPathError: the program cannot be started.
@@ -82,24 +77,24 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
             stdout=asyncio.subprocess.PIPE if command.stdout_fd is None else command.stdout_fd,
             stderr=asyncio.subprocess.PIPE,
             env=dict(command.environment),
-            # A group of its own: an interrupt typed at the terminal reaches this process alone.
+            # A separate process group: an interrupt from the terminal reaches only this process.
             process_group=0,
             preexec_fn=_die_with_parent(os.getpid()),
         )
     except OSError as e:
-        raise DataPathError(f"{command.argv[0]} cannot be started: {e.strerror}") from e
+        raise DataPathError(f"cannot start {command.argv[0]}: {e.strerror}") from e
     try:
         async with asyncio.TaskGroup() as readers:
             output = readers.create_task(_read_all(process.stdout), name="child-output")
             readers.create_task(_read_lines(process.stderr, on_line), name="child-errors")
-        return ChildEnd(await process.wait(), output.result())
+        return ChildExit(await process.wait(), output.result())
     finally:
         await _end(process)
 
 
 def _die_with_parent(parent: int) -> Callable[[], None]:
-    """Return what the child runs before the program: the kernel shall kill it when `parent` dies."""
-    # PyDLL keeps the interpreter's lock, which nobody could hand back between fork and exec.
+    """Return what the child runs before the program: have the kernel kill it when `parent` exits."""
+    # PyDLL keeps the interpreter's lock, which could not be reacquired between fork and exec.
     prctl = ctypes.PyDLL(None).prctl
 
     def in_child() -> None:
@@ -127,33 +122,33 @@ async def _read_lines(stream: asyncio.StreamReader | None, on_line: Callable[[st
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the child if it is still there and wait until it is gone."""
+    """Kill the child if it is still running, and wait for its exit."""
     if process.returncode is not None:
         return
     with suppress(ProcessLookupError):
         process.kill()
     with suppress(TimeoutError):
-        await run_shielded(process.communicate, name="child-end", deadline=Deadline.after(SystemClock(), _KILL_TIME))
+        await run_shielded(process.communicate, name="child-end", deadline=Deadline.after(SystemClock(), _KILL_TIMEOUT))
 
 
-WRITING: Final = "writing what was restored to the disk"
-"""What takes so long, for whoever asks."""
+WRITING: Final = "writing restored data to the disk"
+"""The operation, for warnings that it takes long."""
 
 
 async def sync_file_system(path: Path) -> None:
-    """Write out everything on the file system that holds `path`.
+    """Write all cached data of the file system of `path` to the disk.
 
     Raises:
-        DataPathError: the disk did not take it.
+        DataPathError: the write failed.
     """
     await _sync("--file-system", path)
 
 
 async def sync_device(path: Path) -> None:
-    """Write out everything that was written to the device.
+    """Write all cached data of the device to the disk.
 
     Raises:
-        DataPathError: the disk did not take it.
+        DataPathError: the write failed.
     """
     await _sync(str(path))
 
@@ -162,4 +157,4 @@ async def _sync(*arguments: str | Path) -> None:
     lines: list[str] = []
     end = await run_child(ChildCommand(["sync", *map(str, arguments)], os.environ), lines.append)
     if end.exit_code:
-        raise DataPathError(f"what was restored to {arguments[-1]} did not reach the disk: {' '.join(lines)}")
+        raise DataPathError(f"cannot write restored data of {arguments[-1]} to the disk: {' '.join(lines)}")

@@ -1,7 +1,6 @@
-"""Secrets never leave through a text.
+"""Redaction of secret values in messages and logs.
 
-Knows how secret values are blanked out of what a program said. Does not know where they come
-from: whoever reads a secret adds it here.
+The code that reads a secret adds it here.
 """
 
 from collections.abc import Iterable
@@ -9,26 +8,26 @@ from typing import Final
 
 __all__ = ["Redactor"]
 
-_BLANK: Final = "***"
-_LEAST_CHARACTERS: Final = 4
-"""Shorter values would blank ordinary words out of every message and hide nothing."""
+_REPLACEMENT: Final = "***"
+_MIN_CHARACTERS: Final = 4
+"""Shorter values would be found in ordinary words of every message."""
 
 
 class Redactor:
-    """Blanks the secret values it was told about."""
+    """Replaces known secret values in texts."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._secrets: list[str] = []
         self.add(*secrets)
 
     def add(self, *secrets: str) -> None:
-        """Blank these values too from now on."""
-        found = {*self._secrets, *(value for value in secrets if len(value) >= _LEAST_CHARACTERS)}
-        # The longest first: a secret may hold another one.
+        """Redact these values too."""
+        found = {*self._secrets, *(value for value in secrets if len(value) >= _MIN_CHARACTERS)}
+        # The longest first: a secret may contain another one.
         self._secrets = sorted(found, key=len, reverse=True)
 
     def redact(self, text: str) -> str:
         """Return `text` without any of the secrets."""
         for secret in self._secrets:
-            text = text.replace(secret, _BLANK)
+            text = text.replace(secret, _REPLACEMENT)
         return text

@@ -1,7 +1,6 @@
-"""The request to stop that the kernel delivers: SIGTERM from the kubelet, an interrupt at a terminal.
+"""The handler of SIGTERM from the kubelet, and of an interrupt from a terminal.
 
-Imports next to nothing, so that its handler stands before anything heavy is loaded. Does not
-know what stopping means.
+Imports next to nothing, so that the handler is installed before anything heavy is loaded.
 """
 
 import signal
@@ -12,21 +11,21 @@ __all__ = ["StopSignal"]
 
 
 class StopSignal:
-    """Remembers that this process was told to stop, and tells one listener."""
+    """Keeps the signal that stopped this process, and notifies one listener."""
 
     def __init__(self) -> None:
         self.received = ""
         self._listener: Callable[[], None] | None = None
 
     def install(self) -> None:
-        """Take SIGTERM and SIGINT from now on."""
+        """Handle SIGTERM and SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._take)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when a signal comes, at once if one came before.
+        """Call `listener` on a signal, immediately if one was received before.
 
-        It runs between two instructions of the main thread: it may do no more than wake a loop.
+        It runs between two instructions of the main thread: it may only wake an event loop.
         """
         self._listener = listener
         if self.received:

@@ -1,6 +1,6 @@
-"""The folder where a mover keeps what only lives as long as it does.
+"""The work directory of a data mover: temporary files, removed at its end.
 
-Knows which places may be written to. Does not know what kopia keeps in them.
+Knows which directories may be writable. Does not know what kopia keeps in them.
 """
 
 import shutil
@@ -13,29 +13,29 @@ from typing import Final
 
 from core.errors import ConfigError
 
-__all__ = ["WorkFolder", "open_work_folder"]
+__all__ = ["WorkDir", "open_work_dir"]
 
 _SCRATCH: Final = "/scratch"
-"""Where the agent's DaemonSet, and so every mover pod, mounts an empty folder."""
+"""Where the agent's DaemonSet, and so every mover pod, mounts an emptyDir."""
 
 _PREFIX: Final = "datamover-"
 _CACHE: Final = "kopia-cache"
 
 
 @dataclass(frozen=True)
-class WorkFolder:
-    """A private folder, mode 0700, and where kopia's cache lies: in it or on a volume of its own."""
+class WorkDir:
+    """A private directory, mode 0700, and kopia's cache directory: in it or on a separate volume."""
 
     path: Path
     cache: Path
 
     @property
     def config_file(self) -> Path:
-        """Kopia's own configuration: which repository it is connected to."""
+        """kopia's configuration: the repository that it is connected to."""
         return self.path / "repository.config"
 
     def write(self, name: str, content: bytes) -> Path:
-        """Write a file that only this user may read, and return its path."""
+        """Write a file of mode 0600 and return its path."""
         path = self.path / name
         path.touch(mode=0o600)
         path.write_bytes(content)
@@ -43,48 +43,48 @@ class WorkFolder:
 
 
 @contextmanager
-def open_work_folder(
-    environment: Mapping[str, str], cache_volume: str = "", *, leaves_cache: bool = False
-) -> Iterator[WorkFolder]:
-    """Make a work folder, and remove it at the end.
+def open_work_dir(
+    environment: Mapping[str, str], cache_volume: str = "", *, keep_cache: bool = False
+) -> Iterator[WorkDir]:
+    """Create a work directory, and remove it at the end.
 
-    It is made in `VELERO_SCRATCH_DIR`, `/scratch`, or the system's folder for temporary
-    files, whichever can be written to first: the root file system may be read-only.
+    It is created in the first writable one of `VELERO_SCRATCH_DIR`, `/scratch` and the system's
+    directory for temporary files: the root file system may be read-only.
 
     Args:
         environment: the variables of this process.
-        cache_volume: where a volume for the cache is mounted; "" where there is none.
-        leaves_cache: the cache stays, for whoever removes the volume that it lies on: thousands
-            of files are removed in seconds, and somebody waits for the end.
+        cache_volume: the mount path of a volume for the cache; empty if there is none.
+        keep_cache: leave the cache to the deletion of its volume: removing thousands of files
+            takes seconds, which would delay the end of the mover.
 
     Raises:
-        ConfigError: none of them can be written to.
+        ConfigError: none of them is writable.
     """
-    path = _make_folder(environment)
+    path = _create_directory(environment)
     cache = (Path(cache_volume) if cache_volume else path) / _CACHE
     try:
-        yield WorkFolder(path, cache)
+        yield WorkDir(path, cache)
     finally:
-        if leaves_cache:
+        if keep_cache:
             _empty(path, but=cache)
         else:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _make_folder(environment: Mapping[str, str]) -> Path:
+def _create_directory(environment: Mapping[str, str]) -> Path:
     tried = [environment.get("VELERO_SCRATCH_DIR", ""), _SCRATCH, ""]
     for parent in tried:
         if parent and not Path(parent).is_dir():
             continue
         with suppress(OSError):
             return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent or None))
-    raise ConfigError("no folder can be written to: mount one at /scratch, or name it by VELERO_SCRATCH_DIR")
+    raise ConfigError("no writable directory: mount one at /scratch, or set VELERO_SCRATCH_DIR")
 
 
-def _empty(folder: Path, *, but: Path) -> None:
-    """Remove all that lies in `folder`, secrets among it, except for one; what cannot be removed stays."""
+def _empty(directory: Path, *, but: Path) -> None:
+    """Remove the contents of `directory`, including secrets, except for `but`; errors are ignored."""
     with suppress(OSError):
-        for one in list(folder.iterdir()):
+        for one in list(directory.iterdir()):
             if one == but:
                 continue
             with suppress(OSError):

@@ -1,1 +1,1 @@
-"""From a location and credentials to how kopia reaches a bucket."""
+"""The storages of backup repositories, and the credentials for them."""

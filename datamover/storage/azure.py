@@ -1,7 +1,7 @@
-"""Azure's blobs: from the config of a location and its credentials to how kopia reaches them.
+"""Azure Blob Storage: from the config and credentials of a BackupStorageLocation to kopia's access to it.
 
-Knows the peer's config keys, the clouds, and the flags and variables that kopia and Azure's own
-library heed. Does not know where the credentials were found.
+Knows Velero's config keys, the clouds, and the flags and variables of kopia and Azure's library.
+Does not know where the credentials come from.
 Source: Velero v1.18, pkg/util/azure; kopia 0.23.1, cli/storage_azure.go; azidentity 1.13.
 """
 
@@ -12,21 +12,21 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 from core.errors import RepositoryError
-from datamover.runtime.work_dir import WorkFolder
+from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import CredentialsText, parse_variables
-from datamover.storage.providers import NEARBY, Reach, Storage, trust_variables
+from datamover.storage.providers import PROBE_PREFIX, Storage, StorageAccess, trust_variables
 
 __all__ = ["AzureStorage", "build_azure"]
 
 _KEYS: Final = ("AZURE_STORAGE_ACCOUNT_ACCESS_KEY", "AZURE_STORAGE_KEY")
-"""Of a credentials file: the account's key, unless `storageAccountKeyEnvVar` names another."""
+"""Variables of a credentials file with the account's key, unless `storageAccountKeyEnvVar` names another."""
 
 _IDENTITY: Final = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE")
 
 
 @dataclass(frozen=True)
 class _Cloud:
-    """Where a cloud keeps blobs, and who vouches for identities there; empty: the public one's."""
+    """The domain of blob endpoints and the authority for identities; empty: the public cloud's."""
 
     domain: str = ""
     authority: str = ""
@@ -42,12 +42,12 @@ _CLOUDS: Final[Mapping[str, _Cloud]] = {
     "azureusgovernment": _GOVERNMENT,
     "azureusgovernmentcloud": _GOVERNMENT,
 }
-"""By `AZURE_CLOUD_NAME` in lower case."""
+"""Keyed by `AZURE_CLOUD_NAME` in lower case."""
 
 
 @dataclass(frozen=True)
 class AzureStorage(Storage):
-    """A prefix in an Azure blob container; `variables` are kopia's own: AZURE_STORAGE_KEY and the like."""
+    """A prefix in an Azure blob container; `variables` are kopia's, such as AZURE_STORAGE_KEY."""
 
     container: str
     prefix: str
@@ -61,11 +61,11 @@ class AzureStorage(Storage):
         """`azure://account/container/prefix`."""
         return f"azure://{self.account}/{self.container}/{self.prefix}"
 
-    def nearby(self) -> Self:
-        """Return a prefix below this one."""
-        return replace(self, prefix=f"{self.prefix}{NEARBY}")
+    def for_probe(self) -> Self:
+        """Return a prefix below this one, without a repository."""
+        return replace(self, prefix=f"{self.prefix}{PROBE_PREFIX}")
 
-    def reach(self, folder: WorkFolder) -> Reach:
+    def access(self, work_dir: WorkDir) -> StorageAccess:
         """Return kopia's arguments, and the credentials."""
         arguments = [
             "azure",
@@ -75,16 +75,16 @@ class AzureStorage(Storage):
         ]
         if self.domain:
             arguments.append(f"--storage-domain={self.domain}")
-        return Reach(arguments, {**self.variables, **trust_variables(folder, self.ca_pem)})
+        return StorageAccess(arguments, {**self.variables, **trust_variables(work_dir, self.ca_pem)})
 
 
 def build_azure(
     config: Mapping[str, str], source: CredentialsText | None, *, container: str, prefix: str, ca_pem: bytes
 ) -> AzureStorage:
-    """Return the storage that `config` and the credentials name.
+    """Return the storage that `config` and the credentials describe.
 
     Raises:
-        RepositoryError: they cannot be used.
+        RepositoryError: they are incomplete or invalid.
     """
     account = config.get("storageAccount", "")
     if not account:
@@ -111,27 +111,27 @@ def build_azure(
 def _cloud(name: str) -> _Cloud:
     cloud = _CLOUDS.get(name.lower())
     if cloud is None:
-        raise RepositoryError(f"AZURE_CLOUD_NAME {name!r} is no cloud that is known here")
+        raise RepositoryError(f'AZURE_CLOUD_NAME: unknown cloud "{name}"')
     return cloud
 
 
 def _account_key(config: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """Return the account's key; empty: an identity is to be used."""
+    """Return the account's key; empty to use an identity."""
     if named := config.get("storageAccountKeyEnvVar", ""):
         if not given.get(named):
-            raise RepositoryError(f"config.storageAccountKeyEnvVar: the credentials have no {named}")
+            raise RepositoryError(f"config.storageAccountKeyEnvVar: not in the credentials: {named}")
         return given[named]
     return next((given[name] for name in _KEYS if given.get(name)), "")
 
 
 def _domain(account: str, uri: str) -> str:
-    """Return what follows the account's name in the address that kopia makes of both."""
+    """Return the domain that kopia appends to the account's name."""
     if not uri:
         return ""
     parts = urlsplit(uri)
     name, _, domain = parts.netloc.partition(".")
     if parts.scheme != "https" or name != account or not domain or parts.path.strip("/"):
-        raise RepositoryError(f"config.storageAccountURI {uri!r} is no https://{account}.<domain>, as kopia needs it")
+        raise RepositoryError(f'config.storageAccountURI: must be https://{account}.<domain>: "{uri}"')
     return domain
 
 
@@ -139,4 +139,4 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as e:
-        raise RepositoryError(f"AZURE_CLIENT_CERTIFICATE_PATH {path} cannot be read: {e}") from e
+        raise RepositoryError(f"AZURE_CLIENT_CERTIFICATE_PATH: cannot read {path}: {e}") from e

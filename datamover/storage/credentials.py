@@ -1,9 +1,9 @@
-"""The credentials that reach a storage: from the location's own Secret, an inherited file, or the environment.
+"""The credentials for a storage: from the location's own Secret, an inherited file, or the environment.
 
-Knows the forms of the files (AWS: INI with profiles; Azure: `NAME=value` lines; Google: JSON).
+Knows the formats of the files (AWS: INI with profiles; Azure: `NAME=value` lines; Google: JSON).
 Does not know kopia's flags, or how a Secret is read.
 Source: Velero v1.18, internal/credentials and pkg/repository/config; for the variables that kopia
-heeds by itself: minio-go 7, pkg/credentials/env_aws.go and iam_aws.go.
+reads by itself: minio-go 7, pkg/credentials/env_aws.go and iam_aws.go.
 """
 
 import configparser
@@ -30,8 +30,8 @@ _DEFAULT_PROFILE: Final = "default"
 _ROLE: Final = "AWS_ROLE_ARN"
 _ROLE_FILE: Final = "AWS_WEB_IDENTITY_TOKEN_FILE"
 
-_ELSEWHERE: Final = ("role_arn", "source_profile", "credential_source", "credential_process", "sso_session")
-"""Of a profile: its keys are to come from somewhere that kopia cannot ask, a token's file apart."""
+_UNSUPPORTED: Final = ("role_arn", "source_profile", "credential_source", "credential_process", "sso_session")
+"""Keys of a profile with a source of credentials that kopia does not support, except a role with a token file."""
 
 
 _VARIABLE: Final = re.compile(
@@ -44,7 +44,7 @@ _COMMENT: Final = re.compile(r"(?:^|\s)#")
 
 @dataclass(frozen=True)
 class CredentialsText:
-    """What a credentials file says, and where it was found, for messages."""
+    """The content of a credentials file, and its origin for messages."""
 
     text: str = field(repr=False)
     origin: str
@@ -52,7 +52,7 @@ class CredentialsText:
 
 @dataclass(frozen=True)
 class AwsKeys:
-    """Keys of an S3 user; the token is empty where the keys are permanent."""
+    """Keys of an S3 user; the token is empty for permanent keys."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -60,8 +60,8 @@ class AwsKeys:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What makes kopia use them."""
-        # An empty token too: one that was inherited belongs to other keys.
+        """The variables that make kopia use them."""
+        # An empty token too: an inherited one belongs to other keys.
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -70,13 +70,13 @@ class AwsKeys:
 
     @property
     def origin(self) -> str:
-        """What to tell of them where they are refused; they are named by the location already."""
+        """The origin to name if access is denied; empty: the location names it."""
         return ""
 
 
 @dataclass(frozen=True)
 class AwsRole:
-    """A role that kopia takes by the token in a file, again whenever its keys are about to expire."""
+    """A role that kopia assumes with the token in a file, again before its keys expire."""
 
     arn: str
     token_file: str
@@ -85,32 +85,32 @@ class AwsRole:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What makes kopia take it; inherited keys would go before."""
+        """The variables that make kopia assume it; inherited keys would take precedence."""
         wanted = {_ROLE: self.arn, _ROLE_FILE: self.token_file, "AWS_ROLE_SESSION_NAME": self.session_name}
         region = {"AWS_REGION": self.region} if self.region else {}
         return {**AwsKeys("", "").variables, **wanted, **region}
 
     @property
     def origin(self) -> str:
-        """What to tell of it: kopia goes on without any keys where it cannot take a role."""
-        return f"its keys are those of {self.arn}, if the token in {self.token_file} may take that role"
+        """The origin to name if access is denied: kopia continues without keys if it cannot assume a role."""
+        return f"keys of role {self.arn}, if the token in {self.token_file} is allowed to assume it"
 
 
 def read_inherited(environment: Mapping[str, str], variable: str) -> CredentialsText | None:
-    """Return the file that `variable` names; None where there is none.
+    """Return the file that `variable` names; None if there is none.
 
-    A variable that names no file is usual: the peer's installer sets all three of them
-    whatever the provider is.
+    A variable that names no file is common: Velero's installer sets all three of them for any
+    provider.
 
     Raises:
-        RepositoryError: the file is there but cannot be read.
+        RepositoryError: the file exists but cannot be read.
     """
     path = environment.get(variable, "")
     return read_credentials(path, variable) if path and Path(path).is_file() else None
 
 
 def read_credentials(path: str, named_by: str) -> CredentialsText:
-    """Return what the file says.
+    """Return the content of the file.
 
     Raises:
         RepositoryError: it cannot be read.
@@ -118,22 +118,22 @@ def read_credentials(path: str, named_by: str) -> CredentialsText:
     try:
         return CredentialsText(Path(path).read_text(), f"file {path}")
     except (OSError, UnicodeDecodeError) as e:
-        raise RepositoryError(f"credentials file {path} ({named_by}) cannot be read: {e}") from e
+        raise RepositoryError(f"cannot read credentials file {path} ({named_by}): {e}") from e
 
 
 def find_aws_identity(
     source: CredentialsText | None, environment: Mapping[str, str], *, profile: str = "", region: str = ""
 ) -> AwsKeys | AwsRole | None:
-    """Return the keys or the role to use; None: kopia is to look in its environment, then ask pod and node.
+    """Return the keys or the role to use; None to let kopia use its environment, then the identity of pod or node.
 
     Args:
         source: the credentials file, if there is one.
-        environment: of this process; a pod whose service account has a role finds it there.
+        environment: of this process; contains the role of a pod's service account.
         profile: of the file; by default the one that the environment names.
-        region: where a role is taken unless somebody says otherwise; empty: at AWS's one place for all regions.
+        region: the default region in which a role is assumed; empty: AWS's global endpoint.
 
     Raises:
-        RepositoryError: the file has no such profile, or kopia cannot use what the profile has.
+        RepositoryError: the file has no such profile, or kopia does not support its content.
     """
     found: AwsKeys | AwsRole | None = None
     if source is not None:
@@ -145,7 +145,7 @@ def find_aws_identity(
 
 
 def _inherited_role(environment: Mapping[str, str]) -> AwsRole | None:
-    """Return the role of this pod's service account, if it has one and no keys go before."""
+    """Return the role of this pod's service account, if it has one and no keys take precedence."""
     arn, token_file = environment.get(_ROLE, ""), environment.get(_ROLE_FILE, "")
     if not arn or not token_file or environment.get("AWS_ACCESS_KEY_ID"):
         return None
@@ -153,10 +153,10 @@ def _inherited_role(environment: Mapping[str, str]) -> AwsRole | None:
 
 
 def parse_aws_profile(source: CredentialsText, profile: str = "") -> AwsKeys | AwsRole | None:
-    """Return what is under `profile` (by default the profile `default`); None: neither keys nor a role.
+    """Return the keys or the role of `profile` (by default `default`); None if it has neither.
 
     Raises:
-        RepositoryError: the file has no such profile, or kopia cannot use what the profile has.
+        RepositoryError: the file has no such profile, or kopia does not support its content.
     """
     wanted = profile or _DEFAULT_PROFILE
     values = _profile(source, wanted)
@@ -164,13 +164,15 @@ def parse_aws_profile(source: CredentialsText, profile: str = "") -> AwsKeys | A
     role, token_file = values.get("role_arn", ""), values.get("web_identity_token_file", "")
     if role and token_file:
         return AwsRole(role, token_file, values.get("role_session_name", ""), values.get("region", ""))
-    if elsewhere := [name for name in _ELSEWHERE if values.get(name)]:
+    if unsupported := [name for name in _UNSUPPORTED if values.get(name)]:
         raise RepositoryError(
-            f"{source.origin}: profile {wanted!r} has {' and '.join(elsewhere)}: kopia takes keys, "
-            "or role_arn with web_identity_token_file"
+            f'{source.origin}: profile "{wanted}": {" and ".join(unsupported)}: not supported by kopia, '
+            "which needs keys, or role_arn with web_identity_token_file"
         )
     if bool(access) != bool(secret):
-        raise RepositoryError(f"{source.origin}: profile {wanted!r} lacks aws_access_key_id or aws_secret_access_key")
+        raise RepositoryError(
+            f'{source.origin}: profile "{wanted}": aws_access_key_id or aws_secret_access_key is missing'
+        )
     return AwsKeys(access, secret, values.get("aws_session_token", "")) if access else None
 
 
@@ -179,20 +181,20 @@ def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
     try:
         parser.read_string(source.text.removeprefix("\ufeff"))
     except configparser.Error:
-        # The parser's own message quotes the line, which may hold a secret.
+        # The parser's own message quotes the line, which may contain a secret.
         raise RepositoryError(
-            f"{source.origin} is no AWS credentials file: sections and `name = value` lines"
+            f"{source.origin}: invalid AWS credentials file: it must have sections and `name = value` lines"
         ) from None
-    # As AWS's config file spells it: [profile name].
+    # AWS's config file has sections like [profile name].
     section = next((name for name in (wanted, f"profile {wanted}") if parser.has_section(name)), None)
     if section is None:
         found = ", ".join(parser.sections()) or "none"
-        raise RepositoryError(f"{source.origin} has no profile {wanted!r}; its profiles are: {found}")
+        raise RepositoryError(f'{source.origin}: no profile "{wanted}" (profiles: {found})')
     return {name: value.strip().strip("\"'") for name, value in parser.items(section)}
 
 
 def parse_variables(source: CredentialsText) -> dict[str, str]:
-    """Return the `NAME=value` lines of a file, as the peer reads them: with comments, and quotes around lines."""
+    """Return the variables in the `NAME=value` lines of a file, with comments and quoting as Velero reads them."""
     return {found["name"]: _value(found) for found in _VARIABLE.finditer(source.text)}
 
 

@@ -1,6 +1,6 @@
-"""From a BackupStorageLocation and its secrets to the storage that kopia reaches: the one place.
+"""The mapping from a BackupStorageLocation and its secrets to a storage of kopia.
 
-Knows the peers' providers, config keys, prefixes and where credentials come from. Does not
+Knows Velero's providers, config keys, prefixes and the precedence of credentials. Does not
 know how Secrets are read, or kopia's flags (`datamover.storage.providers`).
 Source: Velero v1.18, pkg/repository/config, pkg/repository/udmrepo/kopialib/backend.
 """
@@ -20,7 +20,7 @@ from datamover.storage.azure import build_azure
 from datamover.storage.credentials import CredentialsText, find_aws_identity, read_credentials, read_inherited
 from datamover.storage.providers import FileStorage, GcsStorage, S3Storage, Storage, parse_endpoint
 
-__all__ = ["LocationSecrets", "storage_of"]
+__all__ = ["LocationSecrets", "build_storage"]
 
 _logger = logging.getLogger(__name__)
 
@@ -29,49 +29,49 @@ _AZURE_FILE: Final = "AZURE_CREDENTIALS_FILE"
 _GCP_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 
 _FILE_KEY: Final = "credentialsFile"
-"""Of a location's config: a file in this pod. A Secret goes before, as with the peer, which overwrites the key."""
+"""A config key that names a file in this pod. A Secret takes precedence, as in Velero, which overwrites the key."""
 
 _TRUE: Final = frozenset({"1", "t", "true"})
-"""Source: Velero v1.18, optionalHaveBool; Go, strconv.ParseBool. What is no boolean counts as false there too."""
+"""Source: Velero v1.18, optionalHaveBool; Go, strconv.ParseBool. Other values count as false there too."""
 
 
 @dataclass(frozen=True)
 class LocationSecrets:
-    """What the Secrets that a location names hold; None where it names none."""
+    """The contents of the Secrets that a location references; None without a reference."""
 
     credential: CredentialsText | None = None
     ca_pem: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A location, what is needed to reach it, and the prefix of one volume namespace."""
+class _Location:
+    """A BackupStorageLocation, what is needed to access it, and the prefix of one volume namespace."""
 
-    location: BackupStorageLocation
+    resource: BackupStorageLocation
     secrets: LocationSecrets
     environment: Mapping[str, str] = field(repr=False)
     prefix: str
 
     @property
     def config(self) -> dict[str, str]:
-        return self.location.spec.config
+        return self.resource.spec.config
 
     @property
     def bucket(self) -> str:
-        return self.location.spec.object_storage.bucket.strip("/")
+        return self.resource.spec.object_storage.bucket.strip("/")
 
     @property
     def ca_pem(self) -> bytes:
-        """The authority to trust: `caCertRef` goes before `caCert`."""
-        inline = self.location.spec.object_storage.ca_cert
+        """The certificate authority to trust: `caCertRef` takes precedence over `caCert`."""
+        inline = self.resource.spec.object_storage.ca_cert
         if self.secrets.ca_pem is not None:
             if inline:
-                _logger.warning("the location has caCert and caCertRef: caCertRef is taken")
+                _logger.warning("the BackupStorageLocation has caCert and caCertRef: using caCertRef")
             return self.secrets.ca_pem
         try:
             return base64.b64decode(inline, validate=False)
         except binascii.Error as e:
-            raise RepositoryError(f"BackupStorageLocation {self.location.name}: caCert is not base64") from e
+            raise RepositoryError(f"BackupStorageLocation {self.resource.name}: caCert: not base64") from e
 
     def credential(self, variable: str) -> CredentialsText | None:
         """Return the location's own credentials, else those of the inherited file."""
@@ -80,77 +80,79 @@ class _Place:
         return self.secrets.credential or read_inherited(self.environment, variable)
 
 
-def storage_of(
+def build_storage(
     location: BackupStorageLocation, namespace: str, *, secrets: LocationSecrets, environment: Mapping[str, str]
 ) -> Storage:
     """Return the storage of the repository for volumes of `namespace`.
 
     Args:
-        environment: of this process: inherited credentials are found through it.
+        environment: of this process; it names inherited credentials.
 
     Raises:
-        RepositoryError: the location's config or credentials cannot be used; names the location.
+        RepositoryError: the location's config or credentials are invalid; names the location.
     """
-    # The peer's library writes paths in their shortest form: another one would be another repository.
+    # Velero normalizes paths: another path would be another repository.
     outer = location.spec.object_storage.prefix.strip("/")
     prefix = f"{posixpath.normpath(posixpath.join(outer, 'kopia', namespace))}/"
-    place = _Place(location, secrets, environment, prefix)
+    found = _Location(location, secrets, environment, prefix)
     provider = location.spec.provider
-    # A known provider counts whatever the config says; any other one is S3 where it has an address.
-    build = _BUILDERS.get(provider.removeprefix("velero.io/")) or (_s3 if place.config.get("s3Url") else None)
+    # A known provider takes precedence over the config; any other one is S3 if it has an address.
+    build = _BUILDERS.get(provider.removeprefix("velero.io/")) or (_s3 if found.config.get("s3Url") else None)
     try:
         if build is not None:
-            return build(place)
+            return build(found)
     except (ConfigError, RepositoryError) as e:
         raise RepositoryError(f"BackupStorageLocation {location.name}: {e}") from e
     raise RepositoryError(
-        f"BackupStorageLocation {location.name}: provider {provider!r} is none of velero.io/aws, "
-        "velero.io/azure, velero.io/gcp, velero.io/fs, and config.s3Url is not set"
+        f'BackupStorageLocation {location.name}: unknown provider "{provider}" (supported: velero.io/aws, '
+        "velero.io/azure, velero.io/gcp, velero.io/fs, or any with config.s3Url)"
     )
 
 
-def _s3(place: _Place) -> Storage:
-    config = place.config
+def _s3(location: _Location) -> Storage:
+    config = location.config
     url, region = config.get("s3Url", ""), config.get("region", "").strip("/")
     if url:
         parse_endpoint(url)
     return S3Storage(
-        bucket=place.bucket,
-        prefix=place.prefix,
+        bucket=location.bucket,
+        prefix=location.prefix,
         url=url,
         region=region,
         keys=find_aws_identity(
-            place.credential(_AWS_FILE),
-            place.environment,
+            location.credential(_AWS_FILE),
+            location.environment,
             profile=config.get("profile", ""),
             region="" if url else region,
         ),
         verify_tls=config.get("insecureSkipTLSVerify", "").lower() not in _TRUE,
-        ca_pem=place.ca_pem,
+        ca_pem=location.ca_pem,
     )
 
 
-def _azure(place: _Place) -> Storage:
-    source = place.credential(_AZURE_FILE)
-    return build_azure(place.config, source, container=place.bucket, prefix=place.prefix, ca_pem=place.ca_pem)
+def _azure(location: _Location) -> Storage:
+    source = location.credential(_AZURE_FILE)
+    return build_azure(
+        location.config, source, container=location.bucket, prefix=location.prefix, ca_pem=location.ca_pem
+    )
 
 
-def _gcs(place: _Place) -> Storage:
-    source = place.credential(_GCP_FILE)
-    return GcsStorage(place.bucket, place.prefix, source.text if source else "", place.ca_pem)
+def _gcs(location: _Location) -> Storage:
+    source = location.credential(_GCP_FILE)
+    return GcsStorage(location.bucket, location.prefix, source.text if source else "", location.ca_pem)
 
 
-def _folder(place: _Place) -> Storage:
-    root = place.config.get("fspath", "")
+def _folder(location: _Location) -> Storage:
+    root = location.config.get("fspath", "")
     if not root.startswith("/"):
-        raise RepositoryError(f"config.fspath {root!r} is no absolute path")
-    return FileStorage(Path(root) / place.prefix, Path(root))
+        raise RepositoryError(f'config.fspath: must be an absolute path: "{root}"')
+    return FileStorage(Path(root) / location.prefix, Path(root))
 
 
-_BUILDERS: Final[Mapping[str, Callable[[_Place], Storage]]] = {
+_BUILDERS: Final[Mapping[str, Callable[[_Location], Storage]]] = {
     "aws": _s3,
     "azure": _azure,
     "gcp": _gcs,
     "fs": _folder,
 }
-"""By provider, less the peers' own prefix. Source: Velero v1.18, GetBackendType in pkg/repository/config/config.go."""
+"""Keyed by provider without its prefix. Source: Velero v1.18, GetBackendType in pkg/repository/config/config.go."""

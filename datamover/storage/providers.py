@@ -1,8 +1,8 @@
-"""Storages that kopia keeps repositories in, each as arguments and environment.
+"""The storages of kopia repositories: S3, Google Cloud Storage, and a directory.
 
-Knows kopia's flags for S3, a folder and Google (`datamover.storage.azure` has Azure's). Secrets go into
-the environment or a file of mode 0600, never into the arguments. Does not know
-BackupStorageLocations (`datamover.storage.location`) or what is done with a repository.
+Knows kopia's flags and variables for each (`datamover.storage.azure` has Azure's). Secrets are passed
+in the environment or a file of mode 0600, never as arguments. Does not know BackupStorageLocations
+(`datamover.storage.location`).
 Source: kopia 0.23.1, cli/storage_*.go, repo/blob/*.
 """
 
@@ -17,19 +17,28 @@ from urllib.parse import urlsplit
 
 from core.errors import ConfigError
 from core.models.base import JsonDict
-from datamover.runtime.work_dir import WorkFolder
+from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import AwsKeys, AwsRole
 
-__all__ = ["NEARBY", "FileStorage", "GcsStorage", "Reach", "S3Storage", "Storage", "parse_endpoint", "trust_variables"]
+__all__ = [
+    "PROBE_PREFIX",
+    "FileStorage",
+    "GcsStorage",
+    "S3Storage",
+    "Storage",
+    "StorageAccess",
+    "parse_endpoint",
+    "trust_variables",
+]
 
-NEARBY: Final = "no-repository-here/"
-"""Below the prefix of a repository, where there is none."""
+PROBE_PREFIX: Final = "no-repository-here/"
+"""Below the prefix of a repository; no repository is ever created there."""
 
-_NO_KEYS: Final = "the location names no keys: they are those of the environment, or of the pod or its node"
+_NO_KEYS: Final = "no keys in the location: using those of the environment, or of the pod or its node"
 
 _SERVICE_ACCOUNT: Final = re.compile(r'"type"\s*:\s*"service_account"')
 
-_HIDDEN_VARIABLES: Final = (
+_SECRET_VARIABLES: Final = (
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
     "AZURE_STORAGE_KEY",
@@ -40,75 +49,75 @@ _HIDDEN_VARIABLES: Final = (
 
 
 @dataclass(frozen=True)
-class Reach:
-    """How kopia reaches a storage: what follows `repository connect`, and variables of every call."""
+class StorageAccess:
+    """kopia's access to a storage: the arguments after `repository connect`, and variables of every call."""
 
     arguments: list[str]
     environment: dict[str, str] = field(default_factory=dict, repr=False)
 
     def secrets(self, inherited: Mapping[str, str]) -> list[str]:
-        """Return the values no text may show, those of the inherited environment among them."""
+        """Return the secret values, including those of the inherited environment."""
         variables = {**inherited, **self.environment}
-        return [variables[name] for name in _HIDDEN_VARIABLES if variables.get(name)]
+        return [variables[name] for name in _SECRET_VARIABLES if variables.get(name)]
 
 
 class Storage(ABC):
-    """Where one repository lies."""
+    """The storage of one repository."""
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """The place, as messages name it."""
+        """The name of the storage in messages."""
 
     @abstractmethod
-    def reach(self, folder: WorkFolder) -> Reach:
-        """Return how kopia reaches it; files it needs are written into `folder`."""
+    def access(self, work_dir: WorkDir) -> StorageAccess:
+        """Return kopia's access to it; required files are written to `work_dir`."""
 
     @abstractmethod
-    def nearby(self) -> Self:
-        """Return a place in the same storage that is reached likewise, and holds no repository."""
+    def for_probe(self) -> Self:
+        """Return a path in the same storage with the same access, and without a repository."""
 
     def config(self) -> JsonDict | None:
-        """Return what `repository connect` would write of this storage; None where that is not known here."""
+        """Return the `storage` object that `repository connect` would write; None if it is unknown."""
         return None
 
     @property
-    def look(self) -> list[str]:
-        """What makes `repository connect` look whether the bucket itself is there; empty: it does so anyway."""
+    def bucket_check(self) -> list[str]:
+        """Flags that make `repository connect` check that the bucket exists; empty if it does so anyway."""
         return []
 
     @property
     def credentials_origin(self) -> str:
-        """Where its credentials come from, for a message that they are refused; empty: from who named the place."""
+        """The origin of its credentials, for the message that access is denied; empty: the location."""
         return ""
 
     def prepare_creation(self) -> None:  # noqa: B027 - most storages need nothing
-        """Make what must be there before a repository can be created."""
+        """Create what must exist before a repository can be created."""
 
 
 def parse_endpoint(url: str) -> tuple[str, bool]:
-    """Return host and port of an S3 URL, and whether it is reached through TLS.
+    """Return host and port of an S3 URL, and whether it uses TLS.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not the URL of an endpoint.
     """
     parts = urlsplit(url if "://" in url else f"https://{url}")
     if "@" in parts.netloc:
-        # Not quoted: it may hold a password.
-        raise ConfigError("an S3 address holds no user and no password: keys come from the credentials")
+        # Not quoted: it may contain a password.
+        raise ConfigError("invalid S3 URL: it must not contain a user or password (keys come from the credentials)")
     if parts.scheme not in {"http", "https"} or not parts.netloc:
-        raise ConfigError(f"{url!r} is no S3 address such as https://s3.example.com:9000")
+        raise ConfigError(f'invalid S3 URL: "{url}" (example: https://s3.example.com:9000)')
     if parts.path.strip("/"):
-        # The peer refuses one too: left out in silence, the data would go elsewhere than meant.
-        raise ConfigError(f"{url!r} has a path: an S3 address is a host and a port, and the bucket's prefix is its own")
+        # Velero rejects a path too: if it was ignored, the data would not be where the user expects it.
+        raise ConfigError(f'invalid S3 URL: it must not have a path: "{url}" (the prefix is a separate setting)')
     return parts.netloc, parts.scheme == "https"
 
 
 @dataclass(frozen=True)
 class S3Storage(Storage):
-    """A prefix in a bucket of S3, or of what speaks its protocol.
+    """A prefix in a bucket of S3 or a compatible service.
 
-    Without `keys` kopia takes them from its environment, else from the identity of the pod or its node.
+    Without `keys`, kopia uses those of its environment, else the identity of the pod or its node.
     """
 
     bucket: str
@@ -132,12 +141,12 @@ class S3Storage(Storage):
 
     @property
     def _address(self) -> tuple[str, bool]:
-        """Host and port, and whether they are reached through TLS."""
+        """Host and port, and whether TLS is used."""
         return parse_endpoint(self.url) if self.url else (self._endpoint, True)
 
     @property
-    def look(self) -> list[str]:
-        """What asks for the bucket's versions: kopia takes a bucket that is not there for one without a repository.
+    def bucket_check(self) -> list[str]:
+        """A flag that reads the bucket's versions: kopia mistakes a missing bucket for one without a repository.
 
         Source: kopia 0.23.1, repo/blob/s3/s3_pit.go and translateError in s3_storage.go.
         """
@@ -145,18 +154,18 @@ class S3Storage(Storage):
 
     @property
     def credentials_origin(self) -> str:
-        """Which role, or that nobody gave any keys."""
+        """The role, or that the location has no keys."""
         return self.keys.origin if self.keys else _NO_KEYS
 
-    def nearby(self) -> Self:
-        """Return a prefix below this one."""
-        return replace(self, prefix=f"{self.prefix}{NEARBY}")
+    def for_probe(self) -> Self:
+        """Return a prefix below this one, without a repository."""
+        return replace(self, prefix=f"{self.prefix}{PROBE_PREFIX}")
 
-    def reach(self, folder: WorkFolder) -> Reach:
-        """Return kopia's arguments, and the keys where this storage has its own.
+    def access(self, work_dir: WorkDir) -> StorageAccess:
+        """Return kopia's arguments, and the keys if this storage has its own.
 
-        As arguments the keys are given empty: so kopia asks its environment on each call,
-        then the instance's identity, and writes none into its configuration.
+        The keys are passed as empty arguments: so kopia reads its environment on each call,
+        then the instance's identity, and writes none to its configuration.
         """
         endpoint, tls = self._address
         arguments = [
@@ -174,13 +183,13 @@ class S3Storage(Storage):
         elif not self.verify_tls:
             arguments.append("--disable-tls-verification")
         elif self.ca_pem:
-            arguments.append(f"--root-ca-pem-path={folder.write('ca.pem', self.ca_pem)}")
+            arguments.append(f"--root-ca-pem-path={work_dir.write('ca.pem', self.ca_pem)}")
         if self.keys is None:
-            return Reach(arguments)
-        return Reach(arguments, self.keys.variables)
+            return StorageAccess(arguments)
+        return StorageAccess(arguments, self.keys.variables)
 
     def config(self) -> JsonDict:
-        """Return the bucket and how it is reached, without keys, as `reach` has it."""
+        """Return the bucket and its endpoint without keys, consistent with `access`."""
         endpoint, tls = self._address
         config: JsonDict = {
             "bucket": self.bucket,
@@ -202,45 +211,45 @@ class S3Storage(Storage):
 
 @dataclass(frozen=True)
 class FileStorage(Storage):
-    """A folder; it is made where it is absent, but only below `root`, if there is one."""
+    """A directory; it is created if it does not exist, but only below `root`, if there is one."""
 
     path: Path
     root: Path | None = None
 
     @property
     def description(self) -> str:
-        """The folder's path."""
+        """The path of the directory."""
         return str(self.path)
 
     def config(self) -> JsonDict:
-        """Return the folder and its modes."""
+        """Return the directory and its modes."""
         return {"type": "filesystem", "config": {"path": str(self.path), "fileMode": 0o600, "dirMode": 0o700}}
 
-    def nearby(self) -> Self:
-        """Return the folder that this one is in."""
+    def for_probe(self) -> Self:
+        """Return the parent directory."""
         return replace(self, path=self.path.parent)
 
-    def reach(self, folder: WorkFolder) -> Reach:  # noqa: ARG002 - a folder needs no files
-        """Return kopia's arguments; files and folders are this user's alone, as the peer makes them."""
-        return Reach(["filesystem", f"--path={self.path}", "--file-mode=0600", "--dir-mode=0700"])
+    def access(self, work_dir: WorkDir) -> StorageAccess:  # noqa: ARG002 - a directory needs no files
+        """Return kopia's arguments; files and directories are accessible to this user only, as with Velero."""
+        return StorageAccess(["filesystem", f"--path={self.path}", "--file-mode=0600", "--dir-mode=0700"])
 
     def prepare_creation(self) -> None:
-        """Make the folder.
+        """Create the directory.
 
         Raises:
-            ConfigError: it cannot be made, or its root is not there: a volume not mounted.
+            ConfigError: it cannot be created, or its root does not exist: a volume is not mounted.
         """
         if self.root is not None and not self.root.is_dir():
-            raise ConfigError(f"folder {self.root} is not there")
+            raise ConfigError(f"directory {self.root} does not exist")
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as e:
-            raise ConfigError(f"repository folder {self.path} cannot be made: {e.strerror}") from e
+            raise ConfigError(f"cannot create repository directory {self.path}: {e.strerror}") from e
 
 
 @dataclass(frozen=True)
 class GcsStorage(Storage):
-    """A prefix in a Google bucket; without `credentials` kopia takes the instance's identity."""
+    """A prefix in a Google bucket; without `credentials`, kopia uses the instance's identity."""
 
     bucket: str
     prefix: str
@@ -252,26 +261,26 @@ class GcsStorage(Storage):
         """`gs://bucket/prefix`."""
         return f"gs://{self.bucket}/{self.prefix}"
 
-    def nearby(self) -> Self:
-        """Return a prefix below this one."""
-        return replace(self, prefix=f"{self.prefix}{NEARBY}")
+    def for_probe(self) -> Self:
+        """Return a prefix below this one, without a repository."""
+        return replace(self, prefix=f"{self.prefix}{PROBE_PREFIX}")
 
-    def reach(self, folder: WorkFolder) -> Reach:
-        """Return kopia's arguments; the credentials go into a file.
+    def access(self, work_dir: WorkDir) -> StorageAccess:
+        """Return kopia's arguments; the credentials are written to a file.
 
-        kopia's flag takes the key of a service account alone; Google's library takes all forms.
+        kopia's flag supports keys of service accounts only; Google's library supports all types.
         Source: kopia 0.23.1, repo/blob/gcs/gcs_storage.go.
         """
         arguments = ["gcs", f"--bucket={self.bucket}", f"--prefix={self.prefix}"]
-        trust = trust_variables(folder, self.ca_pem)
+        trust = trust_variables(work_dir, self.ca_pem)
         if not self.credentials:
-            return Reach(arguments, trust)
-        file = str(folder.write("gcs.json", self.credentials.encode()))
+            return StorageAccess(arguments, trust)
+        file = str(work_dir.write("gcs.json", self.credentials.encode()))
         if _SERVICE_ACCOUNT.search(self.credentials):
-            return Reach([*arguments, f"--credentials-file={file}"], trust)
-        return Reach(arguments, {**trust, "GOOGLE_APPLICATION_CREDENTIALS": file})
+            return StorageAccess([*arguments, f"--credentials-file={file}"], trust)
+        return StorageAccess(arguments, {**trust, "GOOGLE_APPLICATION_CREDENTIALS": file})
 
 
-def trust_variables(folder: WorkFolder, ca_pem: bytes) -> dict[str, str]:
-    """Return the variable that makes Go trust `ca_pem` beside the system's own authorities."""
-    return {"SSL_CERT_FILE": str(folder.write("ca.pem", ca_pem))} if ca_pem else {}
+def trust_variables(work_dir: WorkDir, ca_pem: bytes) -> dict[str, str]:
+    """Return the variable that makes Go trust `ca_pem` in addition to the system's authorities."""
+    return {"SSL_CERT_FILE": str(work_dir.write("ca.pem", ca_pem))} if ca_pem else {}

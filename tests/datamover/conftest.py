@@ -91,11 +91,11 @@ def mover_repository(repository: Path) -> Iterator[Repository]:
 
 
 @pytest.fixture
-def by_hand(repository: Path) -> LocalMover:
+def local_mover(repository: Path) -> LocalMover:
     """The mover by hand, on the repository."""
-    return hand_for(str(repository))
+    return build_local_mover(str(repository))
 
 
-def hand_for(name: str, password: str = PASSWORD, stop: StopSignal | None = None) -> LocalMover:
+def build_local_mover(name: str, password: str = PASSWORD, stop: StopSignal | None = None) -> LocalMover:
     options = RepositoryOptions(name, password)
     return LocalMover(options, os.environ, limits=ResourceLimits(2), clock=SystemClock(), stop=stop or StopSignal())

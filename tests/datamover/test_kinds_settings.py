@@ -19,9 +19,9 @@ def test_absent_and_zero_leave_the_choice_to_the_mover() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ParallelFilesUpload": "many"}, "setting ParallelFilesUpload: 'many' is not a number of files"),
-        ({"ParallelFilesDownload": "-1"}, "setting ParallelFilesDownload: '-1' is not a number"),
-        ({"WriteSparseFiles": "yes"}, "setting WriteSparseFiles: 'yes' is neither true nor false"),
+        ({"ParallelFilesUpload": "many"}, 'setting ParallelFilesUpload: must be a number of files, such as 4: "many"'),
+        ({"ParallelFilesDownload": "-1"}, 'setting ParallelFilesDownload: must be a number of files, such as 4: "-1"'),
+        ({"WriteSparseFiles": "yes"}, 'setting WriteSparseFiles: must be true or false: "yes"'),
     ],
     ids=["word", "negative", "boolean"],
 )

@@ -114,10 +114,13 @@ def test_the_version_is_told() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "the following arguments are required: COMMAND; see datamover --help"),
-        (["backup"], "by hand, --repository is needed; in a pod, one custom resource and --volume-path"),
-        (["backup", "--repository", "/r"], "the repository's password is not known"),
-        (["backup", "--repository", "/r", "--password-file", "/no/such"], "--password-file /no/such cannot be read"),
+        ([], "the following arguments are required: COMMAND (see datamover --help)"),
+        (
+            ["backup"],
+            "required arguments: --repository (local mode), or one custom resource and --volume-path (pod mode)",
+        ),
+        (["backup", "--repository", "/r"], "no repository password: set"),
+        (["backup", "--repository", "/r", "--password-file", "/no/such"], "--password-file: cannot read /no/such"),
         (["backup", "--data-upload=x", "--volume-path=/x"], "VELERO_NAMESPACE is not set"),
         (["backup", "--volume-mode=Tape"], "argument --volume-mode: invalid VolumeMode value: 'Tape'"),
         (["restore", "--data-upload=x"], "unrecognized arguments: --data-upload=x"),
@@ -128,7 +131,7 @@ def test_the_version_is_told() -> None:
 def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
     done = _run(*arguments, VELERO_NAMESPACE="")
     assert done.returncode == 2
-    assert done.stderr.startswith("datamover: ")
+    assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -136,7 +139,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], said: str) 
 def test_outside_a_pod_a_pods_command_line_says_so() -> None:
     done = _run("init-repository", "--backup-repository=x", VELERO_NAMESPACE="velero", KUBERNETES_SERVICE_HOST="")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "this is no pod" in done.stderr
+    assert "not running in a pod" in done.stderr
 
 
 def test_a_folder_goes_out_and_comes_back_by_hand(tree: Path, tmp_path: Path) -> None:
@@ -182,7 +185,7 @@ def test_sigterm_before_anything_is_loaded_is_a_cancel_too(repository: Path, tre
         check=False,
     )
     assert done.returncode == 14, done.stderr
-    assert done.stderr.rstrip().endswith("told to stop by SIGTERM: data path is canceled")
+    assert done.stderr.rstrip().endswith("stopped by SIGTERM: data path is canceled")
     assert kopia.snapshots() == []
 
 

@@ -14,7 +14,7 @@ import pytest
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.file_names import examine_names, mangle
+from datamover.data_path.file_names import inspect_names, mangle
 from datamover.kopia.process import Kopia
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
@@ -43,17 +43,17 @@ def _fill(root: Path, *names: bytes) -> Path:
     [b"\xff", b"a\xe2\x82b", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf0\x9f\x98", "größe ☃ 😀".encode(), b"\xef\xbf\xbd"],
     ids=repr,
 )
-async def test_a_name_is_mangled_as_kopia_does_it(name: bytes, by_hand: LocalMover, tmp_path: Path) -> None:
-    backup = await by_hand.back_up(_fill(tmp_path / "volume", name), "", None)
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+async def test_a_name_is_mangled_as_kopia_does_it(name: bytes, local_mover: LocalMover, tmp_path: Path) -> None:
+    backup = await local_mover.back_up(_fill(tmp_path / "volume", name), "", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [mangle(name)]
 
 
 async def test_mangled_names_are_warned_of(
-    by_hand: LocalMover, tmp_path: Path, caplog: pytest.LogCaptureFixture, kopia: PlainKopia
+    local_mover: LocalMover, tmp_path: Path, caplog: pytest.LogCaptureFixture, kopia: PlainKopia
 ) -> None:
     volume = _fill(tmp_path / "volume", b"plain", b"caf\xe9/one", b"caf\xe9/tw\xf6", b"deep/er/\xff", "☃".encode())
-    await by_hand.back_up(volume, "", None)
+    await local_mover.back_up(volume, "", None)
     (said,) = [one.message for one in caplog.records if one.levelno == logging.WARNING]
     assert said.startswith("3 names are not UTF-8")
     assert "caf\\xe9" in said
@@ -66,11 +66,11 @@ async def test_mangled_names_are_warned_of(
     ids=["both", "one is valid", "as many bytes"],
 )
 async def test_names_that_become_one_fail_the_backup_and_leave_no_snapshot(
-    names: tuple[bytes, bytes], by_hand: LocalMover, tmp_path: Path, kopia: PlainKopia
+    names: tuple[bytes, bytes], local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     volume = _fill(tmp_path / "volume", *names, b"other/\xff")
     with pytest.raises(DataPathError, match="1 names would be lost") as failed:
-        await by_hand.back_up(volume, "", None)
+        await local_mover.back_up(volume, "", None)
     assert all(name.decode(errors="backslashreplace") in str(failed.value) for name in names)
     assert kopia.snapshots() == []
 
@@ -80,11 +80,11 @@ _LONG = ("имя" * 40).encode("cp1251")
 
 
 async def test_names_that_grow_too_long_fail_the_backup_and_leave_no_snapshot(
-    by_hand: LocalMover, tmp_path: Path, kopia: PlainKopia
+    local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     volume = _fill(tmp_path / "volume", b"dir/" + _LONG, *(b"x%d" % number + _LONG for number in range(4)))
     with pytest.raises(DataPathError, match=r"^5 names would be too long to restore: .*255 bytes") as failed:
-        await by_hand.back_up(volume, "", None)
+        await local_mover.back_up(volume, "", None)
     paths = str(failed.value).partition("Rename them: ")[2].split("; ")
     assert len(paths) == 3
     shown = _LONG.decode(errors="backslashreplace")
@@ -98,7 +98,7 @@ async def test_a_load_with_a_name_that_grows_too_long_fails_by_its_path(
     place = shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_repository(phase="Ready")
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", _fill(tmp_path / "volume", b"dir/" + _LONG, b"plain")) == 10
     assert f"dir/{_LONG.decode(errors='backslashreplace')}" in pod.message
     kopia = PlainKopia(kopia_program, tmp_path)
@@ -125,7 +125,7 @@ _DEEP = b"/".join([b"\xe9" * 85] * 15)
 def test_a_name_has_255_bytes_and_a_path_4057_at_most_as_kopia_keeps_them(
     tmp_path: Path, path: bytes, too_long: int
 ) -> None:
-    report = examine_names(_fill_folder(tmp_path / "v", path), _go_on)
+    report = inspect_names(_fill_folder(tmp_path / "v", path), _go_on)
     assert report.too_long == too_long
     assert all(len(shown) <= 1001 for shown in report.longest)
 
@@ -138,26 +138,26 @@ def _fill_folder(root: Path, path: bytes) -> Path:
 def test_what_kopia_skips_may_have_any_name(tmp_path: Path) -> None:
     volume = _fill(tmp_path / "v", b"plain")
     os.mkfifo(os.fsencode(volume) + b"/" + _LONG)
-    report = examine_names(volume, _go_on)
+    report = inspect_names(volume, _go_on)
     assert report.too_long == 0
     report.check()
 
 
 def test_names_that_are_lost_and_names_that_are_too_long_are_reported_together(tmp_path: Path) -> None:
-    report = examine_names(_fill(tmp_path / "v", b"x/\xff", b"x/\xfe", _LONG), _go_on)
+    report = inspect_names(_fill(tmp_path / "v", b"x/\xff", b"x/\xfe", _LONG), _go_on)
     with pytest.raises(DataPathError, match=r"^1 names would be lost: .*\. 1 names would be too long"):
         report.check()
 
 
 async def test_a_snapshot_that_cannot_be_taken_away_hides_no_names(
-    by_hand: LocalMover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local_mover: LocalMover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: Kopia, snapshot_id: str) -> None:
         raise KopiaError(f"delete incomplete snapshot {snapshot_id}: the disk is full")
 
     monkeypatch.setattr("datamover.data_path.backup.delete_snapshot", fail)
     with pytest.raises(DataPathError, match=r"^1 names would be lost: .*\\xff.*; and delete incomplete snapshot \w+: "):
-        await by_hand.back_up(_fill(tmp_path / "volume", b"x/\xff", b"x/\xfe"), "", None)
+        await local_mover.back_up(_fill(tmp_path / "volume", b"x/\xff", b"x/\xfe"), "", None)
 
 
 def test_the_same_name_in_two_folders_and_what_kopia_skips_do_not_collide(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_the_same_name_in_two_folders_and_what_kopia_skips_do_not_collide(tmp_pa
     with socket.socket(socket.AF_UNIX) as here:
         here.bind(os.fsencode(volume) + b"/a/\xfd")
     os.mkfifo(os.fsencode(volume) + b"/b/\xfd")
-    report = examine_names(volume, _go_on)
+    report = inspect_names(volume, _go_on)
     assert (report.mangled, report.collisions) == (2, 0)
     report.check()
 
@@ -173,22 +173,22 @@ def test_the_same_name_in_two_folders_and_what_kopia_skips_do_not_collide(tmp_pa
 def test_folders_and_links_collide_too_and_all_is_counted(tmp_path: Path) -> None:
     volume = _fill(tmp_path / "v", b"a/\xff/file", *(b"b/%c" % byte for byte in range(0x80, 0xC0)))
     (volume / "a" / os.fsdecode(b"\xfe")).symlink_to("nowhere")
-    report = examine_names(volume, _go_on)
+    report = inspect_names(volume, _go_on)
     assert (report.mangled, report.collisions) == (66, 64)
     assert (len(report.examples), len(report.colliding)) == (3, 3)
 
 
 def test_the_walk_ends_when_it_is_told_to_and_passes_over_what_is_gone(tmp_path: Path) -> None:
     volume = _fill(tmp_path / "v", b"\xff")
-    assert examine_names(volume, lambda: True).mangled == 0
-    assert examine_names(tmp_path / "gone", _go_on).mangled == 0
+    assert inspect_names(volume, lambda: True).mangled == 0
+    assert inspect_names(tmp_path / "gone", _go_on).mangled == 0
 
 
 async def test_a_load_tells_by_an_event_what_it_warns_of(tmp_path: Path, repository: Path) -> None:
     shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_repository(phase="Ready")
-    pod.put_load("DataUpload", dataMoverConfig={"Speed": "high", "Colour": "red"})
+    pod.put_transfer("DataUpload", dataMoverConfig={"Speed": "high", "Colour": "red"})
     assert await pod.run("data-upload", _fill(tmp_path / "volume", b"\xff", b"dir/\xfe")) == 0
     warned = [message for reason, message in pod.events() if reason == "Data-Path-Warning"]
     assert warned[0] == "settings not known here are ignored: Colour, Speed"

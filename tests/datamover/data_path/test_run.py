@@ -1,4 +1,4 @@
-"""A transfer in which nothing moves any more: told, looked into, and given up at last."""
+"""A stalled data path: reported, inspected, and failed after the timeout."""
 
 import asyncio
 import logging
@@ -16,63 +16,67 @@ from datamover.kopia.repository import Reachability
 from datamover.runtime.redact import Redactor
 from tests.support.clock import LoopClock
 
-_DEAD = Reachability(answers=False, told="repository r (s3://b) does not answer: connection refused")
-_ALIVE = Reachability(answers=True, told="repository r (s3://b) answers")
+_UNREACHABLE = Reachability(reachable=False, message="repository r (s3://b) does not answer: connection refused")
+_REACHABLE = Reachability(reachable=True, message="repository r (s3://b) answers")
 
 
 def _due(limits: StallLimits, seconds: int) -> list[float]:
-    """When somebody is told of a transfer that never moves."""
-    still = StallDetector(limits)
-    still.take("the same", 0)
-    return [still.idle_seconds for _ in range(seconds // 5) if still.take("the same", 5)]
+    """Return the idle times at which a data path that never moves is reported."""
+    detector = StallDetector(limits)
+    detector.observe("the same", 0)
+    return [detector.idle_seconds for _ in range(seconds // 5) if detector.observe("the same", 5)]
 
 
-def test_a_standstill_is_told_at_each_doubling_and_when_it_may_be_given_up() -> None:
+def test_a_stall_is_reported_at_each_doubling_and_at_each_timeout() -> None:
     assert _due(StallLimits(), 4000) == [120, 240, 480, 600, 1200, 2400, 3600]
 
 
-def test_without_an_end_it_is_only_told() -> None:
+def test_without_a_timeout_a_stall_is_only_reported() -> None:
     limits = StallLimits(timedelta(0))
     assert _due(limits, 4000) == [120, 240, 480, 960, 1920, 3840]
-    assert limits.give_up_seconds(answers=False) == float("inf")
+    assert limits.timeout_seconds(reachable=False) == float("inf")
 
 
-def test_whatever_moves_begins_it_anew() -> None:
-    still = StallDetector(StallLimits())
+def test_any_activity_resets_the_idle_time() -> None:
+    detector = StallDetector(StallLimits())
     for second in range(0, 3600, 60):
-        assert not still.take(second // 120, 60)
-    assert still.idle_seconds <= 60
+        assert not detector.observe(second // 120, 60)
+    assert detector.idle_seconds <= 60
 
 
-def test_a_transfer_that_was_frozen_gets_its_time() -> None:
-    still = StallDetector(StallLimits())
-    still.take("the same", 5)
-    still.take("the same", 50_000)
-    assert still.idle == timedelta(minutes=1)
+def test_a_pause_of_the_container_counts_as_one_minute() -> None:
+    detector = StallDetector(StallLimits())
+    detector.observe("the same", 5)
+    detector.observe("the same", 50_000)
+    assert detector.idle == timedelta(minutes=1)
 
 
 @pytest.mark.parametrize(
-    ("idle", "answers", "ends"), [(599, False, False), (600, False, True), (3599, True, False), (3600, True, True)]
+    ("idle", "reachable", "fails"), [(599, False, False), (600, False, True), (3599, True, False), (3600, True, True)]
 )
-def test_it_is_given_up_sooner_where_the_repository_does_not_answer(idle: int, answers: bool, ends: bool) -> None:
-    still = StallDetector(StallLimits())
-    still.idle_seconds = idle
-    assert still.too_long(answers=answers) is ends
+def test_the_timeout_is_shorter_when_the_repository_does_not_answer(idle: int, reachable: bool, fails: bool) -> None:
+    detector = StallDetector(StallLimits())
+    detector.idle_seconds = idle
+    assert detector.timed_out(reachable=reachable) is fails
 
 
-@pytest.mark.parametrize(("text", "span"), [("", 600), ("30m", 1800), ("0", 0)])
-def test_the_environment_sets_the_time(text: str, span: int) -> None:
-    assert read_stall_limits({"DATA_MOVER_STALL_TIMEOUT": text}).give_up.total_seconds() == span
+@pytest.mark.parametrize(("text", "seconds"), [("", 600), ("30m", 1800), ("0", 0)])
+def test_the_environment_sets_the_timeout(text: str, seconds: int) -> None:
+    assert read_stall_limits({"DATA_MOVER_STALL_TIMEOUT": text}).timeout.total_seconds() == seconds
 
 
-@pytest.mark.parametrize("text", ["soon", "-1m"])
-def test_a_time_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^DATA_MOVER_STALL_TIMEOUT: "):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("soon", ".*soon.*"), ("-5m", 'must not be negative: "-5m"$')],
+    ids=["no duration", "negative"],
+)
+def test_an_invalid_timeout_is_rejected(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^DATA_MOVER_STALL_TIMEOUT: {message}"):
         read_stall_limits({"DATA_MOVER_STALL_TIMEOUT": text})
 
 
 class _StillMeter(Meter):
-    """Reads what a test puts there, and no port."""
+    """Reads what a test sets, and no port."""
 
     moved = 0
 
@@ -85,30 +89,32 @@ class _StillMeter(Meter):
 
 
 class _HangingKopia(Kopia):
-    """Says something, and never ends."""
+    """Writes one line, and never exits."""
 
     def __init__(self) -> None:
         super().__init__({}, Redactor())
 
     async def transfer(self, attempted: str, *arguments: str, files: Any, listener: Listener) -> KopiaAnswer:
         del attempted, arguments, files
-        listener.hear("the last thing that kopia said")
+        listener.keep("the last line")
         await asyncio.Event().wait()
         raise AssertionError
 
 
-def _hang(ask: Callable[[], Awaitable[Reachability]], warned: list[str], meter: _StillMeter | None = None) -> DataPath:
+def _hang(
+    probe: Callable[[], Awaitable[Reachability]], warned: list[str], meter: _StillMeter | None = None
+) -> DataPath:
     clock = LoopClock()
 
     async def warn(message: str) -> None:
         warned.append(message)
 
-    return DataPath(meter or _StillMeter(clock, Direction.UPLOAD), Watchdog(clock, warn, ask))
+    return DataPath(meter or _StillMeter(clock, Direction.BACKUP), Watchdog(clock, warn, probe))
 
 
-async def _end_of(transfer: DataPath) -> AgentError:
+async def _error_of(data_path: DataPath) -> AgentError:
     with pytest.raises(AgentError) as failed:
-        await transfer.run(_HangingKopia(), "back up /volume", "snapshot", "create")
+        await data_path.run(_HangingKopia(), "back up /volume", "snapshot", "create")
     return failed.value
 
 
@@ -116,59 +122,59 @@ async def _end_of(transfer: DataPath) -> AgentError:
 @pytest.mark.parametrize(
     ("found", "kind", "seconds", "warnings"),
     [
-        (_DEAD, RepositoryError, 600, ["2m0s", "4m0s", "8m0s"]),
-        (_ALIVE, DataPathError, 3600, ["2m0s", "4m0s", "8m0s", "10m0s", "20m0s", "40m0s"]),
+        (_UNREACHABLE, RepositoryError, 600, ["2m0s", "4m0s", "8m0s"]),
+        (_REACHABLE, DataPathError, 3600, ["2m0s", "4m0s", "8m0s", "10m0s", "20m0s", "40m0s"]),
     ],
-    ids=["dead", "alive"],
+    ids=["unreachable", "reachable"],
 )
-async def test_a_transfer_that_stands_still_is_told_of_and_fails_at_last(
+async def test_a_stalled_data_path_is_reported_and_fails_after_the_timeout(
     found: Reachability, kind: type[AgentError], seconds: int, warnings: list[str]
 ) -> None:
-    async def ask() -> Reachability:
+    async def probe() -> Reachability:
         return found
 
     warned: list[str] = []
-    began = LoopClock().monotonic()
-    error = await _end_of(_hang(ask, warned))
+    started = LoopClock().monotonic()
+    error = await _error_of(_hang(probe, warned))
     assert type(error) is kind
-    assert LoopClock().monotonic() - began == pytest.approx(seconds, abs=10)
+    assert LoopClock().monotonic() - started == pytest.approx(seconds, abs=10)
     shown = "10m0s" if kind is RepositoryError else "1h0m0s"
-    assert str(error) == f"back up /volume: no progress for {shown}: {found.told}\nthe last thing that kopia said"
-    last_words = "; kopia's last words: the last thing that kopia said"
-    assert warned == [f"no progress for {span}: {found.told}{last_words}" for span in warnings]
+    assert str(error) == f"back up /volume: no progress for {shown}: {found.message}\nthe last line"
+    output = "; last output of kopia: the last line"
+    assert warned == [f"no progress for {idle}: {found.message}{output}" for idle in warnings]
 
 
 @pytest.mark.looptime
-async def test_a_transfer_that_goes_on_while_the_repository_is_asked_is_let_alone() -> None:
-    """Asking takes its time, and the answer is of no interest then."""
+async def test_activity_during_the_probe_ends_the_stall() -> None:
+    """The result of the probe does not matter then."""
     warned: list[str] = []
-    meter = _StillMeter(LoopClock(), Direction.UPLOAD)
-    asked = asyncio.Event()
+    meter = _StillMeter(LoopClock(), Direction.BACKUP)
+    probed = asyncio.Event()
 
-    async def ask() -> Reachability:
+    async def probe() -> Reachability:
         meter.moved += 1
-        asked.set()
-        return _DEAD
+        probed.set()
+        return _UNREACHABLE
 
-    transfer = _hang(ask, warned, meter)
-    running = asyncio.create_task(transfer.run(_HangingKopia(), "back up /volume"))
+    data_path = _hang(probe, warned, meter)
+    running = asyncio.create_task(data_path.run(_HangingKopia(), "back up /volume"))
     await asyncio.sleep(1000)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert asked.is_set()
+    assert probed.is_set()
     assert warned == []
 
 
 @pytest.mark.looptime
-async def test_a_fault_in_watching_fails_no_transfer(caplog: pytest.LogCaptureFixture) -> None:
-    async def ask() -> NoReturn:
+async def test_an_error_of_the_watchdog_does_not_fail_the_data_path(caplog: pytest.LogCaptureFixture) -> None:
+    async def probe() -> NoReturn:
         raise ZeroDivisionError
 
-    running = asyncio.create_task(_hang(ask, []).run(_HangingKopia(), "back up /volume"))
+    running = asyncio.create_task(_hang(probe, []).run(_HangingKopia(), "back up /volume"))
     await asyncio.sleep(1000)
     assert not running.done()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert "standstill ended before its time" in [one.message for one in caplog.records if one.levelno == logging.ERROR]
+    assert "watchdog failed" in [one.message for one in caplog.records if one.levelno == logging.ERROR]

@@ -30,7 +30,7 @@ class _Load:
     begun: Path
 
     def put(self, phase: str = "InProgress", **more: bool) -> None:
-        self.pod.put_load(self.kind, phase, **self.spec, **more)
+        self.pod.put_transfer(self.kind, phase, **self.spec, **more)
 
     def cancel(self) -> None:
         self.put(cancel=True)

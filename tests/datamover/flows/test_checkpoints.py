@@ -54,7 +54,7 @@ async def _kopia_frozen_after_a_checkpoint(repository: Path, kopia: PlainKopia) 
 
 async def _break_off(movers: Repository, volume: Path, repository: Path, *, peer: PlainKopia, cancel: bool) -> None:
     """Back up until there is a checkpoint, and then no further."""
-    request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoints=_OFTEN)
+    request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN)
     running = asyncio.create_task(back_up(movers, request, uploading()))
     async with _kopia_frozen_after_a_checkpoint(repository, peer) as pid:
         assert not running.done()
@@ -74,7 +74,7 @@ async def test_an_upload_that_breaks_leaves_no_checkpoint(
     kopia: PlainKopia,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("datamover.data_path.backup._CANCELED_TIME", timedelta(seconds=20))
+    monkeypatch.setattr("datamover.data_path.backup._CANCELED_CLEANUP", timedelta(seconds=20))
     await _break_off(mover_repository, volume, volume.parent / "repository", peer=kopia, cancel=cancel)
     assert kopia.snapshots() == []
 
@@ -83,14 +83,14 @@ async def test_the_next_backup_takes_away_what_there_was_no_time_for(
     mover_repository: Repository, volume: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what a mover left that was killed itself; nothing of it is a parent."""
-    monkeypatch.setattr("datamover.data_path.backup._CANCELED_TIME", timedelta(0))
+    monkeypatch.setattr("datamover.data_path.backup._CANCELED_CLEANUP", timedelta(0))
     await _break_off(mover_repository, volume, volume.parent / "repository", peer=kopia, cancel=True)
     left = [one["id"] for one in kopia.snapshots()]
     warn = AsyncMock()
-    request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, frugal=True)
+    request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, low_memory=True)
     backup = await back_up(mover_repository, request, uploading(warn))
     assert left
-    warn.assert_awaited_once_with(f"{len(left)} incomplete snapshots that broken uploads had left were removed")
+    warn.assert_awaited_once_with(f"removed {len(left)} incomplete snapshots of earlier backups")
     assert [one["id"] for one in kopia.snapshots()] == [backup.snapshot_id]
     assert backup.incremental_bytes == backup.total_bytes
 

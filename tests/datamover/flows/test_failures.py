@@ -12,7 +12,7 @@ from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import delete_snapshot
 from datamover.local.command import LocalMover
-from tests.datamover.conftest import hand_for
+from tests.datamover.conftest import build_local_mover
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import describe_tree, make_large_file
@@ -43,7 +43,7 @@ async def test_a_read_error_fails_the_backup_names_the_file_and_leaves_no_snapsh
     repository: Path, kopia: PlainKopia
 ) -> None:
     with pytest.raises(KopiaError, match=f"back up {_UNREADABLE}: 1 entries could not be read, the first: flush: "):
-        await hand_for(str(repository)).back_up(_UNREADABLE, "", None)
+        await build_local_mover(str(repository)).back_up(_UNREADABLE, "", None)
     assert kopia.snapshots() == []
 
 
@@ -51,7 +51,7 @@ async def test_an_incomplete_snapshot_is_not_restored(repository: Path, kopia: P
     kopia.run("snapshot", "create", str(_UNREADABLE), "--fail-fast", "--json", fails=True)
     (incomplete,) = kopia.snapshots()
     with pytest.raises(DataPathError, match="is not restored: 1 entries could not be read"):
-        await hand_for(str(repository)).restore(incomplete["id"], tmp_path / "out", None)
+        await build_local_mover(str(repository)).restore(incomplete["id"], tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
 
 
@@ -70,7 +70,7 @@ async def test_the_snapshot_that_kopia_saves_on_sigterm_is_taken_away(
     repository: Path, large: Path, kopia: PlainKopia
 ) -> None:
     with pytest.raises(ExceptionGroup) as failed:
-        await _back_up_and_end_kopia(hand_for(str(repository)), large, repository, signal.SIGTERM)
+        await _back_up_and_end_kopia(build_local_mover(str(repository)), large, repository, signal.SIGTERM)
     assert failed.group_contains(KopiaError, match=f"back up {large}: it is incomplete")
     assert kopia.snapshots() == []
 
@@ -78,7 +78,7 @@ async def test_the_snapshot_that_kopia_saves_on_sigterm_is_taken_away(
 async def test_a_killed_kopia_leaves_a_repository_that_the_next_backup_uses(
     repository: Path, large: Path, tmp_path: Path
 ) -> None:
-    hand = hand_for(str(repository))
+    hand = build_local_mover(str(repository))
     with pytest.raises(ExceptionGroup) as failed:
         await _back_up_and_end_kopia(hand, large, repository, signal.SIGKILL)
     backup = await hand.back_up(large, "", None)
@@ -89,7 +89,7 @@ async def test_a_killed_kopia_leaves_a_repository_that_the_next_backup_uses(
 
 async def test_a_restore_that_breaks_tells_why(repository: Path, tree: Path, tmp_path: Path) -> None:
     """First a target that is no folder, then a repository whose data is damaged."""
-    hand = hand_for(str(repository))
+    hand = build_local_mover(str(repository))
     backup = await hand.back_up(tree, "", None)
     (tmp_path / "file").write_text("a file")
     with pytest.raises(KopiaError, match=rf"restore snapshot {backup.snapshot_id} to [^\n]*\n(.*\n)*.*not a directory"):
@@ -110,4 +110,4 @@ async def test_a_snapshot_that_a_killed_kopia_had_told_of_but_not_written_needs_
 def test_an_error_holds_what_kopia_says_of_it_and_no_pleasantries() -> None:
     lines = ["Snapshotting default@default:a/b ...", "Unable to estimate", "upload error: no such file or directory"]
     told = str(KopiaAnswer("back up /volume", 1, b"", lines).error())
-    assert told == "back up /volume: kopia ended with exit code 1\nupload error: no such file or directory"
+    assert told == "back up /volume: kopia exited with code 1\nupload error: no such file or directory"

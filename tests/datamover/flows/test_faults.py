@@ -9,15 +9,15 @@ import pytest
 
 from core.errors import DataPathError, KopiaError
 from datamover.local.command import LocalMover
-from tests.datamover.conftest import hand_for
+from tests.datamover.conftest import build_local_mover
 from tests.datamover.support.mounts import mounted
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.trees import make_large_file
 
 
-async def test_a_full_disk_fails_the_restore_and_names_the_file(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_a_full_disk_fails_the_restore_and_names_the_file(local_mover: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file of 20 MiB", 20)
-    backup = await by_hand.back_up(file.parent, "", None)
+    backup = await local_mover.back_up(file.parent, "", None)
     with (
         mounted(tmp_path / "small", "size=5m") as target,
         pytest.raises(
@@ -25,18 +25,18 @@ async def test_a_full_disk_fails_the_restore_and_names_the_file(by_hand: LocalMo
             match=rf"^restore snapshot {backup.snapshot_id} to {target}: the disk is full\n(.*\n)*.*file of 20 MiB",
         ),
     ):
-        await by_hand.restore(backup.snapshot_id, target, None)
+        await local_mover.restore(backup.snapshot_id, target, None)
 
 
-async def test_a_target_that_nobody_may_write_to_is_told(by_hand: LocalMover, tree: Path, tmp_path: Path) -> None:
-    backup = await by_hand.back_up(tree, "", None)
+async def test_a_target_that_nobody_may_write_to_is_told(local_mover: LocalMover, tree: Path, tmp_path: Path) -> None:
+    backup = await local_mover.back_up(tree, "", None)
     with (
         mounted(tmp_path / "fixed", "ro") as target,
         pytest.raises(
             KopiaError, match=rf"^restore snapshot {backup.snapshot_id} to {target}: the file system is read-only"
         ),
     ):
-        await by_hand.restore(backup.snapshot_id, target, None)
+        await local_mover.restore(backup.snapshot_id, target, None)
 
 
 def _indexes(repository: Path) -> list[Path]:
@@ -56,7 +56,7 @@ def _format(repository: Path) -> list[Path]:
 async def test_a_damaged_repository_is_told(
     repository: Path, tree: Path, tmp_path: Path, found: Callable[[Path], list[Path]], damage: str
 ) -> None:
-    backup = await hand_for(str(repository)).back_up(tree, "", None)
+    backup = await build_local_mover(str(repository)).back_up(tree, "", None)
     files = found(repository)
     assert files
     for file in files:
@@ -67,7 +67,7 @@ async def test_a_damaged_repository_is_told(
         else:
             file.unlink()
     with pytest.raises(DataPathError) as failed:
-        await hand_for(str(repository)).restore(backup.snapshot_id, tmp_path / "out", None)
+        await build_local_mover(str(repository)).restore(backup.snapshot_id, tmp_path / "out", None)
     first = str(failed.value).splitlines()[0]
     assert str(repository) in first or backup.snapshot_id in first
     assert re.search("damaged|is not in the repository|no repository is there|ended with exit code", first)

@@ -26,30 +26,30 @@ async def _at_work() -> AsyncIterator[None]:
     yield
 
 
-async def test_files_that_vanish_before_they_are_reached_are_left_out(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_files_that_vanish_before_they_are_reached_are_left_out(local_mover: LocalMover, tmp_path: Path) -> None:
     volume = make_large_file(tmp_path / "volume" / "a", 100).parent
     (volume / "z").mkdir()
     for number in range(500):
         (volume / "z" / str(number)).touch()
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(by_hand.back_up(volume, "", None))
+        running = group.create_task(local_mover.back_up(volume, "", None))
         async with _at_work():
             for path in (volume / "z").iterdir():
                 path.unlink()
-    await by_hand.restore(running.result().snapshot_id, tmp_path / "out", None)
+    await local_mover.restore(running.result().snapshot_id, tmp_path / "out", None)
     assert (tmp_path / "out" / "a").read_bytes() == (volume / "a").read_bytes()
     assert {path.name for path in (tmp_path / "out" / "z").iterdir()} <= {str(number) for number in range(500)}
 
 
 @pytest.mark.parametrize("change", ["grow", "shrink"])
 async def test_a_file_that_changes_while_it_is_read_is_kept_as_it_was_read(
-    by_hand: LocalMover, tmp_path: Path, change: str
+    local_mover: LocalMover, tmp_path: Path, change: str
 ) -> None:
     """Its beginning is what it always was; how much of the change is kept depends on the moment."""
     file = make_large_file(tmp_path / "volume" / "file", 100)
     before = file.read_bytes()
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(by_hand.back_up(file.parent, "", None))
+        running = group.create_task(local_mover.back_up(file.parent, "", None))
         async with _at_work():
             if change == "grow":
                 with file.open("ab") as growing:
@@ -57,14 +57,14 @@ async def test_a_file_that_changes_while_it_is_read_is_kept_as_it_was_read(
             else:
                 os.truncate(file, 1 << 20)
     backup = running.result()
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     kept = (tmp_path / "out" / "file").read_bytes()
     assert len(kept) >= 1 << 20
     assert (before + b"more" * 1000).startswith(kept.rstrip(b"\0"))
     assert backup.total_bytes == len(kept)
 
 
-async def test_sockets_pipes_and_devices_are_skipped(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_sockets_pipes_and_devices_are_skipped(local_mover: LocalMover, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / "file").write_text("kept")
@@ -73,18 +73,18 @@ async def test_sockets_pipes_and_devices_are_skipped(by_hand: LocalMover, tmp_pa
         os.mknod(volume / "null", 0o20666, os.makedev(1, 3))
     with socket.socket(socket.AF_UNIX) as here:
         here.bind(str(volume / "socket"))
-    backup = await by_hand.back_up(volume, "", None)
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    backup = await local_mover.back_up(volume, "", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
 
 
-async def test_what_a_new_file_system_holds_is_no_obstacle(by_hand: LocalMover, tree: Path, tmp_path: Path) -> None:
+async def test_what_a_new_file_system_holds_is_no_obstacle(local_mover: LocalMover, tree: Path, tmp_path: Path) -> None:
     """`lost+found` on both sides: it is a folder like any other."""
     for folder in (tree, tmp_path / "out"):
         (folder / "lost+found").mkdir(parents=True, mode=0o700)
     (tree / "lost+found" / "#12").write_text("found again")
-    backup = await by_hand.back_up(tree, "", None)
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    backup = await local_mover.back_up(tree, "", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
 
@@ -106,83 +106,83 @@ _ACCESS_LIST = struct.pack("<I", 2) + b"".join(
     ("name", "value"), [("user.note", b"x"), ("system.posix_acl_access", _ACCESS_LIST)], ids=["attribute", "ACL"]
 )
 async def test_extended_attributes_and_access_lists_are_not_kept(
-    by_hand: LocalMover, tmp_path: Path, name: str, value: bytes
+    local_mover: LocalMover, tmp_path: Path, name: str, value: bytes
 ) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.setxattr(file, name, value)
-    backup = await by_hand.back_up(file.parent, "", None)
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    backup = await local_mover.back_up(file.parent, "", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert name in os.listxattr(file)
     assert name not in os.listxattr(tmp_path / "out" / "file")
 
 
-async def test_access_times_are_not_kept(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_access_times_are_not_kept(local_mover: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.utime(file, ns=(1_000_000_000, 2_000_000_000))
-    backup = await by_hand.back_up(file.parent, "", None)
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    backup = await local_mover.back_up(file.parent, "", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     restored = (tmp_path / "out" / "file").stat()
     assert restored.st_mtime_ns == 2_000_000_000
     assert restored.st_atime_ns != 1_000_000_000
 
 
-async def test_a_folders_own_time_becomes_the_latest_of_what_is_in_it(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_a_folders_own_time_becomes_the_latest_of_what_is_in_it(local_mover: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "folder" / "file", 1)
     os.utime(file, ns=(2_000_000_000, 2_000_000_000))
     os.utime(file.parent, ns=(1_000_000_000, 1_000_000_000))
-    backup = await by_hand.back_up(tmp_path / "volume", "", None)
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    backup = await local_mover.back_up(tmp_path / "volume", "", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert (tmp_path / "out" / "folder").stat().st_mtime_ns == 2_000_000_000
 
 
 async def test_an_owner_that_the_target_refuses_is_passed_over(
-    by_hand: LocalMover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local_mover: LocalMover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with NFS, where root is nobody; the peer's restore goes on likewise."""
     need_root("owners")
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.chown(file, 12345, 12345)
-    backup = await by_hand.back_up(file.parent, "", None)
+    backup = await local_mover.back_up(file.parent, "", None)
     program = tmp_path / "bin" / "kopia"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec setpriv --bounding-set=-chown {shutil.which("kopia")} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     restored = tmp_path / "out" / "file"
     assert restored.read_bytes() == file.read_bytes()
     assert (restored.stat().st_uid, file.stat().st_uid) == (0, 12345)
 
 
 async def test_a_name_that_grows_to_all_that_a_file_system_holds_comes_back(
-    by_hand: LocalMover, tmp_path: Path
+    local_mover: LocalMover, tmp_path: Path
 ) -> None:
     """85 bytes that are not UTF-8 are 255 bytes as kopia keeps them."""
     folder = tmp_path / "volume" / os.fsdecode(b"\xe9" * 85)
     folder.mkdir(parents=True)
     (folder / os.fsdecode(b"\xff" * 85)).write_text("content")
-    backup = await by_hand.back_up(folder.parent, "", None)
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    backup = await local_mover.back_up(folder.parent, "", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert (tmp_path / "out" / ("\ufffd" * 85) / ("\ufffd" * 85)).read_text() == "content"
 
 
-async def test_which_names_are_one_file_is_not_kept_but_its_content_is(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_which_names_are_one_file_is_not_kept_but_its_content_is(local_mover: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     (file.parent / "same").hardlink_to(file)
-    backup = await by_hand.back_up(file.parent, "", None)
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    backup = await local_mover.back_up(file.parent, "", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     restored = [tmp_path / "out" / name for name in ("file", "same")]
     assert not restored[0].samefile(restored[1])
     assert restored[0].read_bytes() == restored[1].read_bytes() == file.read_bytes()
     assert backup.total_bytes == 2 << 20
 
 
-async def test_what_kopias_own_files_name_is_not_kept(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_what_kopias_own_files_name_is_not_kept(local_mover: LocalMover, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / ".kopiaignore").write_text("cache\n")
     (volume / "cache").write_text("left out")
     (volume / "data").write_text("kept")
-    backup = await by_hand.back_up(volume, "", None)
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    backup = await local_mover.back_up(volume, "", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".kopiaignore", "data"]

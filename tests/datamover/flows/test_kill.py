@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import KopiaError
-from tests.datamover.conftest import hand_for
+from tests.datamover.conftest import build_local_mover
 from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.thorough import KILLS, PATIENCE_SECONDS
@@ -65,7 +65,7 @@ async def _running_kopia(volume: Path, repository: Path) -> AsyncIterator[Callab
 
     async def back_up() -> None:
         try:
-            await hand_for(str(repository)).back_up(volume, "", None)
+            await build_local_mover(str(repository)).back_up(volume, "", None)
         except KopiaError as e:
             assert "kopia ended with signal 9" in str(e)  # noqa: PT017 - it may also have ended well before
 
@@ -127,8 +127,8 @@ async def test_a_kill_at_any_moment_needs_no_repair(
         assert all("incomplete" not in one for one in snapshots)
         for one in snapshots[number:]:
             kopia.run("snapshot", "delete", one["id"], "--delete")
-        backup = await hand_for(str(repository)).back_up(volume, "", None)
-        await hand_for(str(repository)).restore(backup.snapshot_id, tmp_path / "out", None)
+        backup = await build_local_mover(str(repository)).back_up(volume, "", None)
+        await build_local_mover(str(repository)).restore(backup.snapshot_id, tmp_path / "out", None)
         assert describe_tree(tmp_path / "out") == describe_tree(volume)
         for folder in (tmp_path / "out", volume):
             shutil.rmtree(folder)

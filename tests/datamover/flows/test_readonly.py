@@ -34,7 +34,7 @@ async def main():
     pod = MoverPod(FakeKube(), Path(os.environ["POD"]))
     pod.put_repository(phase="Ready")
     snapshot = os.environ["SNAPSHOT"]
-    pod.put_load(os.environ["KIND"], **({"snapshotID": snapshot} if snapshot else {}))
+    pod.put_transfer(os.environ["KIND"], **({"snapshotID": snapshot} if snapshot else {}))
     return await pod.run(os.environ["FLAG"], Path(os.environ["VOLUME"]))
 
 sys.exit(asyncio.run(main()))

@@ -18,32 +18,32 @@ from tests.datamover.support.trees import describe_tree, make_large_file, make_t
 _RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 
 
-async def test_everything_kopia_carries_comes_back(by_hand: LocalMover, tree: Path, tmp_path: Path) -> None:
-    backup = await by_hand.back_up(tree, "", None)
+async def test_everything_kopia_carries_comes_back(local_mover: LocalMover, tree: Path, tmp_path: Path) -> None:
+    backup = await local_mover.back_up(tree, "", None)
     # A target called like an archive would become one, if kopia had its way.
-    restored = await by_hand.restore(backup.snapshot_id, tmp_path / "out.zip", None)
+    restored = await local_mover.restore(backup.snapshot_id, tmp_path / "out.zip", None)
     assert describe_tree(tmp_path / "out.zip") == describe_tree(tree)
     assert restored.total_bytes == backup.total_bytes == backup.incremental_bytes
     assert backup.source.by_path == str(tree)
     assert not backup.empty_snapshot
 
 
-async def test_a_volume_with_nothing_to_keep_is_an_empty_success(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_a_volume_with_nothing_to_keep_is_an_empty_success(local_mover: LocalMover, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "empty" / "pipe")
-    backup = await by_hand.back_up(tmp_path / "empty", "", None)
-    await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+    backup = await local_mover.back_up(tmp_path / "empty", "", None)
+    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert (backup.empty_snapshot, backup.total_bytes) == (True, 0)
     assert not list((tmp_path / "out").iterdir())
 
 
-async def test_a_later_backup_counts_only_what_changed(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_a_later_backup_counts_only_what_changed(local_mover: LocalMover, tmp_path: Path) -> None:
     make_large_file(tmp_path / "volume" / "old", 20)
-    first = await by_hand.back_up(tmp_path / "volume", "", None)
+    first = await local_mover.back_up(tmp_path / "volume", "", None)
     make_large_file(tmp_path / "volume" / "new", 5)
-    second = await by_hand.back_up(tmp_path / "volume", "", None)
-    third = await by_hand.back_up(tmp_path / "volume", "", None)
-    listed = await by_hand.list()
+    second = await local_mover.back_up(tmp_path / "volume", "", None)
+    third = await local_mover.back_up(tmp_path / "volume", "", None)
+    listed = await local_mover.list()
     assert first.incremental_bytes == 20 << 20
     assert second.incremental_bytes == pytest.approx(5 << 20, abs=second.total_bytes / 100)
     assert third.incremental_bytes == 0
@@ -52,10 +52,10 @@ async def test_a_later_backup_counts_only_what_changed(by_hand: LocalMover, tmp_
 
 
 async def test_a_snapshot_has_the_peers_form_and_policy_and_plain_kopia_restores_it(
-    by_hand: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
+    local_mover: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     source = "snapshot-data-upload-download/kopia/app/data"
-    backup = await by_hand.back_up(tree, source, None)
+    backup = await local_mover.back_up(tree, source, None)
     (found,) = kopia.snapshots()
     assert found["id"] == backup.snapshot_id
     assert found["source"] == {"host": "default", "userName": "default", "path": source}
@@ -70,59 +70,59 @@ async def test_a_snapshot_has_the_peers_form_and_policy_and_plain_kopia_restores
 
 
 async def test_the_mover_restores_and_goes_on_from_what_plain_kopia_backed_up(
-    by_hand: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
+    local_mover: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     shutil.rmtree(tree / "cache")
     made = kopia.run("snapshot", "create", str(tree), "--override-source=default@default:some/volume", "--json")
-    await by_hand.restore(json.loads(made)["id"], tmp_path / "out", None)
-    next_one = await by_hand.back_up(tree, "some/volume", None)
+    await local_mover.restore(json.loads(made)["id"], tmp_path / "out", None)
+    next_one = await local_mover.back_up(tree, "some/volume", None)
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
     assert next_one.incremental_bytes == 0
 
 
 async def test_a_restore_goes_over_what_is_there_and_leaves_the_rest(
-    by_hand: LocalMover, tree: Path, tmp_path: Path
+    local_mover: LocalMover, tree: Path, tmp_path: Path
 ) -> None:
     """As the peer's: files, links and folders of the same name become the snapshot's, longer ones are cut."""
-    backup = await by_hand.back_up(tree, "", None)
+    backup = await local_mover.back_up(tree, "", None)
     out = tmp_path / "out"
     (out / "a" / "b" / "c").mkdir(parents=True, mode=0o700)
     (out / "a" / "b" / "c" / "file 1").write_bytes(b"longer than what was backed up" * 1000)
     (out / "secret").write_text("to be written over, and its mode too")
     (out / "link").symlink_to("elsewhere")
     (out / "a" / "other").write_text("nobody backed this up")
-    await by_hand.restore(backup.snapshot_id, out, None)
+    await local_mover.restore(backup.snapshot_id, out, None)
     assert (out / "a" / "other").read_text() == "nobody backed this up"
     (out / "a" / "other").unlink()
     assert describe_tree(out) == describe_tree(tree)
 
 
 async def test_a_restore_over_something_of_another_kind_is_told(
-    by_hand: LocalMover, tree: Path, tmp_path: Path
+    local_mover: LocalMover, tree: Path, tmp_path: Path
 ) -> None:
-    backup = await by_hand.back_up(tree, "", None)
+    backup = await local_mover.back_up(tree, "", None)
     (tmp_path / "out" / "secret").mkdir(parents=True)
     with pytest.raises(KopiaError, match=f"restore snapshot {backup.snapshot_id} to ") as failed:
-        await by_hand.restore(backup.snapshot_id, tmp_path / "out", None)
+        await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert "secret: is a directory" in str(failed.value)
 
 
-async def test_a_snapshot_that_is_not_there_is_named(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_a_snapshot_that_is_not_there_is_named(local_mover: LocalMover, tmp_path: Path) -> None:
     with pytest.raises(KopiaError, match="snapshot 0123456789abcdef: it is not in the repository"):
-        await by_hand.restore("0123456789abcdef", tmp_path / "out", None)
+        await local_mover.restore("0123456789abcdef", tmp_path / "out", None)
 
 
 @pytest.mark.parametrize("snapshot_id", ["", "--help", "../a"])
 async def test_what_is_no_id_of_a_snapshot_never_reaches_kopia(
-    by_hand: LocalMover, tmp_path: Path, snapshot_id: str
+    local_mover: LocalMover, tmp_path: Path, snapshot_id: str
 ) -> None:
     with pytest.raises(KopiaError, match=f"snapshot '{snapshot_id}': that is no ID of a snapshot"):
-        await by_hand.restore(snapshot_id, tmp_path / "out", None)
+        await local_mover.restore(snapshot_id, tmp_path / "out", None)
 
 
-async def test_a_volume_that_is_not_there_is_named(by_hand: LocalMover, tmp_path: Path) -> None:
+async def test_a_volume_that_is_not_there_is_named(local_mover: LocalMover, tmp_path: Path) -> None:
     with pytest.raises(DataPathError, match=r"volume .*/nothing is not there"):
-        await by_hand.back_up(tmp_path / "nothing", "", None)
+        await local_mover.back_up(tmp_path / "nothing", "", None)
 
 
 @pytest.mark.parametrize("left", ["nothing", "folder", "link"])
@@ -138,14 +138,14 @@ def test_the_done_file_replaces_what_was_left(tmp_path: Path, left: str) -> None
     assert (volume / "a" / "b").is_dir()
 
 
-async def test_an_incomplete_snapshot_is_no_parent(by_hand: LocalMover, tmp_path: Path, kopia: PlainKopia) -> None:
+async def test_an_incomplete_snapshot_is_no_parent(local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia) -> None:
     """The newest complete one is, whoever made it; an incomplete one that is newer is passed over."""
     volume = make_large_file(tmp_path / "volume" / "file", 5).parent
-    await by_hand.back_up(volume, "some/volume", None)
+    await local_mover.back_up(volume, "some/volume", None)
     override = "--override-source=default@default:some/volume"
     kopia.run("snapshot", "create", "/proc/sys/net/ipv4/route", override, "--fail-fast", fails=True)
     assert len(kopia.snapshots()) == 2
-    again = await by_hand.back_up(volume, "some/volume", None)
+    again = await local_mover.back_up(volume, "some/volume", None)
     assert (again.incremental_bytes, again.total_bytes) == (0, 5 << 20)
 
 

@@ -22,13 +22,13 @@ async def _there_and_back(pod: MoverPod, tree: Path) -> str:
     assert await pod.init() == 0
     told = [pod.message]
     pod.put_repository(phase="Ready")
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 0
     told.append(pod.message)
-    pod.put_load("DataDownload", snapshotID=pod.result["snapshotID"])
+    pod.put_transfer("DataDownload", snapshotID=pod.result["snapshotID"])
     assert await pod.run("data-download", pod.folder / "target") == 0
     pod.put_secret("velero-repo-credentials", "repository-password", "quite another one")
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 12
     return "".join([*told, pod.message, str(pod.events())])
 

@@ -52,11 +52,11 @@ class _Way:
 
     async def go(self, pod: MoverPod, tree: Path, settings: dict[str, str]) -> None:
         given: dict[str, Any] = {self.key: settings}
-        pod.put_load(self.out, **given)
+        pod.put_transfer(self.out, **given)
         assert await pod.run(_FLAGS[self.out], tree) == 0
         shutil.rmtree(pod.folder / "out", ignore_errors=True)
         (pod.folder / "out").mkdir()
-        pod.put_load(self.back, snapshotID=pod.result["snapshotID"], **given)
+        pod.put_transfer(self.back, snapshotID=pod.result["snapshotID"], **given)
         assert await pod.run(_FLAGS[self.back], pod.folder / "out") == 0
 
 
@@ -80,7 +80,7 @@ async def test_settings_reach_kopia(pod: MoverPod, tree: Path, record: Path, way
 
 async def test_settings_that_nobody_knows_are_told_and_ignored(pod: MoverPod, tree: Path) -> None:
     unknown: dict[str, Any] = {"NewSetting": "x", "Another": "y"}
-    pod.put_load("DataUpload", dataMoverConfig=unknown)
+    pod.put_transfer("DataUpload", dataMoverConfig=unknown)
     assert await pod.run("data-upload", tree) == 0
-    told = "settings not known here are ignored: Another, NewSetting"
+    told = "ignored unknown settings: Another, NewSetting"
     assert ("Data-Path-Warning", told) in pod.events()

@@ -7,7 +7,7 @@ import pytest
 
 from core.models.base import JsonDict
 from tests.datamover.support.plainkopia import PlainKopia
-from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.pods import TRANSFER, MoverPod
 from tests.datamover.support.trees import describe_tree
 from tests.support.fakekube import FakeKube
 
@@ -24,7 +24,7 @@ def _by_hand(kind: str, spec: JsonDict) -> JsonDict:
     return {
         "apiVersion": "velero.io/v2alpha1",
         "kind": kind,
-        "metadata": {"name": "load", "namespace": "velero"},
+        "metadata": {"name": TRANSFER, "namespace": "velero"},
         "spec": spec,
         "status": {"phase": "InProgress"},
     }

@@ -67,7 +67,7 @@ def test_sizes_read_as_kopia_writes_them(text: str, size: int) -> None:
     ids=["no estimate yet", "estimate", "with errors"],
 )
 def test_upload_lines_tell_hashed_cached_and_estimated_bytes(line: str, hashed: int, cached: int, total: int) -> None:
-    meter = Meter(SystemClock(), Direction.UPLOAD)
+    meter = Meter(SystemClock(), Direction.BACKUP)
     assert not meter.take(line).strip()
     assert (meter.hashed_bytes, meter.cached_bytes, meter.total_bytes) == (hashed, cached, total)
 
@@ -87,7 +87,7 @@ def test_counters_are_summed_over_their_labels() -> None:
 
 async def test_readings_never_go_back_never_pass_the_total_and_tell_the_rate() -> None:
     clock = Hands()
-    meter = Meter(clock, Direction.UPLOAD, total_bytes=1000)
+    meter = Meter(clock, Direction.BACKUP, total_bytes=1000)
     server = await asyncio.get_running_loop().create_server(Counters, "127.0.0.1", _port(meter))
     readings = []
     async with server:
@@ -101,7 +101,7 @@ async def test_readings_never_go_back_never_pass_the_total_and_tell_the_rate() -
 
 
 async def test_what_the_parent_snapshot_holds_counts_as_done() -> None:
-    meter = Meter(SystemClock(), Direction.UPLOAD, total_bytes=2_000_000)
+    meter = Meter(SystemClock(), Direction.BACKUP, total_bytes=2_000_000)
     meter.take(" * 0 hashing, 0 hashed (0 B), 9 cached (1.5 MB), uploaded 0 B, estimating...")
     assert (await meter.read()).done_bytes == 1_500_000
 

@@ -10,10 +10,10 @@ import pytest
 from core.errors import KopiaError, RepositoryError
 from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
-from datamover.kopia.repository import NotInitializedError, Repository, RepositoryPlace
+from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
 from datamover.kopia.snapshots import list_snapshots
 from datamover.runtime.redact import Redactor
-from datamover.runtime.work_dir import open_work_folder
+from datamover.runtime.work_dir import open_work_dir
 from datamover.storage.credentials import AwsKeys
 from datamover.storage.providers import FileStorage, S3Storage
 from tests.datamover.support.places import configurations, opened, s3_storage
@@ -40,7 +40,7 @@ async def test_connecting_creates_nothing(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     with (
         opened(FileStorage(tmp_path / "r")) as repository,
-        pytest.raises(NotInitializedError, match="repository under test: no repository is there"),
+        pytest.raises(NotInitializedError, match="repository under test: no repository found"),
     ):
         await repository.connect()
     assert not list((tmp_path / "r").glob("kopia.*"))
@@ -51,7 +51,7 @@ async def test_a_place_that_holds_something_else_is_not_touched(tmp_path: Path) 
     (tmp_path / "r" / "kopia.maintenance.f").write_text("x")
     with (
         opened(FileStorage(tmp_path / "r")) as repository,
-        pytest.raises(RepositoryError, match="the place is not empty"),
+        pytest.raises(RepositoryError, match="the storage is not empty"),
     ):
         await repository.ensure()
 
@@ -67,7 +67,7 @@ async def test_a_second_creator_is_noticed(tmp_path: Path, repository: Path, mon
             await connect(read_only=read_only, cache_name=cache_name)
 
         monkeypatch.setattr(ours, "connect", connect_to_the_others)
-        with pytest.raises(RepositoryError, match="somebody else created it"):
+        with pytest.raises(RepositoryError, match="another process created it"):
             await ours.ensure()
 
 
@@ -82,8 +82,8 @@ async def test_a_wrong_password_is_told(repository: Path) -> None:
 async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
     with opened(s3_storage(s3, s3.make_bucket("keys"))) as repository:
         await repository.ensure()
-        written = repository._folder.config_file.read_text()
-        assert repository._folder.config_file.stat().st_mode & 0o777 == 0o600
+        written = repository._work_dir.config_file.read_text()
+        assert repository._work_dir.config_file.stat().st_mode & 0o777 == 0o600
     assert s3.secret_key not in written
     assert s3.access_key not in written
 
@@ -92,7 +92,7 @@ async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
     ("wrong", "cause"),
     [
         ({"secret_key": "wrong-secret-key"}, "the secret access key is not accepted"),
-        ({"access_key": "wrong-access-key"}, "the access key is not known there"),
+        ({"access_key": "wrong-access-key"}, "the access key does not exist"),
         ({"bucket": "no-such-bucket"}, "the bucket does not exist"),
         ({"url": f"http://127.0.0.1:{free_port()}"}, "the endpoint cannot be reached"),
     ],
@@ -168,16 +168,16 @@ async def test_whether_the_storage_answers_is_told(
         s3_storage(s3, bucket, url=silent_endpoint),
         FileStorage(tmp_path / "gone" / "repository"),
     ):
-        with opened(storage, seconds=10) as asked:
-            answer = await asked.ask()
-            found.append((answer.answers, answer.told.split(": ")[0:2]))
+        with opened(storage, seconds=10) as probed:
+            answer = await probed.probe()
+            found.append((answer.reachable, answer.message.split(": ")[0:2]))
     assert found == [
         (True, ["the storage of repository under test answers"]),
         (True, ["the storage of repository under test answers"]),
         (False, ["repository under test does not answer", "the bucket does not exist"]),
         (False, ["repository under test does not answer", "the endpoint cannot be reached"]),
-        (False, ["repository under test does not answer", "nothing within 10 s"]),
-        (False, ["repository under test does not answer", "the folder is not there or cannot be read"]),
+        (False, ["repository under test does not answer", "timed out after 10 s"]),
+        (False, ["repository under test does not answer", "the directory does not exist or cannot be read"]),
     ]
 
 
@@ -198,10 +198,10 @@ def test_cache_is_divided_four_to_one(config: Mapping[str, str], total: int) -> 
 
 
 async def test_kopia_keeps_to_the_cache_it_was_given(repository: Path, tmp_path: Path) -> None:
-    with open_work_folder(os.environ, str(tmp_path / "volume")) as folder:
-        reach = FileStorage(repository).reach(folder)
+    with open_work_dir(os.environ, str(tmp_path / "volume")) as folder:
+        access = FileStorage(repository).access(folder)
         environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
-        place = RepositoryPlace("repository under test", FileStorage(repository), reach)
+        place = RepositoryAddress("repository under test", FileStorage(repository), access)
         await Repository(Kopia(environment, Redactor()), place, folder, cache=CacheLimit(100)).connect()
         caching = json.loads(folder.config_file.read_text())["caching"]
     sizes = {caching[kind] >> 20 for kind in ("maxCacheSize", "contentCacheSizeLimitBytes")}

@@ -71,9 +71,9 @@ def _damaged(pod: MoverPod, _server: S3Server) -> None:
     ("wrong", "said"),
     [
         (_wrong_password, "the repository password does not match"),
-        (_empty_folder, "no repository is there"),
+        (_empty_folder, "no repository found"),
         (_damaged, "damaged"),
-        (_bucket, "no repository is there"),
+        (_bucket, "no repository found"),
         (partial(_bucket, secret="not-the-secret-key"), "the secret access key is not accepted"),
         (partial(_bucket, bucket="no-such-bucket"), "the bucket does not exist"),
     ],
@@ -99,7 +99,7 @@ async def test_a_certificate_that_nobody_vouches_for_fails_a_load(pod: MoverPod,
 
 async def _refused(pod: MoverPod, tree: Path, kind: str, said: str) -> None:
     flag, spec = _FLAGS[kind]
-    pod.put_load(kind, **spec)
+    pod.put_transfer(kind, **spec)
     assert await pod.run(flag, tree) == 12
     first = pod.message.splitlines()[0]
     assert first.startswith("backup repository app-default-kopia (")
@@ -108,16 +108,16 @@ async def _refused(pod: MoverPod, tree: Path, kind: str, said: str) -> None:
         assert secret not in f"{pod.message}{pod.events()}"
 
 
-def _request(tree: Path, *, frugal: bool = False) -> BackupParameters:
-    return BackupParameters(tree, VolumeMode.FILESYSTEM, "some/volume", parallel=2, frugal=frugal)
+def _request(tree: Path, *, low_memory: bool = False) -> BackupParameters:
+    return BackupParameters(tree, VolumeMode.FILESYSTEM, "some/volume", parallel=2, low_memory=low_memory)
 
 
-@pytest.mark.parametrize("frugal", [True, False], ids=["one kopia at a time", "two"])
+@pytest.mark.parametrize("low_memory", [True, False], ids=["one kopia at a time", "two"])
 async def test_a_backup_opens_its_repository_whether_or_not_memory_is_short(
-    repository: Path, tree: Path, frugal: bool
+    repository: Path, tree: Path, low_memory: bool
 ) -> None:
     with opened(FileStorage(repository)) as ours:
-        backup = await back_up(ours, _request(tree, frugal=frugal), uploading())
+        backup = await back_up(ours, _request(tree, low_memory=low_memory), uploading())
         assert [one.snapshot_id for one in await list_snapshots(ours.kopia)] == [backup.snapshot_id]
 
 
@@ -173,7 +173,7 @@ class _Held:
     verb: str
 
     def cancel(self) -> None:
-        self.pod.put_load(self.kind, cancel=True, **_FLAGS[self.kind][1])
+        self.pod.put_transfer(self.kind, cancel=True, **_FLAGS[self.kind][1])
 
     def signal(self) -> None:
         self.pod.stop._take(signal.SIGTERM, None)
@@ -189,7 +189,7 @@ def held(
     # The kernel takes connections here, and nobody answers.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         _bucket(pod, s3, url=f"http://127.0.0.1:{silent.getsockname()[1]}")
-        pod.put_load(kind, **_FLAGS[kind][1])
+        pod.put_transfer(kind, **_FLAGS[kind][1])
         yield _Held(pod, kind, "repository connect" if connects else _READS[kind])
 
 

@@ -119,7 +119,7 @@ async def test_nobody_listening_is_unreachable(tmp_path: Path) -> None:
 def test_outside_a_pod_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_HOST"):
         pod_transport({}, SystemClock())
-    with pytest.raises(ConfigError, match=r"ca\.crt cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read .*ca\.crt"):
         pod_transport({"KUBERNETES_SERVICE_HOST": "::1"}, SystemClock(), tmp_path)
 
 

@@ -7,7 +7,7 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.errors import ServerError
 from core.kube.retry import Retry
-from datamover.pod.cluster import Surroundings
+from datamover.pod.cluster import PodContext
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.support.clock import LoopClock
@@ -16,9 +16,9 @@ from tests.support.fakekube import FakeKube
 pytestmark = pytest.mark.looptime
 
 
-def _around(kube: FakeKube) -> Surroundings:
+def _context(kube: FakeKube) -> PodContext:
     clock = LoopClock()
-    return Surroundings(
+    return PodContext(
         client=KubeClient(kube, Retry(clock)),
         clock=clock,
         namespace="velero",
@@ -36,7 +36,7 @@ async def test_an_api_server_that_is_away_for_minutes_is_waited_for(looptime: fl
     metadata = {"namespace": "velero", "name": "default"}
     kube.put({"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": metadata, "spec": location})
     kube.fail_next("GET", "backupstoragelocations", "lost", times=40)
-    found = await _around(kube).reader.location("default")
+    found = await _context(kube).reader.location("default")
     assert found.name == "default"
     assert looptime > 120
 
@@ -45,5 +45,5 @@ async def test_one_that_does_not_come_back_is_told(looptime: float) -> None:
     kube = FakeKube()
     kube.fail_next("GET", "backupstoragelocations", 503, times=1000)
     with pytest.raises(ServerError):
-        await _around(kube).reader.location("default")
+        await _context(kube).reader.location("default")
     assert 200 < looptime < 301

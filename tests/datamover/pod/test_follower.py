@@ -10,8 +10,8 @@ from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from datamover.kinds import TRANSFER_KINDS
-from datamover.pod.follower import Followed, TransferFollower
-from datamover.runtime.cancellation import Canceller
+from datamover.pod.follower import TransferFollower, WatchedTransfer
+from datamover.runtime.cancellation import Canceler
 from tests.support.scripted import ScriptedTransport, answer, refusal
 
 
@@ -24,16 +24,16 @@ def _broken(_: Request) -> Response:
     [
         (lambda _: refusal(403, "may not"), "403"),
         (lambda _: answer({"metadata": {}, "items": [{"metadata": {}}]}), "cannot be read"),
-        (_broken, "DataUpload velero/du-1 cannot be followed: ZeroDivisionError"),
+        (_broken, "DataUpload velero/du-1 cannot be watched: ZeroDivisionError"),
     ],
     ids=["refused", "unreadable", "a fault of our own"],
 )
 async def test_a_load_that_cannot_be_followed_fails(script: Callable[[Request], Response], told: str) -> None:
     """It would wait for its start for ever, or run on after a cancel."""
-    canceller = Canceller()
+    canceler = Canceler()
     client = KubeClient(ScriptedTransport(script), Retry(SystemClock(), attempts=1))
-    followed = Followed(TRANSFER_KINDS["data-upload"], "velero", "du-1")
-    follower = TransferFollower(client, followed, clock=SystemClock(), canceller=canceller)
+    followed = WatchedTransfer(TRANSFER_KINDS["data-upload"], "velero", "du-1")
+    follower = TransferFollower(client, followed, clock=SystemClock(), canceler=canceler)
     with suppress(ZeroDivisionError):
         await follower.run()
-    assert told in str(await canceller.wait())
+    assert told in str(await canceler.wait())

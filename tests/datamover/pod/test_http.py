@@ -54,7 +54,7 @@ async def connected(canned: Canned) -> AsyncIterator[Connection]:
 
 
 async def ask(connection: Connection) -> tuple[int, bytes]:
-    head = await connection.ask("GET", "/x", {}, None)
+    head = await connection.send("GET", "/x", {}, None)
     return head.status, b"".join([piece async for piece in connection.body()])
 
 
@@ -63,9 +63,9 @@ async def ask(connection: Connection) -> tuple[int, bytes]:
     [
         ([_OK + b"Content-Length: 4\r\n\r\nbody"], 200, b"body", True),
         ([_OK + b"Content-Length: 4\r\nConnection: close\r\n\r\nbody"], 200, b"body", False),
-        ([_OK + b"DataPath-Encoding: chunked\r\n\r\n4\r\nbody\r\n2;x=y\r\nBy\r\n0\r\n\r\n"], 200, b"bodyBy", True),
-        ([_OK + b"DataPath-Encoding: chunked\r\n\r\nA\r\nsplit", b" body\r", b"\n0\r\n\r\n"], 200, b"split body", True),
-        ([_OK + b"DataPath-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nTrailer: 1\r\n\r\n"], 200, b"x", True),
+        ([_OK + b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n2;x=y\r\nBy\r\n0\r\n\r\n"], 200, b"bodyBy", True),
+        ([_OK + b"Transfer-Encoding: chunked\r\n\r\nA\r\nsplit", b" body\r", b"\n0\r\n\r\n"], 200, b"split body", True),
+        ([_OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nTrailer: 1\r\n\r\n"], 200, b"x", True),
         ([b"HTTP/1.1 100 Continue\r\n\r\n" + _OK + b"Content-Length: 0\r\n\r\n"], 200, b"", True),
         ([b"HTTP/1.1 204 No Content\r\n\r\n"], 204, b"", True),
         ([b"HTTP/1.1 500\r\ncontent-length:1\r\n\r\nx"], 500, b"x", True),
@@ -95,8 +95,8 @@ async def test_an_answer_without_a_length_ends_with_the_connection() -> None:
         b"HTTP/1.1 200 OK\r\nContent-Le",
         _OK + b"Content-Length: 9\r\n\r\nbody",
         _OK + b"Content-Length: -1\r\n\r\nbody",
-        _OK + b"DataPath-Encoding: chunked\r\n\r\nfour\r\nbody\r\n0\r\n\r\n",
-        _OK + b"DataPath-Encoding: chunked\r\n\r\n4\r\nbody\r\n",
+        _OK + b"Transfer-Encoding: chunked\r\n\r\nfour\r\nbody\r\n0\r\n\r\n",
+        _OK + b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n",
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"x" * 200_000,
     ],
@@ -119,9 +119,9 @@ async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
 
 async def test_an_answer_that_is_not_read_is_left_with_its_connection() -> None:
     async with connected(Canned([_OK + b"Content-Length: 4\r\n\r\nbody"])) as connection:
-        await connection.ask("GET", "/x", {}, None)
+        await connection.send("GET", "/x", {}, None)
         assert not connection.reusable
 
 
 def test_an_address_of_ipv6_is_shown_in_brackets() -> None:
-    assert HostPort("::1", 443, authority=None).shown == "[::1]:443"
+    assert HostPort("::1", 443, authority=None).header == "[::1]:443"

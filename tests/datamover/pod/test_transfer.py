@@ -17,9 +17,9 @@ from core.errors import RepositoryError
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository
-from datamover.pod.cluster import open_location
+from datamover.pod.cluster import resolve_repository
 from datamover.runtime.redact import Redactor
-from datamover.runtime.work_dir import WorkFolder
+from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod, repository_manifest
 from tests.datamover.support.processes import running_kopia
@@ -50,11 +50,11 @@ def peer(pod: MoverPod, kopia_program: Path) -> PlainKopia:
 async def test_a_data_upload_and_a_data_download_bring_a_volume_back(
     pod: MoverPod, tree: Path, tmp_path: Path, peer: PlainKopia
 ) -> None:
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 0
     backup = parse_result(BackupResult, pod.message)
     _check_events(pod, backup.total_bytes)
-    pod.put_load("DataDownload", snapshotID=backup.snapshot_id)
+    pod.put_transfer("DataDownload", snapshotID=backup.snapshot_id)
     (tmp_path / "target").mkdir()
     assert await pod.run("data-download", tmp_path / "target") == 0
     assert describe_tree(tmp_path / "target") == describe_tree(tree)
@@ -74,10 +74,10 @@ async def test_a_data_upload_and_a_data_download_bring_a_volume_back(
 def _check_events(pod: MoverPod, total: int) -> None:
     """The Events tell the story of a load that completed."""
     events = pod.events()
-    assert events[0] == ("Data-Path-Started", "Data path for load started")
+    assert events[0] == ("Data-Path-Started", "Data path for transfer-1 started")
     assert events[-2:] == [
         ("Data-Path-Completed", pod.message),
-        ("Data-Path-Stopped", "Data path for load stopped"),
+        ("Data-Path-Stopped", "Data path for transfer-1 stopped"),
     ]
     last = _last_progress(pod)
     assert (last["totalBytes"], last["doneBytes"]) == (total, total)
@@ -88,7 +88,7 @@ async def test_the_last_progress_tells_all_that_was_sent_and_found_there_already
     packs = pod.folder / "backups" / "kopia" / "app"
     before = _stored_bytes(packs)
     make_large_file(tmp_path / "volume" / "one", 5)
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tmp_path / "volume") == 0
     first, sent = _last_progress(pod), _stored_bytes(packs) - before
     shutil.copy(tmp_path / "volume" / "one", tmp_path / "volume" / "same")
@@ -111,9 +111,9 @@ def _last_progress(pod: MoverPod) -> dict[str, int]:
 
 
 async def test_a_pod_volume_comes_back_with_the_done_file(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
-    pod.put_load("PodVolumeBackup")
+    pod.put_transfer("PodVolumeBackup")
     assert await pod.run("pod-volume-backup", tree) == 0
-    pod.put_load("PodVolumeRestore", snapshotID=pod.result["snapshotID"])
+    pod.put_transfer("PodVolumeRestore", snapshotID=pod.result["snapshotID"])
     target = tmp_path / "target"
     target.mkdir()
     assert await pod.run("pod-volume-restore", target) == 0
@@ -123,13 +123,13 @@ async def test_a_pod_volume_comes_back_with_the_done_file(pod: MoverPod, tree: P
 
 
 async def test_nothing_moves_before_the_phase_is_in_progress(pod: MoverPod, tree: Path) -> None:
-    pod.put_load("DataUpload", phase="Prepared")
+    pod.put_transfer("DataUpload", phase="Prepared")
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.run("data-upload", tree))
         await pod.wait_for(lambda: any("watch" in request.query for request in pod.kube.requests))
         assert not pod.events()
         assert not any(request.method == "POST" for request in pod.kube.requests)
-        pod.put_load("DataUpload")
+        pod.put_transfer("DataUpload")
     assert running.result() == 0
 
 
@@ -138,7 +138,7 @@ async def test_the_first_progress_arrives_within_a_second_however_long_the_repos
     """From the moment that the load is seen InProgress."""
     pod = MoverPod(FakeKube(), tmp_path, LoopClock())
     pod.put_repository(phase="New")
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     async with asyncio.TaskGroup() as group:
         group.create_task(pod.run("data-upload", tmp_path))
         await pod.wait_for(lambda: bool(pod.reasons()))
@@ -151,27 +151,27 @@ async def test_the_first_progress_arrives_within_a_second_however_long_the_repos
 @pytest.mark.parametrize(
     ("spec", "phase", "said"),
     [
-        ({"cancel": True}, "Prepared", "DataUpload velero/load was canceled: data path is canceled"),
-        ({}, "Canceling", "DataUpload velero/load was canceled: data path is canceled"),
-        ({}, "Failed", "DataUpload velero/load is already Failed: data path is canceled"),
+        ({"cancel": True}, "Prepared", "DataUpload velero/transfer-1 was canceled: data path is canceled"),
+        ({}, "Canceling", "DataUpload velero/transfer-1 was canceled: data path is canceled"),
+        ({}, "Failed", "DataUpload velero/transfer-1 is already Failed: data path is canceled"),
     ],
     ids=["cancel", "canceling", "final"],
 )
 async def test_a_load_that_is_over_before_it_began_ends_canceled(
     pod: MoverPod, tree: Path, spec: dict[str, bool], phase: str, said: str
 ) -> None:
-    pod.put_load("DataUpload", phase=phase, **spec)
+    pod.put_transfer("DataUpload", phase=phase, **spec)
     assert await pod.run("data-upload", tree) == 14
     assert pod.message == said
 
 
 async def test_a_custom_resource_that_is_gone_ends_the_load(pod: MoverPod, tree: Path) -> None:
     assert await pod.run("data-upload", tree) == 14
-    assert pod.message == "DataUpload velero/load is gone: data path is canceled"
+    assert pod.message == "DataUpload velero/transfer-1 no longer exists: data path is canceled"
 
 
 def _cancel(pod: MoverPod) -> None:
-    pod.put_load("DataUpload", cancel=True)
+    pod.put_transfer("DataUpload", cancel=True)
 
 
 def _signal(pod: MoverPod) -> None:
@@ -183,7 +183,7 @@ async def test_a_cancel_kills_kopia_and_leaves_no_snapshot(
     pod: MoverPod, tmp_path: Path, peer: PlainKopia, end: Callable[[MoverPod], None]
 ) -> None:
     make_large_file(tmp_path / "volume" / "large", 100)
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.run("data-upload", tmp_path / "volume"))
         await pod.wait_for(lambda: "Data-Path-Started" in pod.reasons() and bool(running_kopia("snapshot create")))
@@ -199,7 +199,7 @@ async def test_a_cancel_kills_kopia_and_leaves_no_snapshot(
 async def test_a_backup_repository_is_made_where_none_is_and_waited_for(pod: MoverPod, tree: Path) -> None:
     kube = FakeKube()
     fresh = MoverPod(kube, pod.folder)
-    fresh.put_load("DataUpload")
+    fresh.put_transfer("DataUpload")
     async with asyncio.TaskGroup() as group:
         running = group.create_task(fresh.run("data-upload", tree))
         await fresh.wait_for(lambda: "Data-Path-Waiting" in dict(fresh.events()))
@@ -227,7 +227,7 @@ async def test_a_repository_is_waited_for_by_a_watch_and_made_anew_when_it_is_go
     """One that nobody makes ready ends the load; nothing is asked again and again meanwhile."""
     pod = MoverPod(FakeKube(), tmp_path, LoopClock())
     pod.put_repository(phase="New")
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.run("data-upload", tmp_path))
         await pod.wait_for(lambda: _asked(pod, "watch"))
@@ -236,13 +236,16 @@ async def test_a_repository_is_waited_for_by_a_watch_and_made_anew_when_it_is_go
         meanwhile = [one for one in pod.kube.requests[before:] if not one.path.endswith("/events")]
         pod.put_repository(phase="New", message="no node takes its pod")
         await pod.wait_for(lambda: "no node takes its pod" in str(pod.events()))
-        await pod.around.client.delete(BACKUP_REPOSITORIES, "velero", REPOSITORY)
+        await pod.context.client.delete(BACKUP_REPOSITORIES, "velero", REPOSITORY)
     assert running.result() == 12
     assert meanwhile == []
     waits = [message for reason, message in pod.events() if reason == "Data-Path-Waiting"]
     unmade, stuck = "its controller has not made it ready yet", "no node takes its pod"
     assert waits == [f"waiting for BackupRepository velero/{REPOSITORY}: {why}" for why in (unmade, stuck, unmade)]
-    assert pod.message == f"BackupRepository velero/{REPOSITORY} is still New: no controller has made it ready in time"
+    assert (
+        pod.message
+        == f"BackupRepository velero/{REPOSITORY} is still New: its controller did not make it ready in time"
+    )
     assert [one["metadata"]["name"] for one in pod.stored()] == [REPOSITORY]
 
 
@@ -253,7 +256,7 @@ def _asked(pod: MoverPod, word: str) -> bool:
 
 async def test_a_repository_that_is_not_ready_ends_the_load_with_its_message(pod: MoverPod, tree: Path) -> None:
     pod.put_repository(phase="NotReady", message="the bucket is on fire")
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 12
     assert pod.message == "BackupRepository velero/app-default-kopia is not ready: the bucket is on fire"
     assert pod.reasons() == ["Data-Path-Started", "Data-Path-Failed", "Data-Path-Stopped"]
@@ -266,7 +269,7 @@ async def _ensure_repository(pod: MoverPod) -> BackupRepository:
         """Drop what is waited for."""
 
     deadline = Deadline.after(pod.clock, timedelta())
-    return await pod.around.reader.ensure_repository("app-dr", "default", deadline=deadline, on_wait=ignore)
+    return await pod.context.reader.ensure_repository("app-dr", "default", deadline=deadline, on_wait=ignore)
 
 
 def _ready(volume_namespace: str, location: str, **metadata: Any) -> JsonDict:
@@ -325,7 +328,7 @@ async def test_a_load_does_not_write_into_the_repository_of_another_namespace(po
     repository = pod.folder / "backups" / "kopia" / "app"
     before = sorted(repository.rglob("*"))
     pod.kube.put(_ready("app", "default", name="app-dr-default-kopia", labels=_APP_DR["metadata"]["labels"]))
-    pod.put_load("DataUpload", sourceNamespace="app-dr")
+    pod.put_transfer("DataUpload", sourceNamespace="app-dr")
     assert await pod.run("data-upload", tree) == 12
     assert 'app-dr-default-kopia is for volume namespace "app"' in pod.message
     assert sorted(repository.rglob("*")) == before
@@ -333,30 +336,30 @@ async def test_a_load_does_not_write_into_the_repository_of_another_namespace(po
 
 async def test_a_repository_is_not_opened_in_another_location(tmp_path: Path) -> None:
     pod = MoverPod(FakeKube(), tmp_path)
-    location = await pod.around.reader.location("default")
+    location = await pod.context.reader.location("default")
     other = BackupRepository.parse(pod.kube.put(_ready("app", "dr-default")))
-    folder = WorkFolder(tmp_path, tmp_path / "cache")
+    folder = WorkDir(tmp_path, tmp_path / "cache")
     with pytest.raises(RepositoryError, match=r'"dr-default" .*, not for .* "default"'):
-        await open_location(pod.around, location, other, folder=folder, redactor=Redactor())
+        await resolve_repository(pod.context, location, other, work_dir=folder, redactor=Redactor())
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
         ({"backupStorageLocation": "none"}, "BackupStorageLocation velero/none does not exist"),
-        ({"dataMoverConfig": {"ParallelFilesUpload": "x"}}, "setting ParallelFilesUpload: 'x' is not a number"),
+        ({"dataMoverConfig": {"ParallelFilesUpload": "x"}}, "setting ParallelFilesUpload: must be a number of files"),
     ],
     ids=["location", "setting"],
 )
 async def test_what_is_wrong_with_a_load_is_told(pod: MoverPod, tree: Path, spec: dict[str, Any], said: str) -> None:
-    pod.put_load("DataUpload", **spec)
+    pod.put_transfer("DataUpload", **spec)
     assert await pod.run("data-upload", tree) != 0
     assert pod.message.startswith(said)
 
 
 async def test_a_wrong_repository_password_is_told_and_not_shown(pod: MoverPod, tree: Path) -> None:
     pod.put_secret("velero-repo-credentials", "repository-password", "quite another one")
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 12
     assert pod.message.startswith("backup repository app-default-kopia (")
     assert "kopia/app): the repository password does not match: " in pod.message
@@ -366,20 +369,20 @@ async def test_a_wrong_repository_password_is_told_and_not_shown(pod: MoverPod, 
 async def test_nothing_is_backed_up_to_a_read_only_location(pod: MoverPod, tree: Path) -> None:
     config = {"fspath": str(pod.folder / "backups")}
     pod.put_location(config, provider="velero.io/fs", accessMode="ReadOnly")
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 12
     assert "is read-only" in pod.message
 
 
 async def test_events_that_cannot_be_written_do_not_fail_a_load(pod: MoverPod, tree: Path) -> None:
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     pod.kube.fail_next("POST", "/events", 500, times=100)
     assert await pod.run("data-upload", tree) == 0
     assert pod.result["totalBytes"] > 0
 
 
 async def test_a_refused_watch_fails_the_load(pod: MoverPod, tree: Path) -> None:
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     pod.kube.fail_next("GET", "/datauploads", 403)
     assert await pod.run("data-upload", tree) == 1
     assert pod.message.startswith("list DataUpload velero: 403")
@@ -395,11 +398,11 @@ async def test_a_new_repository_in_a_bucket_takes_a_backup(s3: S3Server, tree: P
     assert await pod.init() == 0
     assert pod.result["uniqueID"] == created
     pod.put_repository(phase="Ready")
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 0
     backup = pod.result["snapshotID"]
     assert (s3.folder / "pod" / "kopia" / "app" / "kopia.repository").is_file()
-    pod.put_load("DataDownload", snapshotID=backup)
+    pod.put_transfer("DataDownload", snapshotID=backup)
     assert await pod.run("data-download", tmp_path / "out") == 0
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
@@ -432,7 +435,7 @@ async def test_no_repository_is_created_in_a_read_only_location(tmp_path: Path) 
     pod.put_location({"fspath": str(tmp_path / "backups")}, provider="velero.io/fs", accessMode="ReadOnly")
     pod.put_repository()
     assert await pod.init() == 12
-    assert "is read-only: none is created" in pod.message
+    assert "cannot create it: its BackupStorageLocation is read-only" in pod.message
     assert not list((tmp_path / "backups" / "kopia" / "app").glob("kopia.*"))
 
 

@@ -6,18 +6,20 @@ import pytest
 
 from core.errors import RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.runtime.work_dir import WorkFolder
+from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import CredentialsText, parse_variables
-from datamover.storage.location import LocationSecrets, storage_of
-from datamover.storage.providers import Reach
+from datamover.storage.location import LocationSecrets, build_storage
+from datamover.storage.providers import StorageAccess
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> WorkFolder:
-    return WorkFolder(tmp_path, tmp_path / "cache")
+def folder(tmp_path: Path) -> WorkDir:
+    return WorkDir(tmp_path, tmp_path / "cache")
 
 
-def _reach(folder: WorkFolder, config: dict[str, str], text: str, environment: dict[str, str] | None = None) -> Reach:
+def _reach(
+    folder: WorkDir, config: dict[str, str], text: str, environment: dict[str, str] | None = None
+) -> StorageAccess:
     location = BackupStorageLocation.parse(
         {
             "apiVersion": "velero.io/v1",
@@ -31,7 +33,7 @@ def _reach(folder: WorkFolder, config: dict[str, str], text: str, environment: d
         }
     )
     secrets = LocationSecrets(CredentialsText(text, "Secret velero/cloud") if text else None)
-    return storage_of(location, "app", secrets=secrets, environment=environment or {}).reach(folder)
+    return build_storage(location, "app", secrets=secrets, environment=environment or {}).access(folder)
 
 
 @pytest.mark.parametrize(
@@ -50,12 +52,12 @@ def _reach(folder: WorkFolder, config: dict[str, str], text: str, environment: d
     ids=["named key", "key", "client secret", "certificate", "the pod's own identity"],
 )
 def test_credentials_become_kopias_variables(
-    folder: WorkFolder, config: dict[str, str], text: str, variables: dict[str, str]
+    folder: WorkDir, config: dict[str, str], text: str, variables: dict[str, str]
 ) -> None:
-    reach = _reach(folder, config, text)
-    assert reach.environment == variables
-    assert reach.arguments == ["azure", "--container=bkt", "--prefix=kopia/app/", "--storage-account=acc"]
-    assert reach.secrets({}) == ["topsecret"] * bool(variables)
+    access = _reach(folder, config, text)
+    assert access.environment == variables
+    assert access.arguments == ["azure", "--container=bkt", "--prefix=kopia/app/", "--storage-account=acc"]
+    assert access.secrets({}) == ["topsecret"] * bool(variables)
 
 
 def test_a_file_that_was_written_by_hand_is_read() -> None:
@@ -77,16 +79,16 @@ EMPTY=
     }
 
 
-def test_a_certificate_in_a_file_is_read(folder: WorkFolder) -> None:
+def test_a_certificate_in_a_file_is_read(folder: WorkDir) -> None:
     (folder.path / "certificate.pem").write_text("topsecret")
-    reach = _reach(folder, {}, f"AZURE_CLIENT_CERTIFICATE_PATH={folder.path / 'certificate.pem'}")
-    assert reach.environment == {"AZURE_CLIENT_CERTIFICATE": "topsecret"}
+    access = _reach(folder, {}, f"AZURE_CLIENT_CERTIFICATE_PATH={folder.path / 'certificate.pem'}")
+    assert access.environment == {"AZURE_CLIENT_CERTIFICATE": "topsecret"}
 
 
-def test_the_inherited_file_is_taken_where_the_location_names_no_secret(folder: WorkFolder) -> None:
+def test_the_inherited_file_is_taken_where_the_location_names_no_secret(folder: WorkDir) -> None:
     (folder.path / "cloud").write_text("AZURE_STORAGE_KEY=topsecret")
-    reach = _reach(folder, {}, "", {"AZURE_CREDENTIALS_FILE": str(folder.path / "cloud")})
-    assert reach.environment == {"AZURE_STORAGE_KEY": "topsecret"}
+    access = _reach(folder, {}, "", {"AZURE_CREDENTIALS_FILE": str(folder.path / "cloud")})
+    assert access.environment == {"AZURE_STORAGE_KEY": "topsecret"}
 
 
 @pytest.mark.parametrize(
@@ -101,27 +103,27 @@ def test_the_inherited_file_is_taken_where_the_location_names_no_secret(folder: 
     ids=["China", "government", "public", "the account's own address", "authority"],
 )
 def test_a_cloud_of_its_own_has_its_own_addresses(
-    folder: WorkFolder, config: dict[str, str], text: str, domain: str, authority: str
+    folder: WorkDir, config: dict[str, str], text: str, domain: str, authority: str
 ) -> None:
-    reach = _reach(folder, config, text)
-    assert [one for one in reach.arguments if "domain" in one] == ([f"--storage-domain={domain}"] if domain else [])
-    assert reach.environment == ({"AZURE_AUTHORITY_HOST": authority} if authority else {})
+    access = _reach(folder, config, text)
+    assert [one for one in access.arguments if "domain" in one] == ([f"--storage-domain={domain}"] if domain else [])
+    assert access.environment == ({"AZURE_AUTHORITY_HOST": authority} if authority else {})
 
 
 @pytest.mark.parametrize(
     ("config", "text", "message"),
     [
-        ({"storageAccountKeyEnvVar": "MYKEY"}, "AZURE_TENANT_ID=t", "storageAccountKeyEnvVar: the credentials have no"),
-        ({}, "AZURE_CLOUD_NAME=MyCloud", "AZURE_CLOUD_NAME 'MyCloud' is no cloud"),
+        ({"storageAccountKeyEnvVar": "MYKEY"}, "AZURE_TENANT_ID=t", "storageAccountKeyEnvVar: not in the credentials"),
+        ({}, "AZURE_CLOUD_NAME=MyCloud", 'AZURE_CLOUD_NAME: unknown cloud "MyCloud"'),
         (
             {"storageAccountURI": "https://10.0.0.1/acc"},
             "",
-            "storageAccountURI 'https://10.0.0.1/acc' is no https://acc",
+            "storageAccountURI: must be https://acc",
         ),
-        ({}, "AZURE_CLIENT_CERTIFICATE_PATH=/no/such/file", "/no/such/file cannot be read"),
+        ({}, "AZURE_CLIENT_CERTIFICATE_PATH=/no/such/file", "cannot read /no/such/file"),
     ],
     ids=["key", "cloud", "address", "certificate"],
 )
-def test_what_cannot_be_used_is_told(folder: WorkFolder, config: dict[str, str], text: str, message: str) -> None:
+def test_what_cannot_be_used_is_told(folder: WorkDir, config: dict[str, str], text: str, message: str) -> None:
     with pytest.raises(RepositoryError, match=f"BackupStorageLocation default: .*{message}"):
         _reach(folder, config, text)

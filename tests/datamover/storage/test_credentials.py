@@ -7,7 +7,7 @@ import pytest
 from core.errors import RepositoryError
 from core.models.storage import BackupStorageLocation
 from datamover.storage.credentials import AwsKeys, AwsRole, CredentialsText, parse_aws_profile
-from datamover.storage.location import LocationSecrets, storage_of
+from datamover.storage.location import LocationSecrets, build_storage
 from datamover.storage.providers import S3Storage
 
 _SECRET = CredentialsText(
@@ -39,7 +39,7 @@ def _keys(
             "spec": {"provider": "velero.io/aws", "config": config, "objectStorage": {"bucket": "bkt"}},
         }
     )
-    storage = storage_of(location, "app", secrets=LocationSecrets(credential), environment=environment)
+    storage = build_storage(location, "app", secrets=LocationSecrets(credential), environment=environment)
     assert isinstance(storage, S3Storage)
     return storage.keys
 
@@ -83,13 +83,13 @@ def test_keys_are_looked_for_in_the_peers_order(
     for name, text in (("own", _FILE), ("cloud", _EMPTY)):
         (tmp_path / name).write_text(text)
     here = {name: value.replace("/credentials", str(tmp_path)) for name, value in config.items()}
-    around = {name: value.replace("/credentials", str(tmp_path)) for name, value in environment.items()}
-    assert _keys(here, around, credential) == keys
+    context = {name: value.replace("/credentials", str(tmp_path)) for name, value in environment.items()}
+    assert _keys(here, context, credential) == keys
 
 
 def test_a_file_that_the_location_names_has_to_be_there() -> None:
     with pytest.raises(
-        RepositoryError, match=r"BackupStorageLocation default: credentials file /no/such/file \(config"
+        RepositoryError, match=r"BackupStorageLocation default: cannot read credentials file /no/such/file \(config"
     ):
         _keys({"credentialsFile": "/no/such/file"}, {}, None)
 
@@ -120,6 +120,8 @@ def test_a_role_in_a_profile_is_taken_by_its_token_and_hides_inherited_keys() ->
 )
 def test_keys_from_somewhere_that_kopia_cannot_ask_are_refused(lines: str) -> None:
     """Taken without their role they would be the wrong ones."""
-    with pytest.raises(RepositoryError, match="kopia takes keys, or role_arn with web_identity_token_file") as refused:
+    with pytest.raises(
+        RepositoryError, match="not supported by kopia, which needs keys, or role_arn with web_identity_token_file"
+    ) as refused:
         parse_aws_profile(CredentialsText(f"[default]\n{lines}\n", "file"))
     assert "TOPSECRET" not in str(refused.value)

@@ -9,12 +9,12 @@ import pytest
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
 from datamover.arguments import RepositoryOptions
-from datamover.local.command import storage_named
-from datamover.runtime.work_dir import WorkFolder, open_work_folder
+from datamover.local.command import parse_storage
+from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.azure import AzureStorage
 from datamover.storage.credentials import AwsKeys, CredentialsText, parse_aws_profile
-from datamover.storage.location import LocationSecrets, storage_of
-from datamover.storage.providers import FileStorage, GcsStorage, Reach, S3Storage, parse_endpoint
+from datamover.storage.location import LocationSecrets, build_storage
+from datamover.storage.providers import FileStorage, GcsStorage, S3Storage, StorageAccess, parse_endpoint
 
 _AWS_FILE = """\
 [default]
@@ -40,15 +40,17 @@ def _location(provider: str, config: dict[str, str] | None = None, **storage: An
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> WorkFolder:
-    return WorkFolder(tmp_path, tmp_path / "cache")
+def folder(tmp_path: Path) -> WorkDir:
+    return WorkDir(tmp_path, tmp_path / "cache")
 
 
-def test_s3_location_becomes_arguments_without_any_key(folder: WorkFolder) -> None:
+def test_s3_location_becomes_arguments_without_any_key(folder: WorkDir) -> None:
     config = {"s3Url": "https://s3.example.com:9000", "region": "minio", "s3ForcePathStyle": "true"}
-    storage = storage_of(_location("velero.io/aws", config, prefix="/p/"), "app", secrets=_CREDENTIAL, environment={})
-    reach = storage.reach(folder)
-    assert reach.arguments == [
+    storage = build_storage(
+        _location("velero.io/aws", config, prefix="/p/"), "app", secrets=_CREDENTIAL, environment={}
+    )
+    access = storage.access(folder)
+    assert access.arguments == [
         "s3",
         "--bucket=bkt",
         "--prefix=p/kopia/app/",
@@ -58,12 +60,12 @@ def test_s3_location_becomes_arguments_without_any_key(folder: WorkFolder) -> No
         "--secret-access-key=",
         "--session-token=",
     ]
-    assert reach.environment == {
+    assert access.environment == {
         "AWS_ACCESS_KEY_ID": "KEYID",
         "AWS_SECRET_ACCESS_KEY": "TOPSECRET",
         "AWS_SESSION_TOKEN": "",
     }
-    assert "TOPSECRET" not in repr(storage) + repr(reach)
+    assert "TOPSECRET" not in repr(storage) + repr(access)
 
 
 @pytest.mark.parametrize(
@@ -71,16 +73,16 @@ def test_s3_location_becomes_arguments_without_any_key(folder: WorkFolder) -> No
     [("", "kopia/app/"), ("/a/b/", "a/b/kopia/app/"), ("a//b", "a/b/kopia/app/"), ("./a/../b", "b/kopia/app/")],
     ids=["none", "slashes around it", "an empty part", "dots"],
 )
-def test_a_prefix_is_written_as_the_peer_writes_it(folder: WorkFolder, prefix: str, below: str) -> None:
+def test_a_prefix_is_written_as_the_peer_writes_it(folder: WorkDir, prefix: str, below: str) -> None:
     """Source: Velero v1.18, getStorageVariables in pkg/repository/provider/unified_repo.go; Go, path.Join."""
     location = _location("velero.io/aws", {"s3Url": "http://h:1"}, prefix=prefix)
-    storage = storage_of(location, "app", secrets=_CREDENTIAL, environment={})
-    assert f"--prefix={below}" in storage.reach(folder).arguments
+    storage = build_storage(location, "app", secrets=_CREDENTIAL, environment={})
+    assert f"--prefix={below}" in storage.access(folder).arguments
 
 
 def test_any_provider_with_an_s3_url_is_s3_and_a_profile_is_heeded() -> None:
     location = _location("example.com/other", {"s3Url": "http://127.0.0.1:1", "profile": "other"})
-    storage = storage_of(location, "app", secrets=_CREDENTIAL, environment={})
+    storage = build_storage(location, "app", secrets=_CREDENTIAL, environment={})
     assert isinstance(storage, S3Storage)
     assert storage.keys == AwsKeys("OTHER", "OTHERSECRET", "TOKEN")
 
@@ -88,7 +90,7 @@ def test_any_provider_with_an_s3_url_is_s3_and_a_profile_is_heeded() -> None:
 def test_a_known_provider_counts_whatever_its_config_says() -> None:
     config = {"s3Url": "http://127.0.0.1:1", "storageAccount": "acc"}
     location = _location("azure", config)
-    assert isinstance(storage_of(location, "app", secrets=LocationSecrets(), environment={}), AzureStorage)
+    assert isinstance(build_storage(location, "app", secrets=LocationSecrets(), environment={}), AzureStorage)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +105,12 @@ def test_a_known_provider_counts_whatever_its_config_says() -> None:
     ],
     ids=["plain http", "trailing slash", "unchecked certificate", "unchecked by number", "China", "AWS"],
 )
-def test_s3_config_becomes_a_flag(folder: WorkFolder, config: dict[str, str], flag: str) -> None:
-    storage = storage_of(_location("velero.io/aws", config), "app", secrets=LocationSecrets(), environment={})
-    assert flag in storage.reach(folder).arguments
+def test_s3_config_becomes_a_flag(folder: WorkDir, config: dict[str, str], flag: str) -> None:
+    storage = build_storage(_location("velero.io/aws", config), "app", secrets=LocationSecrets(), environment={})
+    assert flag in storage.access(folder).arguments
 
 
-def test_what_is_for_the_peers_plugin_alone_changes_nothing(folder: WorkFolder) -> None:
+def test_what_is_for_the_peers_plugin_alone_changes_nothing(folder: WorkDir) -> None:
     """The peer's repository heeds none of them either: kopia has no such flags."""
     config = {"s3Url": "http://h:1", "region": "r"}
     plugins = {
@@ -123,34 +125,34 @@ def test_what_is_for_the_peers_plugin_alone_changes_nothing(folder: WorkFolder) 
         "enableSharedConfig": "true",
     }
     reaches = [
-        storage_of(_location("velero.io/aws", given), "app", secrets=_CREDENTIAL, environment={}).reach(folder)
+        build_storage(_location("velero.io/aws", given), "app", secrets=_CREDENTIAL, environment={}).access(folder)
         for given in (config, config | plugins)
     ]
     assert reaches[0] == reaches[1]
 
 
-def test_without_credentials_the_environment_and_the_instance_speak(folder: WorkFolder) -> None:
-    storage = storage_of(
+def test_without_credentials_the_environment_and_the_instance_speak(folder: WorkDir) -> None:
+    storage = build_storage(
         _location("velero.io/aws"),
         "app",
         secrets=LocationSecrets(),
         environment={"AWS_SHARED_CREDENTIALS_FILE": "/no/such/file"},
     )
-    assert storage.reach(folder).environment == {}
+    assert storage.access(folder).environment == {}
 
 
 def test_the_inherited_file_is_taken_where_the_location_names_no_secret(tmp_path: Path) -> None:
     (tmp_path / "cloud").write_text(_AWS_FILE)
     environment = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "cloud")}
-    storage = storage_of(_location("velero.io/aws"), "app", secrets=LocationSecrets(), environment=environment)
+    storage = build_storage(_location("velero.io/aws"), "app", secrets=LocationSecrets(), environment=environment)
     assert isinstance(storage, S3Storage)
     assert storage.keys == AwsKeys("KEYID", "TOPSECRET")
 
 
-def test_an_authority_goes_into_a_file_of_this_users_alone_and_the_reference_wins(folder: WorkFolder) -> None:
+def test_an_authority_goes_into_a_file_of_this_users_alone_and_the_reference_wins(folder: WorkDir) -> None:
     location = _location("velero.io/aws", caCert=base64.b64encode(b"inline").decode())
-    storage = storage_of(location, "app", secrets=LocationSecrets(ca_pem=b"referenced"), environment={})
-    (flag,) = [one for one in storage.reach(folder).arguments if one.startswith("--root-ca-pem-path=")]
+    storage = build_storage(location, "app", secrets=LocationSecrets(ca_pem=b"referenced"), environment={})
+    (flag,) = [one for one in storage.access(folder).arguments if one.startswith("--root-ca-pem-path=")]
     file = Path(flag.partition("=")[2])
     assert file.read_bytes() == b"referenced"
     assert file.stat().st_mode & 0o777 == 0o600
@@ -158,39 +160,39 @@ def test_an_authority_goes_into_a_file_of_this_users_alone_and_the_reference_win
 
 def test_folder_location_lies_below_its_fspath() -> None:
     location = _location("velero.io/fs", {"fspath": "/backups"}, prefix="p")
-    storage = storage_of(location, "app", secrets=LocationSecrets(), environment={})
+    storage = build_storage(location, "app", secrets=LocationSecrets(), environment={})
     assert storage == FileStorage(Path("/backups/p/kopia/app"), Path("/backups"))
 
 
 def test_a_folder_is_not_made_where_its_root_is_not_mounted(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         FileStorage(tmp_path / "mnt" / "kopia", tmp_path / "mnt").prepare_creation()
 
 
-def test_google_credentials_go_into_a_file(folder: WorkFolder) -> None:
+def test_google_credentials_go_into_a_file(folder: WorkDir) -> None:
     secrets = LocationSecrets(CredentialsText('{"type": "service_account"}', "Secret velero/cloud"))
-    reach = storage_of(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).reach(folder)
-    assert reach.arguments[-1] == f"--credentials-file={folder.path / 'gcs.json'}"
+    access = build_storage(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).access(folder)
+    assert access.arguments[-1] == f"--credentials-file={folder.path / 'gcs.json'}"
     assert (folder.path / "gcs.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_google_credentials_that_are_no_service_accounts_key_are_left_to_googles_library(folder: WorkFolder) -> None:
+def test_google_credentials_that_are_no_service_accounts_key_are_left_to_googles_library(folder: WorkDir) -> None:
     """Such as those of a workload that another identity provider vouches for."""
     secrets = LocationSecrets(CredentialsText('{"type": "external_account"}', "Secret velero/cloud"))
-    reach = storage_of(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).reach(folder)
-    assert reach.arguments == ["gcs", "--bucket=bkt", "--prefix=kopia/app/"]
-    assert reach.environment == {"GOOGLE_APPLICATION_CREDENTIALS": str(folder.path / "gcs.json")}
+    access = build_storage(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).access(folder)
+    assert access.arguments == ["gcs", "--bucket=bkt", "--prefix=kopia/app/"]
+    assert access.environment == {"GOOGLE_APPLICATION_CREDENTIALS": str(folder.path / "gcs.json")}
     assert (folder.path / "gcs.json").read_text() == '{"type": "external_account"}'
 
 
 @pytest.mark.parametrize(
     ("provider", "config", "message"),
     [
-        ("example.com/other", {}, "provider 'example.com/other' is none of"),
+        ("example.com/other", {}, 'unknown provider "example.com/other"'),
         ("velero.io/azure", {}, "config.storageAccount is not set"),
-        ("velero.io/fs", {}, "config.fspath '' is no absolute path"),
-        ("velero.io/aws", {"profile": "none"}, "Secret velero/cloud has no profile 'none'; its profiles are: default"),
-        ("velero.io/aws", {"s3Url": "https://s3.example.com/minio"}, "has a path"),
+        ("velero.io/fs", {}, 'config.fspath: must be an absolute path: ""'),
+        ("velero.io/aws", {"profile": "none"}, 'Secret velero/cloud: no profile "none" .profiles: default'),
+        ("velero.io/aws", {"s3Url": "https://s3.example.com/minio"}, "must not have a path"),
     ],
     ids=["provider", "azure account", "fspath", "profile", "address"],
 )
@@ -198,7 +200,7 @@ def test_what_cannot_be_used_is_told_with_the_locations_name(
     provider: str, config: dict[str, str], message: str
 ) -> None:
     with pytest.raises(RepositoryError, match="BackupStorageLocation default: .*" + message):
-        storage_of(_location(provider, config), "app", secrets=_CREDENTIAL, environment={})
+        build_storage(_location(provider, config), "app", secrets=_CREDENTIAL, environment={})
 
 
 @pytest.mark.parametrize(
@@ -229,13 +231,13 @@ def test_a_file_that_is_none_is_refused_without_quoting_it(text: str) -> None:
 
 @pytest.mark.parametrize("url", ["ftp://h", "https://"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no S3 address"):
+    with pytest.raises(ConfigError, match="invalid S3 URL"):
         parse_endpoint(url)
 
 
 def test_an_address_with_a_password_is_refused_without_quoting_it() -> None:
-    with pytest.raises(RepositoryError, match="holds no user and no password") as refused:
-        storage_of(
+    with pytest.raises(RepositoryError, match="must not contain a user or password") as refused:
+        build_storage(
             _location("velero.io/aws", {"s3Url": "https://user:TOPSECRET@s3.example.com"}),
             "app",
             secrets=_CREDENTIAL,
@@ -245,7 +247,7 @@ def test_an_address_with_a_password_is_refused_without_quoting_it() -> None:
 
 
 def test_an_address_with_a_path_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has a path"):
+    with pytest.raises(ConfigError, match="must not have a path"):
         parse_endpoint("https://s3.example.com/minio")
 
 
@@ -261,13 +263,13 @@ def test_an_address_with_a_path_is_refused() -> None:
     ],
     ids=["s3", "s3 unchecked", "s3 authority", "folder", "azure", "gcs"],
 )
-def test_kopias_own_parser_takes_the_arguments(folder: WorkFolder, storage: S3Storage) -> None:
+def test_kopias_own_parser_takes_the_arguments(folder: WorkDir, storage: S3Storage) -> None:
     """`--help` beside them: kopia parses all, and then does nothing."""
-    reach: Reach = storage.reach(folder)
+    access: StorageAccess = storage.access(folder)
     kopia = shutil.which("kopia")
     assert kopia is not None
     done = subprocess.run(
-        [kopia, "repository", "connect", *reach.arguments, "--no-such-flag"],
+        [kopia, "repository", "connect", *access.arguments, "--no-such-flag"],
         capture_output=True,
         text=True,
         check=False,
@@ -276,14 +278,14 @@ def test_kopias_own_parser_takes_the_arguments(folder: WorkFolder, storage: S3St
 
 
 def test_the_work_folder_is_private_and_goes_away(tmp_path: Path) -> None:
-    with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}) as folder:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}) as folder:
         assert folder.path.parent == tmp_path
         assert folder.path.stat().st_mode & 0o777 == 0o700
     assert not folder.path.exists()
 
 
 def test_a_cache_that_goes_with_its_volume_is_left_and_nothing_else(tmp_path: Path) -> None:
-    with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}, leaves_cache=True) as folder:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, keep_cache=True) as folder:
         folder.write("credentials", b"secret")
         folder.config_file.touch()
         (folder.path / "logs").mkdir()
@@ -293,12 +295,12 @@ def test_a_cache_that_goes_with_its_volume_is_left_and_nothing_else(tmp_path: Pa
 
 
 def test_a_work_folder_that_cannot_be_removed_costs_no_result(tmp_path: Path) -> None:
-    with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}, leaves_cache=True) as folder:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, keep_cache=True) as folder:
         folder.path.rmdir()
 
 
 def test_the_cache_lies_on_its_own_volume_where_there_is_one(tmp_path: Path) -> None:
-    with open_work_folder({"VELERO_SCRATCH_DIR": str(tmp_path)}, "/cache") as folder:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, "/cache") as folder:
         assert folder.cache == Path("/cache/kopia-cache")
 
 
@@ -313,10 +315,10 @@ def test_the_cache_lies_on_its_own_volume_where_there_is_one(tmp_path: Path) -> 
 )
 def test_a_repository_is_named_by_hand(name: str, storage: FileStorage | S3Storage) -> None:
     options = RepositoryOptions(name, "password", endpoint="http://h:1", region="r")
-    assert storage_named(options, {}) == storage
+    assert parse_storage(options, {}) == storage
 
 
 @pytest.mark.parametrize("name", ["ftp://host/x", "s3://"])
 def test_a_repository_that_is_neither_folder_nor_bucket_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is neither a folder nor s3://bucket/prefix"):
-        storage_named(RepositoryOptions(name, "password"), {})
+    with pytest.raises(ConfigError, match="must be a directory or s3://bucket/prefix"):
+        parse_storage(RepositoryOptions(name, "password"), {})

@@ -88,9 +88,9 @@ async def test_whole_loads_are_carried_out_by_a_role(
     _by_the_pods_environment(pod, token_file, monkeypatch)
     assert await pod.init() == 0, pod.message
     pod.put_repository(phase="Ready")
-    pod.put_load("DataUpload")
+    pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 0, pod.message
-    pod.put_load("DataDownload", snapshotID=pod.result["snapshotID"])
+    pod.put_transfer("DataDownload", snapshotID=pod.result["snapshotID"])
     assert await pod.run("data-download", pod.folder / "out") == 0, pod.message
     assert describe_tree(pod.folder / "out") == describe_tree(tree)
 
@@ -102,7 +102,7 @@ async def test_a_role_that_may_not_be_taken_is_named(
     _by_the_pods_environment(pod, token_file, monkeypatch)
     token_file.write_text("an-expired-token")
     assert await pod.init() == 12
-    assert "the credentials may not use it" in pod.message
+    assert "the credentials have no access" in pod.message
     assert f"{_ARN}, if the token in {token_file} may take that role" in pod.message
     assert "an-expired-token" not in pod.message
     assert service.asked

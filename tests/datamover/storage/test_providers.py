@@ -65,7 +65,7 @@ async def test_a_certificate_of_ones_own_authority_is_trusted(secure: S3Server, 
     storage = s3_storage(secure, secure.make_bucket("trusted"))
     with opened(replace(storage, ca_pem=authority.pair.certificate.read_bytes())) as repository:
         assert await repository.ensure()
-        assert (await repository.ask()).answers
+        assert (await repository.probe()).reachable
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused_unless_that_is_asked_for(secure: S3Server) -> None:
@@ -119,7 +119,7 @@ async def test_without_keys_the_identity_that_an_agent_hands_out_is_taken(
             assert await repository.ensure()
         with opened(storage) as repository:
             assert await repository.open(partial(list_snapshots, repository.kopia), read_only=True) == []
-            assert "accessKeyID" in repository._folder.config_file.read_text()
+            assert "accessKeyID" in repository._work_dir.config_file.read_text()
     assert agent.asked
     assert all(head.startswith("GET /identity ") for head in agent.asked)
     assert all((f"Authorization: {token}" in head) is bool(token) for head in agent.asked)

@@ -14,12 +14,12 @@ def transfer(
     direction: Direction, warn: Warn, clock: Clock | None = None, *, limits: StallLimits | None = None
 ) -> DataPath:
     clock = clock or SystemClock()
-    ask = AsyncMock(return_value=Reachability(answers=True, told="the repository answers"))
+    ask = AsyncMock(return_value=Reachability(reachable=True, message="the repository answers"))
     return DataPath(Meter(clock, direction), Watchdog(clock, warn, ask, limits or StallLimits()))
 
 
 def uploading(warn: Warn | None = None) -> DataPath:
-    return transfer(Direction.UPLOAD, warn or AsyncMock())
+    return transfer(Direction.BACKUP, warn or AsyncMock())
 
 
 def restoring() -> DataPath:

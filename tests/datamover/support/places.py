@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from core.models.base import JsonDict
 from datamover.kopia.process import Kopia, kopia_environment
-from datamover.kopia.repository import Repository, RepositoryPlace
+from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.runtime.redact import Redactor
-from datamover.runtime.work_dir import open_work_folder
+from datamover.runtime.work_dir import open_work_dir
 from datamover.storage.credentials import AwsKeys
 from datamover.storage.providers import S3Storage, Storage
 from tests.datamover.support.plainkopia import PASSWORD
@@ -20,11 +20,11 @@ __all__ = ["configurations", "opened", "s3_storage"]
 
 @contextmanager
 def opened(storage: Storage, password: str = PASSWORD, seconds: float = 30) -> Iterator[Repository]:
-    with open_work_folder(os.environ) as folder:
-        reach = storage.reach(folder)
-        environment = kopia_environment(os.environ, folder, {**reach.environment, "KOPIA_PASSWORD": password})
-        kopia = Kopia(environment, Redactor([password, *reach.secrets({})]))
-        place = RepositoryPlace("repository under test", storage, reach)
+    with open_work_dir(os.environ) as folder:
+        access = storage.access(folder)
+        environment = kopia_environment(os.environ, folder, {**access.environment, "KOPIA_PASSWORD": password})
+        kopia = Kopia(environment, Redactor([password, *access.secrets({})]))
+        place = RepositoryAddress("repository under test", storage, access)
         yield Repository(kopia, place, folder, connect_seconds=seconds)
 
 
@@ -37,7 +37,7 @@ async def configurations(storage: Storage, *, read_only: bool) -> tuple[JsonDict
     """Return the configuration that is written without connecting, and kopia's own, both without what nobody set."""
 
     async def read() -> JsonDict:
-        config: JsonDict = json.loads(repository._folder.config_file.read_text())
+        config: JsonDict = json.loads(repository._work_dir.config_file.read_text())
         return config
 
     with opened(storage) as repository:
@@ -45,7 +45,7 @@ async def configurations(storage: Storage, *, read_only: bool) -> tuple[JsonDict
         await repository.connect(read_only=read_only)
         theirs = await read()
         # kopia tells a cache beside its configuration by its name alone.
-        theirs["caching"]["cacheDirectory"] = str(repository._folder.path / theirs["caching"]["cacheDirectory"])
+        theirs["caching"]["cacheDirectory"] = str(repository._work_dir.path / theirs["caching"]["cacheDirectory"])
         return _without_zeros(ours), _without_zeros(theirs)
 
 

@@ -1,4 +1,4 @@
-"""A mover in its pod, without one: FakeKube around it, real kopia in it."""
+"""A data mover in pod mode without a pod, with FakeKube and a real kopia."""
 
 import asyncio
 import base64
@@ -18,7 +18,7 @@ from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
 from datamover.arguments import LogOptions, PodOptions
-from datamover.pod.cluster import Surroundings
+from datamover.pod.cluster import PodContext
 from datamover.pod.command import run_init
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.resources import ResourceLimits
@@ -26,9 +26,10 @@ from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.support.fakekube import FakeKube
 
-__all__ = ["REPOSITORY", "MoverPod", "repository_manifest"]
+__all__ = ["REPOSITORY", "TRANSFER", "MoverPod", "repository_manifest"]
 
 REPOSITORY: Final = "app-default-kopia"
+TRANSFER: Final = "transfer-1"
 _NAMESPACE: Final = "velero"
 _POLL_SECONDS: Final = 0.02
 
@@ -38,7 +39,7 @@ def _meta(name: str, **more: Any) -> JsonDict:
 
 
 def repository_manifest(volume_namespace: str, location: str) -> JsonDict:
-    """Return a BackupRepository as Velero's server leaves it, without status."""
+    """Return a BackupRepository as Velero's server creates it, without status."""
     labels = {
         "velero.io/volume-namespace": volume_namespace,
         "velero.io/storage-location": location,
@@ -59,7 +60,7 @@ def repository_manifest(volume_namespace: str, location: str) -> JsonDict:
 
 @dataclass
 class MoverPod:
-    """The cluster a mover sees: a folder as location, the password, the repository."""
+    """The cluster that a data mover reads: a directory as location, the password, the repository."""
 
     kube: FakeKube
     folder: Path
@@ -88,8 +89,8 @@ class MoverPod:
     def put_repository(self, **status: str) -> None:
         self.kube.put(repository_manifest("app", "default") | {"status": status})
 
-    def put_load(self, kind: str, phase: str = "InProgress", **spec: Any) -> None:
-        """Create the load `load`, or change it; `spec` goes over the least one of its kind."""
+    def put_transfer(self, kind: str, phase: str = "InProgress", **spec: Any) -> None:
+        """Create or replace the transfer `TRANSFER`; `spec` is merged into the minimal one of its kind."""
         labels = {"velero.io/async-operation-id": "du-1"}
         owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "r", "uid": "uid-of-restore"}
         version = "v2alpha1" if kind.startswith("Data") else "v1"
@@ -97,15 +98,15 @@ class MoverPod:
             {
                 "apiVersion": f"velero.io/{version}",
                 "kind": kind,
-                "metadata": _meta("load", labels=labels, ownerReferences=[owner]),
+                "metadata": _meta(TRANSFER, labels=labels, ownerReferences=[owner]),
                 "spec": {**_SPECS[kind], **spec},
                 "status": {"phase": phase},
             }
         )
 
     @property
-    def around(self) -> Surroundings:
-        return Surroundings(
+    def context(self) -> PodContext:
+        return PodContext(
             client=KubeClient(self.kube, Retry(self.clock, attempts=1)),
             clock=self.clock,
             namespace=_NAMESPACE,
@@ -117,21 +118,21 @@ class MoverPod:
         )
 
     async def run(self, flag: str, volume: Path, mode: VolumeMode = VolumeMode.FILESYSTEM) -> int:
-        """Run the mover of `load`, and return its exit code."""
+        """Run the data mover of the transfer and return its exit code."""
         options = PodOptions(
             kind_flag=flag,
-            name="load",
+            name=TRANSFER,
             volume=volume,
             mode=mode,
             resource_timeout=timedelta(seconds=20),
-            termination_file=self.around.termination_file,
+            termination_file=self.context.termination_file,
             log=LogOptions("info"),
         )
-        return await PodTransfer(options, self.around).run()
+        return await PodTransfer(options, self.context).run()
 
     async def init(self) -> int:
-        """Run `init-repository`, and return its exit code."""
-        return await run_init(REPOSITORY, self.around)
+        """Run `init-repository` and return its exit code."""
+        return await run_init(REPOSITORY, self.context)
 
     @property
     def message(self) -> str:
@@ -145,11 +146,11 @@ class MoverPod:
         return [(event["reason"], event["message"]) for event in self.kube.objects(EVENTS)]
 
     def reasons(self) -> list[str]:
-        """The Events' reasons, progress left out: how many there are depends on the machine."""
+        """The reasons of the Events without progress, whose number depends on the machine."""
         return [reason for reason, _ in self.events() if reason != "Data-Path-Progress"]
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Return once the condition holds."""
+        """Wait until the condition is true."""
         async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(_POLL_SECONDS)
