@@ -1,4 +1,4 @@
-"""kopia on the PATH, places to keep repositories, and nothing left behind."""
+"""Fixtures: kopia on the PATH, repositories, an S3 server, and a check for leaked tasks and processes."""
 
 import asyncio
 import os
@@ -15,16 +15,16 @@ from datamover.local.command import LocalMover
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.storage.providers import FileStorage
-from tests.datamover.support.places import opened
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
 from tests.datamover.support.processes import children_of
+from tests.datamover.support.repositories import opened
 from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.datamover.support.trees import make_tree
 from tests.support.tools import tool
 
 
 @pytest.fixture(autouse=True)
-async def _nothing_is_left() -> AsyncIterator[None]:
+async def _nothing_leaks() -> AsyncIterator[None]:
     """A test that leaves a task or a child process fails."""
     children = {child.pid for child in children_of(os.getpid())}
     tasks = asyncio.all_tasks()
@@ -59,11 +59,11 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def _new_repository(kopia_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository in which nothing is: creating one takes a second, copying it nothing."""
+    """An empty repository; creating one takes a second, copying it no time."""
     folder = tmp_path_factory.mktemp("template")
     path = folder / "repository"
     path.mkdir()
-    # Opening a repository with kopia's default, scrypt, takes twice the time; nothing here depends on it.
+    # Opening a repository with kopia's default, scrypt, takes twice the time; no test depends on it.
     quick = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
     PlainKopia(kopia_program, folder).run("repository", "create", "filesystem", f"--path={path}", quick, *IDENTITY)
     return path
@@ -71,13 +71,13 @@ def _new_repository(kopia_program: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def repository(_new_repository: Path, tmp_path: Path) -> Path:
-    """The folder of a repository with nothing in it, of the interop identity."""
+    """The directory of an empty repository with Velero's identity."""
     return Path(shutil.copytree(_new_repository, tmp_path / "repository"))
 
 
 @pytest.fixture
 def kopia(repository: Path, tmp_path: Path, kopia_program: Path) -> PlainKopia:
-    """The peer's side: kopia by itself, connected to the repository as a peer is."""
+    """kopia by itself, connected to the repository as Velero is."""
     kopia = PlainKopia(kopia_program, tmp_path)
     kopia.connect(repository)
     return kopia
@@ -85,14 +85,14 @@ def kopia(repository: Path, tmp_path: Path, kopia_program: Path) -> PlainKopia:
 
 @pytest.fixture
 def mover_repository(repository: Path) -> Iterator[Repository]:
-    """The repository as a mover has it, not yet connected."""
+    """The repository as a data mover opens it, not yet connected."""
     with opened(FileStorage(repository)) as found:
         yield found
 
 
 @pytest.fixture
 def local_mover(repository: Path) -> LocalMover:
-    """The mover by hand, on the repository."""
+    """The data mover in local mode, on the repository."""
     return build_local_mover(str(repository))
 
 

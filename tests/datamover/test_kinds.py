@@ -21,14 +21,14 @@ def _plan(flag: str, recording: str) -> BackupPlan | RestorePlan:
 @pytest.mark.parametrize(
     ("flag", "recording"), [("data-upload", "dataupload"), ("pod-volume-backup", "podvolumebackup")]
 )
-def test_a_backup_has_the_source_and_tags_of_the_peers_own_snapshot(flag: str, recording: str) -> None:
+def test_a_backup_has_the_source_and_tags_of_veleros_snapshot(flag: str, recording: str) -> None:
     plan = _plan(flag, recording)
     assert isinstance(plan, BackupPlan)
     peers = {one["source"]["path"]: one["tags"] for one in _recorded("kopia-snapshots")}
     assert peers[plan.source] == plan.tags
 
 
-def test_a_volume_without_a_claim_is_kept_under_its_own_name() -> None:
+def test_a_volume_without_a_pvc_is_backed_up_under_its_own_name() -> None:
     raw = _recorded("podvolumebackup")[-1]["object"]
     del raw["metadata"]["annotations"]
     plan = plan_of(TRANSFER_KINDS["pod-volume-backup"].model.parse(raw))
@@ -36,11 +36,11 @@ def test_a_volume_without_a_claim_is_kept_under_its_own_name() -> None:
     assert plan.source == "snapshot-pod-volume/kopia/app/writer/fs"
 
 
-def test_a_data_download_leaves_no_done_file() -> None:
+def test_a_data_download_writes_no_done_file() -> None:
     assert _plan("data-download", "datadownload") == RestorePlan("74b385d6f9a63c4ff9a796d7a49bf992")
 
 
-def test_a_pod_volume_restore_leaves_the_file_the_workload_waits_for() -> None:
+def test_a_pod_volume_restore_writes_the_file_that_the_workload_waits_for() -> None:
     plan = _plan("pod-volume-restore", "podvolumerestore")
     waiting = _recorded("workload-pod-restored")[-1]["object"]["spec"]["initContainers"][0]
     assert plan == RestorePlan("cd06b7e6e1bc80e0ede56dbc172bdb31", waiting["args"][0])
@@ -56,7 +56,7 @@ def test_a_pod_volume_restore_leaves_the_file_the_workload_waits_for() -> None:
     ],
     ids=["a Restore goes first", "the first owner whatever it is", "the label", "nothing"],
 )
-def test_the_done_file_is_named_after_whoever_restores(owners: list[str], labels: dict[str, str], uid: str) -> None:
+def test_the_done_file_is_named_after_the_restore(owners: list[str], labels: dict[str, str], uid: str) -> None:
     raw = _recorded("podvolumerestore")[-1]["object"]
     raw["metadata"]["ownerReferences"] = [
         {"apiVersion": "v1", "kind": kind, "name": "n", "uid": f"uid-of-{kind}"} for kind in owners

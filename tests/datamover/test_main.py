@@ -1,4 +1,4 @@
-"""The command line, as a process of its own."""
+"""The command line, run as a separate process."""
 
 import json
 import os
@@ -67,8 +67,8 @@ def _json(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_all_that_a_pod_imports_stays_light(tmp_path: Path) -> None:
-    """As in the image: optimized and compiled beforehand, here by the first of two runs."""
+def test_pod_mode_imports_stay_light(tmp_path: Path) -> None:
+    """As in the image: optimized and precompiled, here by the first of two runs."""
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_all_that_a_pod_imports_stays_light(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [[], ["backup"], ["restore"], ["list"], ["init-repository"]], ids=" ".join)
-def test_help_teaches_by_examples(command: list[str]) -> None:
+def test_help_has_examples(command: list[str]) -> None:
     done = _run(*command, "--help")
     assert done.returncode == 0
     assert "datamover backup --source" in done.stdout
@@ -94,25 +94,25 @@ def test_help_teaches_by_examples(command: list[str]) -> None:
 
 
 def test_the_exit_codes_of_the_help_are_those_of_the_manual_and_of_the_errors() -> None:
-    """`ResultError` is the node agent's: a mover that leaves no result cannot say so."""
+    """`ResultError` is the node agent's: a mover without a result cannot report that."""
     help_text = _run("--help").stdout.partition("exit codes:")[2]
-    told = {int(code) for code in re.findall(r"(?:^|\s)(\d+) ", help_text)}
+    reported = {int(code) for code in re.findall(r"(?:^|\s)(\d+) ", help_text)}
     manual = {int(code) for code in re.findall(r"^\| (\d+) \|", (_ROOT / "docs/mover.md").read_text(), re.MULTILINE)}
     errors: list[type[AgentError]] = [AgentError, ConfigError, *_family(DataPathError)]
     raised = {error.exit_code for error in errors if error is not ResultError}
-    assert told == manual == {0, *raised}
+    assert reported == manual == {0, *raised}
 
 
 def _family(error: type[AgentError]) -> list[type[AgentError]]:
     return [error, *(one for child in error.__subclasses__() for one in _family(child))]
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert _run("--version").stdout == f"datamover {VERSION}\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message_part"),
     [
         ([], "the following arguments are required: COMMAND (see datamover --help)"),
         (
@@ -128,22 +128,22 @@ def test_the_version_is_told() -> None:
     ],
     ids=["nothing", "no task", "no password", "no password file", "no namespace", "mode", "other verb", "log level"],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
+def test_a_usage_error_is_one_line_and_exit_code_2(arguments: list[str], message_part: str) -> None:
     done = _run(*arguments, VELERO_NAMESPACE="")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
-    assert said in done.stderr
+    assert message_part in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_outside_a_pod_a_pods_command_line_says_so() -> None:
+def test_pod_mode_outside_a_pod_is_reported() -> None:
     done = _run("init-repository", "--backup-repository=x", VELERO_NAMESPACE="velero", KUBERNETES_SERVICE_HOST="")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "not running in a pod" in done.stderr
 
 
-def test_a_folder_goes_out_and_comes_back_by_hand(tree: Path, tmp_path: Path) -> None:
-    """The repository is made on the way."""
+def test_local_mode_backs_up_and_restores_a_directory(tree: Path, tmp_path: Path) -> None:
+    """The backup creates the repository."""
     repository = str(tmp_path / "new")
     backup = _json("backup", "--source", str(tree), "--repository", repository)
     assert [one["snapshot_id"] for one in _json("list", "--repository", repository)] == [backup["snapshotID"]]
@@ -154,7 +154,7 @@ def test_a_folder_goes_out_and_comes_back_by_hand(tree: Path, tmp_path: Path) ->
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
 
-def test_a_bar_is_drawn_on_a_terminal(repository: Path, tmp_path: Path) -> None:
+def test_a_progress_bar_is_drawn_on_a_terminal(repository: Path, tmp_path: Path) -> None:
     make_large_file(tmp_path / "volume" / "file", 2)
     (tmp_path / "password").write_text(f"{PASSWORD}\n")
     ours, theirs = pty.openpty()
@@ -174,7 +174,7 @@ def test_a_bar_is_drawn_on_a_terminal(repository: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith(b"snapshot ")
 
 
-def test_sigterm_before_anything_is_loaded_is_a_cancel_too(repository: Path, tree: Path, kopia: PlainKopia) -> None:
+def test_sigterm_during_imports_cancels(repository: Path, tree: Path, kopia: PlainKopia) -> None:
     """A pod may be deleted while its interpreter starts."""
     done = subprocess.run(
         [sys.executable, "-c", _STOPPED_EARLY, "backup", "--source", tree, "--repository", repository, "--json"],
@@ -204,12 +204,12 @@ def test_sigterm_ends_mover_and_kopia_within_two_seconds_and_shows_no_secret(
         while not running_kopia("snapshot create", mover.pid):
             assert mover.poll() is None
         children = children_of(mover.pid)
-        asked = time.monotonic()
+        received = time.monotonic()
         mover.send_signal(signal.SIGTERM)
-        _, said = mover.communicate()
-    assert time.monotonic() - asked < 2
+        _, message_part = mover.communicate()
+    assert time.monotonic() - received < 2
     assert mover.returncode == 14
-    assert said.rstrip().endswith("data path is canceled")
+    assert message_part.rstrip().endswith("data path is canceled")
     assert not any(Path(f"/proc/{child.pid}").exists() for child in children)
     assert not any(PASSWORD in child.arguments for child in children)
     assert kopia.snapshots() == []

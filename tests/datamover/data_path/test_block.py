@@ -19,7 +19,7 @@ _SIZE = 6 << 20
 
 @pytest.fixture
 def device(tmp_path: Path) -> Path:
-    """A file that stands for a device; its end is a hole."""
+    """A file in place of a device; its end is a hole."""
     path = tmp_path / "device"
     path.write_bytes(random.Random(1).randbytes(_SIZE - (1 << 20)))
     os.truncate(path, _SIZE)
@@ -36,7 +36,7 @@ async def _restore(movers: Repository, snapshot_id: str, target: Path) -> None:
     await restore(movers, request, restoring())
 
 
-async def test_a_device_comes_back_bit_for_bit_and_leaves_the_rest_of_a_larger_one(
+async def test_a_device_is_restored_bit_for_bit_and_the_rest_of_a_larger_one_is_kept(
     mover_repository: Repository, device: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "target"
@@ -47,7 +47,7 @@ async def test_a_device_comes_back_bit_for_bit_and_leaves_the_rest_of_a_larger_o
     assert (backup.total_bytes, backup.source.volume_mode) == (_SIZE, "Block")
 
 
-async def test_a_device_is_kept_in_the_peers_form(
+async def test_a_device_is_stored_in_veleros_format(
     mover_repository: Repository, device: Path, kopia: PlainKopia
 ) -> None:
     await _back_up(mover_repository, device)
@@ -63,7 +63,7 @@ async def test_a_device_is_kept_in_the_peers_form(
     }
 
 
-async def test_plain_kopia_restores_a_device_of_the_movers_and_the_reverse(
+async def test_plain_kopia_restores_a_device_of_the_mover_and_vice_versa(
     mover_repository: Repository, device: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     backup = await _back_up(mover_repository, device)
@@ -78,18 +78,18 @@ async def test_plain_kopia_restores_a_device_of_the_movers_and_the_reverse(
     assert target.read_bytes() == device.read_bytes()
 
 
-async def test_a_smaller_device_is_refused_before_a_byte_is_written(
+async def test_a_smaller_device_is_rejected_before_a_byte_is_written(
     mover_repository: Repository, device: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"\xff" * (_SIZE - 1))
     backup = await _back_up(mover_repository, device)
-    with pytest.raises(DataPathError, match=f"has {_SIZE - 1} bytes, .* {_SIZE}: nothing was written"):
+    with pytest.raises(DataPathError, match=f"has {_SIZE - 1} bytes, .* {_SIZE} \\(nothing was written"):
         await _restore(mover_repository, backup.snapshot_id, target)
     assert set(target.read_bytes()) == {0xFF}
 
 
-async def test_a_snapshot_of_a_folder_is_not_written_to_a_device(
+async def test_a_snapshot_of_a_directory_is_not_written_to_a_device(
     mover_repository: Repository, tree: Path, device: Path, kopia: PlainKopia
 ) -> None:
     kopia.run("snapshot", "create", str(tree), "--override-source=default@default:x")
@@ -97,15 +97,15 @@ async def test_a_snapshot_of_a_folder_is_not_written_to_a_device(
         await _restore(mover_repository, kopia.snapshots()[0]["id"], device)
 
 
-async def test_a_device_that_is_not_there_is_named(mover_repository: Repository, tmp_path: Path) -> None:
-    with pytest.raises(DataPathError, match=r"device .*/nothing cannot be opened: No such file"):
+async def test_a_missing_device_is_named(mover_repository: Repository, tmp_path: Path) -> None:
+    with pytest.raises(DataPathError, match=r"cannot open device .*/nothing: No such file"):
         await _back_up(mover_repository, tmp_path / "nothing")
 
 
-async def test_a_real_device_comes_back_onto_one_that_held_something_else(
+async def test_a_real_device_is_restored_over_other_data(
     mover_repository: Repository, device: Path, tmp_path: Path
 ) -> None:
-    """What was zero is a hole below the device again, and none of what it held is left."""
+    """Zeros become holes below the device, and none of its previous data remains."""
     (tmp_path / "target").write_bytes(b"\xff" * (_SIZE + 4096))
     with attached(device) as source, attached(tmp_path / "target") as target:
         backup = await _back_up(mover_repository, source)
@@ -115,23 +115,23 @@ async def test_a_real_device_comes_back_onto_one_that_held_something_else(
     assert (tmp_path / "target").stat().st_blocks * 512 <= _SIZE - (1 << 20) + 8192
 
 
-async def test_a_smaller_real_device_is_refused_before_a_byte_is_written(
+async def test_a_smaller_real_device_is_rejected_before_a_byte_is_written(
     mover_repository: Repository, device: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "target").write_bytes(b"\xff" * (_SIZE - 512))
     backup = await _back_up(mover_repository, device)
     with (
         attached(tmp_path / "target") as target,
-        pytest.raises(DataPathError, match=f"has {_SIZE - 512} bytes, .* {_SIZE}: nothing was written"),
+        pytest.raises(DataPathError, match=f"has {_SIZE - 512} bytes, .* {_SIZE} \\(nothing was written"),
     ):
         await _restore(mover_repository, backup.snapshot_id, target)
     assert set((tmp_path / "target").read_bytes()) == {0xFF}
 
 
-async def test_a_read_only_device_is_told(mover_repository: Repository, device: Path) -> None:
+async def test_a_read_only_device_is_reported(mover_repository: Repository, device: Path) -> None:
     backup = await _back_up(mover_repository, device)
     with (
         attached(device, "--read-only") as target,
-        pytest.raises(DataPathError, match=f"to device {target}: the device did not take the data: Operation not perm"),
+        pytest.raises(DataPathError, match=f"to device {target}: cannot write to the device: Operation not perm"),
     ):
         await _restore(mover_repository, backup.snapshot_id, target)

@@ -1,4 +1,4 @@
-"""Zeros become holes where the device can make them, and are written where it cannot."""
+"""Zeros become holes if the device supports them, and are written otherwise."""
 
 import os
 import random
@@ -13,7 +13,7 @@ _PIECE = 64 * 1024
 
 
 def _content(*pieces: str, tail: bytes = b"") -> bytes:
-    """Pieces of data `d` and of zeros `0`, the least hole each."""
+    """Return pieces of data `d` and of zeros `0`, each of the size of the smallest hole."""
     rng = random.Random(1)
     return b"".join(rng.randbytes(_PIECE) if one == "d" else bytes(_PIECE) for one in "".join(pieces)) + tail
 
@@ -36,7 +36,7 @@ def _old(path: Path, size: int) -> int:
     ],
     ids=["mixed", "zeros", "data with a short end", "a short hole at the end", "tiny", "nothing"],
 )
-def test_what_the_device_held_is_gone(tmp_path: Path, content: bytes, holes: bool) -> None:
+def test_previous_data_of_the_device_is_overwritten(tmp_path: Path, content: bytes, holes: bool) -> None:
     size = len(content) + 5000
     fd = _old(tmp_path / "device", size)
     writer = HoleWriter(fd, holes=holes)
@@ -48,7 +48,7 @@ def test_what_the_device_held_is_gone(tmp_path: Path, content: bytes, holes: boo
     assert bool(writer.hole_bytes) is (holes and bytes(100) in content)
 
 
-def test_a_hole_that_is_refused_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hole_that_is_rejected_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = _content("d000d0")
     fd = _old(tmp_path / "device", len(content))
     writer = HoleWriter(fd)
@@ -64,7 +64,7 @@ def test_a_hole_that_is_refused_is_written(tmp_path: Path, monkeypatch: pytest.M
     assert writer.hole_bytes == 0
 
 
-async def test_a_target_that_takes_no_more_is_told_and_the_writer_hears_of_it() -> None:
+async def test_a_full_target_is_reported_and_the_writer_is_notified() -> None:
     ours, theirs = os.pipe()
     full = os.open("/dev/full", os.O_WRONLY)
     async with run_in_background(lambda stop: copy_stream(ours, full, stop), name="copy") as copying:

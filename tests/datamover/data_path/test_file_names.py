@@ -1,4 +1,4 @@
-"""Names that are not UTF-8: kopia changes them, and the mover says so."""
+"""Names that are not UTF-8: kopia changes them, and the mover reports that."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def _go_on() -> bool:
 
 
 def _fill(root: Path, *names: bytes) -> Path:
-    """Make a file of each path; its content is its path."""
+    """Create a file for each path; its content is the path."""
     for name in names:
         path = root / os.fsdecode(name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,20 +43,20 @@ def _fill(root: Path, *names: bytes) -> Path:
     [b"\xff", b"a\xe2\x82b", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf0\x9f\x98", "größe ☃ 😀".encode(), b"\xef\xbf\xbd"],
     ids=repr,
 )
-async def test_a_name_is_mangled_as_kopia_does_it(name: bytes, local_mover: LocalMover, tmp_path: Path) -> None:
+async def test_a_name_is_mangled_as_by_kopia(name: bytes, local_mover: LocalMover, tmp_path: Path) -> None:
     backup = await local_mover.back_up(_fill(tmp_path / "volume", name), "", None)
     await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [mangle(name)]
 
 
-async def test_mangled_names_are_warned_of(
+async def test_mangled_names_are_reported(
     local_mover: LocalMover, tmp_path: Path, caplog: pytest.LogCaptureFixture, kopia: PlainKopia
 ) -> None:
     volume = _fill(tmp_path / "volume", b"plain", b"caf\xe9/one", b"caf\xe9/tw\xf6", b"deep/er/\xff", "☃".encode())
     await local_mover.back_up(volume, "", None)
-    (said,) = [one.message for one in caplog.records if one.levelno == logging.WARNING]
-    assert said.startswith("3 names are not UTF-8")
-    assert "caf\\xe9" in said
+    (message_part,) = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+    assert message_part.startswith("3 names are not UTF-8")
+    assert "caf\\xe9" in message_part
     assert len(kopia.snapshots()) == 1
 
 
@@ -65,7 +65,7 @@ async def test_mangled_names_are_warned_of(
     [(b"x/\xff", b"x/\xfe"), (b"x/\xff", b"x/\xef\xbf\xbd"), (b"x/a\xe2\x82", b"x/a\xff\xff")],
     ids=["both", "one is valid", "as many bytes"],
 )
-async def test_names_that_become_one_fail_the_backup_and_leave_no_snapshot(
+async def test_names_that_become_the_same_fail_the_backup_and_leave_no_snapshot(
     names: tuple[bytes, bytes], local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     volume = _fill(tmp_path / "volume", *names, b"other/\xff")
@@ -76,10 +76,10 @@ async def test_names_that_become_one_fail_the_backup_and_leave_no_snapshot(
 
 
 _LONG = ("имя" * 40).encode("cp1251")
-"""120 bytes, of which kopia makes 360."""
+"""120 bytes, which kopia keeps as 360."""
 
 
-async def test_names_that_grow_too_long_fail_the_backup_and_leave_no_snapshot(
+async def test_names_that_become_too_long_fail_the_backup_and_leave_no_snapshot(
     local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     volume = _fill(tmp_path / "volume", b"dir/" + _LONG, *(b"x%d" % number + _LONG for number in range(4)))
@@ -92,7 +92,7 @@ async def test_names_that_grow_too_long_fail_the_backup_and_leave_no_snapshot(
     assert kopia.snapshots() == []
 
 
-async def test_a_load_with_a_name_that_grows_too_long_fails_by_its_path(
+async def test_a_transfer_with_a_name_that_becomes_too_long_fails_with_its_path(
     tmp_path: Path, repository: Path, kopia_program: Path
 ) -> None:
     place = shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
@@ -122,7 +122,7 @@ _DEEP = b"/".join([b"\xe9" * 85] * 15)
     ],
     ids=["255", "256", "255 of UTF-8", "path of 4057", "path of 4058", "and all below"],
 )
-def test_a_name_has_255_bytes_and_a_path_4057_at_most_as_kopia_keeps_them(
+def test_a_name_may_have_255_bytes_and_a_path_4057_as_kopia_keeps_them(
     tmp_path: Path, path: bytes, too_long: int
 ) -> None:
     report = inspect_names(_fill_folder(tmp_path / "v", path), _go_on)
@@ -135,7 +135,7 @@ def _fill_folder(root: Path, path: bytes) -> Path:
     return root
 
 
-def test_what_kopia_skips_may_have_any_name(tmp_path: Path) -> None:
+def test_skipped_entries_may_have_any_name(tmp_path: Path) -> None:
     volume = _fill(tmp_path / "v", b"plain")
     os.mkfifo(os.fsencode(volume) + b"/" + _LONG)
     report = inspect_names(volume, _go_on)
@@ -149,18 +149,18 @@ def test_names_that_are_lost_and_names_that_are_too_long_are_reported_together(t
         report.check()
 
 
-async def test_a_snapshot_that_cannot_be_taken_away_hides_no_names(
+async def test_a_failed_deletion_of_the_snapshot_hides_no_names(
     local_mover: LocalMover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: Kopia, snapshot_id: str) -> None:
         raise KopiaError(f"delete incomplete snapshot {snapshot_id}: the disk is full")
 
     monkeypatch.setattr("datamover.data_path.backup.delete_snapshot", fail)
-    with pytest.raises(DataPathError, match=r"^1 names would be lost: .*\\xff.*; and delete incomplete snapshot \w+: "):
+    with pytest.raises(DataPathError, match=r"^1 names would be lost: .*\\xff.*; delete incomplete snapshot \w+: "):
         await local_mover.back_up(_fill(tmp_path / "volume", b"x/\xff", b"x/\xfe"), "", None)
 
 
-def test_the_same_name_in_two_folders_and_what_kopia_skips_do_not_collide(tmp_path: Path) -> None:
+def test_the_same_name_in_two_directories_and_skipped_entries_do_not_collide(tmp_path: Path) -> None:
     volume = _fill(tmp_path / "v", b"a/\xff", b"b/\xfe")
     with socket.socket(socket.AF_UNIX) as here:
         here.bind(os.fsencode(volume) + b"/a/\xfd")
@@ -170,7 +170,7 @@ def test_the_same_name_in_two_folders_and_what_kopia_skips_do_not_collide(tmp_pa
     report.check()
 
 
-def test_folders_and_links_collide_too_and_all_is_counted(tmp_path: Path) -> None:
+def test_directories_and_links_collide_too_and_all_are_counted(tmp_path: Path) -> None:
     volume = _fill(tmp_path / "v", b"a/\xff/file", *(b"b/%c" % byte for byte in range(0x80, 0xC0)))
     (volume / "a" / os.fsdecode(b"\xfe")).symlink_to("nowhere")
     report = inspect_names(volume, _go_on)
@@ -178,26 +178,26 @@ def test_folders_and_links_collide_too_and_all_is_counted(tmp_path: Path) -> Non
     assert (len(report.examples), len(report.colliding)) == (3, 3)
 
 
-def test_the_walk_ends_when_it_is_told_to_and_passes_over_what_is_gone(tmp_path: Path) -> None:
+def test_the_walk_can_be_stopped_and_skips_deleted_entries(tmp_path: Path) -> None:
     volume = _fill(tmp_path / "v", b"\xff")
     assert inspect_names(volume, lambda: True).mangled == 0
     assert inspect_names(tmp_path / "gone", _go_on).mangled == 0
 
 
-async def test_a_load_tells_by_an_event_what_it_warns_of(tmp_path: Path, repository: Path) -> None:
+async def test_a_transfer_records_its_warnings_as_events(tmp_path: Path, repository: Path) -> None:
     shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_repository(phase="Ready")
     pod.put_transfer("DataUpload", dataMoverConfig={"Speed": "high", "Colour": "red"})
     assert await pod.run("data-upload", _fill(tmp_path / "volume", b"\xff", b"dir/\xfe")) == 0
     warned = [message for reason, message in pod.events() if reason == "Data-Path-Warning"]
-    assert warned[0] == "settings not known here are ignored: Colour, Speed"
+    assert warned[0] == "ignored unknown settings: Colour, Speed"
     assert warned[1].startswith("2 names are not UTF-8")
     assert len(warned) == 2
     assert json.loads(pod.message)["totalBytes"] == 6
 
 
-async def test_background_work_that_hangs_is_left_behind() -> None:
+async def test_background_work_that_hangs_is_abandoned() -> None:
     hang = threading.Event()
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -207,7 +207,7 @@ async def test_background_work_that_hangs_is_left_behind() -> None:
     hang.set()
 
 
-async def test_background_work_hears_of_the_end_and_what_it_raises_is_raised() -> None:
+async def test_background_work_is_stopped_and_its_error_is_raised() -> None:
     ended = threading.Event()
 
     def until_stopped(stop: ShouldStop) -> None:

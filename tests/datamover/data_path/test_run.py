@@ -75,7 +75,7 @@ def test_an_invalid_timeout_is_rejected(text: str, message: str) -> None:
         read_stall_limits({"DATA_MOVER_STALL_TIMEOUT": text})
 
 
-class _StillMeter(Meter):
+class _FakeMeter(Meter):
     """Reads what a test sets, and no port."""
 
     moved = 0
@@ -101,15 +101,13 @@ class _HangingKopia(Kopia):
         raise AssertionError
 
 
-def _hang(
-    probe: Callable[[], Awaitable[Reachability]], warned: list[str], meter: _StillMeter | None = None
-) -> DataPath:
+def _hang(probe: Callable[[], Awaitable[Reachability]], warned: list[str], meter: _FakeMeter | None = None) -> DataPath:
     clock = LoopClock()
 
     async def warn(message: str) -> None:
         warned.append(message)
 
-    return DataPath(meter or _StillMeter(clock, Direction.BACKUP), Watchdog(clock, warn, probe))
+    return DataPath(meter or _FakeMeter(clock, Direction.BACKUP), Watchdog(clock, warn, probe))
 
 
 async def _error_of(data_path: DataPath) -> AgentError:
@@ -148,7 +146,7 @@ async def test_a_stalled_data_path_is_reported_and_fails_after_the_timeout(
 async def test_activity_during_the_probe_ends_the_stall() -> None:
     """The result of the probe does not matter then."""
     warned: list[str] = []
-    meter = _StillMeter(LoopClock(), Direction.BACKUP)
+    meter = _FakeMeter(LoopClock(), Direction.BACKUP)
     probed = asyncio.Event()
 
     async def probe() -> Reachability:

@@ -1,4 +1,4 @@
-"""What kopia saves of an upload that takes long does not outlive one that breaks."""
+"""The checkpoints of a long backup are deleted when it fails."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def _manifests(repository: Path) -> int:
 
 @asynccontextmanager
 async def _kopia_frozen_after_a_checkpoint(repository: Path, kopia: PlainKopia) -> AsyncIterator[int]:
-    """Enter once an upload has left a checkpoint; it stands still from then on."""
+    """Enter once a backup has left a checkpoint, with kopia stopped."""
     async with asyncio.timeout(200):
         while not (found := running_kopia("snapshot create")):
             await asyncio.sleep(0.002)
@@ -52,11 +52,13 @@ async def _kopia_frozen_after_a_checkpoint(repository: Path, kopia: PlainKopia) 
     yield found[0].pid
 
 
-async def _break_off(movers: Repository, volume: Path, repository: Path, *, peer: PlainKopia, cancel: bool) -> None:
-    """Back up until there is a checkpoint, and then no further."""
+async def _break_off(
+    movers: Repository, volume: Path, repository: Path, *, plain_kopia: PlainKopia, cancel: bool
+) -> None:
+    """Back up until there is a checkpoint, then end the backup."""
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN)
     running = asyncio.create_task(back_up(movers, request, uploading()))
-    async with _kopia_frozen_after_a_checkpoint(repository, peer) as pid:
+    async with _kopia_frozen_after_a_checkpoint(repository, plain_kopia) as pid:
         assert not running.done()
         if cancel:
             running.cancel()
@@ -67,7 +69,7 @@ async def _break_off(movers: Repository, volume: Path, repository: Path, *, peer
 
 
 @pytest.mark.parametrize("cancel", [True, False], ids=["canceled", "killed"])
-async def test_an_upload_that_breaks_leaves_no_checkpoint(
+async def test_a_failed_backup_leaves_no_checkpoint(
     cancel: bool,
     mover_repository: Repository,
     volume: Path,
@@ -75,16 +77,16 @@ async def test_an_upload_that_breaks_leaves_no_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("datamover.data_path.backup._CANCELED_CLEANUP", timedelta(seconds=20))
-    await _break_off(mover_repository, volume, volume.parent / "repository", peer=kopia, cancel=cancel)
+    await _break_off(mover_repository, volume, volume.parent / "repository", plain_kopia=kopia, cancel=cancel)
     assert kopia.snapshots() == []
 
 
-async def test_the_next_backup_takes_away_what_there_was_no_time_for(
+async def test_the_next_backup_deletes_the_remaining_checkpoints(
     mover_repository: Repository, volume: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what a mover left that was killed itself; nothing of it is a parent."""
+    """Also those of a mover that was killed; none is used as parent."""
     monkeypatch.setattr("datamover.data_path.backup._CANCELED_CLEANUP", timedelta(0))
-    await _break_off(mover_repository, volume, volume.parent / "repository", peer=kopia, cancel=True)
+    await _break_off(mover_repository, volume, volume.parent / "repository", plain_kopia=kopia, cancel=True)
     left = [one["id"] for one in kopia.snapshots()]
     warn = AsyncMock()
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, low_memory=True)
@@ -95,10 +97,10 @@ async def test_the_next_backup_takes_away_what_there_was_no_time_for(
     assert backup.incremental_bytes == backup.total_bytes
 
 
-async def test_other_sources_and_complete_snapshots_are_let_alone(
+async def test_other_sources_and_complete_snapshots_are_kept(
     mover_repository: Repository, tree: Path, kopia: PlainKopia
 ) -> None:
-    """The parents of a source, too, which kopia lists where the source itself has none."""
+    """Also the parent directories of a source, which kopia lists if the source itself has none."""
     for source in ("some", "some/volume", "some/volume/below"):
         await back_up(mover_repository, BackupParameters(tree, VolumeMode.FILESYSTEM, source, parallel=2), uploading())
     assert len(kopia.snapshots()) == 3

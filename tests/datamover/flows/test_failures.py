@@ -1,4 +1,4 @@
-"""Transfers that break: a clear error, and nothing half-made left behind."""
+"""Failing data paths: a clear error, and no incomplete snapshot."""
 
 import asyncio
 import os
@@ -18,16 +18,16 @@ from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import describe_tree, make_large_file
 
 _UNREADABLE = Path("/proc/sys/net/ipv4/route")
-"""A folder whose file `flush` nobody can read, not even root."""
+"""A directory whose file `flush` cannot be read, not even by root."""
 
 
 def _packs(repository: Path) -> list[Path]:
-    """What of the data has reached the repository."""
+    """Return the data blobs in the repository."""
     return [path for path in repository.glob("p*/**/*") if path.is_file()]
 
 
 async def _until_half_way(repository: Path, verb: str = "snapshot create") -> int:
-    """Return kopia's process ID once data has been sent, and more is on its way."""
+    """Return kopia's process ID once part of the data has been sent."""
     async with asyncio.timeout(30):
         while not (_packs(repository) and (found := running_kopia(verb))):
             await asyncio.sleep(0.005)
@@ -50,23 +50,23 @@ async def test_a_read_error_fails_the_backup_names_the_file_and_leaves_no_snapsh
 async def test_an_incomplete_snapshot_is_not_restored(repository: Path, kopia: PlainKopia, tmp_path: Path) -> None:
     kopia.run("snapshot", "create", str(_UNREADABLE), "--fail-fast", "--json", fails=True)
     (incomplete,) = kopia.snapshots()
-    with pytest.raises(DataPathError, match="is not restored: 1 entries could not be read"):
+    with pytest.raises(DataPathError, match=r"cannot restore snapshot .*: 1 entries could not be read"):
         await build_local_mover(str(repository)).restore(incomplete["id"], tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
 
 
-async def _back_up_and_end_kopia(hand: LocalMover, volume: Path, repository: Path, number: signal.Signals) -> None:
+async def _back_up_and_end_kopia(mover: LocalMover, volume: Path, repository: Path, number: signal.Signals) -> None:
     """Back up, and send kopia a signal half way."""
     async with asyncio.TaskGroup() as group:
         ender = group.create_task(_until_half_way(repository))
         ender.add_done_callback(lambda found: os.kill(found.result(), number))
         try:
-            await hand.back_up(volume, "", None)
+            await mover.back_up(volume, "", None)
         finally:
             await ender
 
 
-async def test_the_snapshot_that_kopia_saves_on_sigterm_is_taken_away(
+async def test_the_snapshot_that_kopia_saves_on_sigterm_is_deleted(
     repository: Path, large: Path, kopia: PlainKopia
 ) -> None:
     with pytest.raises(ExceptionGroup) as failed:
@@ -78,36 +78,36 @@ async def test_the_snapshot_that_kopia_saves_on_sigterm_is_taken_away(
 async def test_a_killed_kopia_leaves_a_repository_that_the_next_backup_uses(
     repository: Path, large: Path, tmp_path: Path
 ) -> None:
-    hand = build_local_mover(str(repository))
+    mover = build_local_mover(str(repository))
     with pytest.raises(ExceptionGroup) as failed:
-        await _back_up_and_end_kopia(hand, large, repository, signal.SIGKILL)
-    backup = await hand.back_up(large, "", None)
-    await hand.restore(backup.snapshot_id, tmp_path / "out", None)
-    assert failed.group_contains(KopiaError, match="kopia ended with signal 9")
+        await _back_up_and_end_kopia(mover, large, repository, signal.SIGKILL)
+    backup = await mover.back_up(large, "", None)
+    await mover.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert failed.group_contains(KopiaError, match="kopia was killed by signal 9")
     assert describe_tree(tmp_path / "out") == describe_tree(large)
 
 
-async def test_a_restore_that_breaks_tells_why(repository: Path, tree: Path, tmp_path: Path) -> None:
-    """First a target that is no folder, then a repository whose data is damaged."""
-    hand = build_local_mover(str(repository))
-    backup = await hand.back_up(tree, "", None)
+async def test_a_restore_that_fails_reports_the_cause(repository: Path, tree: Path, tmp_path: Path) -> None:
+    """First a target that is not a directory, then a repository whose data is damaged."""
+    mover = build_local_mover(str(repository))
+    backup = await mover.back_up(tree, "", None)
     (tmp_path / "file").write_text("a file")
     with pytest.raises(KopiaError, match=rf"restore snapshot {backup.snapshot_id} to [^\n]*\n(.*\n)*.*not a directory"):
-        await hand.restore(backup.snapshot_id, tmp_path / "file", None)
+        await mover.restore(backup.snapshot_id, tmp_path / "file", None)
     for pack in _packs(repository):
         pack.write_bytes(b"\0" * pack.stat().st_size)
     with pytest.raises(KopiaError, match=rf"restore snapshot {backup.snapshot_id} to [^\n]*\n(.*\n)*.*decrypt"):
-        await hand.restore(backup.snapshot_id, tmp_path / "out", None)
+        await mover.restore(backup.snapshot_id, tmp_path / "out", None)
 
 
-async def test_a_snapshot_that_a_killed_kopia_had_told_of_but_not_written_needs_no_removal(
+async def test_a_snapshot_that_a_killed_kopia_reported_but_did_not_write_needs_no_deletion(
     mover_repository: Repository,
 ) -> None:
     await mover_repository.connect()
     await delete_snapshot(mover_repository.kopia, "0123456789abcdef0123456789abcdef")
 
 
-def test_an_error_holds_what_kopia_says_of_it_and_no_pleasantries() -> None:
+def test_an_error_contains_kopias_lines_without_status_lines() -> None:
     lines = ["Snapshotting default@default:a/b ...", "Unable to estimate", "upload error: no such file or directory"]
-    told = str(KopiaAnswer("back up /volume", 1, b"", lines).error())
-    assert told == "back up /volume: kopia exited with code 1\nupload error: no such file or directory"
+    reported = str(KopiaAnswer("back up /volume", 1, b"", lines).error())
+    assert reported == "back up /volume: kopia exited with code 1\nupload error: no such file or directory"

@@ -1,4 +1,4 @@
-"""What a live file system does to a backup, and what kopia keeps of it: see docs/limits.md."""
+"""The effect of a live file system on a backup, and what kopia keeps: see docs/limits.md."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from tests.datamover.support.trees import describe_tree, make_large_file
 
 
 @asynccontextmanager
-async def _at_work() -> AsyncIterator[None]:
+async def _kopia_reading() -> AsyncIterator[None]:
     """Enter once kopia reads the volume."""
     async with asyncio.timeout(30):
         while not running_kopia("snapshot create"):
@@ -26,14 +26,14 @@ async def _at_work() -> AsyncIterator[None]:
     yield
 
 
-async def test_files_that_vanish_before_they_are_reached_are_left_out(local_mover: LocalMover, tmp_path: Path) -> None:
+async def test_files_that_are_deleted_before_they_are_read_are_skipped(local_mover: LocalMover, tmp_path: Path) -> None:
     volume = make_large_file(tmp_path / "volume" / "a", 100).parent
     (volume / "z").mkdir()
     for number in range(500):
         (volume / "z" / str(number)).touch()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(local_mover.back_up(volume, "", None))
-        async with _at_work():
+        async with _kopia_reading():
             for path in (volume / "z").iterdir():
                 path.unlink()
     await local_mover.restore(running.result().snapshot_id, tmp_path / "out", None)
@@ -42,15 +42,15 @@ async def test_files_that_vanish_before_they_are_reached_are_left_out(local_move
 
 
 @pytest.mark.parametrize("change", ["grow", "shrink"])
-async def test_a_file_that_changes_while_it_is_read_is_kept_as_it_was_read(
+async def test_a_file_that_changes_during_the_backup_is_kept_as_it_was_read(
     local_mover: LocalMover, tmp_path: Path, change: str
 ) -> None:
-    """Its beginning is what it always was; how much of the change is kept depends on the moment."""
+    """Its start is unchanged; how much of the change is kept depends on the moment."""
     file = make_large_file(tmp_path / "volume" / "file", 100)
     before = file.read_bytes()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(local_mover.back_up(file.parent, "", None))
-        async with _at_work():
+        async with _kopia_reading():
             if change == "grow":
                 with file.open("ab") as growing:
                     growing.write(b"more" * 1000)
@@ -78,8 +78,8 @@ async def test_sockets_pipes_and_devices_are_skipped(local_mover: LocalMover, tm
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
 
 
-async def test_what_a_new_file_system_holds_is_no_obstacle(local_mover: LocalMover, tree: Path, tmp_path: Path) -> None:
-    """`lost+found` on both sides: it is a folder like any other."""
+async def test_a_new_file_system_is_restored(local_mover: LocalMover, tree: Path, tmp_path: Path) -> None:
+    """`lost+found` on both sides is a directory like any other."""
     for folder in (tree, tmp_path / "out"):
         (folder / "lost+found").mkdir(parents=True, mode=0o700)
     (tree / "lost+found" / "#12").write_text("found again")
@@ -88,7 +88,7 @@ async def test_what_a_new_file_system_holds_is_no_obstacle(local_mover: LocalMov
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
 
-# -- what kopia does not keep -----------------------------------------------------------------------------------------
+# -- not kept by kopia ------------------------------------------------------------------------------------------------
 _ACCESS_LIST = struct.pack("<I", 2) + b"".join(
     struct.pack("<HHI", tag, rights, who)
     for tag, rights, who in [
@@ -99,7 +99,7 @@ _ACCESS_LIST = struct.pack("<I", 2) + b"".join(
         (32, 4, 2**32 - 1),
     ]
 )
-"""Source: linux/posix_acl_xattr.h: user 12345 may do everything."""
+"""Source: linux/posix_acl_xattr.h: user 12345 has all permissions."""
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ async def test_access_times_are_not_kept(local_mover: LocalMover, tmp_path: Path
     assert restored.st_atime_ns != 1_000_000_000
 
 
-async def test_a_folders_own_time_becomes_the_latest_of_what_is_in_it(local_mover: LocalMover, tmp_path: Path) -> None:
+async def test_a_directory_gets_the_latest_time_of_its_contents(local_mover: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "folder" / "file", 1)
     os.utime(file, ns=(2_000_000_000, 2_000_000_000))
     os.utime(file.parent, ns=(1_000_000_000, 1_000_000_000))
@@ -135,10 +135,10 @@ async def test_a_folders_own_time_becomes_the_latest_of_what_is_in_it(local_move
     assert (tmp_path / "out" / "folder").stat().st_mtime_ns == 2_000_000_000
 
 
-async def test_an_owner_that_the_target_refuses_is_passed_over(
+async def test_an_owner_that_the_target_rejects_is_ignored(
     local_mover: LocalMover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with NFS, where root is nobody; the peer's restore goes on likewise."""
+    """As with NFS with root squash; Velero's restore continues likewise."""
     need_root("owners")
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.chown(file, 12345, 12345)
@@ -154,7 +154,7 @@ async def test_an_owner_that_the_target_refuses_is_passed_over(
     assert (restored.stat().st_uid, file.stat().st_uid) == (0, 12345)
 
 
-async def test_a_name_that_grows_to_all_that_a_file_system_holds_comes_back(
+async def test_a_name_that_grows_to_the_limit_of_the_file_system_is_restored(
     local_mover: LocalMover, tmp_path: Path
 ) -> None:
     """85 bytes that are not UTF-8 are 255 bytes as kopia keeps them."""
@@ -166,7 +166,7 @@ async def test_a_name_that_grows_to_all_that_a_file_system_holds_comes_back(
     assert (tmp_path / "out" / ("\ufffd" * 85) / ("\ufffd" * 85)).read_text() == "content"
 
 
-async def test_which_names_are_one_file_is_not_kept_but_its_content_is(local_mover: LocalMover, tmp_path: Path) -> None:
+async def test_hard_links_are_not_kept_but_their_content_is(local_mover: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     (file.parent / "same").hardlink_to(file)
     backup = await local_mover.back_up(file.parent, "", None)
@@ -177,7 +177,7 @@ async def test_which_names_are_one_file_is_not_kept_but_its_content_is(local_mov
     assert backup.total_bytes == 2 << 20
 
 
-async def test_what_kopias_own_files_name_is_not_kept(local_mover: LocalMover, tmp_path: Path) -> None:
+async def test_entries_in_kopiaignore_are_not_kept(local_mover: LocalMover, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / ".kopiaignore").write_text("cache\n")

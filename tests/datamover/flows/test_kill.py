@@ -1,4 +1,4 @@
-"""kopia or the mover is killed outright at some moment of a transfer: the next one goes on without repair."""
+"""kopia or the mover is killed during a data path: the next one continues without repair."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ _ROOT = Path(__file__).parents[3]
 
 
 def _stored(repository: Path) -> int:
-    """How many bytes of data have reached the repository."""
+    """Return how many bytes of data are in the repository."""
     total = 0
     for path in repository.glob("p*/**/*"):
         try:
@@ -35,7 +35,7 @@ def _stored(repository: Path) -> int:
 
 
 class Moments:
-    """When the kills came: parts of the data that had been sent, and whether that was before the last byte."""
+    """The moments of the kills: the parts of the data that had been sent, and whether that was before the last byte."""
 
     def __init__(self) -> None:
         self.parts: list[float] = []
@@ -61,13 +61,13 @@ def _closing(fd: int) -> Iterator[int]:
 
 @asynccontextmanager
 async def _running_kopia(volume: Path, repository: Path) -> AsyncIterator[Callable[[], int]]:
-    """Back up in this process; yield what finds the process to kill."""
+    """Back up in this process; yield a function that finds the process to kill."""
 
     async def back_up() -> None:
         try:
             await build_local_mover(str(repository)).back_up(volume, "", None)
         except KopiaError as e:
-            assert "kopia ended with signal 9" in str(e)  # noqa: PT017 - it may also have ended well before
+            assert "kopia was killed by signal 9" in str(e)  # noqa: PT017 - it may also have ended well before
 
     async with asyncio.TaskGroup() as group:
         group.create_task(back_up())
@@ -76,7 +76,7 @@ async def _running_kopia(volume: Path, repository: Path) -> AsyncIterator[Callab
 
 @asynccontextmanager
 async def _running_mover(volume: Path, repository: Path) -> AsyncIterator[Callable[[], int]]:
-    """Back up in a process of its own; yield what finds it, once its kopia is at work."""
+    """Back up in a separate process; yield a function that finds it once its kopia is running."""
     mover = subprocess.Popen(
         [sys.executable, "-m", "datamover", "backup", "--source", volume, "--repository", repository, "--json"],
         cwd=_ROOT,

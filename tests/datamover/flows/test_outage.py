@@ -1,4 +1,4 @@
-"""The bucket goes away in the middle of a transfer: a clear error, once kopia has given up."""
+"""The bucket becomes unavailable during a data path: a clear error after the stall timeout."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ _SIZE_MIB = 200
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     (tmp_path / "s3").mkdir()
-    # Some of these tests end it themselves.
+    # Some of these tests stop it themselves.
     with suppress(S3ServerError), run_s3_server(tmp_path / "s3") as server:
         server.make_bucket("backups")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
@@ -37,7 +37,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server
 
 
 @pytest.fixture
-def hand(server: S3Server) -> LocalMover:
+def mover(server: S3Server) -> LocalMover:
     options = RepositoryOptions("s3://backups/prefix", PASSWORD, endpoint=server.url, region="us-east-1")
     return LocalMover(options, os.environ, limits=ResourceLimits(2), clock=SystemClock(), stop=StopSignal())
 
@@ -61,10 +61,12 @@ def _kill_server(server: S3Server) -> None:
     os.kill(running.pid, signal.SIGKILL)
 
 
-async def _broken_off(moving: Awaitable[object], begun: Callable[[], bool], end: Callable[[], None]) -> DataPathError:
-    """Return what a transfer ends with when, once it has begun, the other side goes away."""
+async def _interrupted(
+    moving: Awaitable[object], started: Callable[[], bool], end: Callable[[], None]
+) -> DataPathError:
+    """Return the error of a data path whose storage becomes unavailable once it has started."""
     task = asyncio.ensure_future(moving)
-    while not begun():
+    while not started():
         assert not task.done(), task.exception()
         await asyncio.sleep(0.002)
     end()
@@ -76,35 +78,35 @@ async def _broken_off(moving: Awaitable[object], begun: Callable[[], bool], end:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(
-    "gone",
+    "outage",
     [(_kill_server, "the endpoint cannot be reached"), (_remove_bucket, "the bucket does not exist")],
     ids=["server", "bucket"],
 )
-async def test_a_backup_whose_storage_is_gone_for_good_is_told_of_and_given_up(
+async def test_a_backup_is_reported_and_fails_when_its_storage_is_unavailable(
     server: S3Server,
-    hand: LocalMover,
+    mover: LocalMover,
     volume: Path,
     caplog: pytest.LogCaptureFixture,
-    gone: tuple[Callable[[S3Server], None], str],
+    outage: tuple[Callable[[S3Server], None], str],
 ) -> None:
-    """kopia alone would try for many minutes, and say nothing."""
-    end, cause = gone
+    """kopia by itself would retry for many minutes without output."""
+    end, cause = outage
     bucket = server.folder / "backups" / "prefix"
-    error = await _broken_off(hand.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: end(server))
+    error = await _interrupted(mover.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: end(server))
     assert isinstance(error, RepositoryError)
     place = re.escape(f"repository s3://backups/prefix/ at {server.url}")
-    told = rf"no progress for \d+s: {place} does not answer: {cause}: "
-    assert re.match(rf"back up {volume}: {told}", str(error))
-    assert any(re.match(told, one.message) for one in caplog.records)
+    reported = rf"no progress for \d+s: {place} does not answer: {cause}: "
+    assert re.match(rf"back up {volume}: {reported}", str(error))
+    assert any(re.match(reported, one.message) for one in caplog.records)
     assert server.secret_key not in str(error) + caplog.text
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_a_backup_names_the_cause(server: S3Server, hand: LocalMover, volume: Path) -> None:
+async def test_a_backup_names_the_cause(server: S3Server, mover: LocalMover, volume: Path) -> None:
     bucket = server.folder / "backups" / "prefix"
-    error = await _broken_off(
-        hand.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: _remove_bucket(server)
+    error = await _interrupted(
+        mover.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: _remove_bucket(server)
     )
     assert str(error).startswith(f"back up {volume}: the bucket does not exist\n")
     assert server.secret_key not in str(error)
@@ -120,12 +122,12 @@ async def test_a_backup_names_the_cause(server: S3Server, hand: LocalMover, volu
     ids=["bucket", "server"],
 )
 async def test_a_restore_names_the_cause(
-    server: S3Server, hand: LocalMover, volume: Path, end: Callable[[S3Server], None], cause: str
+    server: S3Server, mover: LocalMover, volume: Path, end: Callable[[S3Server], None], cause: str
 ) -> None:
-    backup = await hand.back_up(volume, "", None)
+    backup = await mover.back_up(volume, "", None)
     target = volume.parent / "out"
-    error = await _broken_off(
-        hand.restore(backup.snapshot_id, target, None), lambda: any(target.glob("*")), lambda: end(server)
+    error = await _interrupted(
+        mover.restore(backup.snapshot_id, target, None), lambda: any(target.glob("*")), lambda: end(server)
     )
     assert str(error).startswith(f"restore snapshot {backup.snapshot_id} to {target}: {cause}\n")
     assert server.secret_key not in str(error)

@@ -1,4 +1,4 @@
-"""Whatever a volume holds of what kopia carries comes back."""
+"""Any content of a volume that kopia keeps is restored."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ _numbers = count(1)
 
 @dataclass(frozen=True)
 class Kept:
-    """What a file or folder carries beside its content."""
+    """The metadata of a file or directory."""
 
     mode: int
     owner: tuple[int, int]
@@ -62,7 +62,7 @@ def _owner() -> SearchStrategy[tuple[int, int]]:
 
 
 def _kept(always: int) -> SearchStrategy[Kept]:
-    """Any mode, but what the owner needs to read it unless that is root."""
+    """Any mode, except that the owner can read it unless that is root."""
     modes = st.integers(0, 0o7777).map(lambda mode: mode if _ROOT else mode | always)
     return st.builds(Kept, modes, _owner(), st.integers(0, 4_000_000_000_000_000_000))
 
@@ -105,7 +105,7 @@ def _make(path: Path, entry: Entry) -> None:
 @pytest.mark.timeout(PATIENCE_SECONDS)
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(kept=_kept(0o700), entries=st.dictionaries(_NAMES, _ENTRIES, max_size=6), sparse=st.booleans())
-async def test_any_tree_comes_back(
+async def test_any_tree_is_restored(
     mover_repository: Repository, tmp_path: Path, kept: Kept, entries: Mapping[str, Entry], sparse: bool
 ) -> None:
     here = tmp_path / str(next(_numbers))

@@ -1,4 +1,4 @@
-"""A pod that can write to next to nothing: scratch folder, termination log, and what the load is to write."""
+"""A pod with a read-only root: only scratch directory, termination log and the target are writable."""
 
 import json
 import os
@@ -42,7 +42,7 @@ sys.exit(asyncio.run(main()))
 
 
 class _SealedPod:
-    """Runs loads in a mount namespace of their own, where `folder` and all else can only be read."""
+    """Runs transfers in a separate mount namespace, where `folder` and everything else is read-only."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,14 +52,14 @@ class _SealedPod:
         self._log.touch()
 
     def run(self, kind: str, volume: Path, *, writes: Path, snapshot: str = "") -> dict[str, str]:
-        """Run a load that writes to `writes`, and return its result."""
+        """Run a transfer that writes to `writes`, and return its result."""
         flag = "data-download" if snapshot else "data-upload"
-        told = {"POD": self.folder, "VOLUME": volume, "KIND": kind, "FLAG": flag, "SNAPSHOT": snapshot}
+        reported = {"POD": self.folder, "VOLUME": volume, "KIND": kind, "FLAG": flag, "SNAPSHOT": snapshot}
         own = {"VELERO_SCRATCH_DIR": self._scratch, "TMPDIR": self.folder, "PYTHON": sys.executable, "SCRIPT": _SCRIPT}
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", _SEAL, "sh", self._scratch, self._log, writes],
             cwd=_ROOT,
-            env={**os.environ, **{name: str(value) for name, value in (told | own).items()}},
+            env={**os.environ, **{name: str(value) for name, value in (reported | own).items()}},
             capture_output=True,
             text=True,
             check=False,
@@ -75,12 +75,12 @@ def sealed(tmp_path: Path, _new_repository: Path) -> _SealedPod:
     return _SealedPod(tmp_path)
 
 
-def test_a_volume_goes_out_and_comes_back_where_nothing_else_can_be_written_to(
+def test_a_volume_is_backed_up_and_restored_in_a_read_only_container(
     sealed: _SealedPod, tree: Path, tmp_path: Path
 ) -> None:
-    """The volume is not written to by a backup, nor the repository by a restore.
+    """A backup does not write to the volume, nor a restore to the repository.
 
-    kopia touches a name beside a restore's target: so the folder that holds it must be writable.
+    kopia creates a file next to a restore's target: so its parent directory must be writable.
     """
     backup = sealed.run("DataUpload", tree, writes=tmp_path / "backups")
     target = tmp_path / "root" / "target"

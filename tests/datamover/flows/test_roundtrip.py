@@ -18,9 +18,9 @@ from tests.datamover.support.trees import describe_tree, make_large_file, make_t
 _RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 
 
-async def test_everything_kopia_carries_comes_back(local_mover: LocalMover, tree: Path, tmp_path: Path) -> None:
+async def test_everything_that_kopia_keeps_is_restored(local_mover: LocalMover, tree: Path, tmp_path: Path) -> None:
     backup = await local_mover.back_up(tree, "", None)
-    # A target called like an archive would become one, if kopia had its way.
+    # By default, kopia would write an archive to a target named like one.
     restored = await local_mover.restore(backup.snapshot_id, tmp_path / "out.zip", None)
     assert describe_tree(tmp_path / "out.zip") == describe_tree(tree)
     assert restored.total_bytes == backup.total_bytes == backup.incremental_bytes
@@ -28,7 +28,7 @@ async def test_everything_kopia_carries_comes_back(local_mover: LocalMover, tree
     assert not backup.empty_snapshot
 
 
-async def test_a_volume_with_nothing_to_keep_is_an_empty_success(local_mover: LocalMover, tmp_path: Path) -> None:
+async def test_the_backup_of_an_empty_volume_succeeds(local_mover: LocalMover, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "empty" / "pipe")
     backup = await local_mover.back_up(tmp_path / "empty", "", None)
@@ -51,7 +51,7 @@ async def test_a_later_backup_counts_only_what_changed(local_mover: LocalMover, 
     assert [one.snapshot_id for one in listed] == [one.snapshot_id for one in (first, second, third)]
 
 
-async def test_a_snapshot_has_the_peers_form_and_policy_and_plain_kopia_restores_it(
+async def test_a_snapshot_has_veleros_format_and_policy_and_plain_kopia_restores_it(
     local_mover: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     source = "snapshot-data-upload-download/kopia/app/data"
@@ -69,7 +69,7 @@ async def test_a_snapshot_has_the_peers_form_and_policy_and_plain_kopia_restores
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
 
-async def test_the_mover_restores_and_goes_on_from_what_plain_kopia_backed_up(
+async def test_the_mover_restores_and_continues_a_backup_of_plain_kopia(
     local_mover: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     shutil.rmtree(tree / "cache")
@@ -80,24 +80,24 @@ async def test_the_mover_restores_and_goes_on_from_what_plain_kopia_backed_up(
     assert next_one.incremental_bytes == 0
 
 
-async def test_a_restore_goes_over_what_is_there_and_leaves_the_rest(
+async def test_a_restore_overwrites_existing_files_and_keeps_others(
     local_mover: LocalMover, tree: Path, tmp_path: Path
 ) -> None:
-    """As the peer's: files, links and folders of the same name become the snapshot's, longer ones are cut."""
+    """As with Velero: files, links and directories of the same name are replaced, longer ones are truncated."""
     backup = await local_mover.back_up(tree, "", None)
     out = tmp_path / "out"
     (out / "a" / "b" / "c").mkdir(parents=True, mode=0o700)
     (out / "a" / "b" / "c" / "file 1").write_bytes(b"longer than what was backed up" * 1000)
     (out / "secret").write_text("to be written over, and its mode too")
     (out / "link").symlink_to("elsewhere")
-    (out / "a" / "other").write_text("nobody backed this up")
+    (out / "a" / "other").write_text("not in the backup")
     await local_mover.restore(backup.snapshot_id, out, None)
-    assert (out / "a" / "other").read_text() == "nobody backed this up"
+    assert (out / "a" / "other").read_text() == "not in the backup"
     (out / "a" / "other").unlink()
     assert describe_tree(out) == describe_tree(tree)
 
 
-async def test_a_restore_over_something_of_another_kind_is_told(
+async def test_a_restore_over_an_entry_of_another_type_fails_with_its_path(
     local_mover: LocalMover, tree: Path, tmp_path: Path
 ) -> None:
     backup = await local_mover.back_up(tree, "", None)
@@ -107,26 +107,26 @@ async def test_a_restore_over_something_of_another_kind_is_told(
     assert "secret: is a directory" in str(failed.value)
 
 
-async def test_a_snapshot_that_is_not_there_is_named(local_mover: LocalMover, tmp_path: Path) -> None:
+async def test_a_missing_snapshot_is_named(local_mover: LocalMover, tmp_path: Path) -> None:
     with pytest.raises(KopiaError, match="snapshot 0123456789abcdef: it is not in the repository"):
         await local_mover.restore("0123456789abcdef", tmp_path / "out", None)
 
 
 @pytest.mark.parametrize("snapshot_id", ["", "--help", "../a"])
-async def test_what_is_no_id_of_a_snapshot_never_reaches_kopia(
+async def test_an_invalid_snapshot_id_is_not_passed_to_kopia(
     local_mover: LocalMover, tmp_path: Path, snapshot_id: str
 ) -> None:
-    with pytest.raises(KopiaError, match=f"snapshot '{snapshot_id}': that is no ID of a snapshot"):
+    with pytest.raises(KopiaError, match=f'invalid snapshot ID: "{snapshot_id}"'):
         await local_mover.restore(snapshot_id, tmp_path / "out", None)
 
 
-async def test_a_volume_that_is_not_there_is_named(local_mover: LocalMover, tmp_path: Path) -> None:
-    with pytest.raises(DataPathError, match=r"volume .*/nothing is not there"):
+async def test_a_missing_volume_is_named(local_mover: LocalMover, tmp_path: Path) -> None:
+    with pytest.raises(DataPathError, match=r"volume .*/nothing does not exist"):
         await local_mover.back_up(tmp_path / "nothing", "", None)
 
 
 @pytest.mark.parametrize("left", ["nothing", "folder", "link"])
-def test_the_done_file_replaces_what_was_left(tmp_path: Path, left: str) -> None:
+def test_the_done_file_replaces_earlier_files(tmp_path: Path, left: str) -> None:
     volume = make_tree(tmp_path / "volume")
     if left == "folder":
         (volume / ".velero").mkdir()
@@ -138,8 +138,10 @@ def test_the_done_file_replaces_what_was_left(tmp_path: Path, left: str) -> None
     assert (volume / "a" / "b").is_dir()
 
 
-async def test_an_incomplete_snapshot_is_no_parent(local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia) -> None:
-    """The newest complete one is, whoever made it; an incomplete one that is newer is passed over."""
+async def test_an_incomplete_snapshot_is_not_a_parent(
+    local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    """The newest complete one is used, of any origin; a newer incomplete one is ignored."""
     volume = make_large_file(tmp_path / "volume" / "file", 5).parent
     await local_mover.back_up(volume, "some/volume", None)
     override = "--override-source=default@default:some/volume"
@@ -149,7 +151,7 @@ async def test_an_incomplete_snapshot_is_no_parent(local_mover: LocalMover, tmp_
     assert (again.incremental_bytes, again.total_bytes) == (0, 5 << 20)
 
 
-async def test_holes_stay_holes_where_that_is_asked_for(mover_repository: Repository, tmp_path: Path) -> None:
+async def test_zeros_become_holes_when_configured(mover_repository: Repository, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.truncate(file, 50 << 20)
     request = BackupParameters(file.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2)

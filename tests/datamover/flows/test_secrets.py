@@ -1,4 +1,4 @@
-"""No secret stands where somebody else could read it: arguments, logs, messages, Events, files that stay."""
+"""No secret is in a readable place: arguments, logs, messages, Events, remaining files."""
 
 from pathlib import Path
 
@@ -13,27 +13,27 @@ from tests.support.fakekube import FakeKube
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that gets the command line of each kopia."""
+    """The file with the command line of each kopia."""
     return record_kopia(tmp_path, monkeypatch)
 
 
-async def _there_and_back(pod: MoverPod, tree: Path) -> str:
-    """Initialize, back up and restore, be refused, and return everything that was told of it."""
+async def _run_everything(pod: MoverPod, tree: Path) -> str:
+    """Initialize, back up, restore, fail, and return all messages and Events."""
     assert await pod.init() == 0
-    told = [pod.message]
+    reported = [pod.message]
     pod.put_repository(phase="Ready")
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 0
-    told.append(pod.message)
+    reported.append(pod.message)
     pod.put_transfer("DataDownload", snapshotID=pod.result["snapshotID"])
     assert await pod.run("data-download", pod.folder / "target") == 0
     pod.put_secret("velero-repo-credentials", "repository-password", "quite another one")
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 12
-    return "".join([*told, pod.message, str(pod.events())])
+    return "".join([*reported, pod.message, str(pod.events())])
 
 
-async def test_no_secret_is_in_arguments_logs_messages_or_what_is_left(
+async def test_no_secret_is_in_arguments_logs_messages_or_remaining_files(
     s3: S3Server, tree: Path, tmp_path: Path, record: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -42,11 +42,11 @@ async def test_no_secret_is_in_arguments_logs_messages_or_what_is_left(
     pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, bucket=s3.make_bucket("secrets"), credential=cloud)
     pod.put_secret("cloud", "key", s3.credentials_file)
     pod.put_repository()
-    told = await _there_and_back(pod, tree)
+    reported = await _run_everything(pod, tree)
     lines = record.read_text()
     left = [path.read_bytes() for path in tmp_path.glob("datamover-*/**/*") if path.is_file()]
     assert "snapshot create" in lines
     assert left
     for secret in (PASSWORD, "quite another one", s3.secret_key):
-        assert secret not in f"{lines}{told}{caplog.text}"
+        assert secret not in f"{lines}{reported}{caplog.text}"
         assert not any(secret.encode() in content for content in left)

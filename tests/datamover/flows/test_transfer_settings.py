@@ -1,4 +1,4 @@
-"""What a custom resource asks of the uploader reaches kopia, and what it asks in vain is told."""
+"""Settings of a custom resource are passed to kopia, and unknown ones are reported."""
 
 import shutil
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ _FLAGS = {
 }
 
 _CPUS = 2
-"""What the pod of the tests may use."""
+"""The limits of the pod in these tests."""
 
 
 @pytest.fixture
 def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
-    """A pod whose repository is there and Ready."""
+    """A pod whose repository exists and is Ready."""
     shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_repository(phase="Ready")
@@ -44,7 +44,7 @@ def _flags(record: Path, verb: str) -> set[str]:
 
 @dataclass(frozen=True)
 class _Way:
-    """The two kinds that bring a volume out and back, and where they keep their settings."""
+    """The two kinds that back up and restore a volume, and the fields of their settings."""
 
     out: str
     back: str
@@ -68,7 +68,7 @@ class _Way:
     ],
     ids=["snapshot data", "pod volumes"],
 )
-async def test_settings_reach_kopia(pod: MoverPod, tree: Path, record: Path, way: _Way) -> None:
+async def test_settings_are_passed_to_kopia(pod: MoverPod, tree: Path, record: Path, way: _Way) -> None:
     await way.go(pod, tree, {})
     assert f"--parallel={_CPUS}" in _flags(record, "snapshot create")
     assert f"--parallel={2 * _CPUS}" in _flags(record, "restore")
@@ -78,9 +78,9 @@ async def test_settings_reach_kopia(pod: MoverPod, tree: Path, record: Path, way
     assert {"--parallel=3", "--write-sparse-files"} <= _flags(record, "restore")
 
 
-async def test_settings_that_nobody_knows_are_told_and_ignored(pod: MoverPod, tree: Path) -> None:
+async def test_unknown_settings_are_reported_and_ignored(pod: MoverPod, tree: Path) -> None:
     unknown: dict[str, Any] = {"NewSetting": "x", "Another": "y"}
     pod.put_transfer("DataUpload", dataMoverConfig=unknown)
     assert await pod.run("data-upload", tree) == 0
-    told = "ignored unknown settings: Another, NewSetting"
-    assert ("Data-Path-Warning", told) in pod.events()
+    reported = "ignored unknown settings: Another, NewSetting"
+    assert ("Data-Path-Warning", reported) in pod.events()

@@ -1,4 +1,4 @@
-"""Loads that nobody's server made: least fields, odd names, as somebody writes them by hand."""
+"""Transfers that a user writes: minimal fields and unusual names."""
 
 import shutil
 from pathlib import Path
@@ -19,8 +19,8 @@ _SOURCE = {
 }
 
 
-def _by_hand(kind: str, spec: JsonDict) -> JsonDict:
-    """A load with the least metadata there can be."""
+def _minimal(kind: str, spec: JsonDict) -> JsonDict:
+    """Return a transfer with minimal metadata."""
     return {
         "apiVersion": "velero.io/v2alpha1",
         "kind": kind,
@@ -32,27 +32,27 @@ def _by_hand(kind: str, spec: JsonDict) -> JsonDict:
 
 @pytest.fixture
 async def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
-    """A pod whose repository is there and Ready."""
+    """A pod whose repository exists and is Ready."""
     shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_repository(phase="Ready")
     return pod
 
 
-async def test_a_data_upload_without_labels_and_with_null_settings_is_an_ordinary_one(
+async def test_a_data_upload_without_labels_and_with_null_settings_succeeds(
     pod: MoverPod, tmp_path: Path, kopia_program: Path
 ) -> None:
-    """The peer then writes the tag of the operation with an empty value."""
+    """Velero then sets the tag of the operation to an empty value."""
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume" / "ü 文").write_text("x")
-    pod.kube.put(_by_hand("DataUpload", {**_SOURCE, "snapshotType": "CSI", "sourcePVC": "data"}))
+    pod.kube.put(_minimal("DataUpload", {**_SOURCE, "snapshotType": "CSI", "sourcePVC": "data"}))
     assert await pod.run("data-upload", tmp_path / "volume") == 0, pod.message
-    peer = PlainKopia(kopia_program, pod.folder)
-    peer.connect(pod.folder / "backups" / "kopia" / "app")
-    (snapshot,) = peer.snapshots()
+    plain_kopia = PlainKopia(kopia_program, pod.folder)
+    plain_kopia.connect(pod.folder / "backups" / "kopia" / "app")
+    (snapshot,) = plain_kopia.snapshots()
     assert snapshot["tags"]["tag:velero.io/async-operation-id"] == ""
     target = {"pvc": "data", "pv": "", "namespace": "app"}
-    pod.kube.put(_by_hand("DataDownload", {**_SOURCE, "snapshotID": pod.result["snapshotID"], "targetVolume": target}))
+    pod.kube.put(_minimal("DataDownload", {**_SOURCE, "snapshotID": pod.result["snapshotID"], "targetVolume": target}))
     (tmp_path / "target").mkdir()
     assert await pod.run("data-download", tmp_path / "target") == 0, pod.message
     assert describe_tree(tmp_path / "target") == describe_tree(tmp_path / "volume")

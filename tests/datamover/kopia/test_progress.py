@@ -7,7 +7,7 @@ from datamover.kopia.progress import Direction, Meter, parse_size, sum_counters
 from datamover.pod.reporting import report_times
 
 
-class Hands:
+class ManualClock:
     """A clock that a test moves."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Hands:
 
 
 class Counters(asyncio.Protocol):
-    """Serves `text` on the port a meter looks at."""
+    """Serves `text` on the port that a meter reads."""
 
     text = ""
 
@@ -66,13 +66,13 @@ def test_sizes_read_as_kopia_writes_them(text: str, size: int) -> None:
     ],
     ids=["no estimate yet", "estimate", "with errors"],
 )
-def test_upload_lines_tell_hashed_cached_and_estimated_bytes(line: str, hashed: int, cached: int, total: int) -> None:
+def test_upload_lines_have_hashed_cached_and_estimated_bytes(line: str, hashed: int, cached: int, total: int) -> None:
     meter = Meter(SystemClock(), Direction.BACKUP)
     assert not meter.take(line).strip()
     assert (meter.hashed_bytes, meter.cached_bytes, meter.total_bytes) == (hashed, cached, total)
 
 
-def test_other_lines_are_no_progress() -> None:
+def test_other_lines_are_not_progress() -> None:
     meter = Meter(SystemClock(), Direction.RESTORE)
     assert not meter.take("Processed 420 (13.5 MB) of 3258 (91.1 MB).")
     glued = "Processed 119 (303.5 MB) of 120 (1.5 GB) 302.8 MB/s (20.0%) remaining 3s.error restoring: disk full"
@@ -85,8 +85,8 @@ def test_counters_are_summed_over_their_labels() -> None:
     assert sum_counters(text) == {"kopia_x_total": 1502.0, "kopia_y": 3.0}
 
 
-async def test_readings_never_go_back_never_pass_the_total_and_tell_the_rate() -> None:
-    clock = Hands()
+async def test_readings_never_decrease_or_exceed_the_total_and_have_the_rate() -> None:
+    clock = ManualClock()
     meter = Meter(clock, Direction.BACKUP, total_bytes=1000)
     server = await asyncio.get_running_loop().create_server(Counters, "127.0.0.1", _port(meter))
     readings = []
@@ -100,16 +100,16 @@ async def test_readings_never_go_back_never_pass_the_total_and_tell_the_rate() -
     assert {one.sent_bytes for one in readings} == {7}
 
 
-async def test_what_the_parent_snapshot_holds_counts_as_done() -> None:
+async def test_data_of_the_parent_snapshot_counts_as_done() -> None:
     meter = Meter(SystemClock(), Direction.BACKUP, total_bytes=2_000_000)
     meter.take(" * 0 hashing, 0 hashed (0 B), 9 cached (1.5 MB), uploaded 0 B, estimating...")
     assert (await meter.read()).done_bytes == 1_500_000
 
 
-async def test_a_reading_while_kopia_serves_nothing_is_the_last_one() -> None:
+async def test_a_reading_while_kopia_serves_no_metrics_is_the_last_one() -> None:
     assert (await Meter(SystemClock(), Direction.RESTORE, total_bytes=5).read()).done_bytes == 0
 
 
-def test_progress_is_told_within_the_first_second_after_2_4_8_and_then_every_10() -> None:
+def test_progress_is_reported_within_the_first_second_after_2_4_8_and_then_every_10() -> None:
     times = report_times()
     assert [next(times) for _ in range(7)] == [0.8, 2, 4, 8, 18, 28, 38]

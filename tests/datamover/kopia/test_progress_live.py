@@ -1,4 +1,4 @@
-"""Readings while real data moves: as fine for a restore as for a backup."""
+"""Progress of real data paths: as frequent for a restore as for a backup."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from tests.datamover.support.trees import make_large_file
 
 _SIZE = 300 << 20
 _LEAST = 3
-"""How many different readings a second of transfer gives at least."""
+"""The minimum of different readings per second."""
 
 
 async def _watch(
@@ -40,7 +40,7 @@ def _check(readings: list[ProgressMessage]) -> None:
 
 
 @pytest.mark.parametrize("mode", list(VolumeMode), ids=str)
-async def test_progress_is_fine_and_never_goes_back(
+async def test_progress_is_frequent_and_never_decreases(
     mover_repository: Repository, tmp_path: Path, mode: VolumeMode
 ) -> None:
     file = make_large_file(tmp_path / "volume" / "file", _SIZE >> 20)
@@ -62,6 +62,6 @@ async def test_progress_is_fine_and_never_goes_back(
     back, _ = await _watch(restore(mover_repository, wanted, transfer), transfer.meter)
     _check(out)
     _check(back)
-    # Known before the first byte: of a device its size, of a snapshot what its manifest says.
+    # Known before the first byte: the size of a device, and of a snapshot from its manifest.
     for readings in [back, *([out] if device else [])]:
         assert {one.total_bytes for one in readings if one.done_bytes} == {_SIZE}

@@ -16,14 +16,14 @@ from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import open_work_dir
 from datamover.storage.credentials import AwsKeys
 from datamover.storage.providers import FileStorage, S3Storage
-from tests.datamover.support.places import configurations, opened, s3_storage
 from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.repositories import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server, free_port
 
 _RECORDED = Path(__file__).parents[2] / "recordings/velero-1.18.2/kopia-repository-status.json"
 
 
-async def test_a_new_repository_has_the_peers_form_and_is_found_again(tmp_path: Path) -> None:
+async def test_a_new_repository_has_veleros_format_and_is_found_again(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path / "r")
     with opened(storage) as repository:
         created = await repository.ensure()
@@ -46,7 +46,7 @@ async def test_connecting_creates_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "r").glob("kopia.*"))
 
 
-async def test_a_place_that_holds_something_else_is_not_touched(tmp_path: Path) -> None:
+async def test_a_storage_with_other_contents_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "kopia.maintenance.f").write_text("x")
     with (
@@ -56,7 +56,7 @@ async def test_a_place_that_holds_something_else_is_not_touched(tmp_path: Path) 
         await repository.ensure()
 
 
-async def test_a_second_creator_is_noticed(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_second_creator_is_detected(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(FileStorage(tmp_path / "r")) as ours:
         connect = ours.connect
 
@@ -71,7 +71,7 @@ async def test_a_second_creator_is_noticed(tmp_path: Path, repository: Path, mon
             await ours.ensure()
 
 
-async def test_a_wrong_password_is_told(repository: Path) -> None:
+async def test_a_wrong_password_is_reported(repository: Path) -> None:
     with (
         opened(FileStorage(repository), "another password") as ours,
         pytest.raises(RepositoryError, match=r"^repository under test: the repository password does not match"),
@@ -98,22 +98,22 @@ async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
     ],
     ids=["secret key", "access key", "bucket", "endpoint"],
 )
-async def test_what_keeps_a_bucket_from_being_used_is_told(s3: S3Server, wrong: dict[str, str], cause: str) -> None:
+async def test_the_cause_of_an_unusable_bucket_is_reported(s3: S3Server, wrong: dict[str, str], cause: str) -> None:
     with (
         opened(s3_storage(s3, s3.make_bucket("causes"), **wrong)) as repository,
-        pytest.raises(RepositoryError, match=f"^repository under test: {cause}: [^\n]+$") as refused,
+        pytest.raises(RepositoryError, match=f"^repository under test: {cause}: [^\n]+$") as rejected,
     ):
         await repository.ensure()
-    assert "wrong-secret-key" not in str(refused.value)
+    assert "wrong-secret-key" not in str(rejected.value)
 
 
 @pytest.mark.parametrize("read_only", [True, False], ids=["to read", "to write"])
-async def test_a_folders_configuration_is_kopias_own(repository: Path, *, read_only: bool) -> None:
+async def test_the_configuration_of_a_directory_equals_kopias(repository: Path, *, read_only: bool) -> None:
     ours, theirs = await configurations(FileStorage(repository), read_only=read_only)
     assert ours == theirs
 
 
-async def test_a_buckets_configuration_is_kopias_own(s3: S3Server) -> None:
+async def test_the_configuration_of_a_bucket_equals_kopias(s3: S3Server) -> None:
     storage = s3_storage(s3, s3.make_bucket("config"))
     with opened(storage) as repository:
         await repository.ensure()
@@ -121,33 +121,33 @@ async def test_a_buckets_configuration_is_kopias_own(s3: S3Server) -> None:
     assert ours == theirs
 
 
-async def test_what_cannot_be_read_is_told_as_connecting_tells_it(repository: Path) -> None:
+async def test_a_failed_read_is_reported_like_a_failed_connect(repository: Path) -> None:
     with opened(FileStorage(repository), "another password") as ours:
         kopia = ours.kopia
         with pytest.raises(RepositoryError, match=r"^repository under test: the repository password does not match"):
             await ours.open(partial(list_snapshots, kopia), read_only=True)
 
 
-async def test_a_reading_that_fails_for_no_cause_of_the_repositorys_runs_again_connected(repository: Path) -> None:
-    answers = iter([KopiaError("broken"), KopiaError("told")])
+async def test_a_read_that_fails_without_a_cause_in_the_repository_runs_again_connected(repository: Path) -> None:
+    answers = iter([KopiaError("broken"), KopiaError("second")])
 
     async def read() -> None:
         raise next(answers)
 
     with opened(FileStorage(repository)) as ours:
-        with pytest.raises(KopiaError, match="told"):
+        with pytest.raises(KopiaError, match="second"):
             await ours.open(read, read_only=True)
         assert await list_snapshots(ours.kopia) == []
 
 
 @pytest.fixture
 def silent_endpoint() -> Iterator[str]:
-    """An address where the kernel takes connections, and nobody answers."""
+    """An address where the kernel accepts connections, and no process answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-async def test_an_endpoint_that_never_answers_is_given_up(s3: S3Server, silent_endpoint: str) -> None:
+async def test_an_endpoint_that_never_answers_times_out(s3: S3Server, silent_endpoint: str) -> None:
     with (
         opened(s3_storage(s3, "any", url=silent_endpoint), seconds=1) as repository,
         pytest.raises(RepositoryError, match="repository under test: the storage did not answer within 1 s"),
@@ -155,7 +155,7 @@ async def test_an_endpoint_that_never_answers_is_given_up(s3: S3Server, silent_e
         await repository.connect()
 
 
-async def test_whether_the_storage_answers_is_told(
+async def test_a_probe_reports_whether_the_storage_answers(
     s3: S3Server, silent_endpoint: str, repository: Path, tmp_path: Path
 ) -> None:
     bucket = s3.make_bucket("asked")
@@ -181,7 +181,7 @@ async def test_whether_the_storage_answers_is_told(
     ]
 
 
-async def test_a_custom_authority_is_taken_for_what_it_is(s3: S3Server) -> None:
+async def test_a_custom_authority_is_passed_unchanged(s3: S3Server) -> None:
     storage = S3Storage("b", "p/", s3.url.replace("http", "https"), keys=AwsKeys("a", "b" * 8), ca_pem=b"no pem")
     with opened(storage) as repository, pytest.raises(RepositoryError, match="cannot parse provided CA"):
         await repository.connect()
@@ -197,7 +197,7 @@ def test_cache_is_divided_four_to_one(config: Mapping[str, str], total: int) -> 
     assert f"--metadata-cache-size-mb={total // 5}" in limit.arguments
 
 
-async def test_kopia_keeps_to_the_cache_it_was_given(repository: Path, tmp_path: Path) -> None:
+async def test_kopia_uses_the_configured_cache(repository: Path, tmp_path: Path) -> None:
     with open_work_dir(os.environ, str(tmp_path / "volume")) as folder:
         access = FileStorage(repository).access(folder)
         environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})

@@ -1,4 +1,4 @@
-"""What keeps a load from reading its repository is told as connecting tells it, and shows no secret."""
+"""Errors while a transfer opens its repository: the cause as from connecting, and no secret."""
 
 import asyncio
 import shutil
@@ -17,10 +17,10 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.snapshots import list_snapshots
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.data_paths import uploading
-from tests.datamover.support.places import opened
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
+from tests.datamover.support.repositories import opened
 from tests.datamover.support.s3server import S3Server, free_port, run_s3_server
 from tests.support.fakekube import FakeKube
 from tests.testbed.pki import Authority
@@ -39,15 +39,15 @@ def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A server whose certificate nobody vouches for."""
+def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server with an untrusted certificate."""
     pair = Authority(tmp_path_factory.mktemp("pki") / "authority").issue("s3", user="s3", addresses=("IP:127.0.0.1",))
     with run_s3_server(tmp_path_factory.mktemp("secure"), pair) as server:
         yield server
 
 
 def _bucket(pod: MoverPod, server: S3Server, *, url: str = "", bucket: str = "", secret: str = "") -> None:
-    """Let the pod's location be a bucket of the server, or what is wrong instead."""
+    """Set the pod's location to a bucket of the server, or to the given faults."""
     bucket = bucket or server.make_bucket("opening")
     pod.put_location({"s3Url": url or server.url, "region": "us-east-1"}, bucket=bucket, credential=_CLOUD)
     credentials = server.credentials_file
@@ -68,7 +68,7 @@ def _damaged(pod: MoverPod, _server: S3Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message_part"),
     [
         (_wrong_password, "the repository password does not match"),
         (_empty_folder, "no repository found"),
@@ -79,31 +79,31 @@ def _damaged(pod: MoverPod, _server: S3Server) -> None:
     ],
     ids=["password", "no folder", "damaged", "empty bucket", "secret key", "no bucket"],
 )
-async def test_what_keeps_a_load_from_its_repository_is_told(
-    pod: MoverPod, s3: S3Server, tree: Path, wrong: Callable[[MoverPod, S3Server], None], said: str
+async def test_the_cause_of_an_unusable_repository_is_reported(
+    pod: MoverPod, s3: S3Server, tree: Path, wrong: Callable[[MoverPod, S3Server], None], message_part: str
 ) -> None:
     wrong(pod, s3)
     for kind in _FLAGS:
-        await _refused(pod, tree, kind, said)
+        await _check_failure(pod, tree, kind, message_part)
 
 
-async def test_an_endpoint_that_refuses_fails_a_load(pod: MoverPod, s3: S3Server, tree: Path) -> None:
+async def test_an_endpoint_that_refuses_connections_fails_a_transfer(pod: MoverPod, s3: S3Server, tree: Path) -> None:
     _bucket(pod, s3, url=f"http://127.0.0.1:{free_port()}")
-    await _refused(pod, tree, "DataUpload", "the endpoint cannot be reached")
+    await _check_failure(pod, tree, "DataUpload", "the endpoint cannot be reached")
 
 
-async def test_a_certificate_that_nobody_vouches_for_fails_a_load(pod: MoverPod, secure: S3Server, tree: Path) -> None:
-    _bucket(pod, secure)
-    await _refused(pod, tree, "DataDownload", "the endpoint's certificate is not trusted")
+async def test_an_untrusted_certificate_fails_a_transfer(pod: MoverPod, tls_server: S3Server, tree: Path) -> None:
+    _bucket(pod, tls_server)
+    await _check_failure(pod, tree, "DataDownload", "the endpoint's certificate is not trusted")
 
 
-async def _refused(pod: MoverPod, tree: Path, kind: str, said: str) -> None:
+async def _check_failure(pod: MoverPod, tree: Path, kind: str, message_part: str) -> None:
     flag, spec = _FLAGS[kind]
     pod.put_transfer(kind, **spec)
     assert await pod.run(flag, tree) == 12
     first = pod.message.splitlines()[0]
     assert first.startswith("backup repository app-default-kopia (")
-    assert said in first
+    assert message_part in first
     for secret in (PASSWORD, "quite another one", "not-the-secret-key"):
         assert secret not in f"{pod.message}{pod.events()}"
 
@@ -113,7 +113,7 @@ def _request(tree: Path, *, low_memory: bool = False) -> BackupParameters:
 
 
 @pytest.mark.parametrize("low_memory", [True, False], ids=["one kopia at a time", "two"])
-async def test_a_backup_opens_its_repository_whether_or_not_memory_is_short(
+async def test_a_backup_opens_its_repository_with_any_memory_limit(
     repository: Path, tree: Path, low_memory: bool
 ) -> None:
     with opened(FileStorage(repository)) as ours:
@@ -121,15 +121,13 @@ async def test_a_backup_opens_its_repository_whether_or_not_memory_is_short(
         assert [one.snapshot_id for one in await list_snapshots(ours.kopia)] == [backup.snapshot_id]
 
 
-async def test_a_reading_that_takes_longer_than_it_may_is_done_again_connected(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_that_times_out_runs_again_connected(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datamover.kopia.repository._UNCONNECTED_SECONDS", 0.05)
-    taken = []
+    output = []
 
     async def read() -> str:
-        taken.append("")
-        if len(taken) == 1:
+        output.append("")
+        if len(output) == 1:
             await asyncio.Event().wait()
         return "read"
 
@@ -138,12 +136,12 @@ async def test_a_reading_that_takes_longer_than_it_may_is_done_again_connected(
         assert await list_snapshots(ours.kopia) == []
 
 
-async def test_a_cancel_that_comes_with_errors_of_the_reading_is_not_forgotten(repository: Path) -> None:
-    """Both of two calls break off, and one of them by an error."""
-    begun = asyncio.Event()
+async def test_a_cancel_during_errors_of_a_read_is_kept(repository: Path) -> None:
+    """Of two calls, one fails while both are canceled."""
+    started = asyncio.Event()
 
     async def fail_when_canceled() -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -158,15 +156,15 @@ async def test_a_cancel_that_comes_with_errors_of_the_reading_is_not_forgotten(r
 
     with opened(FileStorage(repository)) as ours:
         running = asyncio.create_task(ours.open(read, read_only=True), name="opening")
-        await begun.wait()
+        await started.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
 
 
 @dataclass(frozen=True)
-class _Held:
-    """A load whose storage does not answer: it stands still in kopia's call `verb`."""
+class _HeldTransfer:
+    """A transfer whose storage does not answer: it hangs in kopia's call `verb`."""
 
     pod: MoverPod
     kind: str
@@ -182,20 +180,20 @@ class _Held:
 @pytest.fixture(params=[(kind, connects) for kind in _FLAGS for connects in (False, True)], ids=str)
 def held(
     request: pytest.FixtureRequest, pod: MoverPod, s3: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[_Held]:
+) -> Iterator[_HeldTransfer]:
     kind, connects = request.param
     if connects:
         monkeypatch.setattr("datamover.kopia.repository._UNCONNECTED_SECONDS", 0.05)
-    # The kernel takes connections here, and nobody answers.
+    # The kernel accepts connections here, and no process answers.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         _bucket(pod, s3, url=f"http://127.0.0.1:{silent.getsockname()[1]}")
         pod.put_transfer(kind, **_FLAGS[kind][1])
-        yield _Held(pod, kind, "repository connect" if connects else _READS[kind])
+        yield _HeldTransfer(pod, kind, "repository connect" if connects else _READS[kind])
 
 
-@pytest.mark.parametrize("end", [_Held.cancel, _Held.signal], ids=["spec.cancel", "SIGTERM"])
-async def test_a_load_is_canceled_while_it_opens_its_repository(
-    held: _Held, tree: Path, end: Callable[[_Held], None]
+@pytest.mark.parametrize("end", [_HeldTransfer.cancel, _HeldTransfer.signal], ids=["spec.cancel", "SIGTERM"])
+async def test_a_transfer_is_canceled_while_it_opens_its_repository(
+    held: _HeldTransfer, tree: Path, end: Callable[[_HeldTransfer], None]
 ) -> None:
     pod = held.pod
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""The pod's transport against a server of a few lines."""
+"""The pod's transport against a minimal server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,13 +16,13 @@ from tests.datamover.support.s3server import free_port
 
 
 class Server:
-    """Answers every request with `answer`, and keeps what was asked."""
+    """Answers every request with `answer`, and records the requests."""
 
     def __init__(self) -> None:
         self.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
         self.hold = asyncio.Event()
         self.hold.set()
-        self.asked: list[str] = []
+        self.received: list[str] = []
         self.connections = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -30,7 +30,7 @@ class Server:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = next((int(line[16:]) for line in head.split(b"\r\n") if line[:16] == b"Content-Length: "), 0)
-                self.asked.append((head + await reader.readexactly(length)).decode())
+                self.received.append((head + await reader.readexactly(length)).decode())
                 writer.write(self.answer)
                 await writer.drain()
                 await self.hold.wait()
@@ -59,12 +59,12 @@ async def server(tmp_path: Path) -> AsyncIterator[tuple[Server, PodTransport]]:
     await asyncio.sleep(0.05)
 
 
-async def test_a_request_carries_the_token_of_the_moment(server: tuple[Server, PodTransport], tmp_path: Path) -> None:
+async def test_a_request_has_the_current_token(server: tuple[Server, PodTransport], tmp_path: Path) -> None:
     serving, transport = server
     await transport.request(Request("GET", "/api/v1/pods", {"fieldSelector": "metadata.name=a b"}))
     (tmp_path / "token").write_text("second-token")
     await transport.request(Request("PATCH", "/api/v1/pods/x", body=b'{"a":1}', content_type=MERGE_PATCH))
-    first, second = serving.asked
+    first, second = serving.received
     assert first.startswith("GET /api/v1/pods?fieldSelector=metadata.name%3Da+b HTTP/1.1")
     assert "Authorization: Bearer first-token\r\n" in first
     assert "Authorization: Bearer second-token\r\n" in second
@@ -72,7 +72,7 @@ async def test_a_request_carries_the_token_of_the_moment(server: tuple[Server, P
     assert second.endswith('{"a":1}')
 
 
-async def test_an_answer_of_any_status_comes_back(server: tuple[Server, PodTransport]) -> None:
+async def test_a_response_of_any_status_is_returned(server: tuple[Server, PodTransport]) -> None:
     serving, transport = server
     serving.answer = b"HTTP/1.1 429 Too Many\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy"
     response = await transport.request(Request("GET", "/x"))
@@ -89,7 +89,7 @@ async def test_a_stream_is_read_line_by_line_however_long_a_line_is(server: tupl
         assert [line async for line in lines] == [b"one", long, b"last", b"no"]
 
 
-async def test_a_refused_stream_raises_what_the_server_said(server: tuple[Server, PodTransport]) -> None:
+async def test_a_rejected_stream_raises_the_servers_error(server: tuple[Server, PodTransport]) -> None:
     serving, transport = server
     body = b'{"message": "no rights", "reason": "Forbidden"}'
     serving.answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
@@ -98,7 +98,7 @@ async def test_a_refused_stream_raises_what_the_server_said(server: tuple[Server
             pass
 
 
-async def test_silence_breaks_a_stream(server: tuple[Server, PodTransport]) -> None:
+async def test_a_stream_without_data_times_out(server: tuple[Server, PodTransport]) -> None:
     serving, transport = server
     serving.hold.clear()
     serving.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\none\n"
@@ -108,7 +108,7 @@ async def test_silence_breaks_a_stream(server: tuple[Server, PodTransport]) -> N
             seen.extend([line async for line in lines])
 
 
-async def test_nobody_listening_is_unreachable(tmp_path: Path) -> None:
+async def test_a_closed_port_is_unreachable(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t")
     transport = _transport(free_port(), tmp_path)
     with pytest.raises(UnreachableError, match="GET /x"):
@@ -116,21 +116,21 @@ async def test_nobody_listening_is_unreachable(tmp_path: Path) -> None:
     await transport.close()
 
 
-def test_outside_a_pod_there_is_none(tmp_path: Path) -> None:
+def test_outside_a_pod_there_is_no_transport(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_HOST"):
         pod_transport({}, SystemClock())
     with pytest.raises(ConfigError, match=r"cannot read .*ca\.crt"):
         pod_transport({"KUBERNETES_SERVICE_HOST": "::1"}, SystemClock(), tmp_path)
 
 
-async def test_one_connection_serves_one_request_after_the_other(server: tuple[Server, PodTransport]) -> None:
+async def test_one_connection_serves_consecutive_requests(server: tuple[Server, PodTransport]) -> None:
     serving, transport = server
     for _ in range(3):
         await transport.request(Request("GET", "/x"))
-    assert (len(serving.asked), serving.connections) == (3, 1)
+    assert (len(serving.received), serving.connections) == (3, 1)
 
 
-async def test_requests_at_the_same_time_do_not_wait_for_each_other(server: tuple[Server, PodTransport]) -> None:
+async def test_concurrent_requests_do_not_wait_for_each_other(server: tuple[Server, PodTransport]) -> None:
     serving, transport = server
     async with transport.stream(Request("GET", "/x", {"watch": "true"})):
         await transport.request(Request("GET", "/x"))

@@ -1,4 +1,4 @@
-"""What a mover reads of the cluster before data moves."""
+"""Retries of the requests before the data path starts."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def _context(kube: FakeKube) -> PodContext:
     )
 
 
-async def test_an_api_server_that_is_away_for_minutes_is_waited_for(looptime: float) -> None:
+async def test_an_api_server_that_is_unavailable_for_minutes_is_awaited(looptime: float) -> None:
     kube = FakeKube()
     location = {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}}
     metadata = {"namespace": "velero", "name": "default"}
@@ -41,7 +41,7 @@ async def test_an_api_server_that_is_away_for_minutes_is_waited_for(looptime: fl
     assert looptime > 120
 
 
-async def test_one_that_does_not_come_back_is_told(looptime: float) -> None:
+async def test_an_api_server_that_stays_unavailable_is_reported(looptime: float) -> None:
     kube = FakeKube()
     kube.fail_next("GET", "backupstoragelocations", 503, times=1000)
     with pytest.raises(ServerError):

@@ -1,4 +1,4 @@
-"""What a load hears of its custom resource when that cannot be followed any more."""
+"""A transfer whose custom resource cannot be watched any more."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,20 +20,20 @@ def _broken(_: Request) -> Response:
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "reported"),
     [
         (lambda _: refusal(403, "may not"), "403"),
         (lambda _: answer({"metadata": {}, "items": [{"metadata": {}}]}), "cannot be read"),
         (_broken, "DataUpload velero/du-1 cannot be watched: ZeroDivisionError"),
     ],
-    ids=["refused", "unreadable", "a fault of our own"],
+    ids=["refused", "unreadable", "internal error"],
 )
-async def test_a_load_that_cannot_be_followed_fails(script: Callable[[Request], Response], told: str) -> None:
-    """It would wait for its start for ever, or run on after a cancel."""
+async def test_a_transfer_that_cannot_be_watched_fails(script: Callable[[Request], Response], reported: str) -> None:
+    """It would wait for its start forever, or ignore a cancel request."""
     canceler = Canceler()
     client = KubeClient(ScriptedTransport(script), Retry(SystemClock(), attempts=1))
     followed = WatchedTransfer(TRANSFER_KINDS["data-upload"], "velero", "du-1")
     follower = TransferFollower(client, followed, clock=SystemClock(), canceler=canceler)
     with suppress(ZeroDivisionError):
         await follower.run()
-    assert told in str(await canceler.wait())
+    assert reported in str(await canceler.wait())

@@ -1,4 +1,4 @@
-"""HTTP/1.1 against a server that says exactly what a test lets it say."""
+"""HTTP/1.1 against a server that sends exactly the bytes of the test."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,17 +14,17 @@ _OK = b"HTTP/1.1 200 OK\r\n"
 
 @dataclass
 class Canned:
-    """Sends its pieces as the answer to each question, and may leave then."""
+    """Sends its pieces as the response to each request, and may close the connection then."""
 
     pieces: list[bytes]
     leaves: bool = False
-    asked: list[bytes] = field(default_factory=list)
+    received: list[bytes] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                self.asked.append(await reader.readuntil(b"\r\n\r\n"))
+                self.received.append(await reader.readuntil(b"\r\n\r\n"))
                 for piece in self.pieces:
                     writer.write(piece)
                     await writer.drain()
@@ -49,7 +49,7 @@ async def connected(canned: Canned) -> AsyncIterator[Connection]:
         listening.close()
         await listening.wait_closed()
         await canned.ended.wait()
-        # The loop takes the sockets away in its next round.
+        # The event loop closes the sockets in its next iteration.
         await asyncio.sleep(0)
 
 
@@ -72,17 +72,17 @@ async def ask(connection: Connection) -> tuple[int, bytes]:
     ],
     ids=["length", "close", "chunks", "split-chunk", "trailer", "interim", "no-content", "no-reason"],
 )
-async def test_an_answer_is_read_to_its_end(pieces: list[bytes], status: int, body: bytes, reusable: bool) -> None:
+async def test_a_response_is_read_to_its_end(pieces: list[bytes], status: int, body: bytes, reusable: bool) -> None:
     canned = Canned(pieces)
     async with connected(canned) as connection:
         assert await ask(connection) == (status, body)
         assert connection.reusable is reusable
         if reusable:
             assert await ask(connection) == (status, body)
-    assert canned.asked[0] == f"GET /x HTTP/1.1\r\nHost: {canned.asked[0].split()[4].decode()}\r\n\r\n".encode()
+    assert canned.received[0] == f"GET /x HTTP/1.1\r\nHost: {canned.received[0].split()[4].decode()}\r\n\r\n".encode()
 
 
-async def test_an_answer_without_a_length_ends_with_the_connection() -> None:
+async def test_a_response_without_a_length_ends_with_the_connection() -> None:
     async with connected(Canned([_OK + b"\r\nall ", b"of it"], leaves=True)) as connection:
         assert await ask(connection) == (200, b"all of it")
         assert not connection.reusable
@@ -102,14 +102,14 @@ async def test_an_answer_without_a_length_ends_with_the_connection() -> None:
     ],
     ids=["nothing", "half-head", "half-body", "no-length", "no-chunk-size", "no-last-chunk", "ssh", "endless-line"],
 )
-async def test_an_answer_that_breaks_off_or_is_no_http_is_an_error(answer: bytes) -> None:
+async def test_a_truncated_or_invalid_response_is_an_error(answer: bytes) -> None:
     async with connected(Canned([answer], leaves=True)) as connection:
         with pytest.raises(HttpError):
             await ask(connection)
         assert not connection.reusable
 
 
-async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
+async def test_a_connection_that_the_server_closed_is_not_reused() -> None:
     async with connected(Canned([_OK + b"Content-Length: 1\r\n\r\nx"], leaves=True)) as connection:
         await ask(connection)
         async with asyncio.timeout(10):
@@ -117,7 +117,7 @@ async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
                 await asyncio.sleep(0)
 
 
-async def test_an_answer_that_is_not_read_is_left_with_its_connection() -> None:
+async def test_an_unread_response_makes_its_connection_unusable() -> None:
     async with connected(Canned([_OK + b"Content-Length: 4\r\n\r\nbody"])) as connection:
         await connection.send("GET", "/x", {}, None)
         assert not connection.reusable

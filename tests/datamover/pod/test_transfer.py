@@ -1,4 +1,4 @@
-"""Loads as a pod carries them out, from the custom resource to the termination message."""
+"""Transfers in pod mode, from the custom resource to the termination message."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ from tests.support.fakekube import FakeKube
 
 @pytest.fixture
 async def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
-    """A pod whose repository is there and Ready."""
+    """A pod whose repository exists and is Ready."""
     place = tmp_path / "backups" / "kopia" / "app"
     shutil.copytree(_new_repository, place)
     pod = MoverPod(FakeKube(), tmp_path)
@@ -40,15 +40,15 @@ async def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
 
 
 @pytest.fixture
-def peer(pod: MoverPod, kopia_program: Path) -> PlainKopia:
-    """The peer's side: kopia by itself on the pod's repository."""
+def plain_kopia(pod: MoverPod, kopia_program: Path) -> PlainKopia:
+    """kopia by itself, on the pod's repository."""
     kopia = PlainKopia(kopia_program, pod.folder)
     kopia.connect(pod.folder / "backups" / "kopia" / "app")
     return kopia
 
 
-async def test_a_data_upload_and_a_data_download_bring_a_volume_back(
-    pod: MoverPod, tree: Path, tmp_path: Path, peer: PlainKopia
+async def test_a_data_upload_and_a_data_download_restore_a_volume(
+    pod: MoverPod, tree: Path, tmp_path: Path, plain_kopia: PlainKopia
 ) -> None:
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 0
@@ -62,7 +62,7 @@ async def test_a_data_upload_and_a_data_download_bring_a_volume_back(
         "target": {"byPath": str(tmp_path / "target"), "volumeMode": "Filesystem"},
         "totalBytes": backup.total_bytes,
     }
-    (snapshot,) = peer.snapshots()
+    (snapshot,) = plain_kopia.snapshots()
     assert snapshot["source"]["path"] == "snapshot-data-upload-download/kopia/app/data"
     assert snapshot["tags"] == {
         "tag:snapshot-requester": "snapshot-data-upload-download",
@@ -72,7 +72,7 @@ async def test_a_data_upload_and_a_data_download_bring_a_volume_back(
 
 
 def _check_events(pod: MoverPod, total: int) -> None:
-    """The Events tell the story of a load that completed."""
+    """Check the Events of a completed transfer."""
     events = pod.events()
     assert events[0] == ("Data-Path-Started", "Data path for transfer-1 started")
     assert events[-2:] == [
@@ -83,8 +83,8 @@ def _check_events(pod: MoverPod, total: int) -> None:
     assert (last["totalBytes"], last["doneBytes"]) == (total, total)
 
 
-async def test_the_last_progress_tells_all_that_was_sent_and_found_there_already(pod: MoverPod, tmp_path: Path) -> None:
-    """Also of a load that ends before the first reading, and of what is sent after the last."""
+async def test_the_last_progress_contains_all_sent_and_deduplicated_bytes(pod: MoverPod, tmp_path: Path) -> None:
+    """Also of a transfer that ends before the first reading, and with data that is sent after the last."""
     packs = pod.folder / "backups" / "kopia" / "app"
     before = _stored_bytes(packs)
     make_large_file(tmp_path / "volume" / "one", 5)
@@ -106,11 +106,11 @@ def _stored_bytes(repository: Path) -> int:
 
 
 def _last_progress(pod: MoverPod) -> dict[str, int]:
-    told = [message for reason, message in pod.events() if reason == "Data-Path-Progress"]
-    return dict(json.loads(told[-1]))
+    reported = [message for reason, message in pod.events() if reason == "Data-Path-Progress"]
+    return dict(json.loads(reported[-1]))
 
 
-async def test_a_pod_volume_comes_back_with_the_done_file(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
+async def test_a_pod_volume_is_restored_with_the_done_file(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
     pod.put_transfer("PodVolumeBackup")
     assert await pod.run("pod-volume-backup", tree) == 0
     pod.put_transfer("PodVolumeRestore", snapshotID=pod.result["snapshotID"])
@@ -135,7 +135,7 @@ async def test_nothing_moves_before_the_phase_is_in_progress(pod: MoverPod, tree
 
 @pytest.mark.looptime
 async def test_the_first_progress_arrives_within_a_second_however_long_the_repository_takes(tmp_path: Path) -> None:
-    """From the moment that the load is seen InProgress."""
+    """Counted from when the mover observes InProgress."""
     pod = MoverPod(FakeKube(), tmp_path, LoopClock())
     pod.put_repository(phase="New")
     pod.put_transfer("DataUpload")
@@ -149,7 +149,7 @@ async def test_the_first_progress_arrives_within_a_second_however_long_the_repos
 
 
 @pytest.mark.parametrize(
-    ("spec", "phase", "said"),
+    ("spec", "phase", "message_part"),
     [
         ({"cancel": True}, "Prepared", "DataUpload velero/transfer-1 was canceled: data path is canceled"),
         ({}, "Canceling", "DataUpload velero/transfer-1 was canceled: data path is canceled"),
@@ -157,15 +157,15 @@ async def test_the_first_progress_arrives_within_a_second_however_long_the_repos
     ],
     ids=["cancel", "canceling", "final"],
 )
-async def test_a_load_that_is_over_before_it_began_ends_canceled(
-    pod: MoverPod, tree: Path, spec: dict[str, bool], phase: str, said: str
+async def test_a_transfer_that_is_final_before_it_starts_ends_canceled(
+    pod: MoverPod, tree: Path, spec: dict[str, bool], phase: str, message_part: str
 ) -> None:
     pod.put_transfer("DataUpload", phase=phase, **spec)
     assert await pod.run("data-upload", tree) == 14
-    assert pod.message == said
+    assert pod.message == message_part
 
 
-async def test_a_custom_resource_that_is_gone_ends_the_load(pod: MoverPod, tree: Path) -> None:
+async def test_a_deleted_custom_resource_cancels_the_transfer(pod: MoverPod, tree: Path) -> None:
     assert await pod.run("data-upload", tree) == 14
     assert pod.message == "DataUpload velero/transfer-1 no longer exists: data path is canceled"
 
@@ -180,7 +180,7 @@ def _signal(pod: MoverPod) -> None:
 
 @pytest.mark.parametrize("end", [_cancel, _signal], ids=["spec.cancel", "SIGTERM"])
 async def test_a_cancel_kills_kopia_and_leaves_no_snapshot(
-    pod: MoverPod, tmp_path: Path, peer: PlainKopia, end: Callable[[MoverPod], None]
+    pod: MoverPod, tmp_path: Path, plain_kopia: PlainKopia, end: Callable[[MoverPod], None]
 ) -> None:
     make_large_file(tmp_path / "volume" / "large", 100)
     pod.put_transfer("DataUpload")
@@ -193,10 +193,10 @@ async def test_a_cancel_kills_kopia_and_leaves_no_snapshot(
     assert running.result() == 14
     assert pod.message.endswith("data path is canceled")
     assert pod.reasons() == ["Data-Path-Started", "Data-Path-Canceled", "Data-Path-Stopped"]
-    assert peer.snapshots() == []
+    assert plain_kopia.snapshots() == []
 
 
-async def test_a_backup_repository_is_made_where_none_is_and_waited_for(pod: MoverPod, tree: Path) -> None:
+async def test_a_missing_backup_repository_is_created_and_awaited(pod: MoverPod, tree: Path) -> None:
     kube = FakeKube()
     fresh = MoverPod(kube, pod.folder)
     fresh.put_transfer("DataUpload")
@@ -223,14 +223,14 @@ async def test_a_backup_repository_is_made_where_none_is_and_waited_for(pod: Mov
 
 @pytest.mark.cause("repository-not-made")
 @pytest.mark.looptime
-async def test_a_repository_is_waited_for_by_a_watch_and_made_anew_when_it_is_gone(tmp_path: Path) -> None:
-    """One that nobody makes ready ends the load; nothing is asked again and again meanwhile."""
+async def test_a_repository_is_awaited_by_a_watch_and_created_again_when_deleted(tmp_path: Path) -> None:
+    """If no controller makes it ready, the transfer fails; the mover does not poll meanwhile."""
     pod = MoverPod(FakeKube(), tmp_path, LoopClock())
     pod.put_repository(phase="New")
     pod.put_transfer("DataUpload")
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.run("data-upload", tmp_path))
-        await pod.wait_for(lambda: _asked(pod, "watch"))
+        await pod.wait_for(lambda: _requested(pod, "watch"))
         before = len(pod.kube.requests)
         await asyncio.sleep(15)
         meanwhile = [one for one in pod.kube.requests[before:] if not one.path.endswith("/events")]
@@ -249,12 +249,12 @@ async def test_a_repository_is_waited_for_by_a_watch_and_made_anew_when_it_is_go
     assert [one["metadata"]["name"] for one in pod.stored()] == [REPOSITORY]
 
 
-def _asked(pod: MoverPod, word: str) -> bool:
-    """Whether the repositories were asked for with `word` in the query."""
+def _requested(pod: MoverPod, word: str) -> bool:
+    """Return whether the repositories were requested with `word` in the query."""
     return any(word in one.query and "/backuprepositories" in one.path for one in pod.kube.requests)
 
 
-async def test_a_repository_that_is_not_ready_ends_the_load_with_its_message(pod: MoverPod, tree: Path) -> None:
+async def test_a_repository_that_is_not_ready_fails_the_transfer_with_its_message(pod: MoverPod, tree: Path) -> None:
     pod.put_repository(phase="NotReady", message="the bucket is on fire")
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 12
@@ -266,7 +266,7 @@ async def _ensure_repository(pod: MoverPod) -> BackupRepository:
     """Return the repository of a volume of namespace app-dr, in location default."""
 
     async def ignore(_: str) -> None:
-        """Drop what is waited for."""
+        """Ignore the message."""
 
     deadline = Deadline.after(pod.clock, timedelta())
     return await pod.context.reader.ensure_repository("app-dr", "default", deadline=deadline, on_wait=ignore)
@@ -311,20 +311,20 @@ async def test_a_repository_without_labels_is_used_by_its_spec(tmp_path: Path, r
     pod.kube.put(
         _ready("app-dr", "default", labels={}) | {"spec": _APP_DR["spec"] | {"repositoryType": repository_type}}
     )
-    # Users can edit labels: this one has those that are wanted.
+    # Users can edit labels: this one has those of the wanted one.
     pod.kube.put(_ready("a", "other", labels=_APP_DR["metadata"]["labels"]))
     found = await _ensure_repository(pod)
     assert (found.name, found.spec.volume_namespace) == ("app-dr-default-kopia", "app-dr")
 
 
-async def test_of_several_repositories_with_the_same_labels_only_those_that_fit_count(tmp_path: Path) -> None:
+async def test_of_several_repositories_with_the_same_labels_the_matching_one_is_used(tmp_path: Path) -> None:
     pod = MoverPod(FakeKube(), tmp_path)
     pod.kube.put(_ready("a", "other", labels=_APP_DR["metadata"]["labels"]))
     pod.kube.put(_ready("app-dr", "default", name="z"))
     assert (await _ensure_repository(pod)).name == "z"
 
 
-async def test_a_load_does_not_write_into_the_repository_of_another_namespace(pod: MoverPod, tree: Path) -> None:
+async def test_a_transfer_does_not_write_to_the_repository_of_another_namespace(pod: MoverPod, tree: Path) -> None:
     repository = pod.folder / "backups" / "kopia" / "app"
     before = sorted(repository.rglob("*"))
     pod.kube.put(_ready("app", "default", name="app-dr-default-kopia", labels=_APP_DR["metadata"]["labels"]))
@@ -344,20 +344,22 @@ async def test_a_repository_is_not_opened_in_another_location(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message_part"),
     [
         ({"backupStorageLocation": "none"}, "BackupStorageLocation velero/none does not exist"),
         ({"dataMoverConfig": {"ParallelFilesUpload": "x"}}, "setting ParallelFilesUpload: must be a number of files"),
     ],
     ids=["location", "setting"],
 )
-async def test_what_is_wrong_with_a_load_is_told(pod: MoverPod, tree: Path, spec: dict[str, Any], said: str) -> None:
+async def test_an_invalid_transfer_is_reported(
+    pod: MoverPod, tree: Path, spec: dict[str, Any], message_part: str
+) -> None:
     pod.put_transfer("DataUpload", **spec)
     assert await pod.run("data-upload", tree) != 0
-    assert pod.message.startswith(said)
+    assert pod.message.startswith(message_part)
 
 
-async def test_a_wrong_repository_password_is_told_and_not_shown(pod: MoverPod, tree: Path) -> None:
+async def test_a_wrong_repository_password_is_reported_and_not_shown(pod: MoverPod, tree: Path) -> None:
     pod.put_secret("velero-repo-credentials", "repository-password", "quite another one")
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 12
@@ -374,21 +376,21 @@ async def test_nothing_is_backed_up_to_a_read_only_location(pod: MoverPod, tree:
     assert "is read-only" in pod.message
 
 
-async def test_events_that_cannot_be_written_do_not_fail_a_load(pod: MoverPod, tree: Path) -> None:
+async def test_events_that_cannot_be_recorded_do_not_fail_a_transfer(pod: MoverPod, tree: Path) -> None:
     pod.put_transfer("DataUpload")
     pod.kube.fail_next("POST", "/events", 500, times=100)
     assert await pod.run("data-upload", tree) == 0
     assert pod.result["totalBytes"] > 0
 
 
-async def test_a_refused_watch_fails_the_load(pod: MoverPod, tree: Path) -> None:
+async def test_a_rejected_watch_fails_the_transfer(pod: MoverPod, tree: Path) -> None:
     pod.put_transfer("DataUpload")
     pod.kube.fail_next("GET", "/datauploads", 403)
     assert await pod.run("data-upload", tree) == 1
     assert pod.message.startswith("list DataUpload velero: 403")
 
 
-async def test_a_new_repository_in_a_bucket_takes_a_backup(s3: S3Server, tree: Path, tmp_path: Path) -> None:
+async def test_a_new_repository_in_a_bucket_accepts_a_backup(s3: S3Server, tree: Path, tmp_path: Path) -> None:
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, bucket=s3.make_bucket("pod"), credential=_CLOUD)
     pod.put_secret("cloud", "key", s3.credentials_file)
@@ -407,7 +409,7 @@ async def test_a_new_repository_in_a_bucket_takes_a_backup(s3: S3Server, tree: P
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
 
-async def test_inherited_credentials_reach_a_bucket(
+async def test_inherited_credentials_give_access_to_a_bucket(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cloud").write_text(s3.credentials_file)
@@ -418,7 +420,7 @@ async def test_inherited_credentials_reach_a_bucket(
     assert await pod.init() == 0
 
 
-async def test_a_wrong_secret_key_is_told_and_not_shown(s3: S3Server, tmp_path: Path) -> None:
+async def test_a_wrong_secret_key_is_reported_and_not_shown(s3: S3Server, tmp_path: Path) -> None:
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_location({"s3Url": s3.url}, bucket=s3.make_bucket("wrong"), credential=_CLOUD)
     pod.put_secret("cloud", "key", s3.credentials_file.replace(s3.secret_key, "not-the-secret-key"))

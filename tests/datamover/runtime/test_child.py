@@ -18,7 +18,7 @@ def _shell(script: str, **files: int) -> ChildCommand:
 
 
 def _gone(pid: int) -> bool:
-    """Whether the process has ended, a zombie included: who collects it is not the test's matter."""
+    """Return whether the process has exited, including as a zombie, which another process reaps."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -32,7 +32,7 @@ def _wait_gone(pid: int) -> None:
         time.sleep(0.01)
 
 
-async def test_output_and_exit_code_come_back_and_lines_are_split_at_carriage_returns() -> None:
+async def test_output_and_exit_code_are_returned_and_lines_end_at_carriage_returns() -> None:
     lines: list[str] = []
     end = await run_child(_shell(r"printf 'out'; printf 'one\rtwo\nthree' >&2; exit 3"), lines.append)
     assert (end.exit_code, end.output) == (3, b"out")
@@ -48,8 +48,8 @@ async def test_large_output_on_both_pipes_does_not_block() -> None:
 
 async def test_standard_input_and_output_may_be_open_files(tmp_path: Path) -> None:
     (tmp_path / "in").write_text("from a file")
-    with (tmp_path / "in").open() as given, (tmp_path / "out").open("w") as taken:
-        await run_child(_shell("cat", stdin_fd=given.fileno(), stdout_fd=taken.fileno()), print)
+    with (tmp_path / "in").open() as given, (tmp_path / "out").open("w") as output:
+        await run_child(_shell("cat", stdin_fd=given.fileno(), stdout_fd=output.fileno()), print)
     assert (tmp_path / "out").read_text() == "from a file"
 
 
@@ -65,7 +65,7 @@ async def test_cancellation_kills_a_child_that_ignores_signals() -> None:
     assert _gone(pid)
 
 
-async def test_a_killed_child_that_hangs_in_the_kernel_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_killed_child_that_hangs_in_the_kernel_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(
         run_child(_shell("echo $$ >&2; exec sleep 1000"), lambda line: started.set_result(int(line)))
@@ -82,12 +82,12 @@ async def test_a_killed_child_that_hangs_in_the_kernel_is_not_waited_for(monkeyp
     _wait_gone(pid)
 
 
-async def test_a_program_that_is_not_there_is_named() -> None:
-    with pytest.raises(DataPathError, match="no-such-program cannot be started: No such file"):
+async def test_a_missing_program_is_named() -> None:
+    with pytest.raises(DataPathError, match=r"cannot start .*no-such-program: No such file"):
         await run_child(ChildCommand(["no-such-program"], {}), print)
 
 
-async def test_the_child_dies_when_its_owner_is_killed() -> None:
+async def test_the_child_is_killed_with_its_owner() -> None:
     owner = subprocess.Popen(
         [
             sys.executable,

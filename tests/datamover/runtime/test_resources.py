@@ -42,7 +42,7 @@ def _files(root: Path, files: dict[str, str]) -> Path:
     ],
     ids=["v2", "v2 without limit", "v1 on the host", "v1 in a container", "nothing to read"],
 )
-def test_memory_limit_is_read(tmp_path: Path, files: dict[str, str], memory: int | None) -> None:
+def test_the_memory_limit_is_read(tmp_path: Path, files: dict[str, str], memory: int | None) -> None:
     assert read_limits(_files(tmp_path, files)).memory_bytes == memory
 
 
@@ -58,7 +58,7 @@ def test_memory_limit_is_read(tmp_path: Path, files: dict[str, str], memory: int
     ],
     ids=["v2", "v1"],
 )
-def test_cpus_are_what_the_cgroup_grants(tmp_path: Path, files: dict[str, str]) -> None:
+def test_cpus_are_limited_by_the_cgroup(tmp_path: Path, files: dict[str, str]) -> None:
     assert read_limits(_files(tmp_path, files)).cpus == 1
 
 
@@ -75,17 +75,17 @@ def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -
     ("limit_mib", "workers", "soft"),
     [(None, 8, "300MiB"), (None, 2, "150MiB"), (256, 3, "120MiB"), (1024, 8, "300MiB"), (2048, 8, "512MiB")],
 )
-def test_a_restore_is_bounded_by_its_workers(limit_mib: int | None, workers: int, soft: str) -> None:
+def test_the_memory_of_a_restore_is_bounded_by_its_workers(limit_mib: int | None, workers: int, soft: str) -> None:
     limits = ResourceLimits(4, limit_mib * _MIB if limit_mib else None)
     assert limits.go_settings({}, restore_workers=workers) == {"GOMEMLIMIT": soft}
 
 
 @pytest.mark.parametrize(("limit_mib", "low_memory"), [(None, False), (256, True), (512, False)])
-def test_little_memory_holds_one_kopia_at_a_time(limit_mib: int | None, low_memory: bool) -> None:
+def test_little_memory_suffices_for_one_kopia_at_a_time(limit_mib: int | None, low_memory: bool) -> None:
     assert ResourceLimits(4, limit_mib * _MIB if limit_mib else None).low_memory is low_memory
 
 
-def test_what_the_environment_sets_stays() -> None:
+def test_settings_in_the_environment_are_kept() -> None:
     assert ResourceLimits(4).go_settings({"GOGC": "100", "GOMEMLIMIT": "1GiB"}) == {}
 
 
@@ -96,7 +96,7 @@ def test_restore_workers_follow_cpus_and_memory(cpus: int, limit_mib: int | None
     assert ResourceLimits(cpus, limit_mib * _MIB if limit_mib else None).restore_workers == workers
 
 
-def test_asked_workers_win_with_a_warning_when_they_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+def test_configured_workers_are_used_with_a_warning_when_memory_is_too_small(caplog: pytest.LogCaptureFixture) -> None:
     assert restore_workers(UploaderSettings(parallel_download=10), ResourceLimits(8, 256 * _MIB)) == 10
     assert "ParallelFilesDownload=10" in caplog.text
 
@@ -119,11 +119,11 @@ def test_asked_workers_win_with_a_warning_when_they_do_not_fit(caplog: pytest.Lo
         pytest.param({}, False, id="nothing is known"),
     ],
 )
-def test_the_kernel_tells_that_memory_ran_out(tmp_path: Path, files: dict[str, str], ran_out: bool) -> None:
+def test_a_kill_for_lack_of_memory_is_detected(tmp_path: Path, files: dict[str, str], ran_out: bool) -> None:
     assert ran_out_of_memory(_files(tmp_path, files)) is ran_out
 
 
-def test_a_kopia_that_ran_out_of_memory_is_told_so() -> None:
+def test_a_kopia_that_ran_out_of_memory_is_reported_so() -> None:
     answer = KopiaAnswer("upload", -9, b"", out_of_memory=True)
     assert str(answer.error()).startswith("upload: kopia was killed by the node's kernel: out of memory")
     assert "memory" not in str(KopiaAnswer("upload", -9, b"").error())

@@ -1,4 +1,4 @@
-"""An Azure location becomes kopia's flags and variables, as the peer reads it."""
+"""An Azure location becomes kopia's flags and variables, as with Velero."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_credentials_become_kopias_variables(
     assert access.secrets({}) == ["topsecret"] * bool(variables)
 
 
-def test_a_file_that_was_written_by_hand_is_read() -> None:
+def test_a_file_with_comments_and_quotes_is_parsed() -> None:
     text = """\
 # the account
 export AZURE_TENANT_ID = t   # ours
@@ -85,7 +85,7 @@ def test_a_certificate_in_a_file_is_read(folder: WorkDir) -> None:
     assert access.environment == {"AZURE_CLIENT_CERTIFICATE": "topsecret"}
 
 
-def test_the_inherited_file_is_taken_where_the_location_names_no_secret(folder: WorkDir) -> None:
+def test_the_inherited_file_is_used_when_the_location_references_no_secret(folder: WorkDir) -> None:
     (folder.path / "cloud").write_text("AZURE_STORAGE_KEY=topsecret")
     access = _reach(folder, {}, "", {"AZURE_CREDENTIALS_FILE": str(folder.path / "cloud")})
     assert access.environment == {"AZURE_STORAGE_KEY": "topsecret"}
@@ -102,7 +102,7 @@ def test_the_inherited_file_is_taken_where_the_location_names_no_secret(folder: 
     ],
     ids=["China", "government", "public", "the account's own address", "authority"],
 )
-def test_a_cloud_of_its_own_has_its_own_addresses(
+def test_a_sovereign_cloud_has_its_own_addresses(
     folder: WorkDir, config: dict[str, str], text: str, domain: str, authority: str
 ) -> None:
     access = _reach(folder, config, text)
@@ -124,6 +124,6 @@ def test_a_cloud_of_its_own_has_its_own_addresses(
     ],
     ids=["key", "cloud", "address", "certificate"],
 )
-def test_what_cannot_be_used_is_told(folder: WorkDir, config: dict[str, str], text: str, message: str) -> None:
+def test_invalid_settings_are_reported(folder: WorkDir, config: dict[str, str], text: str, message: str) -> None:
     with pytest.raises(RepositoryError, match=f"BackupStorageLocation default: .*{message}"):
         _reach(folder, config, text)

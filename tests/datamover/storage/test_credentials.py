@@ -1,4 +1,4 @@
-"""Where the keys of a bucket come from, in the order in which the peer looks."""
+"""The sources of a bucket's keys, in Velero's order."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def _keys(
         "nothing",
     ],
 )
-def test_keys_are_looked_for_in_the_peers_order(
+def test_keys_are_searched_in_veleros_order(
     tmp_path: Path,
     config: dict[str, str],
     environment: dict[str, str],
@@ -87,14 +87,14 @@ def test_keys_are_looked_for_in_the_peers_order(
     assert _keys(here, context, credential) == keys
 
 
-def test_a_file_that_the_location_names_has_to_be_there() -> None:
+def test_a_file_that_the_location_names_must_exist() -> None:
     with pytest.raises(
         RepositoryError, match=r"BackupStorageLocation default: cannot read credentials file /no/such/file \(config"
     ):
         _keys({"credentialsFile": "/no/such/file"}, {}, None)
 
 
-def test_a_role_in_a_profile_is_taken_by_its_token_and_hides_inherited_keys() -> None:
+def test_a_role_in_a_profile_is_assumed_by_its_token_and_hides_inherited_keys() -> None:
     text = "[default]\nrole_arn=arn\nweb_identity_token_file=/token\nrole_session_name=us\nregion=eu-west-1\n"
     role = parse_aws_profile(CredentialsText(text, "file"))
     assert role == AwsRole("arn", "/token", "us", "eu-west-1")
@@ -118,10 +118,10 @@ def test_a_role_in_a_profile_is_taken_by_its_token_and_hides_inherited_keys() ->
     ],
     ids=["another profile", "a program", "the instance"],
 )
-def test_keys_from_somewhere_that_kopia_cannot_ask_are_refused(lines: str) -> None:
-    """Taken without their role they would be the wrong ones."""
+def test_sources_of_keys_that_kopia_does_not_support_are_rejected(lines: str) -> None:
+    """The keys without their role would be wrong."""
     with pytest.raises(
         RepositoryError, match="not supported by kopia, which needs keys, or role_arn with web_identity_token_file"
-    ) as refused:
+    ) as rejected:
         parse_aws_profile(CredentialsText(f"[default]\n{lines}\n", "file"))
-    assert "TOPSECRET" not in str(refused.value)
+    assert "TOPSECRET" not in str(rejected.value)

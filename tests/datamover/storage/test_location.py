@@ -73,21 +73,21 @@ def test_s3_location_becomes_arguments_without_any_key(folder: WorkDir) -> None:
     [("", "kopia/app/"), ("/a/b/", "a/b/kopia/app/"), ("a//b", "a/b/kopia/app/"), ("./a/../b", "b/kopia/app/")],
     ids=["none", "slashes around it", "an empty part", "dots"],
 )
-def test_a_prefix_is_written_as_the_peer_writes_it(folder: WorkDir, prefix: str, below: str) -> None:
+def test_a_prefix_is_normalized_as_by_velero(folder: WorkDir, prefix: str, below: str) -> None:
     """Source: Velero v1.18, getStorageVariables in pkg/repository/provider/unified_repo.go; Go, path.Join."""
     location = _location("velero.io/aws", {"s3Url": "http://h:1"}, prefix=prefix)
     storage = build_storage(location, "app", secrets=_CREDENTIAL, environment={})
     assert f"--prefix={below}" in storage.access(folder).arguments
 
 
-def test_any_provider_with_an_s3_url_is_s3_and_a_profile_is_heeded() -> None:
+def test_any_provider_with_an_s3_url_is_s3_and_a_profile_is_honored() -> None:
     location = _location("example.com/other", {"s3Url": "http://127.0.0.1:1", "profile": "other"})
     storage = build_storage(location, "app", secrets=_CREDENTIAL, environment={})
     assert isinstance(storage, S3Storage)
     assert storage.keys == AwsKeys("OTHER", "OTHERSECRET", "TOKEN")
 
 
-def test_a_known_provider_counts_whatever_its_config_says() -> None:
+def test_a_known_provider_takes_precedence_over_its_config() -> None:
     config = {"s3Url": "http://127.0.0.1:1", "storageAccount": "acc"}
     location = _location("azure", config)
     assert isinstance(build_storage(location, "app", secrets=LocationSecrets(), environment={}), AzureStorage)
@@ -110,8 +110,8 @@ def test_s3_config_becomes_a_flag(folder: WorkDir, config: dict[str, str], flag:
     assert flag in storage.access(folder).arguments
 
 
-def test_what_is_for_the_peers_plugin_alone_changes_nothing(folder: WorkDir) -> None:
-    """The peer's repository heeds none of them either: kopia has no such flags."""
+def test_settings_of_veleros_plugin_change_nothing(folder: WorkDir) -> None:
+    """Velero's repository ignores them too: kopia has no such flags."""
     config = {"s3Url": "http://h:1", "region": "r"}
     plugins = {
         "publicUrl": "https://public.example.com",
@@ -131,7 +131,7 @@ def test_what_is_for_the_peers_plugin_alone_changes_nothing(folder: WorkDir) -> 
     assert reaches[0] == reaches[1]
 
 
-def test_without_credentials_the_environment_and_the_instance_speak(folder: WorkDir) -> None:
+def test_without_credentials_the_environment_and_the_instance_are_used(folder: WorkDir) -> None:
     storage = build_storage(
         _location("velero.io/aws"),
         "app",
@@ -141,7 +141,7 @@ def test_without_credentials_the_environment_and_the_instance_speak(folder: Work
     assert storage.access(folder).environment == {}
 
 
-def test_the_inherited_file_is_taken_where_the_location_names_no_secret(tmp_path: Path) -> None:
+def test_the_inherited_file_is_used_when_the_location_references_no_secret(tmp_path: Path) -> None:
     (tmp_path / "cloud").write_text(_AWS_FILE)
     environment = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "cloud")}
     storage = build_storage(_location("velero.io/aws"), "app", secrets=LocationSecrets(), environment=environment)
@@ -149,7 +149,7 @@ def test_the_inherited_file_is_taken_where_the_location_names_no_secret(tmp_path
     assert storage.keys == AwsKeys("KEYID", "TOPSECRET")
 
 
-def test_an_authority_goes_into_a_file_of_this_users_alone_and_the_reference_wins(folder: WorkDir) -> None:
+def test_an_authority_is_written_to_a_private_file_and_the_reference_takes_precedence(folder: WorkDir) -> None:
     location = _location("velero.io/aws", caCert=base64.b64encode(b"inline").decode())
     storage = build_storage(location, "app", secrets=LocationSecrets(ca_pem=b"referenced"), environment={})
     (flag,) = [one for one in storage.access(folder).arguments if one.startswith("--root-ca-pem-path=")]
@@ -158,26 +158,26 @@ def test_an_authority_goes_into_a_file_of_this_users_alone_and_the_reference_win
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_folder_location_lies_below_its_fspath() -> None:
+def test_the_repository_of_an_fs_location_is_below_its_fspath() -> None:
     location = _location("velero.io/fs", {"fspath": "/backups"}, prefix="p")
     storage = build_storage(location, "app", secrets=LocationSecrets(), environment={})
     assert storage == FileStorage(Path("/backups/p/kopia/app"), Path("/backups"))
 
 
-def test_a_folder_is_not_made_where_its_root_is_not_mounted(tmp_path: Path) -> None:
+def test_a_directory_is_not_created_when_its_root_is_not_mounted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         FileStorage(tmp_path / "mnt" / "kopia", tmp_path / "mnt").prepare_creation()
 
 
-def test_google_credentials_go_into_a_file(folder: WorkDir) -> None:
+def test_google_credentials_are_written_to_a_file(folder: WorkDir) -> None:
     secrets = LocationSecrets(CredentialsText('{"type": "service_account"}', "Secret velero/cloud"))
     access = build_storage(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).access(folder)
     assert access.arguments[-1] == f"--credentials-file={folder.path / 'gcs.json'}"
     assert (folder.path / "gcs.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_google_credentials_that_are_no_service_accounts_key_are_left_to_googles_library(folder: WorkDir) -> None:
-    """Such as those of a workload that another identity provider vouches for."""
+def test_other_google_credentials_are_left_to_googles_library(folder: WorkDir) -> None:
+    """Such as those of a workload with another identity provider."""
     secrets = LocationSecrets(CredentialsText('{"type": "external_account"}', "Secret velero/cloud"))
     access = build_storage(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).access(folder)
     assert access.arguments == ["gcs", "--bucket=bkt", "--prefix=kopia/app/"]
@@ -196,7 +196,7 @@ def test_google_credentials_that_are_no_service_accounts_key_are_left_to_googles
     ],
     ids=["provider", "azure account", "fspath", "profile", "address"],
 )
-def test_what_cannot_be_used_is_told_with_the_locations_name(
+def test_invalid_settings_are_reported_with_the_locations_name(
     provider: str, config: dict[str, str], message: str
 ) -> None:
     with pytest.raises(RepositoryError, match="BackupStorageLocation default: .*" + message):
@@ -213,7 +213,7 @@ def test_what_cannot_be_used_is_told_with_the_locations_name(
     ],
     ids=["byte order mark", "indented, with comments", "lines of Windows", "settings of S3"],
 )
-def test_a_file_that_was_written_by_hand_is_read(text: str) -> None:
+def test_a_file_with_comments_and_quotes_is_parsed(text: str) -> None:
     assert parse_aws_profile(CredentialsText(text, "file /c")) == AwsKeys("KEYID", "TOP#SECRET")
 
 
@@ -222,31 +222,31 @@ def test_a_file_that_was_written_by_hand_is_read(text: str) -> None:
     ["no file of this kind: TOPSECRET", "[default]\naws_access_key_id=KEYID\n", ""],
     ids=["no sections", "no secret key", "empty"],
 )
-def test_a_file_that_is_none_is_refused_without_quoting_it(text: str) -> None:
-    with pytest.raises(RepositoryError, match="file /c") as refused:
+def test_an_invalid_file_is_rejected_without_quoting_it(text: str) -> None:
+    with pytest.raises(RepositoryError, match="file /c") as rejected:
         parse_aws_profile(CredentialsText(text, "file /c"))
-    assert "TOPSECRET" not in str(refused.value)
-    assert refused.value.__context__ is None or refused.value.__suppress_context__
+    assert "TOPSECRET" not in str(rejected.value)
+    assert rejected.value.__context__ is None or rejected.value.__suppress_context__
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "https://"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_address_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="invalid S3 URL"):
         parse_endpoint(url)
 
 
-def test_an_address_with_a_password_is_refused_without_quoting_it() -> None:
-    with pytest.raises(RepositoryError, match="must not contain a user or password") as refused:
+def test_an_address_with_a_password_is_rejected_without_quoting_it() -> None:
+    with pytest.raises(RepositoryError, match="must not contain a user or password") as rejected:
         build_storage(
             _location("velero.io/aws", {"s3Url": "https://user:TOPSECRET@s3.example.com"}),
             "app",
             secrets=_CREDENTIAL,
             environment={},
         )
-    assert "TOPSECRET" not in str(refused.value)
+    assert "TOPSECRET" not in str(rejected.value)
 
 
-def test_an_address_with_a_path_is_refused() -> None:
+def test_an_address_with_a_path_is_rejected() -> None:
     with pytest.raises(ConfigError, match="must not have a path"):
         parse_endpoint("https://s3.example.com/minio")
 
@@ -263,8 +263,8 @@ def test_an_address_with_a_path_is_refused() -> None:
     ],
     ids=["s3", "s3 unchecked", "s3 authority", "folder", "azure", "gcs"],
 )
-def test_kopias_own_parser_takes_the_arguments(folder: WorkDir, storage: S3Storage) -> None:
-    """`--help` beside them: kopia parses all, and then does nothing."""
+def test_kopias_parser_accepts_the_arguments(folder: WorkDir, storage: S3Storage) -> None:
+    """With `--help`, kopia parses all of them, and then does nothing."""
     access: StorageAccess = storage.access(folder)
     kopia = shutil.which("kopia")
     assert kopia is not None
@@ -277,14 +277,14 @@ def test_kopias_own_parser_takes_the_arguments(folder: WorkDir, storage: S3Stora
     assert "unknown long flag '--no-such-flag'" in done.stderr
 
 
-def test_the_work_folder_is_private_and_goes_away(tmp_path: Path) -> None:
+def test_the_work_directory_is_private_and_removed(tmp_path: Path) -> None:
     with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}) as folder:
         assert folder.path.parent == tmp_path
         assert folder.path.stat().st_mode & 0o777 == 0o700
     assert not folder.path.exists()
 
 
-def test_a_cache_that_goes_with_its_volume_is_left_and_nothing_else(tmp_path: Path) -> None:
+def test_a_cache_on_its_own_volume_remains_and_nothing_else(tmp_path: Path) -> None:
     with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, keep_cache=True) as folder:
         folder.write("credentials", b"secret")
         folder.config_file.touch()
@@ -294,12 +294,12 @@ def test_a_cache_that_goes_with_its_volume_is_left_and_nothing_else(tmp_path: Pa
     assert list(folder.path.rglob("*")) == [folder.cache, folder.cache / "block"]
 
 
-def test_a_work_folder_that_cannot_be_removed_costs_no_result(tmp_path: Path) -> None:
+def test_a_work_directory_that_cannot_be_removed_does_not_lose_the_result(tmp_path: Path) -> None:
     with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, keep_cache=True) as folder:
         folder.path.rmdir()
 
 
-def test_the_cache_lies_on_its_own_volume_where_there_is_one(tmp_path: Path) -> None:
+def test_the_cache_is_on_its_own_volume_if_there_is_one(tmp_path: Path) -> None:
     with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, "/cache") as folder:
         assert folder.cache == Path("/cache/kopia-cache")
 
@@ -313,12 +313,12 @@ def test_the_cache_lies_on_its_own_volume_where_there_is_one(tmp_path: Path) -> 
     ],
     ids=["folder", "bucket", "prefix"],
 )
-def test_a_repository_is_named_by_hand(name: str, storage: FileStorage | S3Storage) -> None:
+def test_local_mode_parses_the_repository(name: str, storage: FileStorage | S3Storage) -> None:
     options = RepositoryOptions(name, "password", endpoint="http://h:1", region="r")
     assert parse_storage(options, {}) == storage
 
 
 @pytest.mark.parametrize("name", ["ftp://host/x", "s3://"])
-def test_a_repository_that_is_neither_folder_nor_bucket_is_refused(name: str) -> None:
+def test_a_repository_that_is_neither_directory_nor_bucket_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match="must be a directory or s3://bucket/prefix"):
         parse_storage(RepositoryOptions(name, "password"), {})

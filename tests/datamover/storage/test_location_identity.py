@@ -1,4 +1,4 @@
-"""A bucket whose keys nobody wrote down: the pod's service account takes a role (IRSA), again and again."""
+"""A bucket without configured keys: the pod's service account assumes a role (IRSA), repeatedly."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,23 +42,23 @@ def pod(s3: S3Server, tmp_path: Path) -> MoverPod:
 
 
 def _by_the_pods_environment(_pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As EKS does it for a service account with a role."""
+    """As EKS configures a service account with a role."""
     monkeypatch.setenv("AWS_ROLE_ARN", _ARN)
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token_file))
     monkeypatch.setenv("AWS_REGION", _REGION)
 
 
 def _beside_a_profile_without_keys(pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As installers leave a Secret that nobody filled."""
+    """As installers create a Secret without keys."""
     _by_the_pods_environment(pod, token_file, monkeypatch)
     (pod.folder / "cloud").write_text("[default]\nregion=eu-west-1\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(pod.folder / "cloud"))
 
 
 def _by_the_locations_profile(pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on OpenShift; what the environment has is for others."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-somebody-else")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key-of-somebody-else")
+    """As on OpenShift; the environment has values for others."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-another-user")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key-of-another-user")
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/other")
     text = f"[default]\nrole_arn = {_ARN}\nweb_identity_token_file = {token_file}\nregion = {_REGION}\n"
     (location,) = pod.kube.objects(BACKUP_STORAGE_LOCATIONS)
@@ -75,14 +75,14 @@ def _given(request: pytest.FixtureRequest, pod: MoverPod, token_file: Path, monk
 
 
 @pytest.mark.usefixtures("_given")
-async def test_a_role_of_the_service_account_reaches_a_bucket(service: TokenService, pod: MoverPod) -> None:
+async def test_a_role_of_the_service_account_gives_access_to_a_bucket(service: TokenService, pod: MoverPod) -> None:
     assert await pod.init() == 0, pod.message
     assert set(service.hosts) == {f"sts.{_REGION}.amazonaws.com:443"}
-    assert {(one["Action"], one["RoleArn"]) for one in service.asked} == {("AssumeRoleWithWebIdentity", _ARN)}
+    assert {(one["Action"], one["RoleArn"]) for one in service.received} == {("AssumeRoleWithWebIdentity", _ARN)}
 
 
 @pytest.mark.usefixtures("service")
-async def test_whole_loads_are_carried_out_by_a_role(
+async def test_whole_transfers_run_with_a_role(
     pod: MoverPod, tree: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _by_the_pods_environment(pod, token_file, monkeypatch)
@@ -95,14 +95,14 @@ async def test_whole_loads_are_carried_out_by_a_role(
     assert describe_tree(pod.folder / "out") == describe_tree(tree)
 
 
-async def test_a_role_that_may_not_be_taken_is_named(
+async def test_a_role_that_cannot_be_assumed_is_named(
     service: TokenService, pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kopia goes on without any keys, and the storage can only say that it refuses."""
+    """kopia continues without keys, and the storage only denies access."""
     _by_the_pods_environment(pod, token_file, monkeypatch)
     token_file.write_text("an-expired-token")
     assert await pod.init() == 12
     assert "the credentials have no access" in pod.message
     assert f"{_ARN}, if the token in {token_file} may take that role" in pod.message
     assert "an-expired-token" not in pod.message
-    assert service.asked
+    assert service.received

@@ -1,4 +1,4 @@
-"""What kopia was called with, as whoever looks at the node's processes would see it."""
+"""The command lines of kopia, as visible in the node's processes."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ exec {kopia} "$@"
 
 
 def record_kopia(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let each kopia write its command line, on a line of its own, into the file that is returned."""
+    """Let each kopia write its command line as one line to the returned file."""
     file, kopia = folder / "command-lines", folder / "bin" / "kopia"
     kopia.parent.mkdir()
     kopia.write_text(_RECORDING.format(record=file, kopia=shutil.which("kopia")))

@@ -1,4 +1,4 @@
-"""Transfers with nobody behind them: what a test of a backup or restore gives to it."""
+"""Data paths for tests of a backup or restore, without a reporter."""
 
 from unittest.mock import AsyncMock
 

@@ -12,7 +12,7 @@ __all__ = ["attached"]
 
 @contextmanager
 def attached(file: Path, *flags: str) -> Iterator[Path]:
-    """Make a device of the file, and detach it at the end."""
+    """Attach a device to the file, and detach it at the end."""
     need_root("loop devices")
     made = subprocess.run(["losetup", "--find", "--show", *flags, file], check=True, capture_output=True, text=True)
     device = made.stdout.strip()

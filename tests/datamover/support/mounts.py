@@ -1,4 +1,4 @@
-"""File systems of a few lines: small ones, and ones that nobody may write to."""
+"""Mounted file systems: small ones, and read-only ones."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""kopia by itself, as a person or a peer would run it: the other side of each interop test."""
+"""kopia by itself, as a user or Velero runs it: the other side of each interoperability test."""
 
 import json
 import os
@@ -35,14 +35,14 @@ class PlainKopia:
         self.run("repository", "connect", "filesystem", f"--path={repository}", *IDENTITY)
 
     def snapshots(self) -> list[dict[str, Any]]:
-        """Every snapshot, the incomplete ones too."""
+        """Return every snapshot, including incomplete ones."""
         found: list[dict[str, Any]] = json.loads(
             self.run("snapshot", "list", "--all", "--incomplete", "--json", "--show-identical") or b"[]"
         )
         return found
 
     def policy(self, source: str) -> dict[str, Any]:
-        """The policy that was written for this source, and nothing inherited."""
+        """Return the policy of this source without inherited settings."""
         defined = json.loads(self.run("policy", "list", "--json"))
         (found,) = [one for one in defined if one["target"]["path"] == source]
         return dict(found)

@@ -1,4 +1,4 @@
-"""What runs below this process: found through /proc, as any neighbour could."""
+"""The child processes of this process, found through /proc."""
 
 import os
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Running:
 
 
 def children_of(parent: int) -> list[Running]:
-    """The children, zombies left out, with their arguments joined by spaces."""
+    """Return the children except zombies, with their arguments joined by spaces."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -28,7 +28,7 @@ def children_of(parent: int) -> list[Running]:
 
 
 def running_kopia(verb: str, parent: int | None = None) -> list[Running]:
-    """The children that are kopia at work on `verb`, such as `snapshot create`."""
+    """Return the children that are kopia with the command `verb`, such as `snapshot create`."""
     return [
         child
         for child in children_of(parent or os.getpid())

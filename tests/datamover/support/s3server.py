@@ -1,4 +1,4 @@
-"""An S3 server on loopback: versitygw over a folder, where a bucket is a folder."""
+"""An S3 server on loopback: versitygw over a directory, where a bucket is a directory."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 4000
 
 
 class S3ServerError(Exception):
-    """The server did not live as long as it was needed."""
+    """The server exited too early."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class S3Server:
 
     @property
     def credentials_file(self) -> str:
-        """What the peer's Secret `cloud-credentials` holds."""
+        """The content of Velero's Secret `cloud-credentials`."""
         return f"[default]\naws_access_key_id = {self.access_key}\naws_secret_access_key = {self.secret_key}\n"
 
 
@@ -50,16 +50,16 @@ def free_port() -> int:
 
 @contextmanager
 def run_s3_server(folder: Path, tls: KeyPair | None = None) -> Iterator[S3Server]:
-    """Start the server, and end it at the end; with `tls` it speaks nothing else.
+    """Start the server, and stop it at the end; with `tls` it accepts TLS only.
 
     Raises:
-        S3ServerError: it had ended by itself; the message has its last words.
+        S3ServerError: it exited by itself; the message has its last output.
     """
     address = f"127.0.0.1:{free_port()}"
     server = S3Server(f"{'https' if tls else 'http'}://{address}", folder)
     secured: list[str | Path] = ["--cert", tls.certificate, "--key", tls.key] if tls else []
     keys = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
-    # Not in the folder itself, where it would be a bucket.
+    # Not in the directory itself, where it would be a bucket.
     log_file = folder.with_name(f"{folder.name}.log")
     with log_file.open("wb") as log:
         process = subprocess.Popen(

@@ -1,7 +1,7 @@
-"""Amazon's token service on loopback, reached as from a cluster behind a proxy.
+"""AWS's token service on loopback, accessed as from a cluster behind a proxy.
 
-kopia asks it under its own name and through TLS; what stands in between is told by the
-variables that every program of Go heeds.
+kopia accesses it under its real name and with TLS; the proxy is configured by the
+variables that every Go program reads.
 Source: minio-go 7, pkg/credentials/sts_web_identity.go; Go, net/http.ProxyFromEnvironment.
 """
 
@@ -29,18 +29,18 @@ _DENIED = "<ErrorResponse><Error><Code>AccessDenied</Code><Message>not for you</
 
 @dataclass
 class TokenService:
-    """Hands out one pair of keys for one token; what it was asked for is kept."""
+    """Issues one pair of keys for one token, and records the requests."""
 
     token: str
     access_key: str
     secret_key: str
     hosts: list[str] = field(default_factory=list)
-    asked: list[dict[str, str]] = field(default_factory=list)
+    received: list[dict[str, str]] = field(default_factory=list)
 
     def answer(self, body: str) -> bytes:
-        asked = {name: values[0] for name, values in parse_qs(body).items()}
-        self.asked.append(asked)
-        granted = asked["WebIdentityToken"] == self.token
+        received = {name: values[0] for name, values in parse_qs(body).items()}
+        self.received.append(received)
+        granted = received["WebIdentityToken"] == self.token
         text = _GRANTED.format(access_key=self.access_key, secret_key=self.secret_key) if granted else _DENIED
         status = "200 OK" if granted else "403 Forbidden"
         return f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}".encode()
@@ -50,7 +50,7 @@ class TokenService:
 async def serve_tokens(
     service: TokenService, authority: Authority, region: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[None]:
-    """Be the proxy on the way to the service of a region, and the service behind it."""
+    """Serve the proxy to the service of a region, and the service behind it."""
     host = f"sts.{region}.amazonaws.com"
     pair = authority.issue("sts", user="sts", addresses=(f"DNS:{host}",))
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

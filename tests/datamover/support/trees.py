@@ -1,4 +1,4 @@
-"""Folders to move, and how they are compared."""
+"""Directory trees to back up, and their comparison."""
 
 import os
 import random
@@ -11,7 +11,7 @@ _LINK_MTIME_NS = 1_600_000_000_123_456_000
 
 
 def make_tree(root: Path) -> Path:
-    """Make what a volume may hold: odd names, modes and times, links, a hole, a cache."""
+    """Create what a volume may contain: unusual names, modes and times, links, a hole, a cache."""
     root.mkdir()
     root.chmod(0o2770)
     rng = random.Random(1)
@@ -26,7 +26,7 @@ def make_tree(root: Path) -> Path:
     (root / "setuid").chmod(0o4755)
     (root / "sticky").mkdir()
     (root / "sticky").chmod(0o1777)
-    (root / "secret").write_text("nobody reads this")
+    (root / "secret").write_text("unreadable")
     (root / "secret").chmod(0o000)
     (root / "link").symlink_to("a/b")
     (root / "dangling").symlink_to("/no/such/place")
@@ -44,7 +44,7 @@ def make_tree(root: Path) -> Path:
 
 
 def make_large_file(path: Path, size_mib: int) -> Path:
-    """Make a file that nothing in a repository resembles."""
+    """Create a file of random data."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for _ in range(size_mib):
@@ -53,10 +53,10 @@ def make_large_file(path: Path, size_mib: int) -> Path:
 
 
 def describe_tree(root: Path) -> dict[str, tuple[object, ...]]:
-    """Return what must come back of each entry: kind and mode, owner, time, and content or target.
+    """Return what must be restored of each entry: type and mode, owner, time, and content or target.
 
-    The root is one of them: many a program refuses a folder of its own that others may read. A
-    folder's time is not among it: kopia keeps the latest time of what is in it instead.
+    It includes the root: some programs reject a directory of theirs that others can read. A
+    directory's time is excluded: kopia keeps the latest time of its contents instead.
     """
     found: dict[str, tuple[object, ...]] = {}
     for path in [root, *sorted(root.rglob("*"))]:

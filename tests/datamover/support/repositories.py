@@ -1,4 +1,4 @@
-"""Repositories in places that a test names, as a mover opens them."""
+"""Repositories in given storages, as a data mover opens them."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def s3_storage(server: S3Server, name: str, **other: str) -> S3Storage:
 
 
 async def configurations(storage: Storage, *, read_only: bool) -> tuple[JsonDict, JsonDict]:
-    """Return the configuration that is written without connecting, and kopia's own, both without what nobody set."""
+    """Return the configuration that is written without connecting, and kopia's own, both without defaults."""
 
     async def read() -> JsonDict:
         config: JsonDict = json.loads(repository._work_dir.config_file.read_text())
@@ -44,13 +44,13 @@ async def configurations(storage: Storage, *, read_only: bool) -> tuple[JsonDict
         ours = await repository.open(read, read_only=read_only)
         await repository.connect(read_only=read_only)
         theirs = await read()
-        # kopia tells a cache beside its configuration by its name alone.
+        # kopia writes a cache directory next to its configuration as a relative path.
         theirs["caching"]["cacheDirectory"] = str(repository._work_dir.path / theirs["caching"]["cacheDirectory"])
         return _without_zeros(ours), _without_zeros(theirs)
 
 
 def _without_zeros(config: JsonDict) -> JsonDict:
-    """Leave out what kopia writes of settings that nobody made."""
+    """Remove the defaults that kopia writes."""
     return {
         key: _without_zeros(value) if isinstance(value, dict) else value
         for key, value in config.items()
