@@ -116,17 +116,17 @@ async def _prepare(kopia: Kopia, parameters: BackupParameters) -> str:
     """
     if parameters.low_memory:
         await _ensure_policy(kopia, parameters)
-        return await _remove_incomplete(kopia, parameters)
+        return await _remove_earlier_incomplete(kopia, parameters)
     try:
         async with asyncio.TaskGroup() as both:
             both.create_task(_ensure_policy(kopia, parameters), name="policy")
-            warning = both.create_task(_remove_incomplete(kopia, parameters), name="incomplete")
+            warning = both.create_task(_remove_earlier_incomplete(kopia, parameters), name="incomplete")
     except ExceptionGroup as e:
         raise e.exceptions[0] from None
     return warning.result()
 
 
-async def _remove_incomplete(kopia: Kopia, parameters: BackupParameters) -> str:
+async def _remove_earlier_incomplete(kopia: Kopia, parameters: BackupParameters) -> str:
     try:
         count = await remove_incomplete(kopia, parameters.target)
     except KopiaError as e:

@@ -171,7 +171,7 @@ class DataPath:
         canceler = Canceler()
 
         async def run_watched() -> KopiaAnswer:
-            moving = kopia.transfer(
+            moving = kopia.move_data(
                 attempted,
                 *self.meter.arguments,
                 *arguments,

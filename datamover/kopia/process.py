@@ -208,7 +208,7 @@ class Kopia:
             attempted, child.exit_code, child.output, list(lines), out_of_memory=_was_out_of_memory(child.exit_code)
         )
 
-    async def transfer(self, attempted: str, *arguments: str, files: KopiaFiles, listener: Listener) -> KopiaAnswer:
+    async def move_data(self, attempted: str, *arguments: str, files: KopiaFiles, listener: Listener) -> KopiaAnswer:
         """Return the answer of a call that moves data; there is no timeout.
 
         Cancellation kills kopia, which then saves nothing.

@@ -10,7 +10,7 @@ from core.errors import DataPathError, KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
-from tests.datamover.support.data_paths import restoring, uploading
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.loopdevice import attached
 from tests.datamover.support.plainkopia import PlainKopia
 
@@ -28,12 +28,12 @@ def device(tmp_path: Path) -> Path:
 
 async def _back_up(movers: Repository, device: Path) -> BackupResult:
     request = BackupParameters(device, VolumeMode.BLOCK, "some/device", parallel=2)
-    return await back_up(movers, request, uploading())
+    return await back_up(movers, request, backup_data_path())
 
 
 async def _restore(movers: Repository, snapshot_id: str, target: Path) -> None:
     request = RestoreParameters(snapshot_id, target, VolumeMode.BLOCK, workers=2)
-    await restore(movers, request, restoring())
+    await restore(movers, request, restore_data_path())
 
 
 async def test_a_device_is_restored_bit_for_bit_and_the_rest_of_a_larger_one_is_kept(

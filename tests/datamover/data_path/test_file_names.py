@@ -19,7 +19,7 @@ from datamover.kopia.process import Kopia
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from datamover.runtime.cancellation import ShouldStop, run_in_background
-from tests.datamover.support.data_paths import uploading
+from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
@@ -238,7 +238,7 @@ async def test_a_cancel_between_transfer_and_end_leaves_no_snapshot(
 
     volume = _fill(tmp_path / "volume", b"\xff")
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    running = asyncio.create_task(back_up(mover_repository, request, uploading(warn)))
+    running = asyncio.create_task(back_up(mover_repository, request, backup_data_path(warn)))
     await warned.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

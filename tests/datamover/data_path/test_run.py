@@ -94,7 +94,7 @@ class _HangingKopia(Kopia):
     def __init__(self) -> None:
         super().__init__({}, Redactor())
 
-    async def transfer(self, attempted: str, *arguments: str, files: Any, listener: Listener) -> KopiaAnswer:
+    async def move_data(self, attempted: str, *arguments: str, files: Any, listener: Listener) -> KopiaAnswer:
         del attempted, arguments, files
         listener.keep("the last line")
         await asyncio.Event().wait()

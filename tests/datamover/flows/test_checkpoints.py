@@ -16,7 +16,7 @@ from core.errors import KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import remove_incomplete
-from tests.datamover.support.data_paths import uploading
+from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import make_large_file
@@ -57,7 +57,7 @@ async def _break_off(
 ) -> None:
     """Back up until there is a checkpoint, then end the backup."""
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN)
-    running = asyncio.create_task(back_up(movers, request, uploading()))
+    running = asyncio.create_task(back_up(movers, request, backup_data_path()))
     async with _kopia_frozen_after_a_checkpoint(repository, plain_kopia) as pid:
         assert not running.done()
         if cancel:
@@ -90,7 +90,7 @@ async def test_the_next_backup_deletes_the_remaining_checkpoints(
     left = [one["id"] for one in kopia.snapshots()]
     warn = AsyncMock()
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, low_memory=True)
-    backup = await back_up(mover_repository, request, uploading(warn))
+    backup = await back_up(mover_repository, request, backup_data_path(warn))
     assert left
     warn.assert_awaited_once_with(f"removed {len(left)} incomplete snapshots of earlier backups")
     assert [one["id"] for one in kopia.snapshots()] == [backup.snapshot_id]
@@ -102,7 +102,9 @@ async def test_other_sources_and_complete_snapshots_are_kept(
 ) -> None:
     """Also the parent directories of a source, which kopia lists if the source itself has none."""
     for source in ("some", "some/volume", "some/volume/below"):
-        await back_up(mover_repository, BackupParameters(tree, VolumeMode.FILESYSTEM, source, parallel=2), uploading())
+        await back_up(
+            mover_repository, BackupParameters(tree, VolumeMode.FILESYSTEM, source, parallel=2), backup_data_path()
+        )
     assert len(kopia.snapshots()) == 3
     for source in ("some/volume", "some/volume/below/more"):
         assert await remove_incomplete(mover_repository.kopia, f"default@default:{source}") == 0

@@ -17,7 +17,7 @@ from core.contract import VolumeMode
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
-from tests.datamover.support.data_paths import restoring, uploading
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.thorough import EXAMPLES, PATIENCE_SECONDS
 from tests.datamover.support.trees import describe_tree
 
@@ -117,9 +117,9 @@ async def test_any_tree_is_restored(
         pytest.fail(message)
 
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, f"any/{here.name}", parallel=2)
-    backup = await back_up(mover_repository, request, uploading(unheard))
+    backup = await back_up(mover_repository, request, backup_data_path(unheard))
     wanted = RestoreParameters(backup.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, sparse=sparse)
-    await restore(mover_repository, wanted, restoring())
+    await restore(mover_repository, wanted, restore_data_path())
     assert describe_tree(target) == describe_tree(volume)
     assert backup.empty_snapshot is (not entries)
     assert backup.total_bytes == sum(

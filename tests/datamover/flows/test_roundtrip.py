@@ -11,7 +11,7 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore, write_done_file
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
-from tests.datamover.support.data_paths import restoring, uploading
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import describe_tree, make_large_file, make_tree
 
@@ -155,9 +155,9 @@ async def test_zeros_become_holes_when_configured(mover_repository: Repository, 
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.truncate(file, 50 << 20)
     request = BackupParameters(file.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    backup = await back_up(mover_repository, request, uploading())
+    backup = await back_up(mover_repository, request, backup_data_path())
     for sparse in (True, False):
         wanted = RestoreParameters(backup.snapshot_id, tmp_path / str(sparse), VolumeMode.FILESYSTEM, 2, sparse=sparse)
-        await restore(mover_repository, wanted, restoring())
+        await restore(mover_repository, wanted, restore_data_path())
         assert (tmp_path / str(sparse) / "file").read_bytes() == file.read_bytes()
     assert (tmp_path / "True" / "file").stat().st_blocks * 512 < 2 << 20

@@ -12,7 +12,7 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Repository
-from tests.datamover.support.data_paths import restoring, uploading
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.trees import make_large_file
 
 _SIZE = 300 << 20
@@ -53,13 +53,13 @@ async def test_progress_is_frequent_and_never_decreases(
     async def unheard(message: str) -> None:
         pytest.fail(message)
 
-    transfer = uploading(unheard)
+    data_path = backup_data_path(unheard)
     request = BackupParameters(file if device else file.parent, mode, "some/volume", parallel=2)
-    out, backup = await _watch(back_up(mover_repository, request, transfer), transfer.meter)
+    out, backup = await _watch(back_up(mover_repository, request, data_path), data_path.meter)
     assert isinstance(backup, BackupResult)
-    transfer = restoring()
+    data_path = restore_data_path()
     wanted = RestoreParameters(backup.snapshot_id, target, mode, 2)
-    back, _ = await _watch(restore(mover_repository, wanted, transfer), transfer.meter)
+    back, _ = await _watch(restore(mover_repository, wanted, data_path), data_path.meter)
     _check(out)
     _check(back)
     # Known before the first byte: the size of a device, and of a snapshot from its manifest.

@@ -16,7 +16,7 @@ from core.errors import KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.snapshots import list_snapshots
 from datamover.storage.providers import FileStorage
-from tests.datamover.support.data_paths import uploading
+from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
@@ -117,7 +117,7 @@ async def test_a_backup_opens_its_repository_with_any_memory_limit(
     repository: Path, tree: Path, low_memory: bool
 ) -> None:
     with opened(FileStorage(repository)) as ours:
-        backup = await back_up(ours, _request(tree, low_memory=low_memory), uploading())
+        backup = await back_up(ours, _request(tree, low_memory=low_memory), backup_data_path())
         assert [one.snapshot_id for one in await list_snapshots(ours.kopia)] == [backup.snapshot_id]
 
 

@@ -13,7 +13,7 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.progress import Direction
 from datamover.kopia.repository import Repository
-from tests.datamover.support.data_paths import restoring, transfer, uploading
+from tests.datamover.support.data_paths import backup_data_path, build_data_path, restore_data_path
 from tests.support.clock import LoopClock
 
 
@@ -27,7 +27,7 @@ def _put_sync(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def _wanted(movers: Repository, volume: Path, mode: VolumeMode) -> RestoreParameters:
     """Back up the volume, and return the parameters of its restore."""
-    backup = await back_up(movers, BackupParameters(volume, mode, "some/volume", parallel=2), uploading())
+    backup = await back_up(movers, BackupParameters(volume, mode, "some/volume", parallel=2), backup_data_path())
     target = volume.with_name("target")
     if mode is VolumeMode.BLOCK:
         target.write_bytes(bytes(volume.stat().st_size))
@@ -49,7 +49,7 @@ async def test_a_restore_is_not_complete_before_its_data_is_on_the_disk(
 ) -> None:
     os.mkfifo(tmp_path / "held")
     _put_sync(tmp_path / "bin", f"touch {tmp_path}/started; read line <{tmp_path}/held", monkeypatch)
-    running = asyncio.create_task(restore(mover_repository, wanted, restoring()))
+    running = asyncio.create_task(restore(mover_repository, wanted, restore_data_path()))
     async with asyncio.timeout(30):
         while not (tmp_path / "started").exists():
             await asyncio.sleep(0.01)
@@ -67,13 +67,13 @@ async def test_a_disk_error_fails_the_restore(
     with pytest.raises(
         DataPathError, match=r"cannot write restored data of .*target to the disk: sync: Input/output error$"
     ):
-        await restore(mover_repository, wanted, restoring())
+        await restore(mover_repository, wanted, restore_data_path())
 
 
 @pytest.mark.looptime
 async def test_a_slow_disk_is_reported() -> None:
     warn = AsyncMock()
-    moving = transfer(Direction.RESTORE, warn, LoopClock())
-    await moving.wait_for(asyncio.sleep(500), "writing")
+    data_path = build_data_path(Direction.RESTORE, warn, LoopClock())
+    await data_path.wait_for(asyncio.sleep(500), "writing")
     reported = [call.args[0] for call in warn.await_args_list]
     assert reported == [f"still writing after {span}" for span in ("2m0s", "4m0s", "8m0s")]

@@ -17,7 +17,7 @@ def folder(tmp_path: Path) -> WorkDir:
     return WorkDir(tmp_path, tmp_path / "cache")
 
 
-def _reach(
+def _access(
     folder: WorkDir, config: dict[str, str], text: str, environment: dict[str, str] | None = None
 ) -> StorageAccess:
     location = BackupStorageLocation.parse(
@@ -54,7 +54,7 @@ def _reach(
 def test_credentials_become_kopias_variables(
     folder: WorkDir, config: dict[str, str], text: str, variables: dict[str, str]
 ) -> None:
-    access = _reach(folder, config, text)
+    access = _access(folder, config, text)
     assert access.environment == variables
     assert access.arguments == ["azure", "--container=bkt", "--prefix=kopia/app/", "--storage-account=acc"]
     assert access.secrets({}) == ["topsecret"] * bool(variables)
@@ -81,13 +81,13 @@ EMPTY=
 
 def test_a_certificate_in_a_file_is_read(folder: WorkDir) -> None:
     (folder.path / "certificate.pem").write_text("topsecret")
-    access = _reach(folder, {}, f"AZURE_CLIENT_CERTIFICATE_PATH={folder.path / 'certificate.pem'}")
+    access = _access(folder, {}, f"AZURE_CLIENT_CERTIFICATE_PATH={folder.path / 'certificate.pem'}")
     assert access.environment == {"AZURE_CLIENT_CERTIFICATE": "topsecret"}
 
 
 def test_the_inherited_file_is_used_when_the_location_references_no_secret(folder: WorkDir) -> None:
     (folder.path / "cloud").write_text("AZURE_STORAGE_KEY=topsecret")
-    access = _reach(folder, {}, "", {"AZURE_CREDENTIALS_FILE": str(folder.path / "cloud")})
+    access = _access(folder, {}, "", {"AZURE_CREDENTIALS_FILE": str(folder.path / "cloud")})
     assert access.environment == {"AZURE_STORAGE_KEY": "topsecret"}
 
 
@@ -105,7 +105,7 @@ def test_the_inherited_file_is_used_when_the_location_references_no_secret(folde
 def test_a_sovereign_cloud_has_its_own_addresses(
     folder: WorkDir, config: dict[str, str], text: str, domain: str, authority: str
 ) -> None:
-    access = _reach(folder, config, text)
+    access = _access(folder, config, text)
     assert [one for one in access.arguments if "domain" in one] == ([f"--storage-domain={domain}"] if domain else [])
     assert access.environment == ({"AZURE_AUTHORITY_HOST": authority} if authority else {})
 
@@ -126,4 +126,4 @@ def test_a_sovereign_cloud_has_its_own_addresses(
 )
 def test_invalid_settings_are_reported(folder: WorkDir, config: dict[str, str], text: str, message: str) -> None:
     with pytest.raises(RepositoryError, match=f"BackupStorageLocation default: .*{message}"):
-        _reach(folder, config, text)
+        _access(folder, config, text)

@@ -83,8 +83,8 @@ def test_keys_are_searched_in_veleros_order(
     for name, text in (("own", _FILE), ("cloud", _EMPTY)):
         (tmp_path / name).write_text(text)
     here = {name: value.replace("/credentials", str(tmp_path)) for name, value in config.items()}
-    context = {name: value.replace("/credentials", str(tmp_path)) for name, value in environment.items()}
-    assert _keys(here, context, credential) == keys
+    inherited = {name: value.replace("/credentials", str(tmp_path)) for name, value in environment.items()}
+    assert _keys(here, inherited, credential) == keys
 
 
 def test_a_file_that_the_location_names_must_exist() -> None:

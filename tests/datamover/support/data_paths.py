@@ -7,20 +7,20 @@ from datamover.data_path.run import DataPath, StallLimits, Warn, Watchdog
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Reachability
 
-__all__ = ["restoring", "transfer", "uploading"]
+__all__ = ["backup_data_path", "build_data_path", "restore_data_path"]
 
 
-def transfer(
+def build_data_path(
     direction: Direction, warn: Warn, clock: Clock | None = None, *, limits: StallLimits | None = None
 ) -> DataPath:
     clock = clock or SystemClock()
-    ask = AsyncMock(return_value=Reachability(reachable=True, message="the repository answers"))
-    return DataPath(Meter(clock, direction), Watchdog(clock, warn, ask, limits or StallLimits()))
+    probe = AsyncMock(return_value=Reachability(reachable=True, message="the repository answers"))
+    return DataPath(Meter(clock, direction), Watchdog(clock, warn, probe, limits or StallLimits()))
 
 
-def uploading(warn: Warn | None = None) -> DataPath:
-    return transfer(Direction.BACKUP, warn or AsyncMock())
+def backup_data_path(warn: Warn | None = None) -> DataPath:
+    return build_data_path(Direction.BACKUP, warn or AsyncMock())
 
 
-def restoring() -> DataPath:
-    return transfer(Direction.RESTORE, AsyncMock())
+def restore_data_path() -> DataPath:
+    return build_data_path(Direction.RESTORE, AsyncMock())
