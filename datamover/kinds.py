@@ -27,17 +27,20 @@ __all__ = [
     "plan_of",
 ]
 
-
 _logger = logging.getLogger(__name__)
 
-
 _DATA_MOVER: Final = "snapshot-data-upload-download"
-
-
 _POD_VOLUME: Final = "snapshot-pod-volume"
-
-
 _RESTORE_KIND: Final = "Restore"
+_PARALLEL_UPLOAD: Final = "ParallelFilesUpload"
+_PARALLEL_DOWNLOAD: Final = "ParallelFilesDownload"
+_SPARSE: Final = "WriteSparseFiles"
+
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False", ""), False),
+}
+"""Source: Go, strconv.ParseBool."""
 
 
 @dataclass(frozen=True)
@@ -112,22 +115,6 @@ def _restore_uid(cr: PodVolumeRestore) -> str:
     if not uid:
         _logger.warning("the PodVolumeRestore has no Restore as owner or label: not writing a done file")
     return uid
-
-
-_PARALLEL_UPLOAD: Final = "ParallelFilesUpload"
-
-
-_PARALLEL_DOWNLOAD: Final = "ParallelFilesDownload"
-
-
-_SPARSE: Final = "WriteSparseFiles"
-
-
-_BOOLEANS: Final = {
-    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
-    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False", ""), False),
-}
-"""Source: Go, strconv.ParseBool."""
 
 
 @dataclass(frozen=True)

@@ -27,23 +27,16 @@ from datamover.runtime.child import WRITING, sync_device
 
 __all__ = ["HoleWriter", "copy_stream", "device_size", "open_device", "restore_device"]
 
-
 _PUNCH_HOLE: Final = 0x02
-
 
 _KEEP_SIZE: Final = 0x01
 """Source: linux/falloc.h."""
 
-
 _PIECE_BYTES: Final = 64 * 1024
 """The smallest hole: a multiple of every device's sector, and few enough in a device of terabytes."""
 
-
 _BUFFER_BYTES: Final = 16 * _PIECE_BYTES
-
-
 _ZEROS: Final = bytes(_BUFFER_BYTES)
-
 
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 """The device does not support holes; any other error may concern one range only."""

@@ -20,34 +20,22 @@ from datamover.storage.providers import Storage, StorageAccess
 
 __all__ = ["NotInitializedError", "Reachability", "Repository", "RepositoryAddress"]
 
-
-_T = TypeVar("_T")
-
-
 _logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 
 _CONNECT_SECONDS: Final = 30.0
 """Connecting takes a third of a second. The limit is for an address that drops packets."""
 
-
 _UNCONNECTED_SECONDS: Final = 10.0
 """A read without connecting takes half a second; after this time, connecting finds the cause of the delay."""
 
-
 _CREATE_SECONDS: Final = 120.0
-
-
 _VERIFY_CACHE: Final = "verify"
 _PROBE_CACHE: Final = "probe"
 _PROBE_CONFIG: Final = "probe.config"
-
-
 _NO_REPOSITORY: Final = "repository not initialized"
-
-
 _DENIALS: Final = ("access denied", "accessdenied", "forbidden")
-
 
 _NOT_INITIALIZED: Final = (_NO_REPOSITORY, "cannot access storage path: stat")
 """The second one: the directory of a repository in a file system does not exist yet."""

@@ -28,8 +28,15 @@ __all__ = [
     "remove_own_incomplete",
 ]
 
+_logger = logging.getLogger(__name__)
 
 _DELETE_TIMEOUT: Final = timedelta(seconds=20)
+
+CHECKPOINT_INTERVAL: Final = timedelta(minutes=45)
+"""kopia's default and maximum. A checkpoint protects the data of a backup that takes days from garbage collection."""
+
+_NEWEST: Final = "--max-results=100"
+"""Enough even if a source has thousands: kopia itself removes an incomplete snapshot once a newer one is complete."""
 
 
 @dataclass(frozen=True)
@@ -121,17 +128,6 @@ async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
     # A killed kopia may have reported a snapshot that it had not written yet.
     if not answer.mentions("no snapshots matched"):
         answer.check()
-
-
-_logger = logging.getLogger(__name__)
-
-
-CHECKPOINT_INTERVAL: Final = timedelta(minutes=45)
-"""kopia's default and maximum. A checkpoint protects the data of a backup that takes days from garbage collection."""
-
-
-_NEWEST: Final = "--max-results=100"
-"""Enough even if a source has thousands: kopia itself removes an incomplete snapshot once a newer one is complete."""
 
 
 async def remove_incomplete(kopia: Kopia, target: str, *, since: datetime | None = None) -> int:

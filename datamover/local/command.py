@@ -34,13 +34,9 @@ from datamover.storage.providers import FileStorage, S3Storage, Storage
 
 __all__ = ["LocalMover", "parse_storage", "run_local"]
 
-
 _logger = logging.getLogger(__name__)
 
-
 _S3: Final = "s3"
-
-
 _T = TypeVar("_T")
 
 

@@ -45,6 +45,14 @@ from datamover.storage.location import LocationSecrets, build_storage
 
 __all__ = ["FORBIDDEN_SECONDS", "ClusterReader", "PodContext", "build_backup_repository", "resolve_repository"]
 
+_RETRY_SECONDS: Final = 300.0
+
+_RETRY_ATTEMPTS: Final = 100
+"""A single API server is unavailable for minutes while its machine restarts."""
+
+FORBIDDEN_SECONDS: Final = 20.0
+"""After its start it answers 403 for some seconds until RBAC is loaded; a mover pod is not retried as a whole."""
+
 
 def build_backup_repository(namespace: str, volume_namespace: str, location: str) -> JsonDict:
     """Return a new BackupRepository, as Velero's data mover creates it: its controller sets the rest."""
@@ -193,19 +201,11 @@ class ClusterReader:
             raise RepositoryError(f"{shown} does not exist")
         encoded = (raw.get("data") or {}).get(wanted.key)
         if encoded is None:
-            raise RepositoryError(f"{shown} has no key {wanted.key!r}")
+            raise RepositoryError(f'{shown} has no key "{wanted.key}"')
         try:
             return base64.b64decode(encoded, validate=True)
         except binascii.Error as e:
-            raise RepositoryError(f"{shown}: key {wanted.key!r} is not base64") from e
-
-
-_RETRY_SECONDS: Final = 300.0
-_RETRY_ATTEMPTS: Final = 100
-"""A single API server is unavailable for minutes while its machine restarts."""
-
-FORBIDDEN_SECONDS: Final = 20.0
-"""After its start it answers 403 for some seconds until RBAC is loaded; a mover pod is not retried as a whole."""
+            raise RepositoryError(f'{shown}: key "{wanted.key}" is not base64') from e
 
 
 @dataclass(frozen=True)

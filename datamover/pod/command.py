@@ -26,7 +26,6 @@ from datamover.runtime.work_dir import open_work_dir
 
 __all__ = ["run_in_pod", "run_init"]
 
-
 _logger = logging.getLogger(__name__)
 
 

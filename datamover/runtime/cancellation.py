@@ -20,11 +20,15 @@ from datamover.runtime.signals import StopSignal
 
 __all__ = ["Canceler", "ShouldStop", "run_beside", "run_in_background", "run_unless_canceled"]
 
-
 _logger = logging.getLogger(__name__)
 
-
 _T = TypeVar("_T")
+
+ShouldStop = Callable[[], bool]
+"""Returns whether the work is to stop."""
+
+_STOP_TIMEOUT: Final = timedelta(seconds=1)
+"""How long to wait for stopped work to end: a canceled transfer ends within 2 seconds."""
 
 
 class Canceler:
@@ -95,14 +99,6 @@ async def run_beside(companion: Callable[[], Coroutine[Any, Any, None]], work: A
         await asyncio.wait({task})
         if not task.cancelled() and (error := task.exception()):
             _logger.error("%s failed", name, exc_info=error)
-
-
-ShouldStop = Callable[[], bool]
-"""Returns whether the work is to stop."""
-
-
-_STOP_TIMEOUT: Final = timedelta(seconds=1)
-"""How long to wait for stopped work to end: a canceled transfer ends within 2 seconds."""
 
 
 @asynccontextmanager

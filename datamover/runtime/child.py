@@ -23,21 +23,19 @@ from core.errors import DataPathError
 
 __all__ = ["WRITING", "ChildCommand", "ChildExit", "run_child", "sync_device", "sync_file_system"]
 
-
 _PR_SET_PDEATHSIG: Final = 1
 """Source: linux/prctl.h."""
-
 
 _KILL_TIMEOUT: Final = timedelta(seconds=1)
 """A killed process that still exists after this hangs in the kernel, on a disk that does not respond.
 
 The mover does not wait longer: a canceled transfer ends within 2 seconds."""
 
-
 _PIECE_BYTES: Final = 65536
-
-
 _LINE_END: Final = re.compile(rb"[\r\n]+")
+
+WRITING: Final = "writing restored data to the disk"
+"""The operation, for warnings that it takes long."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +127,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         process.kill()
     with suppress(TimeoutError):
         await run_shielded(process.communicate, name="child-end", deadline=Deadline.after(SystemClock(), _KILL_TIMEOUT))
-
-
-WRITING: Final = "writing restored data to the disk"
-"""The operation, for warnings that it takes long."""
 
 
 async def sync_file_system(path: Path) -> None:
