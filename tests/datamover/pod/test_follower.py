@@ -23,7 +23,7 @@ def _broken(_: Request) -> Response:
     ("script", "reported"),
     [
         (lambda _: refusal(403, "may not"), "403"),
-        (lambda _: answer({"metadata": {}, "items": [{"metadata": {}}]}), "cannot be read"),
+        (lambda _: answer({"metadata": {}, "items": [{"metadata": {}}]}), "invalid DataUpload"),
         (_broken, "DataUpload velero/du-1 cannot be watched: ZeroDivisionError"),
     ],
     ids=["refused", "unreadable", "internal error"],
