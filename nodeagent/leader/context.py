@@ -1,7 +1,4 @@
-"""What all parts of the dispatcher share: what they work with, and what they go by.
-
-Knows no rule itself; the configuration in force comes by a callable.
-"""
+"""What all parts of the leader's dispatcher share: collaborators, settings and timeouts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +17,10 @@ __all__ = ["DispatchRules", "DispatchTools"]
 
 @dataclass(frozen=True)
 class DispatchTools:
-    """What the dispatcher works with; `check_leading` raises unless it may write now."""
+    """The collaborators of the dispatcher.
+
+    `check_leading` is called before each write, and raises unless this agent is the leader.
+    """
 
     client: KubeClient
     clock: Clock
@@ -32,10 +32,11 @@ class DispatchTools:
 
 @dataclass(frozen=True)
 class DispatchRules:
-    """What the dispatcher goes by.
+    """The kinds, settings and timeouts of the dispatcher.
 
-    `concurrency` returns the `loadConcurrency` in force. `resource_timeout` is how long a
-    clean-up may last untold, `node_gone_after` how long a node may be not Ready.
+    `concurrency` returns the active `loadConcurrency`. `resource_timeout` is how long a cleanup may
+    last before it is reported as blocked, `node_gone_after` how long a node may be not Ready before it
+    counts as lost.
     """
 
     namespace: str
@@ -47,11 +48,11 @@ class DispatchRules:
 
     @property
     def queue_length(self) -> int | None:
-        """The `prepareQueueLength` in force, None where there is no limit."""
+        """The active `prepareQueueLength`, None where there is no limit."""
         return self.concurrency().prepare_queue_length
 
     @property
     def first(self) -> frozenset[str]:
-        """The kinds whose loads go before all others."""
+        """The kinds whose transfers go before all others."""
         kinds = self.kinds if self.concurrency().restores_first else ()
         return frozenset(kind.name for kind in kinds if kind.restores)

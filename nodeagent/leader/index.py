@@ -1,7 +1,6 @@
-"""All loads of the namespace, each reduced to what their dispatcher needs.
+"""The index of all transfers in the namespace, each reduced to what the leader needs.
 
-Knows one small entry a load, kept by list and watch. Does not know what is decided about
-them. An entry takes well under 2 KiB, however large the custom resource is.
+It is kept by list and watch. An entry takes well under 2 KiB, however large the custom resource is.
 """
 
 import asyncio
@@ -29,14 +28,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One load as the dispatcher remembers it.
+    """One transfer as the leader remembers it.
 
-    `queue` is the namespace whose turn it is when the load is admitted. `created` is the
-    creation time as the API prints it, which sorts as time does. `stop`: somebody wants it to
-    end. `managed`: it is meant for this data mover. `node_label`: who works on it.
-    `finalizer`: it has its kind's. `reason`: its pending reason as reported, empty where none was.
-    `fault` names the fields for which it cannot be read, where it may be
-    meant for us.
+    `queue` is the namespace of the volume, in whose turn the transfer is admitted. `created` is the
+    creation time as the API prints it, which sorts as time does. `stop`: a cancel is requested.
+    `managed`: it is meant for this data mover. `node_label` names the owning agent. `finalizer`: it has
+    the one of its kind. `reason` is the pending reason as reported, empty where there is none. `fault`
+    names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.
     """
 
     kind: str
@@ -55,7 +53,7 @@ class Entry:
 
     @property
     def log_fields(self) -> dict[str, Any]:
-        """The load's identity, as fields of a log line."""
+        """The identity of the transfer, as fields of a log line."""
         return fields(kind=self.kind, namespace=self.namespace, name=self.name, uid=self.uid)
 
     @property
@@ -65,7 +63,7 @@ class Entry:
 
 
 def build_entry(kind: Kind, raw: JsonDict) -> Entry:
-    """Return the entry of `raw`, a load of `kind`; one that cannot be read counts as not managed."""
+    """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
     fault = ""
     try:
         cr = kind.parse(raw)
@@ -73,8 +71,8 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
         stop, reason = cr.cancel_requested, sys.intern(str(cr.pending_reason))
     except ContractError as e:
         meta = raw["metadata"]
-        told = fields(kind=kind.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
-        _log.warning("left alone: %s", e, extra=told)
+        identity = fields(kind=kind.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+        _log.warning("transfer ignored, the resource is invalid: %s", e, extra=identity)
         queue, managed, phase, stop, reason = "", False, Phase.NEW, False, ""
         spec = raw.get("spec")
         named = spec.get("datamover", "") if isinstance(spec, dict) else ""
@@ -98,7 +96,7 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
 
 
 class TransferIndex:
-    """The loads of all kinds in one namespace."""
+    """The transfers of all kinds in one namespace."""
 
     def __init__(
         self,
@@ -109,7 +107,7 @@ class TransferIndex:
         kinds: Sequence[Kind],
         on_change: Callable[[Entry], None],
     ) -> None:
-        """Follow the loads of `kinds`; `on_change` gets each entry that came, changed or went."""
+        """Watch transfers of `kinds`; `on_change` is called with each entry that was added, changed or deleted."""
         self._informers = [
             Informer(
                 client,
@@ -122,16 +120,16 @@ class TransferIndex:
         ]
 
     async def run(self) -> None:
-        """Follow until canceled."""
+        """Watch until canceled."""
         async with asyncio.TaskGroup() as group:
             for informer in self._informers:
-                group.create_task(informer.run(), name="load index")
+                group.create_task(informer.run(), name="transfer index")
 
     async def wait_synced(self) -> None:
-        """Return once every kind was listed."""
+        """Return once all kinds were listed."""
         for informer in self._informers:
             await informer.synced.wait()
 
     def entries(self) -> list[Entry]:
-        """Return the entries of all loads there are."""
+        """Return the entries of all transfers."""
         return [entry for informer in self._informers for entry in informer.items()]

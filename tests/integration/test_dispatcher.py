@@ -130,7 +130,7 @@ async def test_loads_are_admitted_within_the_limit_over_a_change_of_leaders(clie
     ledger = await client.get(CONFIG_MAPS, namespace, ADMISSIONS_CONFIGMAP)
     assert len(ledger["data"]["uids"].split()) == 2
     waiting = await client.get(DATA_UPLOADS, namespace, "du-3")
-    assert waiting["status"]["message"].startswith("waits for a place in prepareQueueLength (2, all taken)")
+    assert waiting["status"]["message"].endswith(": prepareQueueLength (2) reached")
 
 
 async def test_a_missing_lease_or_ledger_is_made_again(client: KubeClient, namespace: str) -> None:

@@ -25,7 +25,7 @@ from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.config.models import LoadConcurrency, NodeRule
 from nodeagent.config.selectors import LabelSelector
-from nodeagent.leader.admission.pod_watch import PodWatch
+from nodeagent.leader.admission.pod_watch import PodKey, PodWatch
 from nodeagent.leader.repositories.init_pod import tolerate_any_node
 from nodeagent.node.slots import OwnSlots
 from nodeagent.runtime.transport import load_transport
@@ -125,15 +125,16 @@ async def test_the_number_of_slots_follows_the_labels_of_the_node(client: KubeCl
         task.cancel()
 
 
-async def test_a_pod_that_changes_wakes_who_waits_for_it(client: KubeClient, namespace: str) -> None:
+async def test_a_followed_pod_that_changes_is_observed(client: KubeClient, namespace: str) -> None:
     await create_pod(client, namespace, "app")
-    woken: list[set[str]] = []
-    pods = PodWatch(client, CLOCK, on_change=lambda: woken.append(pods.take_woken()))
+    app = (namespace, "app")
+    changed: list[set[PodKey]] = []
+    pods = PodWatch(client, CLOCK, on_change=lambda: changed.append(pods.take_changed()))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(pods.run())
-        pods.expect("uid-1", (namespace, "app"))
-        await until(lambda: pods.follows("uid-1") and {"uid-1"} in woken)
-        woken.clear()
+        pods.follow(app)
+        await until(lambda: pods.is_synced(app) and {app} in changed)
+        changed.clear()
         running = {
             "name": "restore-wait",
             "state": {"running": {}},
@@ -145,5 +146,5 @@ async def test_a_pod_that_changes_wakes_who_waits_for_it(client: KubeClient, nam
         body = json.dumps({"status": {"initContainerStatuses": [running]}}).encode()
         path = f"{PODS.path(namespace, 'app')}/status"
         await client.transport.request(Request("PATCH", path, body=body, content_type=MERGE_PATCH))
-        await until(lambda: {"uid-1"} in woken)
+        await until(lambda: {app} in changed)
         task.cancel()

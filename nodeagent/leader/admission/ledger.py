@@ -1,9 +1,8 @@
-"""The fence of admissions: ConfigMap `node-agent-admissions`.
+"""The admission ledger: ConfigMap `node-agent-admissions`.
 
-Knows the UIDs of all loads that are, or may become, Accepted or Prepared, and how they come
-in and go out. Whoever writes it last is the only one who may accept: a write carries the
-version that was read, so a holder that was overtaken can reserve nothing more. Does not know
-why a load is admitted (`nodeagent.leader.dispatcher`).
+It lists the UIDs of all transfers that are, or may become, Accepted or Prepared. Only the agent that
+wrote it last may accept: a write carries the version that was read, so a former leader can reserve
+nothing more. Which transfer is admitted next is decided in `nodeagent.leader.admission.stages`.
 """
 
 import uuid
@@ -29,29 +28,29 @@ _WRITE: Final = "write"
 
 
 class LedgerLostError(AgentError):
-    """Somebody else wrote the ledger: read it and all loads again before anything else."""
+    """Another leader wrote the ledger: it and all transfers must be read again before anything else."""
 
     retry = True
 
 
 @dataclass(frozen=True)
 class Reservations:
-    """Who has a place of `prepareQueueLength`, by uid, and the namespace served last."""
+    """The uids that use the admission quota, and the namespace that was served last."""
 
     uids: frozenset[str] = frozenset()
     turn: str = ""
 
 
 def settle(uids: AbstractSet[str], seen: Mapping[str, Phase]) -> frozenset[str]:
-    """Return who has a place after a look at all loads.
+    """Return the uids that use the quota, given what is observed.
 
-    Whatever is Accepted or Prepared has one, however it came to it. Who got beyond, or is
-    gone, has none: phases never go back and UIDs never return. Who is still New keeps its
-    place, for an accept may be under way.
+    Each Accepted or Prepared transfer does, however it got there. One in a later phase, or deleted,
+    does not: phases never go back and UIDs never return. A New one keeps its reservation, since an
+    accept may be under way.
 
     Args:
-        uids: who had a place.
-        seen: the phase of every load there is, by uid.
+        uids: the reservations so far.
+        seen: the phases of all transfers, by uid.
     """
     holding = {uid for uid, phase in seen.items() if phase in HOLDING_PHASES}
     reserved = {uid for uid in uids if seen.get(uid) is Phase.NEW}
@@ -59,7 +58,7 @@ def settle(uids: AbstractSet[str], seen: Mapping[str, Phase]) -> frozenset[str]:
 
 
 def free_quota(uids: AbstractSet[str], limit: int | None) -> int:
-    """Return how many more may get a place; None is the most the ledger takes."""
+    """Return how many more reservations fit; a `limit` of None is the most that the ledger can hold."""
     most = LARGEST_PREPARE_QUEUE if limit is None else min(limit, LARGEST_PREPARE_QUEUE)
     return max(0, most - len(uids))
 
@@ -68,37 +67,37 @@ class AdmissionLedger:
     """The ledger as this process read or wrote it last."""
 
     def __init__(self, client: KubeClient, namespace: str, *, check_leading: Callable[[], None]) -> None:
-        """Keep the ledger in `namespace`; `check_leading` raises unless writing is allowed."""
+        """Keep the ledger in `namespace`; `check_leading` raises unless this agent is the leader."""
         self._client = client
         self._namespace = namespace
         self._check_leading = check_leading
         self._stored: JsonDict | None = None
-        self._places = Reservations()
+        self._reservations = Reservations()
 
     @property
-    def places(self) -> Reservations:
-        """Who has a place."""
-        return self._places
+    def reservations(self) -> Reservations:
+        """The reservations as last read or written."""
+        return self._reservations
 
     async def load(self) -> None:
         """Read the ledger by a quorum read.
 
         Raises:
-            KubeError: the API server refused.
+            KubeError: the API server rejected the read.
         """
         self._keep(await self._client.read(CONFIG_MAPS, self._namespace, ADMISSIONS_CONFIGMAP))
 
-    async def write(self, places: Reservations) -> None:
-        """Make `places` the ledger, provided that nobody wrote it since we did.
+    async def write(self, reservations: Reservations) -> None:
+        """Write `reservations`, provided that the ledger was not written by another agent since.
 
         Raises:
-            LedgerLostError: somebody did, or whether ours was stored cannot be told.
-            NotLeaderError: this process may not write now.
-            KubeError: the API server refused; nothing was written.
+            LedgerLostError: it was, or it cannot be determined whether this write was stored.
+            NotLeaderError: this agent is not the leader.
+            KubeError: the API server rejected the write; nothing was stored.
         """
         self._check_leading()
         mark = uuid.uuid4().hex
-        data = {_UIDS: "\n".join(sorted(places.uids)), _TURN: places.turn, _WRITE: mark}
+        data = {_UIDS: "\n".join(sorted(reservations.uids)), _TURN: reservations.turn, _WRITE: mark}
         try:
             self._keep(await self._send(data))
         except (ConflictError, NotFoundError, ServerError) as e:
@@ -127,4 +126,4 @@ class AdmissionLedger:
     def _keep(self, stored: JsonDict | None) -> None:
         self._stored = stored
         data = (stored or {}).get("data") or {}
-        self._places = Reservations(frozenset(data.get(_UIDS, "").split()), data.get(_TURN, ""))
+        self._reservations = Reservations(frozenset(data.get(_UIDS, "").split()), data.get(_TURN, ""))

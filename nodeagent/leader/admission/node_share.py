@@ -1,7 +1,7 @@
-"""How many loads are on their way on each node, for the kinds that only one node can carry out.
+"""Node shares: how many transfers of one node may be in preparation at a time.
 
-Knows who is held back because a node has enough of them, so that one node cannot fill the
-queue of the whole cluster, and who is next when it has room again. Does not know the queue.
+Applies to the kinds that only one node can carry out, so that one node cannot fill the admission queue
+of the cluster. The queue itself is in `nodeagent.leader.admission.queue`.
 """
 
 from collections import Counter
@@ -23,95 +23,99 @@ from nodeagent.transfers.kinds.base import Admission, AdmissionState
 __all__ = ["NodeShares", "NodeSlots"]
 
 
-_SHARE_A_SLOT: Final = 2
-"""A load is held back while its node has more than so many for each of its slots: enough to
-keep the slots busy while the next ones are prepared."""
+_SHARE_PER_SLOT: Final = 2
+"""A node may have so many transfers in preparation per slot, and one more: enough to keep the slots busy."""
 
 
 class NodeShares:
-    """The loads of bound kinds, by node label."""
+    """The numbers of transfers in preparation, by node label."""
 
     def __init__(self, bound: AbstractSet[str]) -> None:
-        """Count loads of the kinds named in `bound`."""
+        """Count transfers of the kinds named in `bound`."""
         self._bound = bound
         self._slots: dict[str, int] = {}
-        self._on_the_way: Counter[str] = Counter()
+        self._in_preparation: Counter[str] = Counter()
         self._chosen: set[str] = set()
-        self._held: dict[str, tuple[str, Entry]] = {}
 
-    def count(self, entries: Iterable[Entry]) -> list[str]:
-        """Count anew by what is seen now; return the uids of those who may be looked at again.
+    def count(self, entries: Iterable[Entry], held: Mapping[str, str]) -> list[str]:
+        """Count again what is in preparation on each node.
 
-        These are the first in line for each place a node has, and whoever is to end.
+        Args:
+            entries: all transfers.
+            held: the node labels of the transfers that are pending for a node share, by uid.
+
+        Returns:
+            The uids of those in `held` that are due: the oldest for each free share, and those to be canceled.
         """
         bound = [entry for entry in entries if entry.kind in self._bound]
-        self._on_the_way = Counter(entry.node_label for entry in bound if entry.phase in HOLDING_PHASES)
+        self._in_preparation = Counter(entry.node_label for entry in bound if entry.phase in HOLDING_PHASES)
         self._chosen.clear()
-        waiting = {entry.uid: entry for entry in bound if entry.phase is Phase.NEW}
-        self._held = {uid: (label, waiting[uid]) for uid, (label, _) in self._held.items() if uid in waiting}
+        pending = [entry for entry in bound if entry.phase is Phase.NEW and entry.uid in held]
+        free = {label: self._free(label) for label in held.values()}
         woken = []
-        room = {label: self._room(label) for label, _ in self._held.values()}
-        for uid, (label, entry) in sorted(self._held.items(), key=lambda item: (item[1][1].created, item[1][1].name)):
+        for entry in sorted(pending, key=lambda entry: (entry.created, entry.name)):
+            label = held[entry.uid]
             if entry.stop:
-                woken.append(uid)
-            elif room[label] > 0:
-                room[label] -= 1
-                woken.append(uid)
-        for uid in woken:
-            del self._held[uid]
+                woken.append(entry.uid)
+            elif free[label] > 0:
+                free[label] -= 1
+                woken.append(entry.uid)
         return woken
 
     def counts(self, entry: Entry) -> bool:
-        """Whether the load is of a kind that only one node can carry out."""
+        """Return whether the transfer is of a kind that only one node can carry out."""
         return entry.kind in self._bound
 
     def admit(self, entry: Entry, admission: Admission, *, slots: int) -> Admission:
-        """Return `admission`; for a load that may start on a node which has enough, why it waits.
+        """Return `admission`, or that the transfer is pending because its node has no free share.
 
         Args:
-            entry: the load.
-            admission: what its kind says.
+            entry: the transfer.
+            admission: the result of its kind's check.
             slots: the `loadConcurrency` of the node that `admission` names.
         """
-        self._held.pop(entry.uid, None)
         ready = admission.verdict is AdmissionState.READY
         if not ready or entry.kind not in self._bound or entry.uid in self._chosen:
             return admission
         label = label_value(admission.node)
         self._slots[label] = slots
-        if self._room(label) <= 0:
-            self._held[entry.uid] = (label, entry)
-            message = f"node {admission.node} has {self._on_the_way[label]} pod volumes on their way already"
-            return Admission(AdmissionState.PENDING, PendingReason.NODE_BUSY, message, indefinite=True)
-        self._on_the_way[label] += 1
+        if self._free(label) <= 0:
+            message = (
+                f"node {admission.node} already has {self._in_preparation[label]} pod volume transfers"
+                f" in preparation (limit {_limit(slots)})"
+            )
+            return Admission(
+                AdmissionState.PENDING, PendingReason.NODE_BUSY, message, node=admission.node, indefinite=True
+            )
+        self._in_preparation[label] += 1
         self._chosen.add(entry.uid)
         return admission
 
-    def holds(self, uid: str) -> bool:
-        """Whether the load of that uid waits for room on its node."""
-        return uid in self._held
+    def _free(self, label: str) -> int:
+        """Return how many more transfers the node may have in preparation."""
+        return _limit(self._slots.get(label, 0)) - self._in_preparation[label]
 
-    def _room(self, label: str) -> int:
-        """Return how many more the node takes."""
-        return _SHARE_A_SLOT * self._slots[label] + 1 - self._on_the_way[label]
+
+def _limit(slots: int) -> int:
+    return _SHARE_PER_SLOT * slots + 1
 
 
 _FRESH_SECONDS: Final = 60.0
-"""How long another node's labels count as known: they only decide how long its line may be."""
+"""How long the labels of another node are used: they only decide how large its share is."""
 
 
 class NodeSlots:
-    """The numbers of all nodes, for the dispatcher, who asks for few of them."""
+    """The number of slots of each node, read when it is needed."""
 
     def __init__(self, client: KubeClient, clock: Clock, concurrency: Callable[[], LoadConcurrency]) -> None:
-        """Read nodes through `client`; `concurrency` returns what is in force."""
+        """Read nodes through `client`; `concurrency` returns the active `loadConcurrency`."""
         self._client = client
         self._clock = clock
         self._concurrency = concurrency
         self._labels: dict[str, tuple[float, Mapping[str, str]]] = {}
 
     async def of(self, node: str) -> int:
-        """Return how many loads `node` may move data of at a time.
+        """Return how many transfers may be InProgress on `node`.
 
         Raises:
             KubeError: its labels could not be read.

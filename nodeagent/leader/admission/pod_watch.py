@@ -1,12 +1,13 @@
-"""Loads that wait for a pod of somebody else's: woken when that pod changes.
+"""Watches of the workload pods that pending transfers depend on.
 
-Knows the pods of a namespace for as long as a load waits for one of them, by UID, node, phase
-and the state of `restore-wait`. Does not know what a load makes of its pod: it is looked at
-again, and reads the pod then (`nodeagent.leader.admission.examiner`).
+One watch covers each namespace with such a pod. Of a pod only what decides whether one of its volumes
+can be restored is compared: UID, node, phase and the state of `restore-wait`. A change makes the pod's
+transfers due, and their check reads the pod itself.
 """
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,50 +21,49 @@ from core.models.base import JsonDict
 from exposer.workload import RESTORE_WAIT
 from nodeagent.runtime.informer import Informer
 
-__all__ = ["Place", "PodWatch"]
+__all__ = ["PodKey", "PodWatch"]
 
 _log = logging.getLogger(__name__)
 
-Place = tuple[str, str]
-"""Where a pod is: namespace and name."""
+PodKey = tuple[str, str]
+"""Namespace and name of a pod."""
 
 
 class _Pod(NamedTuple):
-    """What is kept of a pod: where it is, and what decides whether a volume of it can be filled now."""
+    """What is kept of a pod: its key, and what decides whether a volume of it can be restored now."""
 
-    place: Place
+    key: PodKey
     state: object
 
 
 @dataclass(frozen=True)
 class _Watched:
-    """One namespace that is followed."""
+    """The informer of one namespace, and the task that runs it."""
 
     informer: Informer[_Pod]
     task: asyncio.Task[None]
 
 
 class PodWatch:
-    """One watch for each namespace with a pod that a load waits for."""
+    """One watch for each namespace with a pod that is followed."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, on_change: Callable[[], None]) -> None:
-        """Watch through `client`; `on_change` is called when there is somebody to wake."""
+        """Watch through `client`; `on_change` is called whenever `take_changed` has something to return."""
         self._client = client
         self._clock = clock
         self._on_change = on_change
-        self._awaited: dict[str, Place] = {}
-        self._loads_of: dict[Place, set[str]] = {}
-        self._states: dict[Place, object] = {}
-        self._woken: set[str] = set()
+        self._followers: Counter[PodKey] = Counter()
+        self._states: dict[PodKey, object] = {}
+        self._changed: set[PodKey] = set()
         self._watched: dict[str, _Watched] = {}
         self._wanted_changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep one watch for each namespace that is waited for, until canceled."""
+        """Keep one watch for each namespace with a followed pod, until canceled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._wanted_changed.clear()
-                wanted = {namespace for namespace, _ in self._loads_of}
+                wanted = {namespace for namespace, _ in self._followers}
                 for namespace in self._watched.keys() - wanted:
                     self._watched.pop(namespace).task.cancel()
                 for namespace in wanted - self._watched.keys():
@@ -74,55 +74,46 @@ class PodWatch:
                     self._watched[namespace] = _Watched(informer, task)
                 await self._wanted_changed.wait()
 
-    def expect(self, uid: str, place: Place) -> None:
-        """Wake the load of that uid whenever the pod at `place` changes."""
-        if self._awaited.get(uid) == place:
-            return
-        self.leave(uid)
-        self._awaited[uid] = place
-        self._loads_of.setdefault(place, set()).add(uid)
+    def follow(self, pod: PodKey) -> None:
+        """Observe the changes of `pod`, until `leave` was called as often."""
+        self._followers[pod] += 1
         self._wanted_changed.set()
 
-    def leave(self, uid: str) -> None:
-        """Wake the load of that uid no more."""
-        place = self._awaited.pop(uid, None)
-        self._woken.discard(uid)
-        if place is None:
-            return
-        self._loads_of[place].discard(uid)
-        if not self._loads_of[place]:
-            del self._loads_of[place]
-            self._states.pop(place, None)
+    def leave(self, pod: PodKey) -> None:
+        """Undo one call of `follow`."""
+        self._followers[pod] -= 1
+        if not self._followers[pod]:
+            del self._followers[pod]
+            self._states.pop(pod, None)
+            self._changed.discard(pod)
             self._wanted_changed.set()
 
-    def follows(self, uid: str) -> bool:
-        """Whether the pod that the load of that uid waits for is watched, so that nobody need ask for it."""
-        place = self._awaited.get(uid)
-        watched = self._watched.get(place[0]) if place is not None else None
-        return watched is not None and watched.informer.synced.is_set()
+    def is_synced(self, pod: PodKey) -> bool:
+        """Return whether changes of `pod` are observed, so that it need not be polled."""
+        watched = self._watched.get(pod[0])
+        return pod in self._followers and watched is not None and watched.informer.synced.is_set()
 
-    def take_woken(self) -> set[str]:
-        """Return the loads whose pods changed since the last call."""
-        woken, self._woken = self._woken, set()
-        return woken
+    def take_changed(self) -> set[PodKey]:
+        """Return the followed pods that changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def _build_informer(self, namespace: str) -> Informer[_Pod]:
         selection = Selection(PODS, namespace)
         return Informer(self._client, selection, clock=self._clock, trim=_trim, on_change=self._on_pod)
 
     def _on_pod(self, pod: _Pod) -> None:
-        place = pod.place
-        loads = self._loads_of.get(place)
-        watched = self._watched.get(place[0])
-        if loads is None or watched is None:
+        key = pod.key
+        watched = self._watched.get(key[0])
+        if key not in self._followers or watched is None:
             return
-        # A deletion tells the last state once more.
-        gone = watched.informer.get(*place) is None
+        # A deletion repeats the last state.
+        gone = watched.informer.get(*key) is None
         state = None if gone else pod.state
-        if place in self._states and self._states[place] == state:
+        if key in self._states and self._states[key] == state:
             return
-        self._states[place] = state
-        self._woken |= loads
+        self._states[key] = state
+        self._changed.add(key)
         self._on_change()
 
 
@@ -133,7 +124,7 @@ def _warn(namespace: str, error: KubeError) -> None:
 def _trim(pod: JsonDict) -> _Pod:
     meta, status = pod["metadata"], pod.get("status") or {}
     containers = status.get("initContainerStatuses") or []
-    waits = any(c["name"] == RESTORE_WAIT and "running" in (c.get("state") or {}) for c in containers)
+    waiting = any(c["name"] == RESTORE_WAIT and "running" in (c.get("state") or {}) for c in containers)
     node = (pod.get("spec") or {}).get("nodeName", "")
-    state = (meta["uid"], node, status.get("phase", ""), waits, "deletionTimestamp" in meta)
+    state = (meta["uid"], node, status.get("phase", ""), waiting, "deletionTimestamp" in meta)
     return _Pod((meta["namespace"], meta["name"]), state)

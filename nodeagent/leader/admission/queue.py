@@ -1,23 +1,12 @@
-"""Whose turn it is, and which node gets it: pure rules.
+"""The admission queue: its order, the reports of queued transfers, and what the status page shows of it.
 
-Knows the order between namespaces and inside one, and how work is spread over agents. Does
-not know how many places there are (`nodeagent.leader.admission.ledger`), nor what a load waits for.
-
-Loads that only the queue holds back, each told so once.
-
-Knows who was told, by this dispatcher or one before it. Does not know how a load is looked at
-(`nodeagent.leader.admission.examiner`), nor how many places there are (`nodeagent.leader.dispatcher`).
-
-What the dispatcher's queue looks like to whoever reads the status page or the metrics.
-
-Knows counts by kind and phase, and who is at which position in line right now. Does not know
-how anybody gets ahead (`nodeagent.leader.dispatcher`).
+The number of transfers that are admitted from it depends on the quota (`nodeagent.leader.admission.ledger`).
 """
 
 import asyncio
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Final
@@ -25,140 +14,108 @@ from typing import Final
 from core.clock import Clock
 from core.models.base import JsonDict
 from core.models.phases import Phase
-from core.models.reasons import PendingReason
-from nodeagent.leader.admission.examiner import Examiner, Look
+from nodeagent.leader.admission.checks import AdmissionChecks
+from nodeagent.leader.admission.pending import PendingTransfers
+from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.tasks import attempt
 
-__all__ = ["HeldBack", "QueueView", "in_order", "round_robin"]
+__all__ = ["QueueReports", "QueueView", "in_order", "round_robin"]
 
 
-def in_order(waiting: Iterable[Entry], *, after: str, first: AbstractSet[str] = frozenset()) -> Iterator[Entry]:
-    """Yield `waiting` in the order in which it is to be admitted.
+def in_order(entries: Iterable[Entry], *, after: str, first: AbstractSet[str] = frozenset()) -> Iterator[Entry]:
+    """Yield `entries` in the order in which they are to be admitted.
 
-    All loads of the kinds named in `first` go before the others. Among them, and among the
-    others, namespaces take turns.
+    All transfers of the kinds named in `first` go before the others. Within both groups namespaces
+    alternate.
     """
     preferred: list[Entry] = []
     others: list[Entry] = []
-    for entry in waiting:
+    for entry in entries:
         (preferred if entry.kind in first else others).append(entry)
     yield from round_robin(preferred, after=after)
     yield from round_robin(others, after=after)
 
 
-def round_robin(waiting: Iterable[Entry], *, after: str) -> Iterator[Entry]:
-    """Yield `waiting` so that namespaces take turns, beginning behind the one served last (`after`).
+def round_robin(entries: Iterable[Entry], *, after: str) -> Iterator[Entry]:
+    """Yield `entries` with alternating namespaces, beginning behind the one that was served last (`after`).
 
-    Inside one the oldest goes first, then by name.
+    Within a namespace the oldest goes first, then the first by name.
     """
-    queues: dict[str, list[Entry]] = {}
-    for entry in waiting:
-        queues.setdefault(entry.queue, []).append(entry)
-    names = sorted(queues)
+    by_namespace: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_namespace.setdefault(entry.queue, []).append(entry)
+    names = sorted(by_namespace)
     begin = bisect_right(names, after)
-    lines = [
-        iter(sorted(queues[name], key=lambda entry: (entry.created, entry.name)))
+    queues = [
+        iter(sorted(by_namespace[name], key=lambda entry: (entry.created, entry.name)))
         for name in names[begin:] + names[:begin]
     ]
-    while lines:
-        going_on = []
-        for line in lines:
-            first = next(line, None)
-            if first is not None:
-                yield first
-                going_on.append(line)
-        lines = going_on
+    while queues:
+        not_empty = []
+        for queue in queues:
+            oldest = next(queue, None)
+            if oldest is not None:
+                yield oldest
+                not_empty.append(queue)
+        queues = not_empty
 
 
-_LASTS_SECONDS: Final = 10.0
-"""So long a node must have had room for a load that it held back, before its reader is told that it is the queue
-now: room comes and goes, and each time would be a look and a write."""
+class QueueReports:
+    """Reports, once for each transfer, that it is pending for the queue alone."""
 
+    def __init__(self, pending: PendingTransfers, checks: AdmissionChecks, writer: AdmissionWriter) -> None:
+        """Find in `pending` which reports are missing, run `checks` before them, write them through `writer`."""
+        self._pending = pending
+        self._checks = checks
+        self._writer = writer
 
-class HeldBack:
-    """Tells loads that they have to wait for a place."""
+    def is_any_due(self, entries: Iterable[Entry]) -> bool:
+        """Return whether a report is missing: to find out costs less than to bring all `entries` into order."""
+        return any(self._pending.needs_queue_report(entry) for entry in self._pending.due(entries))
 
-    def __init__(
-        self, examiner: Examiner, clock: Clock, examine: Callable[[Sequence[Entry]], Awaitable[list[Look]]]
-    ) -> None:
-        """Look at loads by `examine`, tell them through `examiner`."""
-        self._examiner = examiner
-        self._clock = clock
-        self._examine = examine
-        self._told: set[str] = set()
-        self._news_at: dict[str, float] = {}
-
-    def __contains__(self, uid: object) -> bool:
-        """Whether that load was told."""
-        return uid in self._told
-
-    def retain(self, uids: AbstractSet[str]) -> None:
-        """Forget all loads but those."""
-        self._told &= uids
-        self._news_at = {uid: at for uid, at in self._news_at.items() if uid in uids}
-
-    def forget(self, uids: Iterable[str]) -> None:
-        """Note that those loads wait for something else."""
-        for uid in uids:
-            self._told.discard(uid)
-            self._news_at.pop(uid, None)
-
-    def has_news(self, line: Iterable[Entry]) -> bool:
-        """Whether anybody in `line` is to be looked at now: finding out costs less than bringing all into order."""
-        return any(self._is_news(entry) and self._examiner.is_due(entry.uid) for entry in line)
-
-    async def tell(self, line: Iterable[Entry], *, limit: int, most: int) -> int:
-        """Look once at those in `line`, in its order, who were not told yet; tell those who could start.
+    async def write(self, queue: Iterable[Entry], *, limit: int, most: int) -> int:
+        """Check those in `queue` that were not reported; report those that could start.
 
         Args:
-            line: who has to wait for a place, in order.
-            limit: how many places there are.
-            most: how many to look at, at most.
+            queue: the transfers behind those that are admitted, in order.
+            limit: the `prepareQueueLength`.
+            most: the maximum number of checks.
 
         Returns:
-            How many were looked at.
+            The number of checks.
         """
-        news = list(islice(((n, entry) for n, entry in enumerate(line, start=1) if self._is_news(entry)), most))
-        positions = {entry.uid: position for position, entry in news}
-        for look in await self._examine([entry for _, entry in news]):
-            if look.ready:
-                self._told.add(look.entry.uid)
-                told = self._examiner.hold_back(look, limit=limit, position=positions[look.entry.uid])
-                await attempt(look.entry.log_fields, told)
-        return len(news)
-
-    def _is_news(self, entry: Entry) -> bool:
-        if entry.reason == PendingReason.QUEUED:
-            # One that a former dispatcher told need not be told again.
-            self._told.add(entry.uid)
-        if entry.uid in self._told:
-            return False
-        now = self._clock.monotonic()
-        if entry.reason == PendingReason.NODE_BUSY:
-            return self._news_at.setdefault(entry.uid, now + _LASTS_SECONDS) <= now
-        return True
+        missing = ((n, e) for n, e in enumerate(queue, start=1) if self._pending.needs_queue_report(e))
+        chosen = list(islice(missing, most))
+        positions = {entry.uid: position for position, entry in chosen}
+        for checked in await self._checks.run([entry for _, entry in chosen]):
+            if checked.ready:
+                uid = checked.entry.uid
+                self._pending.mark_queued(uid)
+                report = self._writer.report_queued(checked, limit=limit, position=positions[uid])
+                await attempt(checked.entry.log_fields, report)
+        return len(chosen)
 
 
 _SHOW_SECONDS: Final = 1.0
-"""Between two looks at the whole queue for the metrics, while it changes; longer for a longer one,"""
+"""Between two updates of the metrics while the queue changes; longer for a longer queue,"""
 
 
-_LOADS_A_SECOND: Final = 10_000
-"""so that showing 100,000 loads takes no more of a core than showing 10,000: some percent."""
+_ENTRIES_PER_SECOND: Final = 10_000
+"""so that 100,000 transfers take no more of a core than 10,000: some percent."""
 
 
-_ON_THE_PAGE: Final = 1000
-"""Loads in line that the status page names; the others are counted."""
+_ON_STATUS_PAGE: Final = 1000
+"""Transfers that the status page lists; the others are counted."""
 
 
 _IN_METRICS: Final = 100
-"""Loads in line that get a time series each: more would make a scraper pay for the queue."""
+"""Positions with a time series each: more would make scraping expensive."""
 
 
 class QueueView:
-    """Shows the queue while this agent is the dispatcher."""
+    """Shows the queue in the metrics and on the status page while this agent is the leader."""
 
     def __init__(
         self,
@@ -169,53 +126,53 @@ class QueueView:
         entries: Callable[[], Sequence[Entry]],
         order: Callable[[Iterable[Entry]], Iterable[Entry]],
     ) -> None:
-        """Show loads of the kinds so called in `metrics`.
+        """Show transfers of the kinds named in `kinds`.
 
         Args:
-            metrics: where they are shown.
-            clock: what pauses are measured on.
+            metrics: the metrics that are set.
+            clock: the clock of the pauses.
             kinds: the names of the kinds.
-            entries: returns all loads.
-            order: returns those of them that wait for a place, in order.
+            entries: returns all transfers.
+            order: returns the queued ones among its argument, in order.
         """
         self._metrics = metrics
         self._clock = clock
         self._kinds = kinds
         self._entries = entries
         self._order = order
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def note(self) -> None:
-        """Note that a load has changed."""
-        self._news.set()
+    def notify(self) -> None:
+        """Request an update: a transfer has changed."""
+        self._changed.set()
 
     async def run(self) -> None:
-        """Keep the metrics at what is seen until canceled; then another agent shows it."""
+        """Keep the metrics up to date until canceled; then remove them, since another agent shows the queue."""
         try:
             while True:
-                self._news.clear()
+                self._changed.clear()
                 shown = self._show()
-                await self._news.wait()
-                await self._clock.sleep(_SHOW_SECONDS + shown / _LOADS_A_SECOND)
+                await self._changed.wait()
+                await self._clock.sleep(_SHOW_SECONDS + shown / _ENTRIES_PER_SECOND)
         finally:
             self._show_counts(Counter())
             self._metrics.queue_positions({})
 
     def report(self) -> JsonDict:
-        """Return the same for the status page; `waiting` are those that wait for something else."""
+        """Return the queue for the status page; `pending` are the New transfers with another reason."""
         managed = [entry for entry in self._entries() if entry.managed]
-        line = list(self._order(managed))
-        positions = {entry.uid: position for position, entry in enumerate(line, start=1)}
+        queue = list(self._order(managed))
+        positions = {entry.uid: position for position, entry in enumerate(queue, start=1)}
         others = [entry for entry in managed if entry.phase is Phase.NEW and entry.uid not in positions]
         return {
             "phases": dict(Counter(str(entry.phase) for entry in managed)),
-            "inLine": len(line),
-            "line": [_describe(entry) | {"position": positions[entry.uid]} for entry in line[:_ON_THE_PAGE]],
-            "waiting": [_describe(entry) | {"reason": entry.reason} for entry in others[:_ON_THE_PAGE]],
+            "queued": len(queue),
+            "queue": [_describe(entry) | {"position": positions[entry.uid]} for entry in queue[:_ON_STATUS_PAGE]],
+            "pending": [_describe(entry) | {"reason": entry.reason} for entry in others[:_ON_STATUS_PAGE]],
         }
 
     def _show(self) -> int:
-        """Show what there is now; return how many loads that are."""
+        """Update the metrics; return the number of transfers."""
         managed = [entry for entry in self._entries() if entry.managed]
         self._show_counts(Counter((entry.kind, entry.phase) for entry in managed))
         head = enumerate(islice(self._order(managed), _IN_METRICS), start=1)

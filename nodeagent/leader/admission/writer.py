@@ -1,120 +1,197 @@
-"""Accepts loads whose places are reserved, one after the other.
+"""All writes to New custom resources: accept, end, report, fence.
 
-Knows the one write that makes a load Accepted, who is to do it, and how an accept whose answer
-was lost is found out about. Does not know who is next (`nodeagent.leader.dispatcher`), nor how places
-are reserved (`nodeagent.leader.admission.ledger`).
+Each is one patch, allowed only while this agent is the leader. The order of accepts is decided in
+`nodeagent.leader.admission.stages`, and their reservations are written before
+(`nodeagent.leader.admission.ledger`).
 """
 
 import asyncio
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from core.kube.errors import ConflictError
-from core.models.names import NODE_LABEL, label_value
+from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import Phase
+from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
-from nodeagent.leader.admission.examiner import Look
+from exposer.model import Pending
+from nodeagent.leader.admission.examiner import Checked
+from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.context import DispatchTools
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node
 from nodeagent.runtime.tasks import attempt
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.status import Change, without_marks
 
-__all__ = ["Acceptance"]
+__all__ = ["AdmissionWriter"]
 
 _ACCEPT_SECONDS: Final = 10.0
-"""For one accept: those behind it wait for it, since they are admitted in order."""
+"""For one accept: transfers are accepted in order, so those behind it wait for it."""
 
-_STORIES_AT_A_TIME: Final = 8
+_EVENTS_AT_A_TIME: Final = 8
 """Fewer than the client sends at a time (`nodeagent.runtime.rate_limit`): an accept never waits for all of them."""
 
 
-class Acceptance:
-    """Makes loads Accepted, and tells of each that was, once."""
+class AdmissionWriter:
+    """Accepts, ends, reports and fences New transfers."""
 
     def __init__(
         self,
         tools: DispatchTools,
-        agents: Callable[[], Mapping[str, str]],
+        pending: PendingTransfers,
         *,
+        agents: Callable[[], Mapping[str, str]],
         on_accepted: Callable[[Transfer], None],
     ) -> None:
-        """Work with `tools`.
+        """Write through `tools`.
 
         Args:
-            tools: what it works with.
-            agents: returns the live agents' nodes, by node label.
-            on_accepted: is called with each load that was accepted.
+            tools: the status writer, Events, metrics and leadership check.
+            pending: the records of reports and of accepts without an answer.
+            agents: returns the live agents' nodes by node label.
+            on_accepted: is called once with each transfer that was accepted, also when that is found out later.
         """
         self._tools = tools
+        self._pending = pending
         self._agents = agents
         self._on_accepted = on_accepted
-        self._unanswered: dict[str, Look] = {}
-        self._stories = asyncio.Semaphore(_STORIES_AT_A_TIME)
+        self._events = asyncio.Semaphore(_EVENTS_AT_A_TIME)
 
-    async def accept(self, looks: Sequence[Look], accepted: Counter[str]) -> None:
-        """Accept one after the other, in order; what goes wrong keeps its place and is looked at again.
+    async def accept(self, ready: Sequence[Checked], accepted: Counter[str]) -> None:
+        """Accept transfers one after the other, in order; one that fails keeps its reservation.
 
         Args:
-            looks: loads that have a place each, as read before it was reserved.
-            accepted: how many loads are Accepted, by node label; counted on.
+            ready: transfers with a reservation each, as read before it was written.
+            accepted: the number of Accepted transfers by node label; increased here.
         """
-        async with asyncio.TaskGroup() as stories:
-            for look in looks:
+        async with asyncio.TaskGroup() as events:
+            for checked in ready:
                 agents = self._agents()
-                label = label_value(look.node) if look.node else choose_node(agents, accepted)
+                node = checked.admission.node
+                label = label_value(node) if node else choose_node(agents, accepted)
                 if label is None or label not in agents:
                     continue
-                stored = await attempt(look.entry.log_fields, self._accept(look, agents[label]))
+                stored = await attempt(checked.entry.log_fields, self._accept(checked, agents[label]))
                 if stored is not None:
                     accepted[label] += 1
                     self._on_accepted(stored)
                     # The next one is accepted meanwhile.
-                    stories.create_task(self._tell(stored, agents[label]), name="accepted")
+                    events.create_task(self._record_accepted(stored, agents[label]), name="accepted")
 
-    def awaits(self, uid: str) -> bool:
-        """Whether it is not known if the accept of that load was applied."""
-        return uid in self._unanswered
-
-    async def find_out(self, entries: Iterable[Entry]) -> None:
-        """Tell of the accepts among `entries` that were applied although no answer came."""
-        if not self._unanswered:
+    async def resolve_accepts(self, entries: Iterable[Entry]) -> None:
+        """Announce the accepts that were applied although no answer came, as `entries` show."""
+        unanswered = self._pending.unanswered()
+        if not unanswered:
             return
-        seen = {entry.uid: entry for entry in entries if entry.uid in self._unanswered}
-        applied = [uid for uid in self._unanswered if uid in seen and seen[uid].phase is not Phase.NEW]
-        for uid in [uid for uid in self._unanswered if uid not in seen]:
-            del self._unanswered[uid]
-        async with asyncio.TaskGroup() as stories:
-            for uid in applied:
-                look = self._unanswered.pop(uid)
-                # Where another dispatcher accepted it, that one tells the same to nobody's harm.
-                if not seen[uid].phase.final:
-                    self._on_accepted(look.cr)
-                    stories.create_task(self._tell(look.cr, seen[uid].node_label), name="accepted")
+        found = {entry.uid: entry for entry in entries if entry.uid in unanswered}
+        async with asyncio.TaskGroup() as events:
+            for uid, checked in unanswered.items():
+                if uid in found and found[uid].phase is Phase.NEW:
+                    continue
+                self._pending.end_accept(uid)
+                # Where another leader accepted it, the same Event is recorded twice, which harms nothing.
+                if uid in found and not found[uid].phase.final:
+                    self._on_accepted(checked.cr)
+                    events.create_task(self._record_accepted(checked.cr, found[uid].node_label), name="accepted")
 
-    async def _accept(self, look: Look, node: str) -> Transfer:
-        """Accept one load by the version that was read before its place was reserved."""
+    async def end(self, checked: Checked, phase: Phase, message: str) -> None:
+        """Move a New transfer to a final phase; with the finalizer it is cleaned up by the recovery of orphans.
+
+        There is something to clean up: the source snapshot was created for this transfer alone.
+
+        Raises:
+            AgentError: it could not be written.
+        """
+        kind, cr = checked.kind, checked.cr
         self._tools.check_leading()
-        kind, meta = look.kind, look.cr.metadata
+        change = Change(status={"message": message}, finalizers=_finalizers(kind, cr))
+        stored = await self._tools.status.move(kind, cr, phase, change)
+        self._tools.metrics.transfer_finished(kind.name, phase)
+        await self._tools.events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
+        if kind.finalizer not in stored.metadata.finalizers:
+            # Deleted before it had our finalizer, and held by another: recovery never sees it again.
+            await kind.clean_up(stored)
+
+    async def report(self, checked: Checked, pending: Pending) -> None:
+        """Write why a transfer is pending, if that is to be reported now.
+
+        Raises:
+            AgentError: it could not be written.
+        """
+        cr = checked.cr
+        report = self._pending.decide_report(cr.uid, pending)
+        if not report.message:
+            return
+        # After a change of the leader the status may have it already.
+        if (cr.status.message, cr.pending_reason) != (pending.message, pending.reason):
+            stored = await self._write_reason(checked, pending)
+            # A full node is reported by the status alone, as the queue is.
+            if report.event and cr.status.message != pending.message and pending.reason != PendingReason.NODE_BUSY:
+                await self._tools.events.record(stored, pending.reason, pending.message, warning=pending.blocked)
+        self._pending.mark_reported(cr.uid, pending)
+
+    async def report_queued(self, checked: Checked, *, limit: int, position: int) -> None:
+        """Write that a transfer is pending for the queue alone, at `position`; `limit` is `prepareQueueLength`.
+
+        Raises:
+            AgentError: it could not be written.
+        """
+        message = f"queued at position {position}: prepareQueueLength ({limit}) reached"
+        await self._write_reason(checked, Pending(PendingReason.QUEUED, message))
+
+    async def fence(self, checked: Checked) -> None:
+        """Write to a New transfer, so that every accept that is still under way conflicts.
+
+        Raises:
+            AgentError: it could not be written; its reservation must be kept.
+        """
+        self._tools.check_leading()
+        change = Change(annotations={ACCEPT_FENCE_ANNOTATION: uuid.uuid4().hex})
+        await self._tools.status.annotate(checked.kind, checked.cr, change)
+
+    async def _accept(self, checked: Checked, node: str) -> Transfer:
+        """Accept one transfer by the version that was read before its reservation was written."""
+        self._tools.check_leading()
+        kind, cr, uid = checked.kind, checked.cr, checked.entry.uid
         change = Change(
             status={"acceptedByNode": node},
             labels={NODE_LABEL: label_value(node)},
-            # The fence; and what somebody took along who made it from another load's manifest.
-            annotations=without_marks(look.cr),
-            finalizers=list(dict.fromkeys([*meta.finalizers, kind.finalizer])),
+            # The fence, and what a copy of another transfer's manifest brought along.
+            annotations=without_marks(cr),
+            finalizers=list(dict.fromkeys([*cr.metadata.finalizers, kind.finalizer])),
         )
-        self._unanswered[look.entry.uid] = look
+        self._pending.begin_accept(uid, checked)
         try:
             async with asyncio.timeout(_ACCEPT_SECONDS):
-                stored = await self._tools.status.move(kind, look.cr, Phase.ACCEPTED, change, again=False)
+                stored = await self._tools.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
         except ConflictError:
             # That is an answer: nothing was written.
-            del self._unanswered[look.entry.uid]
+            self._pending.end_accept(uid)
             raise
-        del self._unanswered[look.entry.uid]
+        self._pending.end_accept(uid)
         return stored
 
-    async def _tell(self, load: Transfer, node: str) -> None:
-        async with self._stories:
-            await self._tools.events.record(load, "Accepted", f"the agent of node {node} is to do it")
+    async def _write_reason(self, checked: Checked, pending: Pending) -> Transfer:
+        """Write a reason and our finalizer; return the transfer as stored.
+
+        Without the finalizer a pending transfer that is deleted leaves its source snapshot behind.
+        It costs no write of its own, and a transfer that is never pending gets it by its accept.
+        """
+        self._tools.check_leading()
+        finalizers = _finalizers(checked.kind, checked.cr)
+        change = Change({"message": pending.message}, finalizers=finalizers, reason=pending.reason)
+        return await self._tools.status.annotate(checked.kind, checked.cr, change)
+
+    async def _record_accepted(self, cr: Transfer, node: str) -> None:
+        async with self._events:
+            await self._tools.events.record(cr, "Accepted", f"assigned to the node agent on node {node}")
+
+
+def _finalizers(kind: Kind, cr: Transfer) -> list[str] | None:
+    """Return the transfer's finalizers with ours; None where it is too late to add one."""
+    if cr.deleting:
+        return None
+    return list(dict.fromkeys([*cr.metadata.finalizers, kind.finalizer]))

@@ -79,8 +79,8 @@ async def test_a_load_that_only_the_queue_holds_back_is_told_so_once() -> None:
         scene.add(name)
     async with scene.dispatching():
         await scene.until(lambda: scene.message("du-3") != "")
-        assert scene.message("du-2") == "waits for a place in prepareQueueLength (1, all taken): number 1 in line"
-        assert scene.message("du-3").endswith("number 2 in line")
+        assert scene.message("du-2") == "queued at position 1: prepareQueueLength (1) reached"
+        assert scene.message("du-3") == "queued at position 2: prepareQueueLength (1) reached"
         version = scene.load("du-3")["metadata"]["resourceVersion"]
         scene.set_status("du-1", phase="InProgress")
         await scene.until(lambda: scene.phase("du-2") == "Accepted")
@@ -153,7 +153,7 @@ async def test_a_waiting_load_that_is_to_end_is_canceled_without_a_place(how: st
         scene.kube.put(load | {"spec": load["spec"] | {"cancel": True}})
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du-2") == "Canceled", seconds=3)
-    assert scene.message("du-2").startswith("canceled while New: ")
+    assert scene.message("du-2").startswith("canceled before admission: ")
     assert "uid-of-du-2" not in scene.ledger()
 
 
@@ -261,9 +261,9 @@ async def test_the_metrics_and_the_status_page_show_the_queue_as_it_is() -> None
         await asyncio.sleep(2)
         assert [position(name) for name in ("a1", "a2", "b1", "c1")] == [None, 2, 1, None]
         report = dispatcher.report()
-        assert [(one["name"], one["position"]) for one in report["line"]] == [("b1", 1), ("a2", 2)]
-        assert [(one["name"], one["reason"]) for one in report["waiting"]] == [("c1", "SnapshotNotReady")]
-        assert (report["inLine"], report["phases"]) == (2, {"Accepted": 1, "New": 3})
+        assert [(one["name"], one["position"]) for one in report["queue"]] == [("b1", 1), ("a2", 2)]
+        assert [(one["name"], one["reason"]) for one in report["pending"]] == [("c1", "SnapshotNotReady")]
+        assert (report["queued"], report["phases"]) == (2, {"Accepted": 1, "New": 3})
         assert shown("queue_length", kind="DataUpload", state="New") == 3
         told = scene.message("a2")
         scene.set_status("b1", phase="Canceled")
@@ -315,7 +315,7 @@ async def test_a_hundred_loads_cost_a_fixed_number_of_requests_each() -> None:
         scene.add(f"du-{number:03}", queue=f"ns-{number % 7}")
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: len(scene.accepted) == 400, seconds=60)
-        assert dispatcher.report()["placesTaken"] == 400
+        assert dispatcher.report()["reservations"] == 400
     wanted = [f"du-{number:03}" for number in range(400)]
     assert sorted(scene.accepted) == wanted
     # One read, one accept, one Event each; and a few that they share.

@@ -58,7 +58,7 @@ async def test_what_is_written_is_read_again() -> None:
     await ledger.write(Reservations(frozenset({"a"}), "shop"))
     other = open_ledger(kube)
     await other.load()
-    assert other.places == Reservations(frozenset({"a"}), "shop")
+    assert other.reservations == Reservations(frozenset({"a"}), "shop")
 
 
 async def test_a_write_fails_once_somebody_else_wrote() -> None:
@@ -68,11 +68,11 @@ async def test_a_write_fails_once_somebody_else_wrote() -> None:
     await first.write(Reservations(frozenset({"a"})))
     await second.load()
     # The same content still says: the one before is stopped.
-    await second.write(second.places)
+    await second.write(second.reservations)
     with pytest.raises(LedgerLostError):
         await first.write(Reservations(frozenset({"a", "b"})))
     await second.load()
-    assert second.places.uids == {"a"}
+    assert second.reservations.uids == {"a"}
 
 
 async def test_two_who_find_no_ledger_do_not_both_make_one() -> None:
@@ -117,7 +117,7 @@ async def test_a_refused_write_changes_nothing() -> None:
     kube.fail_next("PATCH", "configmaps", 403)
     with pytest.raises(ForbiddenError):
         await ledger.write(Reservations(frozenset({"a", "b"})))
-    assert ledger.places.uids == {"a"}
+    assert ledger.reservations.uids == {"a"}
     await ledger.write(Reservations(frozenset({"a", "b"})))
 
 

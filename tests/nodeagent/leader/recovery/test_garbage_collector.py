@@ -105,7 +105,7 @@ async def test_leaked_objects_of_a_force_deleted_transfer_are_deleted_in_order()
 
 def leftovers(dispatcher: Dispatcher) -> JsonDict:
     """Return what the status page reports about leaked objects; nothing while the dispatcher starts."""
-    shown: JsonDict = dispatcher.report().get("leftovers", {"deletedTransfers": 0, "pending": [], "lastError": ""})
+    shown: JsonDict = dispatcher.report().get("leakedObjects", {"deletedTransfers": 0, "pending": [], "lastError": ""})
     return shown
 
 
@@ -257,7 +257,7 @@ async def test_malformed_objects_block_no_other(caplog: pytest.LogCaptureFixture
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: "c" not in names(scene, PODS), seconds=60)
         await client.delete(PERSISTENT_VOLUMES, "", "pv-a")
-        await scene.until(lambda: "KeyError" in dispatcher.report()["leftovers"]["lastError"], seconds=60)
+        await scene.until(lambda: "KeyError" in dispatcher.report()["leakedObjects"]["lastError"], seconds=60)
         await asyncio.sleep(60)
         scene.add("du")
         await scene.until(lambda: scene.phase("du") == "Accepted", seconds=5)

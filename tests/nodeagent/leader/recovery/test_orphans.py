@@ -106,13 +106,13 @@ async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page()
     scene.kind.held["held"] = Pending("CleaningUp", "Pod velero/held is being deleted")
     scene.kube.fail_next("PATCH", "/datauploads/refused", 403, times=3)
     async with scene.dispatching() as dispatcher:
-        await scene.until(lambda: "refused" in str(dispatcher.report().get("ownerless")), seconds=10)
-        await scene.until(lambda: "held is" in str(dispatcher.report()["ownerless"]["pending"]), seconds=10)
-        shown = dispatcher.report()["ownerless"]
+        await scene.until(lambda: "refused" in str(dispatcher.report().get("orphans")), seconds=10)
+        await scene.until(lambda: "held is" in str(dispatcher.report()["orphans"]["pending"]), seconds=10)
+        shown = dispatcher.report()["orphans"]
         assert (shown["transfers"], shown["pending"]) == ({"CLEAN_UP": 2}, ["Pod velero/held is being deleted"])
         scene.kind.held.clear()
-        await scene.until(lambda: dispatcher.report()["ownerless"]["transfers"] == {}, seconds=200)
-        assert dispatcher.report()["ownerless"]["lastError"].startswith("DataUpload velero/refused: ")
+        await scene.until(lambda: dispatcher.report()["orphans"]["transfers"] == {}, seconds=200)
+        assert dispatcher.report()["orphans"]["lastError"].startswith("DataUpload velero/refused: ")
 
 
 async def test_a_transfer_that_failed_before_admission_is_cleaned_up() -> None:

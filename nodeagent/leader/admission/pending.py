@@ -1,0 +1,256 @@
+"""What the leader remembers about New transfers, one record per uid, and when each is checked next.
+
+The records hold nothing that could not be observed again: another leader begins without them.
+"""
+
+import math
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from core.clock import Clock
+from core.models.names import label_value
+from core.models.reasons import PendingReason
+from core.models.transfers import Transfer
+from exposer.model import Pending
+from nodeagent.leader.admission.examiner import Checked
+from nodeagent.leader.admission.pod_watch import PodKey, PodWatch
+from nodeagent.leader.index import Entry
+from nodeagent.transfers.kinds.base import Admission
+from nodeagent.transfers.pending import PendingRecord, Report, decide_report, mark_reported
+
+__all__ = ["PendingTransfer", "PendingTransfers"]
+
+_CHECK_SECONDS: Final = 5.0
+"""Between two checks of a pending transfer."""
+
+_CHECKS_PER_SECOND: Final = 50.0
+"""Checks of all pending transfers together: their number must not overload the API server."""
+
+_OBSERVED_SECONDS: Final = 60.0
+"""How long a reason must have been observed before it may fail a transfer by its age: after an outage of
+the agents all transfers are old, and what they are pending for often recovers at the same time."""
+
+_WOKEN_SECONDS: Final = 60.0
+"""Between two checks of a transfer that is woken by a change of what it is pending for."""
+
+_RETRY_SECONDS: Final = 1.0
+"""Before the check after a failed accept, which mostly conflicted with another write."""
+
+_QUEUED_AFTER_SECONDS: Final = 10.0
+"""How long a node must have had a free share for a transfer before it is reported as queued instead: shares
+come and go, and each change would be a check and a write."""
+
+_NOT_PENDING: Final = PendingRecord()
+
+
+@dataclass(slots=True)
+class PendingTransfer:
+    """What is remembered about one New transfer; times are readings of a monotonic clock, in seconds.
+
+    `report` is its reason, and what was reported of it. `next_check_seconds` is 0.0 where it is due.
+    `since_seconds` is when it began to be pending for something that has a limit. `exempt`: it was
+    pending indefinitely or queued, so its age says nothing. `pod` is the workload pod that wakes it,
+    `node_label` the node whose share it is pending for. `queued`: it is reported as queued, or will
+    be after `queued_after_seconds`. `unanswered` is its accept, while it is unknown whether that was
+    applied.
+    """
+
+    report: PendingRecord = _NOT_PENDING
+    next_check_seconds: float = 0.0
+    since_seconds: float | None = None
+    exempt: bool = False
+    pod: PodKey | None = None
+    node_label: str = ""
+    queued: bool = False
+    queued_after_seconds: float | None = None
+    unanswered: Checked | None = None
+
+
+_UNKNOWN: Final = PendingTransfer()
+"""The record of a transfer about which nothing is remembered; never changed."""
+
+
+class PendingTransfers:
+    """The records of all New transfers, by uid."""
+
+    def __init__(self, clock: Clock, pods: PodWatch) -> None:
+        """Measure on `clock`; transfers are woken by changes that `pods` observes."""
+        self._clock = clock
+        self._pods = pods
+        self._records: dict[str, PendingTransfer] = {}
+        self._postponed = 0
+
+    def get(self, uid: str) -> PendingTransfer:
+        """Return what is remembered about a transfer, to be read only."""
+        return self._records.get(uid, _UNKNOWN)
+
+    def is_due(self, uid: str) -> bool:
+        """Return whether the transfer may be checked now."""
+        return self.get(uid).next_check_seconds <= self._clock.monotonic()
+
+    def due(self, entries: Iterable[Entry]) -> Iterable[Entry]:
+        """Return those of `entries` that may be checked now."""
+        return (entry for entry in entries if self.is_due(entry.uid))
+
+    def is_pending(self, uid: str) -> bool:
+        """Return whether the last check found a reason other than the queue."""
+        return bool(self.get(uid).report.current.message)
+
+    def seconds_to_next(self) -> float:
+        """Return after how long the next postponed transfer is due; infinity where there is none."""
+        times = (record.next_check_seconds for record in self._records.values() if record.next_check_seconds)
+        return max(0.0, min(times, default=math.inf) - self._clock.monotonic())
+
+    def held(self) -> dict[str, str]:
+        """Return the node labels of the transfers that are pending for a node share, by uid."""
+        return {uid: record.node_label for uid, record in self._records.items() if record.node_label}
+
+    def unanswered(self) -> dict[str, Checked]:
+        """Return the accepts of which it is unknown whether they were applied, by uid."""
+        return {uid: record.unanswered for uid, record in self._records.items() if record.unanswered is not None}
+
+    def postpone(self, uid: str, seconds: float = _RETRY_SECONDS) -> None:
+        """Make the transfer due after so many seconds."""
+        now = self._clock.monotonic()
+        record = self._record(uid)
+        self._postponed += record.next_check_seconds <= now
+        record.next_check_seconds = now + seconds
+
+    def postpone_check(self, uid: str) -> None:
+        """Make the transfer due after the usual pause, so that a check that fails is not repeated at once."""
+        self.postpone(uid, _CHECK_SECONDS)
+
+    def wake(self, uids: Iterable[str]) -> None:
+        """Make transfers due now; those that were pending for a node share are so no longer."""
+        for uid in uids:
+            record = self._records.get(uid)
+            if record is not None:
+                self._postponed -= record.next_check_seconds > self._clock.monotonic()
+                record.next_check_seconds = 0.0
+                record.node_label = ""
+
+    def wake_changed(self) -> None:
+        """Make transfers due whose workload pods have changed."""
+        changed = self._pods.take_changed()
+        if changed:
+            self.wake([uid for uid, record in self._records.items() if record.pod in changed])
+
+    def retain(self, uids: AbstractSet[str]) -> None:
+        """Forget all transfers but those."""
+        self.forget(self._records.keys() - uids)
+        now, self._postponed = self._clock.monotonic(), 0
+        for record in self._records.values():
+            if record.next_check_seconds <= now:
+                record.next_check_seconds = 0.0
+            else:
+                self._postponed += 1
+
+    def forget(self, uids: Iterable[str]) -> None:
+        """Forget transfers."""
+        for uid in uids:
+            self._follow(uid, None)
+            self._records.pop(uid, None)
+
+    def ready(self, uid: str) -> None:
+        """Record that the transfer is pending for the queue alone; then almost nothing is remembered."""
+        self._follow(uid, None)
+        record = self._record(uid)
+        self.wake([uid])
+        record.report, record.since_seconds = _NOT_PENDING, None
+
+    def observe(self, checked: Checked) -> None:
+        """Record the reason for which a transfer is pending."""
+        cr, admission, record = checked.cr, checked.admission, self._record(checked.cr.uid)
+        record.queued, record.queued_after_seconds = False, None
+        record.node_label = label_value(admission.node) if admission.reason == PendingReason.NODE_BUSY else ""
+        if admission.indefinite or cr.pending_reason == PendingReason.QUEUED:
+            record.exempt = True
+        if admission.indefinite:
+            record.since_seconds = None
+        elif record.since_seconds is None:
+            record.since_seconds = self._clock.monotonic()
+
+    def is_overdue(self, cr: Transfer, admission: Admission, limit: timedelta) -> bool:
+        """Return whether the transfer is pending for longer than `limit`.
+
+        Time counts from its creation, but not while it was queued or pending indefinitely. A limit
+        of the reason's own counts observed time only: the creation is by another machine's clock.
+        """
+        record = self.get(cr.uid)
+        if record.since_seconds is None:
+            return False
+        seconds = self._clock.monotonic() - record.since_seconds
+        created = cr.metadata.creation_timestamp
+        by_age = admission.limit is None and created is not None and not record.exempt
+        if by_age and created is not None and seconds >= _OBSERVED_SECONDS:
+            seconds = max(seconds, (self._clock.now() - created).total_seconds())
+        return seconds >= limit.total_seconds()
+
+    def decide_report(self, uid: str, pending: Pending) -> Report:
+        """Record the reason of a transfer and return what is to be reported of it."""
+        record = self._record(uid)
+        # One that is pending for a node share is not checked again before it has one.
+        immediately = bool(record.node_label)
+        record.report, report = decide_report(record.report, pending, self._clock.monotonic(), immediately=immediately)
+        return report
+
+    def mark_reported(self, uid: str, pending: Pending) -> None:
+        """Record that `pending` was reported."""
+        record = self._record(uid)
+        record.report = mark_reported(record.report, pending, self._clock.monotonic())
+
+    def schedule(self, uid: str, admission: Admission) -> None:
+        """Set the next check of a pending transfer: late where a change of what it is pending for wakes it."""
+        pause_seconds = max(_CHECK_SECONDS, self._postponed / _CHECKS_PER_SECOND)
+        self._follow(uid, admission.pod)
+        record = self.get(uid)
+        woken = bool(record.node_label) or (record.pod is not None and self._pods.is_synced(record.pod))
+        if woken and record.report.reported.reason == admission.reason:
+            pause_seconds = max(pause_seconds, _WOKEN_SECONDS)
+        self.postpone(uid, pause_seconds)
+
+    def needs_queue_report(self, entry: Entry) -> bool:
+        """Return whether a transfer that could start must still be reported as queued."""
+        if entry.reason == PendingReason.QUEUED:
+            # Another leader may have reported it.
+            self.mark_queued(entry.uid)
+        record = self.get(entry.uid)
+        if record.queued:
+            return False
+        if entry.reason != PendingReason.NODE_BUSY:
+            return True
+        now = self._clock.monotonic()
+        if record.queued_after_seconds is None:
+            record = self._record(entry.uid)
+            record.queued_after_seconds = now + _QUEUED_AFTER_SECONDS
+        return record.queued_after_seconds <= now
+
+    def mark_queued(self, uid: str) -> None:
+        """Record that a transfer is reported as queued."""
+        self._record(uid).queued = True
+
+    def begin_accept(self, uid: str, checked: Checked) -> None:
+        """Record an accept before its answer has come."""
+        self._record(uid).unanswered = checked
+
+    def end_accept(self, uid: str) -> None:
+        """Record that the result of an accept is known."""
+        if uid in self._records:
+            self._records[uid].unanswered = None
+
+    def _record(self, uid: str) -> PendingTransfer:
+        return self._records.setdefault(uid, PendingTransfer())
+
+    def _follow(self, uid: str, pod: PodKey | None) -> None:
+        """Have changes of `pod` wake the transfer, and of no other pod."""
+        before = self.get(uid).pod
+        if before == pod:
+            return
+        if pod is not None:
+            self._pods.follow(pod)
+        if before is not None:
+            self._pods.leave(before)
+        self._record(uid).pod = pod

@@ -1,0 +1,217 @@
+"""One pass of the dispatcher over all transfers, as a list of named stages.
+
+The order of the stages is the contract: what accepted transfers use of the quota is known before
+another is admitted, reservations are written before an accept, and reports come last. Each stage takes
+a frozen `Pass` and returns the next one.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from core.models.phases import Phase
+from nodeagent.leader.admission.checks import AdmissionChecks
+from nodeagent.leader.admission.examiner import Checked, Examiner
+from nodeagent.leader.admission.ledger import AdmissionLedger, Reservations, free_quota, settle
+from nodeagent.leader.admission.pending import PendingTransfers
+from nodeagent.leader.admission.queue import QueueReports, in_order
+from nodeagent.leader.admission.writer import AdmissionWriter
+from nodeagent.leader.context import DispatchRules
+from nodeagent.leader.index import Entry
+from nodeagent.leader.live_agents import count_accepted
+from nodeagent.runtime.tasks import attempt
+
+__all__ = ["AdmissionPass", "Pass", "is_queued", "settle_entries"]
+
+_CHECKS_PER_PASS: Final = 500
+"""So that a pass takes seconds at most and later transfers are not delayed, and so that few passes cover
+the whole queue, and write the whole ledger, where thousands may start."""
+
+_REPORTS_PER_PASS: Final = 50
+"""Transfers behind the quota are checked a few at a time: those that can be admitted come first."""
+
+_PAUSE_SECONDS: Final = 0.1
+"""Between passes: changes that come together share a pass, and its ledger write."""
+
+_BUSY_SECONDS: Final = 5.0
+_IDLE_SECONDS: Final = 60.0
+"""The longest pause between passes, with and without New transfers."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What the stages of one pass know.
+
+    `new` are the New transfers to be admitted. `reserved` are the uids that use the quota. `ready` are
+    those to be accepted in this pass: first the ones with a reservation from before, then `picked`.
+    `checks_left` and `reports_left` say how much more may be done; at 0 another pass follows at once.
+    """
+
+    entries: Sequence[Entry]
+    new: Sequence[Entry] = ()
+    reserved: frozenset[str] = frozenset()
+    ready: Sequence[Checked] = ()
+    picked: Sequence[Checked] = ()
+    checks_left: int = _CHECKS_PER_PASS
+    reports_left: int = _REPORTS_PER_PASS
+
+    @property
+    def unreserved(self) -> list[Entry]:
+        """The New transfers that use no quota yet."""
+        picked = {checked.entry.uid for checked in self.picked}
+        return [entry for entry in self.new if entry.uid not in self.reserved and entry.uid not in picked]
+
+
+class AdmissionPass:
+    """Runs passes."""
+
+    def __init__(
+        self,
+        rules: DispatchRules,
+        ledger: AdmissionLedger,
+        *,
+        examiner: Examiner,
+        pending: PendingTransfers,
+        writer: AdmissionWriter,
+    ) -> None:
+        """Run passes by `rules` with the parts of one term."""
+        self._rules = rules
+        self._ledger = ledger
+        self._examiner = examiner
+        self._pending = pending
+        self._checks = checks = AdmissionChecks(rules, examiner, pending, writer)
+        self._writer = writer
+        self._reports = QueueReports(pending, checks, writer)
+        self.stages: Sequence[Callable[[Pass], Awaitable[Pass]]] = (
+            self.resolve_accepts,
+            self.wake,
+            self.cancel,
+            self.settle,
+            self.check_reserved,
+            self.pick,
+            self.reserve,
+            self.accept,
+            self.report_queued,
+        )
+
+    async def run(self, entries: Sequence[Entry]) -> float:
+        """Run all stages over `entries`; return the pause until the next pass in seconds, 0.0 for none.
+
+        Raises:
+            AgentError: leadership or the ledger is lost, or the ledger could not be written.
+        """
+        current = Pass(entries)
+        for stage in self.stages:
+            current = await stage(current)
+        if current.checks_left <= 0 or current.reports_left <= 0:
+            return 0.0
+        latest_seconds = _BUSY_SECONDS if current.new else _IDLE_SECONDS
+        return max(_PAUSE_SECONDS, min(latest_seconds, self._pending.seconds_to_next()))
+
+    async def resolve_accepts(self, current: Pass) -> Pass:
+        """Find out about accepts that were not answered."""
+        await self._writer.resolve_accepts(current.entries)
+        return current
+
+    async def wake(self, current: Pass) -> Pass:
+        """Forget transfers that are not New any more; make those due whose reason may be over."""
+        new = [entry for entry in current.entries if entry.managed and entry.phase is Phase.NEW]
+        self._pending.retain({entry.uid for entry in new})
+        self._pending.wake(self._examiner.begin_pass(current.entries, self._pending.held()))
+        self._pending.wake_changed()
+        return replace(current, new=new)
+
+    async def cancel(self, current: Pass) -> Pass:
+        """End the New transfers that are to be canceled."""
+        await self._checks.run(list(self._pending.due(entry for entry in current.new if entry.stop)))
+        return replace(current, new=[entry for entry in current.new if not entry.stop])
+
+    async def settle(self, current: Pass) -> Pass:
+        """Find out which transfers use the quota."""
+        return replace(current, reserved=settle_entries(self._ledger, current.entries))
+
+    async def check_reserved(self, current: Pass) -> Pass:
+        """Check the New transfers with a reservation; release those that may not start any more.
+
+        A reservation is released behind a fence only, since its accept may still be under way.
+        """
+        reserved = [entry for entry in current.new if entry.uid in current.reserved]
+        results = await self._checks.run(list(self._in_order(reserved)))
+        released = set()
+        for checked in results:
+            if not checked.ready and await attempt(checked.entry.log_fields, self._fence(checked)):
+                released.add(checked.entry.uid)
+        ready = [checked for checked in results if checked.ready]
+        return replace(current, ready=ready, reserved=current.reserved - released)
+
+    async def pick(self, current: Pass) -> Pass:
+        """Choose the next transfers of the queue that may start, as many as the quota has left."""
+        free = free_quota(current.reserved, self._rules.queue_length)
+        queue, left = current.unreserved, current.checks_left
+        ready: dict[str, Checked] = {}
+        while free > 0:
+            head = list(islice(self._in_order(queue), free))
+            unchecked = [entry for entry in head if entry.uid not in ready][:left]
+            if not unchecked:
+                # All of them are ready, or the checks of this pass are used up.
+                picked = _until_gap(ready.get(entry.uid) for entry in head)
+                return replace(current, picked=picked, checks_left=left)
+            left -= len(unchecked)
+            ready |= {checked.entry.uid: checked for checked in await self._checks.run(unchecked) if checked.ready}
+        return replace(current, checks_left=left)
+
+    async def reserve(self, current: Pass) -> Pass:
+        """Write the reservations, if they change or a transfer is to be accepted: this stops every other leader."""
+        stored = self._ledger.reservations
+        if not current.picked and not current.ready and current.reserved == stored.uids:
+            return current
+        turn = current.picked[-1].entry.queue if current.picked else stored.turn
+        uids = current.reserved | {checked.entry.uid for checked in current.picked}
+        await self._ledger.write(Reservations(uids, turn))
+        return replace(current, ready=[*current.ready, *current.picked])
+
+    async def accept(self, current: Pass) -> Pass:
+        """Accept all that are ready, in order."""
+        for checked in current.ready:
+            self._pending.postpone(checked.entry.uid)
+        await self._writer.accept(current.ready, count_accepted(current.entries))
+        return current
+
+    async def report_queued(self, current: Pass) -> Pass:
+        """Report the transfers that are pending for the queue alone."""
+        limit, most = self._rules.queue_length, min(current.checks_left, current.reports_left)
+        behind = current.unreserved
+        if limit is None or not self._reports.is_any_due(behind):
+            return current
+        done = await self._reports.write(self._in_order(behind), limit=limit, most=most)
+        return replace(current, reports_left=most - done)
+
+    def _in_order(self, entries: Iterable[Entry]) -> Iterable[Entry]:
+        """Return those of `entries` that are due, in the order of the queue."""
+        return in_order(self._pending.due(entries), after=self._ledger.reservations.turn, first=self._rules.first)
+
+    async def _fence(self, checked: Checked) -> bool:
+        await self._writer.fence(checked)
+        return True
+
+
+def is_queued(entry: Entry) -> bool:
+    """Return whether a transfer is New, ours to admit, and not to be canceled."""
+    return entry.managed and entry.phase is Phase.NEW and not entry.stop
+
+
+def settle_entries(ledger: AdmissionLedger, entries: Iterable[Entry]) -> frozenset[str]:
+    """Return the uids that use the quota, by the ledger and by what is observed now."""
+    phases = {entry.uid: entry.phase for entry in entries if entry.managed or entry.phase is Phase.NEW}
+    return settle(ledger.reservations.uids, phases)
+
+
+def _until_gap(results: Iterable[Checked | None]) -> list[Checked]:
+    """Return what comes before the first gap: no transfer is admitted before one ahead of it was checked."""
+    head = []
+    for checked in results:
+        if checked is None:
+            break
+        head.append(checked)
+    return head

@@ -1,0 +1,180 @@
+"""What the leader remembers about New transfers, and when each is checked next."""
+
+from dataclasses import fields
+from datetime import timedelta
+
+import pytest
+
+from core.models.names import PENDING_REASON_ANNOTATION
+from core.models.transfers import DataUpload
+from exposer.model import Pending
+from nodeagent.leader.admission.examiner import Checked, CheckState
+from nodeagent.leader.admission.pending import PendingTransfer, PendingTransfers
+from nodeagent.leader.admission.pod_watch import PodWatch
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
+from tests.nodeagent.leader.admission.test_queue import entry
+from tests.nodeagent.support.dispatching import ScriptedKind
+from tests.nodeagent.support.hand_clock import HandClock
+from tests.nodeagent.support.transfers import data_upload
+from tests.support.scripted import answer, scripted_client
+
+SHORT = Admission(AdmissionState.PENDING, "TargetClaimMissing", "m", limit=timedelta(minutes=2))
+INDEFINITE = Admission(AdmissionState.PENDING, "SnapshotNotReady", "m", indefinite=True)
+LOCATION = Admission(AdmissionState.PENDING, "LocationUnavailable", "m", blocked=True)
+BUSY = Admission(AdmissionState.PENDING, "NodeBusy", "m", node="node-a", indefinite=True)
+POD = Admission(AdmissionState.PENDING, "WorkloadAbsent", "m", indefinite=True, pod=("app", "pod"))
+LIMIT = timedelta(minutes=30)
+
+
+class Bench:
+    """Records on a clock that the test sets; transfers are created an hour before it starts."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock(3600.0)
+        self.pods = PodWatch(scripted_client(lambda _: answer({})), self.clock, on_change=lambda: None)
+        self.pending = PendingTransfers(self.clock, self.pods)
+
+    def checked(self, admission: Admission, uid: str = "uid-of-du-1", reason: str = "") -> Checked:
+        annotations = {PENDING_REASON_ANNOTATION: reason} if reason else {}
+        raw = data_upload(
+            uid.removeprefix("uid-of-"), annotations=annotations, creationTimestamp="2026-11-21T12:00:00Z"
+        )
+        kind = ScriptedKind()
+        return Checked(entry(uid), kind, DataUpload.parse(raw), CheckState.PENDING, admission)
+
+    def observe(self, admission: Admission, uid: str = "uid-of-du-1", reason: str = "") -> Checked:
+        """Do what follows a check with a pending result."""
+        checked = self.checked(admission, uid, reason)
+        self.pending.observe(checked)
+        pending = Pending(admission.reason, admission.message, blocked=admission.blocked)
+        if self.pending.decide_report(uid, pending).message:
+            self.pending.mark_reported(uid, pending)
+        self.pending.schedule(uid, admission)
+        return checked
+
+    def is_overdue(self, admission: Admission, limit: timedelta = LIMIT) -> bool:
+        return self.pending.is_overdue(self.checked(admission).cr, admission, limit)
+
+
+UID = "uid-of-du-1"
+
+
+def test_a_transfer_is_due_until_it_is_postponed_and_again_when_it_is_woken() -> None:
+    bench = Bench()
+    assert bench.pending.is_due(UID)
+    bench.observe(LOCATION)
+    assert not bench.pending.is_due(UID)
+    assert bench.pending.seconds_to_next() == 5.0
+    bench.pending.wake([UID])
+    assert bench.pending.is_due(UID)
+    assert bench.pending.seconds_to_next() == float("inf")
+
+
+def test_many_pending_transfers_are_checked_less_often() -> None:
+    bench = Bench()
+    for number in range(1000):
+        bench.observe(LOCATION, f"uid-of-{number}")
+    assert bench.pending.seconds_to_next() == 5.0
+    bench.observe(LOCATION)
+    bench.clock.seconds += 15.0
+    assert not bench.pending.is_due(UID)
+
+
+def test_all_that_is_remembered_of_a_transfer_is_forgotten_at_once() -> None:
+    bench = Bench()
+    bench.observe(POD)
+    bench.pending.mark_queued(UID)
+    bench.pending.retain({"another"})
+    assert bench.pending.get(UID) == PendingTransfer()
+    assert not bench.pods._followers
+
+
+def test_a_transfer_that_is_ready_leaves_only_what_a_later_reason_needs() -> None:
+    bench = Bench()
+    bench.observe(POD)
+    bench.pending.ready(UID)
+    record = bench.pending.get(UID)
+    changed = {
+        field.name for field in fields(record) if getattr(record, field.name) != getattr(PendingTransfer(), field.name)
+    }
+    assert changed == {"exempt"}
+    assert bench.pending.is_due(UID)
+
+
+def test_what_is_woken_by_a_change_is_checked_rarely_once_it_is_reported() -> None:
+    bench = Bench()
+    bench.observe(BUSY)
+    assert bench.pending.seconds_to_next() == 60.0
+    assert bench.pending.held() == {UID: "node-a"}
+    bench.pending.wake([UID])
+    assert bench.pending.held() == {}
+
+
+@pytest.mark.parametrize(
+    ("admission", "reason", "minutes"),
+    [
+        pytest.param(SHORT, "", [2], id="a limit of its own, by observed time"),
+        pytest.param(LOCATION, "", [1], id="old already, observed for a minute"),
+        pytest.param(LOCATION, "Queued", [30], id="queued before"),
+        pytest.param(INDEFINITE, "", [], id="indefinitely"),
+    ],
+)
+def test_a_transfer_is_overdue_by_the_time_that_counts(admission: Admission, reason: str, minutes: list[int]) -> None:
+    bench = Bench()
+    limit = admission.limit or LIMIT
+    bench.observe(admission, reason=reason)
+    overdue = []
+    for minute in range(40):
+        if bench.is_overdue(admission, limit):
+            overdue.append(minute)
+            break
+        bench.clock.seconds += 60
+    assert overdue == minutes
+
+
+def test_time_does_not_count_while_a_transfer_is_pending_indefinitely() -> None:
+    bench = Bench()
+    bench.observe(INDEFINITE)
+    bench.clock.seconds += 7200
+    bench.observe(LOCATION)
+    bench.clock.seconds += 1790
+    assert not bench.is_overdue(LOCATION)
+    bench.clock.seconds += 10
+    assert bench.is_overdue(LOCATION)
+
+
+@pytest.mark.parametrize(
+    ("reason", "seconds", "needed"),
+    [("", 0, True), ("Queued", 0, False), ("NodeBusy", 0, False), ("NodeBusy", 9, False), ("NodeBusy", 10, True)],
+)
+def test_a_queued_transfer_is_reported_once_and_after_a_full_node_only_if_that_lasts(
+    reason: str, seconds: int, needed: bool
+) -> None:
+    bench, queued = Bench(), entry("du", reason=reason)
+    bench.pending.needs_queue_report(queued)
+    bench.clock.seconds += seconds
+    assert bench.pending.needs_queue_report(queued) is needed
+    bench.pending.mark_queued(queued.uid)
+    assert not bench.pending.needs_queue_report(queued)
+
+
+def test_an_accept_is_remembered_until_its_result_is_known() -> None:
+    bench = Bench()
+    checked = bench.checked(LOCATION)
+    bench.pending.begin_accept(UID, checked)
+    assert bench.pending.unanswered() == {UID: checked}
+    bench.pending.end_accept(UID)
+    assert bench.pending.unanswered() == {}
+
+
+def test_a_pod_is_followed_once_for_each_transfer_that_depends_on_it() -> None:
+    bench = Bench()
+    bench.observe(POD)
+    bench.observe(POD)
+    bench.observe(POD, "uid-of-du-2")
+    assert bench.pods._followers[("app", "pod")] == 2
+    bench.pending.retain({UID})
+    assert bench.pods._followers[("app", "pod")] == 1
+    bench.pods._changed.add(("app", "pod"))
+    bench.pending.wake_changed()
+    assert bench.pending.is_due(UID)
