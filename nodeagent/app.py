@@ -195,7 +195,7 @@ def build_agent(client: KubeClient, clock: Clock, plan: Plan) -> Agent:
         on_accepted=lambda cr: _request_repository(repositories, cr),
         agreement=ConfigAgreement(clock, pod),
     )
-    current.subscribe(dispatcher.look)
+    current.subscribe(dispatcher.request_pass)
 
     async def lead() -> None:
         async with asyncio.TaskGroup() as group:

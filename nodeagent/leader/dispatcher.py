@@ -84,10 +84,10 @@ class Dispatcher:
         finally:
             self._term = None
 
-    def look(self) -> None:
+    def request_pass(self) -> None:
         """Begin a pass soon: what it depends on has changed."""
         if self._term is not None:
-            self._term.look()
+            self._term.request_pass()
 
     def report(self) -> JsonDict:
         """Return the queue for the status page; empty while this agent is not the leader."""
@@ -154,7 +154,7 @@ class _Term:
                 await wait_for_event(self._changed, pause_seconds)
                 await self._tools.clock.sleep(_PAUSE_SECONDS + len(self._ledger.reservations.uids) / _UIDS_PER_SECOND)
 
-    def look(self) -> None:
+    def request_pass(self) -> None:
         """Begin a pass soon."""
         self._changed.set()
 

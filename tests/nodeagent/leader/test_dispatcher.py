@@ -1,4 +1,4 @@
-"""The dispatcher: who is admitted, who waits and is told why, who is ended."""
+"""The dispatcher: which transfers are admitted, which are pending and why, and which are ended."""
 
 import asyncio
 
@@ -14,26 +14,26 @@ pytestmark = pytest.mark.looptime
 NOON = "2026-11-21T12:00:00Z"
 
 
-def waits(reason: str = "SnapshotNotReady", *, indefinite: bool = False) -> Admission:
-    return Admission(AdmissionState.PENDING, reason, f"waits: {reason}", indefinite=indefinite)
+def pending(reason: str = "SnapshotNotReady", *, indefinite: bool = False) -> Admission:
+    return Admission(AdmissionState.PENDING, reason, f"pending: {reason}", indefinite=indefinite)
 
 
-async def test_one_write_makes_a_load_accepted() -> None:
+async def test_one_write_accepts_a_transfer() -> None:
     scene = open_scene("node-a")
-    scene.add("du", status={"message": "waits for something"}, finalizers=["other/finalizer"])
+    scene.add("du", status={"message": "pending for something"}, finalizers=["other/finalizer"])
     async with scene.dispatching():
         await scene.until(lambda: scene.reasons("du") != [])
-    load = scene.load("du")
-    assert load["status"] == {"phase": "Accepted", "acceptedByNode": "node-a", "acceptedTimestamp": NOON}
-    assert load["metadata"]["finalizers"] == ["other/finalizer", DATA_MOVER_FINALIZER]
-    assert load["metadata"]["labels"][NODE_LABEL] == "node-a"
-    assert load["metadata"]["labels"][EXPOSE_ON_GOING_LABEL] == "true"
+    cr = scene.load("du")
+    assert cr["status"] == {"phase": "Accepted", "acceptedByNode": "node-a", "acceptedTimestamp": NOON}
+    assert cr["metadata"]["finalizers"] == ["other/finalizer", DATA_MOVER_FINALIZER]
+    assert cr["metadata"]["labels"][NODE_LABEL] == "node-a"
+    assert cr["metadata"]["labels"][EXPOSE_ON_GOING_LABEL] == "true"
     assert scene.ledger() == {"uid-of-du"}
     assert scene.accepted == ["du"]
     assert scene.reasons("du") == ["Accepted"]
 
 
-async def test_places_go_round_the_namespaces_and_are_given_again_once_they_are_free() -> None:
+async def test_namespaces_alternate_and_free_quota_is_used_again() -> None:
     scene = open_scene("node-a", limit=2)
     for name, queue in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")):
         scene.add(name, queue=queue)
@@ -42,12 +42,12 @@ async def test_places_go_round_the_namespaces_and_are_given_again_once_they_are_
         for _ in range(3):
             done = len(scene.accepted)
             scene.set_status(scene.accepted[done - 2], phase="InProgress")
-            await scene.until(lambda done=done: len(scene.accepted) > done)  # type: ignore[misc] # this round's
+            await scene.until(lambda done=done: len(scene.accepted) > done)  # type: ignore[misc] # of this iteration
     assert scene.accepted == ["a1", "b1", "a2", "b2", "a3"]
     assert most_held(scene.kube) == 2
 
 
-async def test_the_turn_outlives_a_change_of_the_dispatcher() -> None:
+async def test_the_namespace_served_last_is_known_to_the_next_leader() -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("a1", queue="a")
     scene.add("a2", queue="a")
@@ -60,7 +60,7 @@ async def test_the_turn_outlives_a_change_of_the_dispatcher() -> None:
     assert scene.accepted == ["a1", "b1"]
 
 
-async def test_loads_are_spread_over_the_live_agents() -> None:
+async def test_transfers_are_spread_over_the_live_agents() -> None:
     scene = open_scene("node-a", "node-b", limit=None)
     scene.kube.put(agent_pod("node-c", ready=False))
     scene.kube.put(agent_pod("node-d", deletionTimestamp=NOON, finalizers=["x/y"]))
@@ -73,7 +73,7 @@ async def test_loads_are_spread_over_the_live_agents() -> None:
 
 
 @pytest.mark.cause("queue-full")
-async def test_a_load_that_only_the_queue_holds_back_is_told_so_once() -> None:
+async def test_a_queued_transfer_is_reported_once() -> None:
     scene = open_scene("node-a", limit=1)
     for name in ("du-1", "du-2", "du-3"):
         scene.add(name)
@@ -90,7 +90,7 @@ async def test_a_load_that_only_the_queue_holds_back_is_told_so_once() -> None:
     assert scene.load("du-3")["metadata"]["resourceVersion"] == version
 
 
-async def test_restores_go_first_only_where_that_is_asked_for() -> None:
+async def test_restores_go_first_only_where_that_is_configured() -> None:
     scene = open_scene("node-a", limit=1)
     scene.restores_first = True
     scene.others.append(ScriptedKind(DataDownload))
@@ -108,18 +108,18 @@ async def test_restores_go_first_only_where_that_is_asked_for() -> None:
         scene.add_kind(DataDownload, "b-restore", queue="b")
         scene.set_status("a1", phase="InProgress")
         await scene.until(lambda: len(scene.accepted) == 4)
-    # Both were made in the same second: by name.
+    # Both were created in the same second: by name.
     assert scene.accepted[2:] == ["a1", "b-restore"]
 
 
-async def test_a_load_that_waits_takes_no_place_and_says_why_once() -> None:
+async def test_a_pending_transfer_uses_no_quota_and_is_reported_once() -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("du-1")
     scene.add("du-2")
-    scene.kind.answers["du-1"] = waits()
+    scene.kind.answers["du-1"] = pending()
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du-2") == "Accepted" and len(scene.kind.checked) > 5)
-        assert (scene.phase("du-1"), scene.message("du-1")) == ("", "waits: SnapshotNotReady")
+        assert (scene.phase("du-1"), scene.message("du-1")) == ("", "pending: SnapshotNotReady")
         assert scene.reasons("du-1") == ["SnapshotNotReady"]
         scene.set_status("du-2", phase="InProgress")
         del scene.kind.answers["du-1"]
@@ -127,30 +127,30 @@ async def test_a_load_that_waits_takes_no_place_and_says_why_once() -> None:
     assert scene.message("du-1") == ""
 
 
-async def test_a_load_that_can_never_start_fails_with_the_cause() -> None:
+async def test_a_transfer_that_can_never_start_fails_with_the_cause() -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("du-1")
     scene.add("du-2")
     scene.kind.answers["du-2"] = Admission(
-        AdmissionState.FAILED, "LocationMissing", "BackupStorageLocation x is not there"
+        AdmissionState.FAILED, "LocationMissing", "BackupStorageLocation x does not exist"
     )
     async with scene.dispatching():
         await scene.until(lambda: scene.reasons("du-2") == ["Failed"], seconds=5)
-    # Even though there is no place for it.
+    # Although no quota is left.
     assert scene.phases() == {"du-1": "Accepted", "du-2": "Failed"}
     assert scene.load("du-2")["status"]["completionTimestamp"] == NOON
-    assert scene.message("du-2") == "BackupStorageLocation x is not there"
+    assert scene.message("du-2") == "BackupStorageLocation x does not exist"
 
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])
-async def test_a_waiting_load_that_is_to_end_is_canceled_without_a_place(how: str) -> None:
+async def test_a_queued_transfer_is_canceled_without_a_reservation(how: str) -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("du-1")
     if how == "delete":
         scene.add("du-2", deletionTimestamp=NOON, finalizers=["some/other"])
     else:
-        load = scene.add("du-2")
-        scene.kube.put(load | {"spec": load["spec"] | {"cancel": True}})
+        cr = scene.add("du-2")
+        scene.kube.put(cr | {"spec": cr["spec"] | {"cancel": True}})
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du-2") == "Canceled", seconds=3)
     assert scene.message("du-2").startswith("canceled before admission: ")
@@ -158,20 +158,20 @@ async def test_a_waiting_load_that_is_to_end_is_canceled_without_a_place(how: st
 
 
 @pytest.mark.cause("could-not-start")
-async def test_what_cannot_start_for_the_prepare_timeout_fails_with_its_cause() -> None:
+async def test_a_transfer_that_cannot_start_within_the_prepare_timeout_fails_with_the_cause() -> None:
     scene = open_scene("node-a")
     scene.add("du", creationTimestamp=NOON)
-    scene.kind.answers["du"] = waits("LocationUnavailable")
+    scene.kind.answers["du"] = pending("LocationUnavailable")
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=1900)
-    assert scene.message("du") == "could not start within 30m0s: waits: LocationUnavailable"
+    assert scene.message("du") == "could not start within 30m0s: pending: LocationUnavailable"
     assert "2026-11-21T12:30:00Z" <= scene.load("du")["status"]["completionTimestamp"] <= "2026-11-21T12:30:06Z"
 
 
-async def test_a_load_that_is_old_already_is_given_a_minute() -> None:
+async def test_an_old_transfer_is_observed_for_a_minute_before_it_fails() -> None:
     scene = open_scene("node-a")
     scene.add("du", creationTimestamp="2026-11-21T09:00:00Z")
-    scene.kind.answers["du"] = waits("LocationUnavailable")
+    scene.kind.answers["du"] = pending("LocationUnavailable")
     async with scene.dispatching():
         await asyncio.sleep(55)
         assert scene.phase("du") == ""
@@ -192,9 +192,9 @@ async def test_indefinite_reasons_and_the_queue_do_not_count_as_failing_to_start
 ) -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("du-1", creationTimestamp="2026-11-21T09:00:00Z")
-    scene.kind.answers["du-1"] = waits(indefinite=True)
+    scene.kind.answers["du-1"] = pending(indefinite=True)
     scene.add("du-2", status={"message": message}, annotations=annotations)
-    scene.kind.answers["du-2"] = waits("LocationUnavailable")
+    scene.kind.answers["du-2"] = pending("LocationUnavailable")
     async with scene.dispatching():
         await scene.until(lambda: len(scene.kind.checked) > 20)
         assert scene.phases() == {"du-1": "", "du-2": ""}
@@ -225,7 +225,7 @@ async def test_a_queued_transfer_without_the_annotation_is_reported_by_one_write
     assert scene.load("du-2")["metadata"]["resourceVersion"] == version
 
 
-async def test_without_a_live_agent_loads_wait_for_one() -> None:
+async def test_without_a_live_agent_transfers_are_pending_for_one() -> None:
     scene = open_scene("node-a")
     scene.kube.put(agent_pod("node-a", ready=False))
     scene.add("du-1")
@@ -246,15 +246,15 @@ async def test_the_metrics_and_the_status_page_show_the_queue_as_it_is() -> None
     scene = open_scene("node-a", limit=1)
     for name, queue in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("c1", "c")):
         scene.add(name, queue=queue)
-    scene.kind.answers["c1"] = waits(indefinite=True)
+    scene.kind.answers["c1"] = pending(indefinite=True)
     dispatcher = scene.dispatcher()
     metrics = dispatcher._tools.metrics
 
-    def shown(metric: str, **labels: str) -> float | None:
+    def sample(metric: str, **labels: str) -> float | None:
         return metrics._registry.get_sample_value(f"nodeagent_{metric}", {"node": "node-a"} | labels)
 
     def position(name: str) -> float | None:
-        return shown("queue_position", kind="DataUpload", name=name)
+        return sample("queue_position", kind="DataUpload", name=name)
 
     async with scene.dispatching(dispatcher):
         await scene.until(lambda: scene.message("a2") != "" and scene.message("c1") != "")
@@ -264,29 +264,29 @@ async def test_the_metrics_and_the_status_page_show_the_queue_as_it_is() -> None
         assert [(one["name"], one["position"]) for one in report["queue"]] == [("b1", 1), ("a2", 2)]
         assert [(one["name"], one["reason"]) for one in report["pending"]] == [("c1", "SnapshotNotReady")]
         assert (report["queued"], report["phases"]) == (2, {"Accepted": 1, "New": 3})
-        assert shown("queue_length", kind="DataUpload", state="New") == 3
-        told = scene.message("a2")
+        assert sample("queue_length", kind="DataUpload", state="New") == 3
+        reported = scene.message("a2")
         scene.set_status("b1", phase="Canceled")
         # No pass has a reason to run now; the metrics follow all the same.
         await asyncio.sleep(1.5)
         assert [position("b1"), position("a2")] == [None, 1]
-        assert shown("queue_length", kind="DataUpload", state="New") == 2
-        # What the reader was told stays: it was true when it was written.
-        assert scene.message("a2") == told
-    assert [position("a2"), shown("queue_length", kind="DataUpload", state="New")] == [None, 0]
+        assert sample("queue_length", kind="DataUpload", state="New") == 2
+        # The message stays: it was true when it was written.
+        assert scene.message("a2") == reported
+    assert [position("a2"), sample("queue_length", kind="DataUpload", state="New")] == [None, 0]
 
 
-async def test_another_data_movers_load_is_left_alone() -> None:
+async def test_a_transfer_of_another_data_mover_is_ignored() -> None:
     scene = open_scene("node-a", limit=1)
-    load = scene.add("theirs")
-    theirs = scene.kube.put(load | {"spec": load["spec"] | {"datamover": "acme", "cancel": True}})
+    cr = scene.add("theirs")
+    theirs = scene.kube.put(cr | {"spec": cr["spec"] | {"datamover": "acme", "cancel": True}})
     scene.add("ours")
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("ours") == "Accepted")
     assert scene.load("theirs") == theirs
 
 
-async def test_a_load_that_cannot_be_checked_holds_up_no_other() -> None:
+async def test_a_transfer_that_cannot_be_checked_delays_no_other() -> None:
     scene = open_scene("node-a")
     scene.add("du-1")
     scene.add("du-2")
@@ -294,33 +294,33 @@ async def test_a_load_that_cannot_be_checked_holds_up_no_other() -> None:
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du-2") == "Accepted", seconds=2)
         assert scene.phase("du-1") == ""
-        # One look each five seconds.
+        # One check every five seconds.
         await scene.until(lambda: scene.phase("du-1") == "Accepted", seconds=20)
 
 
-async def test_with_nothing_to_do_the_dispatcher_is_silent() -> None:
-    """For as long as even the shortest watch lasts: a watch that ends is opened anew, and that is a request."""
+async def test_an_idle_dispatcher_sends_no_requests() -> None:
+    """For as long as the shortest watch lasts: a watch that ends is opened again, which is a request."""
     scene = open_scene("node-a")
     scene.add("du", status={"phase": "Completed"})
     async with scene.dispatching():
         await asyncio.sleep(5)
-        asked = len(scene.kube.requests)
+        sent = len(scene.kube.requests)
         await asyncio.sleep(200)
-    assert len(scene.kube.requests) == asked
+    assert len(scene.kube.requests) == sent
 
 
-async def test_a_hundred_loads_cost_a_fixed_number_of_requests_each() -> None:
+async def test_many_transfers_cost_a_fixed_number_of_requests_each() -> None:
     scene = open_scene("node-a", "node-b", limit=None)
     for number in range(400):
         scene.add(f"du-{number:03}", queue=f"ns-{number % 7}")
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: len(scene.accepted) == 400, seconds=60)
         assert dispatcher.report()["reservations"] == 400
-    wanted = [f"du-{number:03}" for number in range(400)]
-    assert sorted(scene.accepted) == wanted
-    # One read, one accept, one Event each; and a few that they share.
+    expected = [f"du-{number:03}" for number in range(400)]
+    assert sorted(scene.accepted) == expected
+    # One read, one accept, one Event each, and a few that they share.
     assert len(scene.kube.requests) < 3 * 400 + 30
-    # In order: each namespace's own, oldest name first.
+    # In order within each namespace, by name.
     for queue in range(7):
         own = [name for name in scene.accepted if int(name[3:]) % 7 == queue]
         assert own == sorted(own)

@@ -1,4 +1,4 @@
-"""The limit is never exceeded: lost answers, paused dispatchers, two at a time, crashes."""
+"""The quota is never exceeded: lost answers, paused leaders, two leaders at a time, crashes."""
 
 import asyncio
 import random
@@ -15,14 +15,14 @@ from tests.nodeagent.support.dispatching import RESOURCES, Gate, Scene, Scripted
 pytestmark = pytest.mark.looptime
 
 Fault = Literal["lost", "lost-applied"] | int
-WAITS = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot is not ready")
+NOT_READY = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot is not ready")
 
 
 def is_accept(request: Request) -> bool:
     return request.method == "PATCH" and b'"phase": "Accepted"' in (request.body or b"")
 
 
-async def test_an_accept_of_a_paused_dispatcher_comes_too_late() -> None:
+async def test_an_accept_of_a_paused_leader_comes_too_late() -> None:
     scene = open_scene(limit=1)
     scene.add("du-1")
     gate = Gate(scene.kube, is_accept)
@@ -30,7 +30,7 @@ async def test_an_accept_of_a_paused_dispatcher_comes_too_late() -> None:
         await scene.until(lambda: gate.waiting == 1)
         scene.add("du-2")
         async with scene.dispatching():
-            # Its place is reserved, so the new dispatcher goes on with it, and with no other.
+            # It has the reservation, so the new leader admits it and no other.
             await scene.until(lambda: scene.phase("du-1") == "Accepted")
             assert scene.accepted == ["du-1"]
             gate.open.set()
@@ -39,14 +39,14 @@ async def test_an_accept_of_a_paused_dispatcher_comes_too_late() -> None:
     assert most_held(scene.kube) == 1
 
 
-async def test_a_place_is_taken_back_only_behind_a_fence() -> None:
+async def test_a_reservation_is_released_only_behind_a_fence() -> None:
     scene = open_scene(limit=1)
     scene.add("du-1")
-    # Paused right behind the reservation: whatever it would ask of the load comes late.
+    # Paused right after the reservation: whatever it sends about the transfer comes late.
     gate = Gate(scene.kube, lambda request: "datauploads/du-1" in request.path and bool(scene.ledger()))
     async with scene.dispatching(scene.dispatcher(gate)):
         await scene.until(lambda: gate.waiting == 1)
-        scene.kind.answers["du-1"] = WAITS
+        scene.kind.answers["du-1"] = NOT_READY
         scene.add("du-2")
         async with scene.dispatching():
             await scene.until(lambda: scene.phase("du-2") == "Accepted")
@@ -61,15 +61,15 @@ async def test_a_place_is_taken_back_only_behind_a_fence() -> None:
     assert most_held(scene.kube) == 1
 
 
-async def test_a_fence_that_cannot_be_written_leaves_the_place_taken() -> None:
+async def test_a_fence_that_cannot_be_written_keeps_the_reservation() -> None:
     scene = open_scene(limit=1)
     scene.add("du-1")
     scene.add("du-2")
     gate = Gate(scene.kube, is_accept)
     async with scene.dispatching(scene.dispatcher(gate)):
         await scene.until(lambda: gate.waiting == 1)
-    scene.kind.answers["du-1"] = WAITS
-    scene.set_status("du-1", message=WAITS.message)
+    scene.kind.answers["du-1"] = NOT_READY
+    scene.set_status("du-1", message=NOT_READY.message)
     scene.kube.fail_next("PATCH", "datauploads/du-1", 403, times=3)
     async with scene.dispatching():
         await asyncio.sleep(2)
@@ -79,7 +79,7 @@ async def test_a_fence_that_cannot_be_written_leaves_the_place_taken() -> None:
 
 
 @pytest.mark.parametrize("what", ["lost", "lost-applied", 409, 500])
-async def test_an_accept_that_got_no_answer_is_looked_at_again(what: Fault) -> None:
+async def test_an_accept_without_an_answer_is_resolved(what: Fault) -> None:
     scene = open_scene(limit=1)
     scene.add("du-1")
     scene.add("du-2")
@@ -87,7 +87,7 @@ async def test_an_accept_that_got_no_answer_is_looked_at_again(what: Fault) -> N
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du-1") == "Accepted")
         await asyncio.sleep(10)
-        # Whether an answer came or not, the load is told of once.
+        # With or without an answer, one Event is recorded.
         assert scene.accepted == ["du-1"]
         assert scene.reasons("du-1") == ["Accepted"]
         assert scene.ledger() == {"uid-of-du-1"}
@@ -98,7 +98,7 @@ async def test_an_accept_that_got_no_answer_is_looked_at_again(what: Fault) -> N
 
 @pytest.mark.parametrize("what", ["lost", "lost-applied", 409, 500])
 @pytest.mark.parametrize("times", [1, 7])
-async def test_a_ledger_write_that_got_no_answer_delays_but_loses_nothing(what: Fault, times: int) -> None:
+async def test_a_ledger_write_without_an_answer_delays_but_loses_nothing(what: Fault, times: int) -> None:
     scene = open_scene(limit=1)
     async with scene.dispatching():
         await asyncio.sleep(1)
@@ -111,7 +111,7 @@ async def test_a_ledger_write_that_got_no_answer_delays_but_loses_nothing(what: 
     assert most_held(scene.kube) == 1
 
 
-async def test_what_is_already_accepted_counts_and_a_lowered_limit_admits_nothing() -> None:
+async def test_accepted_transfers_count_and_a_lowered_limit_admits_nothing() -> None:
     scene = open_scene(limit=2)
     for number in range(3):
         scene.add(f"old-{number}", status={"phase": "Prepared"}, labels={NODE_LABEL: "node-a"})
@@ -126,7 +126,7 @@ async def test_what_is_already_accepted_counts_and_a_lowered_limit_admits_nothin
         await scene.until(lambda: scene.phase("new") == "Accepted")
 
 
-async def test_the_ledger_of_a_dispatcher_that_died_is_settled() -> None:
+async def test_the_ledger_of_a_crashed_leader_is_settled() -> None:
     scene = open_scene(limit=3)
     for name in ("done", "gone", "taken", "reserved"):
         scene.add(name)
@@ -143,7 +143,7 @@ async def test_the_ledger_of_a_dispatcher_that_died_is_settled() -> None:
 
 
 async def _carry(scene: Scene, chance: random.Random) -> None:
-    """Bring accepted loads on, as their agents would, at odd moments."""
+    """Move accepted transfers on as their agents would, at random times."""
     following = {"Accepted": "Prepared", "Prepared": "InProgress", "InProgress": "Completed"}
     while True:
         for name, phase in scene.phases().items():
@@ -153,12 +153,12 @@ async def _carry(scene: Scene, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_two_dispatchers_that_both_believe_to_lead_never_exceed_the_limit(seed: int) -> None:
+async def test_two_leaders_at_a_time_never_exceed_the_limit(seed: int) -> None:
     chance = random.Random(seed)
     scene = open_scene("node-a", "node-b", limit=3)
     scene.others += [ScriptedKind(model) for model in RESOURCES if model is not DataUpload]
     for number in range(24):
-        scene.add_kind(list(RESOURCES)[number % 4], f"load-{number:02}", queue=f"ns-{number % 3}")
+        scene.add_kind(list(RESOURCES)[number % 4], f"transfer-{number:02}", queue=f"ns-{number % 3}")
     carrying = asyncio.create_task(_carry(scene, chance))
     faults: list[Fault] = ["lost", "lost-applied", 409, 500]
     async with scene.dispatching(), scene.dispatching():
@@ -172,7 +172,7 @@ async def test_two_dispatchers_that_both_believe_to_lead_never_exceed_the_limit(
     assert most_held(scene.kube) == 3
 
 
-async def test_a_limit_that_is_edited_is_in_force_at_once() -> None:
+async def test_an_edited_limit_is_active_at_once() -> None:
     scene = open_scene("node-a", limit=1)
     for number in range(6):
         scene.add(f"du-{number}")
@@ -180,15 +180,15 @@ async def test_a_limit_that_is_edited_is_in_force_at_once() -> None:
         await scene.until(lambda: len(scene.accepted) == 1)
         await scene.until(lambda: scene.message("du-5") != "")
         scene.limit = 3
-        dispatcher.look()
+        dispatcher.request_pass()
         await scene.until(lambda: len(scene.accepted) == 3, seconds=1)
         scene.limit = 2
-        dispatcher.look()
+        dispatcher.request_pass()
         scene.set_status("du-0", phase="InProgress")
         await asyncio.sleep(20)
         assert len(scene.accepted) == 3
         scene.set_status("du-1", phase="InProgress")
         await scene.until(lambda: len(scene.accepted) == 4, seconds=1)
         scene.limit = None
-        dispatcher.look()
+        dispatcher.request_pass()
         await scene.until(lambda: len(scene.accepted) == 6, seconds=1)

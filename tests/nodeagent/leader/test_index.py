@@ -1,4 +1,4 @@
-"""What each of ten thousand waiting loads costs the dispatcher, measured on fewer of them."""
+"""The memory that each of ten thousand pending transfers takes in the leader, measured on fewer."""
 
 import asyncio
 import gc
@@ -14,9 +14,9 @@ from tests.support.fakekube import FakeKube
 
 __all__: list[str] = []
 
-LOADS = 200
-MOST_BYTES_A_LOAD = 2048
-WAITS = Admission(
+TRANSFERS = 200
+MAX_BYTES_PER_TRANSFER = 2048
+NOT_READY = Admission(
     AdmissionState.PENDING,
     "SnapshotNotReady",
     "VolumeSnapshot team-1/velero-data-x7k2p is not ready yet",
@@ -25,7 +25,7 @@ WAITS = Admission(
 
 
 class Forgetful(FakeKube):
-    """Keeps no notes of what it was asked, which would count as the dispatcher's memory."""
+    """A fake that keeps no list of requests, which would count as the leader's memory."""
 
     async def request(self, request: Request) -> Response:
         try:
@@ -34,48 +34,48 @@ class Forgetful(FakeKube):
             self.requests.clear()
 
 
-def weigh() -> int:
+def traced_bytes() -> int:
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
-async def settle(scene: Scene, loads: int) -> None:
-    """Return once every load but the first was told why it waits, and nothing changes any more."""
+async def settle(scene: Scene, transfers: int) -> None:
+    """Return once every transfer but the first is reported as pending, and nothing changes any more."""
     store = scene.kube._store
     async with asyncio.timeout(500):
-        while sum(bool(load["status"].get("message")) for load in store.all(DATA_UPLOADS)) < loads:
+        while sum(bool(cr["status"].get("message")) for cr in store.all(DATA_UPLOADS)) < transfers:
             await asyncio.sleep(1)
     await asyncio.sleep(10)
 
 
-async def weigh_dispatcher(scene: Scene, loads: int) -> int:
-    """Return the bytes that are free again once the dispatcher of so many waiting loads is gone."""
+async def measure(scene: Scene, transfers: int) -> int:
+    """Return the bytes that are freed when the dispatcher of so many pending transfers stops."""
     async with scene.dispatching():
-        await settle(scene, loads)
-        with_it = weigh()
-    # Timers that were canceled hold on to what they were for until they are due.
+        await settle(scene, transfers)
+        with_it = traced_bytes()
+    # Canceled timers keep references until they are due.
     await asyncio.sleep(1000)
-    return with_it - weigh()
+    return with_it - traced_bytes()
 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("what", ["queue", "snapshot"])
-async def test_a_waiting_load_takes_two_kibibytes_at_most(what: str) -> None:
+async def test_a_pending_transfer_takes_two_kibibytes_at_most(what: str) -> None:
     scene = open_scene("node-a", limit=1)
     scene.kube = Forgetful()
     scene.kube.put(agent_pod("node-a"))
     scene.add("first")
-    names = [f"nightly-backup-20261121-{number:05}" for number in range(LOADS)]
+    names = [f"nightly-backup-20261121-{number:05}" for number in range(TRANSFERS)]
     if what == "snapshot":
-        scene.kind.answers.update(dict.fromkeys(names, WAITS))
+        scene.kind.answers.update(dict.fromkeys(names, NOT_READY))
     tracemalloc.start()
     try:
-        await weigh_dispatcher(scene, 0)
-        alone = await weigh_dispatcher(scene, 0)
+        await measure(scene, 0)
+        alone = await measure(scene, 0)
         for number, name in enumerate(names):
             scene.add(name, queue=f"team-{number % 7}", uid=f"8cd3b3a4-4f4e-4b7a-9c4a-{number:012}")
-        full = await weigh_dispatcher(scene, LOADS)
+        full = await measure(scene, TRANSFERS)
     finally:
         tracemalloc.stop()
-    a_load = (full - alone) / LOADS
-    assert 500 < a_load <= MOST_BYTES_A_LOAD
+    per_transfer = (full - alone) / TRANSFERS
+    assert 500 < per_transfer <= MAX_BYTES_PER_TRANSFER

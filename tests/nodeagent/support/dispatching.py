@@ -1,7 +1,6 @@
-"""Dispatchers around the fake API server: loads that wait, agents that are there, a scripted kind.
+"""Dispatchers on the fake API server: New transfers, agent pods, a scripted kind.
 
-`Gate` stands between a dispatcher and the server and holds chosen requests back for as long as
-a test likes: the dispatcher that was paused in the middle of something.
+`Gate` delays chosen requests of a dispatcher until a test opens it, as if the leader were paused.
 """
 
 import asyncio
@@ -65,10 +64,10 @@ _BUILDERS = {
 
 @dataclass(frozen=True)
 class ScriptedKind:
-    """Loads of one kind whose admission a test decides, by name; READY unless it says otherwise.
+    """One kind whose admission a test decides, by name; READY by default.
 
-    `checked` and `cleaned` are the names asked for, in order. `nodes` are what loads are bound to,
-    `held` what their clean-up waits for.
+    `checked` and `cleaned` are the names that were checked and cleaned up, in order. `nodes` are the
+    nodes that transfers are bound to, `held` what their cleanup is pending for.
     """
 
     model: type[Transfer] = DataUpload
@@ -145,7 +144,7 @@ class ScriptedKind:
 
 @dataclass
 class Gate(Transport):
-    """Holds back requests that `holds` chooses until `open` is set; `waiting` counts them."""
+    """A transport that delays the requests chosen by `holds` until `open` is set; `waiting` counts them."""
 
     inner: Transport
     holds: Callable[[Request], bool]
@@ -167,7 +166,7 @@ class Gate(Transport):
 
 @dataclass
 class Scene:
-    """A fake API server, and dispatchers that work on it."""
+    """A fake API server, and dispatchers that use it."""
 
     kube: FakeKube
     kind: ScriptedKind = field(default_factory=ScriptedKind)
@@ -184,50 +183,50 @@ class Scene:
     def add_kind(
         self, model: type[Transfer], name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object
     ) -> JsonDict:
-        """Store a load; `queue` is the namespace of its volume."""
-        load = _BUILDERS[model](name, status=status)
-        load["metadata"] |= {"creationTimestamp": "2026-11-21T12:00:00Z"} | meta
-        spec = load["spec"]
+        """Store a transfer; `queue` is the namespace of its volume."""
+        cr = _BUILDERS[model](name, status=status)
+        cr["metadata"] |= {"creationTimestamp": "2026-11-21T12:00:00Z"} | meta
+        spec = cr["spec"]
         spec["sourceNamespace"] = queue
         for part in ("pod", "targetVolume"):
             if part in spec:
                 spec[part]["namespace"] = queue
-        return self.kube.put(load)
+        return self.kube.put(cr)
 
     def loads(self) -> list[JsonDict]:
-        """Return the loads of all kinds."""
-        return [load for resource in RESOURCES.values() for load in self.kube.objects(resource)]
+        """Return the transfers of all kinds."""
+        return [cr for resource in RESOURCES.values() for cr in self.kube.objects(resource)]
 
     def load(self, name: str) -> JsonDict:
-        return next(load for load in self.loads() if load["metadata"]["name"] == name)
+        return next(cr for cr in self.loads() if cr["metadata"]["name"] == name)
 
     def phase(self, name: str) -> str:
-        return self._told(name, "phase")
+        return self._status(name, "phase")
 
     def message(self, name: str) -> str:
-        return self._told(name, "message")
+        return self._status(name, "message")
 
     def reason(self, name: str) -> str:
         """Return the pending reason in the annotation; empty where there is none."""
         annotations = self.load(name)["metadata"].get("annotations") or {}
         return str(annotations.get(PENDING_REASON_ANNOTATION, ""))
 
-    def _told(self, name: str, key: str) -> str:
+    def _status(self, name: str, key: str) -> str:
         found = (self.kube._store.find(resource, NAMESPACE, name) for resource in RESOURCES.values())
-        return str(next(load for load in found if load is not None).get("status", {}).get(key, ""))
+        return str(next(cr for cr in found if cr is not None).get("status", {}).get(key, ""))
 
     def phases(self) -> Mapping[str, str]:
-        # Asked for all the time: without a copy of everything.
-        loads = [load for resource in RESOURCES.values() for load in self.kube._store.all(resource)]
-        return {load["metadata"]["name"]: str(load.get("status", {}).get("phase", "")) for load in loads}
+        # Called very often: without a copy of everything.
+        transfers = [cr for resource in RESOURCES.values() for cr in self.kube._store.all(resource)]
+        return {cr["metadata"]["name"]: str(cr.get("status", {}).get("phase", "")) for cr in transfers}
 
     def set_status(self, name: str, **status: object) -> None:
-        """Write status fields, as a load's agent would."""
-        load = self.load(name)
-        self.kube.put(load | {"status": load.get("status", {}) | status})
+        """Write status fields, as the owning agent would."""
+        cr = self.load(name)
+        self.kube.put(cr | {"status": cr.get("status", {}) | status})
 
     def ledger(self) -> set[str]:
-        """Return the UIDs that the ledger holds."""
+        """Return the UIDs in the admission ledger."""
         maps = self.kube.objects(CONFIG_MAPS)
         return set(maps[0]["data"]["uids"].split()) if maps else set()
 
@@ -238,7 +237,7 @@ class Scene:
     def dispatcher(
         self, transport: Transport | None = None, check_leading: Callable[[], None] = lambda: None
     ) -> Dispatcher:
-        """Return a dispatcher that believes to lead, for as long as `check_leading` lets it."""
+        """Return a dispatcher that acts as the leader until `check_leading` raises."""
         clock = LoopClock()
         client = KubeClient(transport or self.kube, Retry(clock))
         tools = DispatchTools(
@@ -310,7 +309,7 @@ def open_scene(*nodes: str, limit: int | None = 2) -> Scene:
 
 
 def most_held(kube: FakeKube) -> int:
-    """Return how many loads were Accepted or Prepared at most, over every resourceVersion there was."""
+    """Return the maximum number of Accepted and Prepared transfers over all resourceVersions."""
     holding: set[str] = set()
     most = 0
     for happening in kube._store.history:

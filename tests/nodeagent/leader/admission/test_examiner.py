@@ -1,4 +1,4 @@
-"""New loads that are odd: deleted while they wait, faults of ours that they bring out, clocks that disagree."""
+"""Unusual New transfers: deleted while pending, copied, raising an unexpected exception, with other clocks."""
 
 import asyncio
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ async def delete(scene: Scene, name: str) -> None:
 
 
 @pytest.mark.parametrize("why", ["the queue is full", "its snapshot is not ready"])
-async def test_a_load_that_is_deleted_while_it_waits_leaves_nothing_behind(why: str) -> None:
-    """Its source snapshot was made for it alone, so it must not vanish before that is removed."""
+async def test_a_pending_transfer_that_is_deleted_leaves_nothing_behind(why: str) -> None:
+    """Its source snapshot was created for it alone and must be deleted first."""
     scene = open_scene("node-a", limit=1)
     scene.add("first")
     scene.add("second")
@@ -52,36 +52,38 @@ async def test_a_load_that_is_deleted_while_it_waits_leaves_nothing_behind(why: 
     assert scene.reasons("second")[-1] == "Canceled"
 
 
-async def test_a_load_that_is_deleted_before_it_could_be_marked_is_cleaned_up_all_the_same() -> None:
+async def test_a_transfer_that_is_deleted_before_it_has_our_finalizer_is_cleaned_up() -> None:
     scene = open_scene("node-a")
-    scene.add("du", deletionTimestamp=LONG_AGO, finalizers=["somebody/elses"])
+    scene.add("du", deletionTimestamp=LONG_AGO, finalizers=["another/finalizer"])
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Canceled", seconds=5)
         await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=1)
         await asyncio.sleep(60)
     assert scene.kind.cleaned == ["du"]
-    assert scene.load("du")["metadata"]["finalizers"] == ["somebody/elses"]
+    assert scene.load("du")["metadata"]["finalizers"] == ["another/finalizer"]
 
 
 @pytest.mark.parametrize("model", [DataDownload, PodVolumeBackup, PodVolumeRestore])
-async def test_a_cancel_is_heeded_at_once_however_long_its_load_was_put_off_for(model: type[Transfer]) -> None:
+async def test_a_cancel_request_is_honored_at_once_however_long_the_transfer_was_postponed(
+    model: type[Transfer],
+) -> None:
     scene = open_scene("node-a")
     scene.kind = ScriptedKind(model)
-    # Whoever waits for a pod that is watched is looked at once a minute.
+    # A transfer that is woken by its pod is checked once a minute.
     scene.kind.answers["odd"] = Admission(
-        AdmissionState.PENDING, "Waits", "it waits", indefinite=True, pod=("app", "writer")
+        AdmissionState.PENDING, "Pending", "it is pending", indefinite=True, pod=("app", "writer")
     )
     scene.add_kind(model, "odd")
     async with scene.dispatching():
-        await scene.until(lambda: scene.message("odd") == "it waits", seconds=10)
+        await scene.until(lambda: scene.message("odd") == "it is pending", seconds=10)
         await asyncio.sleep(30)
         client = KubeClient(scene.kube, Retry(LoopClock()))
         await client.patch(RESOURCES[model], NAMESPACE, "odd", {"spec": {"cancel": True}})
         await scene.until(lambda: scene.phase("odd") == "Canceled", seconds=2)
 
 
-async def test_an_accepted_load_has_nothing_of_the_load_whose_manifest_it_was_made_from() -> None:
-    """A backup of the agent's namespace brings loads back without their status, and with all else."""
+async def test_an_accepted_transfer_has_no_annotations_of_the_one_it_was_copied_from() -> None:
+    """A restore of the agent's namespace recreates transfers without their status, but with their metadata."""
     scene = open_scene("node-a")
     marks = {
         OUTCOME_ANNOTATION: '{"phase":"Completed","result":{"snapshotID":"of-another"}}',
@@ -97,7 +99,7 @@ async def test_an_accepted_load_has_nothing_of_the_load_whose_manifest_it_was_ma
 
 @dataclass(frozen=True)
 class Faulty(ScriptedKind):
-    """A kind that has a fault, which the load `odd` brings out."""
+    """A kind whose check of the transfer `odd` raises an unexpected exception."""
 
     async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
         if cr.name == "odd":
@@ -105,7 +107,7 @@ class Faulty(ScriptedKind):
         return await super().check_admission(cr, reader)
 
 
-async def test_a_fault_that_one_load_brings_out_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_exception_in_one_check_delays_no_other_transfer(caplog: pytest.LogCaptureFixture) -> None:
     scene = open_scene("node-a")
     scene.kind = Faulty()
     scene.add("odd", queue="a")
@@ -119,8 +121,8 @@ async def test_a_fault_that_one_load_brings_out_holds_up_no_other(caplog: pytest
     assert any(record.exc_info and record.__dict__.get("name") for record in caplog.records)
 
 
-async def test_a_short_wait_is_measured_by_our_own_clock_alone() -> None:
-    """A server makes a DataDownload seconds before its claim, and its machine's clock may be hours behind."""
+async def test_a_limit_of_a_reason_is_measured_on_the_clock_of_the_leader() -> None:
+    """Velero creates a DataDownload seconds before its PVC, and the clock of its machine may be hours behind."""
     scene = open_scene("node-a")
     scene.add("du", creationTimestamp=LONG_AGO)
     message = "PersistentVolumeClaim app/data to restore into does not exist"

@@ -1,4 +1,4 @@
-"""The fence: who has a place, and who may write it."""
+"""The admission ledger: its reservations, and which agent may write it."""
 
 import pytest
 
@@ -35,22 +35,22 @@ def open_ledger(kube: FakeKube) -> AdmissionLedger:
         ),
     ],
 )
-def test_a_place_is_kept_until_the_load_is_seen_beyond_prepared_or_gone(
+def test_a_reservation_is_kept_until_the_transfer_is_past_prepared_or_deleted(
     had: bool, phase: Phase | None, has: bool
 ) -> None:
     seen = {} if phase is None else {"uid": phase}
     assert settle({"uid"} if had else set(), seen) == (frozenset({"uid"}) if has else frozenset())
 
 
-def test_there_are_never_more_places_than_the_ledger_can_hold() -> None:
-    taken = {str(number) for number in range(19_999)}
-    assert free_quota(taken, None) == 1
-    assert free_quota(taken, 1_000_000) == 1
+def test_the_quota_never_exceeds_what_the_ledger_can_hold() -> None:
+    used = {str(number) for number in range(19_999)}
+    assert free_quota(used, None) == 1
+    assert free_quota(used, 1_000_000) == 1
     assert free_quota({"a", "b"}, 3) == 1
     assert free_quota({"a", "b"}, 1) == 0
 
 
-async def test_what_is_written_is_read_again() -> None:
+async def test_a_written_ledger_reads_the_same() -> None:
     kube = FakeKube()
     ledger = open_ledger(kube)
     await ledger.load()
@@ -61,13 +61,13 @@ async def test_what_is_written_is_read_again() -> None:
     assert other.reservations == Reservations(frozenset({"a"}), "shop")
 
 
-async def test_a_write_fails_once_somebody_else_wrote() -> None:
+async def test_a_write_fails_after_a_write_of_another_agent() -> None:
     kube = FakeKube()
     first, second = open_ledger(kube), open_ledger(kube)
     await first.load()
     await first.write(Reservations(frozenset({"a"})))
     await second.load()
-    # The same content still says: the one before is stopped.
+    # Even a write of the same content stops the former leader.
     await second.write(second.reservations)
     with pytest.raises(LedgerLostError):
         await first.write(Reservations(frozenset({"a", "b"})))
@@ -75,7 +75,7 @@ async def test_a_write_fails_once_somebody_else_wrote() -> None:
     assert second.reservations.uids == {"a"}
 
 
-async def test_two_who_find_no_ledger_do_not_both_make_one() -> None:
+async def test_two_agents_that_find_no_ledger_do_not_both_create_it() -> None:
     kube = FakeKube()
     first, second = open_ledger(kube), open_ledger(kube)
     await first.load()
@@ -87,7 +87,7 @@ async def test_two_who_find_no_ledger_do_not_both_make_one() -> None:
 
 @pytest.mark.parametrize("what", ["lost", "lost-applied", 500, 503])
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
-async def test_a_write_whose_answer_is_lost_is_found_out(method: str, what: str) -> None:
+async def test_a_write_without_an_answer_is_resolved(method: str, what: str) -> None:
     kube = FakeKube()
     ledger = open_ledger(kube)
     await ledger.load()
@@ -99,7 +99,7 @@ async def test_a_write_whose_answer_is_lost_is_found_out(method: str, what: str)
     assert kube.objects(CONFIG_MAPS)[0]["data"]["uids"] == "a\nb"
 
 
-async def test_a_write_that_never_gets_an_answer_means_reading_anew() -> None:
+async def test_a_write_that_never_gets_an_answer_loses_the_ledger() -> None:
     kube = FakeKube()
     ledger = open_ledger(kube)
     await ledger.load()
@@ -109,7 +109,7 @@ async def test_a_write_that_never_gets_an_answer_means_reading_anew() -> None:
         await ledger.write(Reservations(frozenset({"a"})))
 
 
-async def test_a_refused_write_changes_nothing() -> None:
+async def test_a_rejected_write_changes_nothing() -> None:
     kube = FakeKube()
     ledger = open_ledger(kube)
     await ledger.load()
@@ -121,7 +121,7 @@ async def test_a_refused_write_changes_nothing() -> None:
     await ledger.write(Reservations(frozenset({"a", "b"})))
 
 
-async def test_who_does_not_lead_writes_nothing() -> None:
+async def test_an_agent_that_is_not_the_leader_writes_nothing() -> None:
     def refuse() -> None:
         raise NotLeaderError("no")
 

@@ -1,4 +1,4 @@
-"""Whose turn it is, and which node gets it."""
+"""The order of the admission queue, and the choice of a node."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def entry(name: str, queue: str = "app", created: str = "2026-11-21T11:00:00Z", 
     return Entry(**(fields | others))  # type: ignore[arg-type] # a table of test values
 
 
-WAITING = [
+QUEUED = [
     entry("a2", "a", "2026-11-21T11:00:02Z"),
     entry("a1", "a", "2026-11-21T11:00:01Z"),
     entry("a3", "a", "2026-11-21T11:00:02Z"),
@@ -43,16 +43,16 @@ WAITING = [
     [
         pytest.param("", "a1 b1 c1 a2 c2 a3", id="from the first namespace"),
         pytest.param("a", "b1 c1 a1 c2 a2 a3", id="behind the one served last"),
-        pytest.param("bb", "c1 a1 b1 c2 a2 a3", id="behind one that waits no more"),
-        pytest.param("c", "a1 b1 c1 a2 c2 a3", id="round again"),
+        pytest.param("bb", "c1 a1 b1 c2 a2 a3", id="behind a namespace without transfers"),
+        pytest.param("c", "a1 b1 c1 a2 c2 a3", id="from the first namespace again"),
     ],
 )
-def test_namespaces_take_turns_and_the_oldest_goes_first(after: str, order: str) -> None:
-    assert " ".join(e.name for e in round_robin(WAITING, after=after)) == order
+def test_namespaces_alternate_and_the_oldest_transfer_goes_first(after: str, order: str) -> None:
+    assert " ".join(e.name for e in round_robin(QUEUED, after=after)) == order
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=40))
-def test_every_load_comes_once_and_no_namespace_gets_two_turns_while_another_waits(queues: list[str]) -> None:
+def test_every_transfer_comes_once_and_no_namespace_twice_while_another_is_queued(queues: list[str]) -> None:
     waiting = [entry(f"{number:03}", queue) for number, queue in enumerate(queues)]
     order = list(round_robin(waiting, after=""))
     assert sorted(e.name for e in order) == [e.name for e in waiting]
@@ -62,7 +62,7 @@ def test_every_load_comes_once_and_no_namespace_gets_two_turns_while_another_wai
         assert still_waiting <= {e.queue for e in order[position + 1 : again]}
 
 
-def test_the_agent_with_the_fewest_accepted_loads_is_chosen() -> None:
+def test_the_agent_with_the_fewest_accepted_transfers_is_chosen() -> None:
     accepted = count_accepted(
         [
             entry("1", phase=Phase.ACCEPTED, node_label="node-a"),
@@ -77,7 +77,7 @@ def test_the_agent_with_the_fewest_accepted_loads_is_chosen() -> None:
     assert choose_node({}, accepted) is None
 
 
-def test_what_goes_first_has_an_order_of_its_own() -> None:
+def test_preferred_kinds_have_an_order_of_their_own() -> None:
     waiting = [
         entry("u-b", "b"),
         entry("d-b", "b", kind="DataDownload"),

@@ -1,4 +1,4 @@
-"""Many loads with a place each: the order in which the API server sees them accepted, and what holds up none."""
+"""The order in which many transfers with reservations are accepted, and what does not delay them."""
 
 from itertools import zip_longest
 
@@ -11,11 +11,11 @@ from tests.nodeagent.support.dispatching import Gate, Scene, most_held, open_sce
 pytestmark = pytest.mark.looptime
 
 _QUEUES = {"app-a": 300, "app-b": 150, "app-c": 90}
-"""More loads together than one pass looks at."""
+"""More transfers together than one pass checks."""
 
 
 def _accepted_in_order(scene: Scene) -> list[str]:
-    """Return the names of accepted loads as the server's history has them."""
+    """Return the names of accepted transfers in the order of the API server's history."""
     names: dict[str, None] = {}
     for happening in scene.kube._store.history:
         if happening.resource is DATA_UPLOADS and (happening.after or {}).get("status", {}).get("phase") == "Accepted":
@@ -24,15 +24,15 @@ def _accepted_in_order(scene: Scene) -> list[str]:
 
 
 def _add_queues(scene: Scene, *, share: int = 1) -> list[str]:
-    """Store loads of three namespaces, or a share of them, and return their names as they are to be admitted."""
-    lines = [[f"{queue}-{number:03}" for number in range(count // share)] for queue, count in _QUEUES.items()]
-    for queue, line in zip(_QUEUES, lines, strict=True):
-        for name in reversed(line):
+    """Store transfers of three namespaces, or a share of them; return their names in the order of admission."""
+    queues = [[f"{queue}-{number:03}" for number in range(count // share)] for queue, count in _QUEUES.items()]
+    for queue, names in zip(_QUEUES, queues, strict=True):
+        for name in reversed(names):
             scene.add(name, queue=queue)
-    return [name for turn in zip_longest(*lines) for name in turn if name is not None]
+    return [name for turn in zip_longest(*queues) for name in turn if name is not None]
 
 
-async def test_every_load_is_accepted_in_its_turn_over_all_passes() -> None:
+async def test_every_transfer_is_accepted_in_order_over_all_passes() -> None:
     scene = open_scene("node-a", "node-b", limit=None)
     names = _add_queues(scene)
     async with scene.dispatching():
@@ -41,7 +41,7 @@ async def test_every_load_is_accepted_in_its_turn_over_all_passes() -> None:
     assert scene.accepted == names
 
 
-async def test_what_a_dead_dispatcher_reserved_is_accepted_oldest_first() -> None:
+async def test_reservations_of_a_crashed_leader_are_accepted_oldest_first() -> None:
     scene = open_scene(limit=None)
     names = _add_queues(scene, share=10)
     gate = Gate(scene.kube, _is_accept)
@@ -55,7 +55,7 @@ async def test_what_a_dead_dispatcher_reserved_is_accepted_oldest_first() -> Non
         assert [name for name in accepted if name.startswith(queue)] == [n for n in names if n.startswith(queue)]
 
 
-async def test_a_story_that_takes_long_holds_up_no_accept() -> None:
+async def test_a_slow_event_delays_no_accept() -> None:
     scene = open_scene(limit=None)
     for number in range(40):
         scene.add(f"du-{number:02}")
@@ -68,13 +68,13 @@ async def test_a_story_that_takes_long_holds_up_no_accept() -> None:
     assert all(scene.reasons(f"du-{number:02}") == ["Accepted"] for number in range(40))
 
 
-async def test_places_are_reserved_before_any_of_them_is_used() -> None:
+async def test_reservations_are_written_before_the_first_accept() -> None:
     scene = open_scene(limit=30)
     names = _add_queues(scene, share=10)
     gate = Gate(scene.kube, _is_accept)
     async with scene.dispatching(scene.dispatcher(gate)):
         await scene.until(lambda: gate.waiting == 1)
-        # One at a time, so that nobody sees the second before the first.
+        # One at a time, so that no client observes the second before the first.
         assert scene.ledger() == {f"uid-of-{name}" for name in names[:30]}
         gate.open.set()
         await scene.until(lambda: len(scene.accepted) == 30)
