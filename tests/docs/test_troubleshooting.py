@@ -67,7 +67,7 @@ def test_how_long_a_transfer_is_pending_is_one_of_the_explained_values(cause: _C
 @_each_cause
 def test_a_message_has_the_words_of_the_product(cause: _Cause) -> None:
     templates = _templates()
-    fragments = [part.strip(" .,:;()") for message in _CODE.findall(cause["Message"]) for part in message.split(_VALUE)]
+    fragments = [words for message in _CODE.findall(cause["Message"]) for words in _fragments(message)]
     assert [words for words in fragments if not any(words in template for template in templates)] == []
 
 
@@ -79,6 +79,18 @@ def test_every_pending_reason_is_on_the_page() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_event_of_a_cause_is_the_one_that_the_cluster_tests_expect(name: str) -> None:
     assert CASES[name].reason in _CODE.findall(_CAUSES[name]["Event"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_message_of_a_cause_is_the_one_that_the_cluster_tests_expect(name: str) -> None:
+    messages = _CODE.findall(_CAUSES[name]["Message"])
+    pattern = CASES[name].told.replace("\\", "")
+    assert not messages or any(all(words in pattern for words in _fragments(message)) for message in messages)
+
+
+def _fragments(message: str) -> list[str]:
+    """Return the words of a message between its values."""
+    return [part.strip(" .,:;()") for part in message.split(_VALUE)]
 
 
 @cache
