@@ -173,7 +173,14 @@ CASES = {
         "Failed",
         command=["/no/such/program"],
     ),
-    "kubelet-rejection": Case("OutOfcpu", "MoverLost", pod={}, container=_HUGE, bound=True, heals=True),
+    "kubelet-rejection": Case(
+        "data mover pod velero/{name} was lost before .*OutOfcpu",
+        "MoverLost",
+        pod={},
+        container=_HUGE,
+        bound=True,
+        heals=True,
+    ),
     "name-taken": Case(
         "Pod velero/{name} already exists and does not belong to DataUpload {name}", "Failed", pod={}, foreign=True
     ),
