@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.leftovers import (
+from tests.support.leaks import (
     child_processes,
     children_left,
     end_connections,

@@ -1,1 +1,1 @@
-"""One suite for the fake API server and a real one, so that they stay alike."""
+"""One suite for the fake API server and a real one, so that both behave alike."""

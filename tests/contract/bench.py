@@ -1,4 +1,4 @@
-"""What the contract of the API server is tried with: a server, a namespace, a watch asked step by step."""
+"""The fixture of the contract tests: a server, a namespace, a watch read step by step."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,22 +18,22 @@ from core.kube.transport import Request, Transport
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.models.base import JsonDict
 
-__all__ = ["HOLD", "PATIENCE_SECONDS", "Bench", "Watching", "build_upload"]
+__all__ = ["HOLD", "TIMEOUT_SECONDS", "Bench", "Watching", "build_upload"]
 
-PATIENCE_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 HOLD = "test.nodeagent.io/hold"
 
 
 @dataclass
 class Bench:
-    """A server, seen through the project's own client, and a namespace for one test."""
+    """A server behind the project's own client, and a namespace for one test."""
 
     transport: Transport
     namespace: str
 
     @property
     def client(self) -> KubeClient:
-        """A client that tries nothing twice."""
+        """A client without retries."""
         return KubeClient(self.transport, Retry(SystemClock(), attempts=1))
 
     async def config_map(self, name: str, **metadata: Any) -> JsonDict:
@@ -45,7 +45,7 @@ class Bench:
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"key": "value"}}
 
     def build_pod(self, name: str, *, node: str = "") -> JsonDict:
-        """Return a pod that nobody runs."""
+        """Return a pod without a kubelet."""
         spec: JsonDict = {"containers": [{"name": "c", "image": "none"}]}
         meta = {"namespace": self.namespace, "name": name}
         if node:
@@ -53,7 +53,7 @@ class Bench:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
     def build_claim(self, name: str) -> JsonDict:
-        """Return a claim that nobody binds."""
+        """Return a PVC without a provisioner."""
         spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
         meta = {"namespace": self.namespace, "name": name}
         return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
@@ -71,7 +71,7 @@ class Bench:
 
     @asynccontextmanager
     async def watch(self, selection: Selection) -> AsyncIterator["Watching"]:
-        """Follow a selection; on entering, the list is complete."""
+        """Watch a selection; on entering, the list is complete."""
         async with aclosing(watch_objects(self.client, selection, clock=SystemClock())) as changes:
             watching = Watching(changes)
             while (await watching.next()).kind is not ChangeKind.LISTED:
@@ -81,17 +81,17 @@ class Bench:
     def stream(self, resource: Resource, **query: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Open a raw watch."""
         path = resource.path(self.namespace)
-        return self.transport.stream(Request("GET", path, {"watch": "true", **query}, timeout_seconds=PATIENCE_SECONDS))
+        return self.transport.stream(Request("GET", path, {"watch": "true", **query}, timeout_seconds=TIMEOUT_SECONDS))
 
 
 @dataclass
 class Watching:
-    """A watch that is asked for one change after the other."""
+    """A watch that is read one change at a time."""
 
     changes: AsyncIterator[WatchChange]
 
     async def next(self) -> WatchChange:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             return await anext(self.changes)
 
     async def next_name(self) -> tuple[str, str]:

@@ -1,6 +1,6 @@
-"""What the project relies on of an API server, as tests for whoever inherits them.
+"""The project's requirements on an API server, as tests to be inherited.
 
-A subclass brings the fixture `bench`. Custom resources are used where validation of built-in
+A subclass defines the fixture `bench`. Custom resources are used where validation of built-in
 kinds would be in the way: a DataUpload holds anything a test wants to see.
 """
 
@@ -52,7 +52,7 @@ class KubeContract:
         found = await bench.client.get(CONFIG_MAPS, bench.namespace, "a")
         assert (found["data"], _meta(found)["uid"]) == ({"key": "value"}, _meta(created)["uid"])
 
-    async def test_second_object_of_a_name_is_refused(self, bench: Bench) -> None:
+    async def test_second_object_of_a_name_is_rejected(self, bench: Bench) -> None:
         await bench.config_map("a")
         with pytest.raises(AlreadyExistsError):
             await bench.config_map("a")
@@ -68,7 +68,7 @@ class KubeContract:
         assert len(names) == 2
         assert all(name.startswith("some-") for name in names)
 
-    async def test_bad_name_is_refused(self, bench: Bench) -> None:
+    async def test_invalid_name_is_rejected(self, bench: Bench) -> None:
         with pytest.raises(InvalidError):
             await bench.config_map("Not_A_Name")
 
@@ -87,12 +87,12 @@ class KubeContract:
         assert "annotations" not in _meta(patched)
         assert patched["data"] == {"key": "value", "more": "x"}
 
-    async def test_emptied_labels_are_left_out(self, bench: Bench) -> None:
+    async def test_empty_labels_are_omitted(self, bench: Bench) -> None:
         await bench.config_map("a", labels={"one": "1"})
         patched = await bench.patch(CONFIG_MAPS, "a", {"metadata": {"labels": {"one": None}}})
         assert "labels" not in _meta(patched)
 
-    async def test_patch_that_changes_nothing_makes_no_version(self, bench: Bench) -> None:
+    async def test_patch_without_changes_keeps_the_version(self, bench: Bench) -> None:
         created = await bench.config_map("a")
         patched = await bench.patch(CONFIG_MAPS, "a", {"data": {"key": "value"}})
         assert _meta(patched)["resourceVersion"] == _meta(created)["resourceVersion"]
@@ -118,7 +118,7 @@ class KubeContract:
         with pytest.raises(ConflictError):
             await bench.patch(resource, "a", {"metadata": {"resourceVersion": version, "labels": {"x": "2"}}})
 
-    async def test_custom_resource_loses_what_its_schema_lacks(self, bench: Bench) -> None:
+    async def test_custom_resource_is_pruned_to_its_schema(self, bench: Bench) -> None:
         await bench.upload("a")
         patched = await bench.patch(DATA_UPLOADS, "a", {"status": {"phase": "New", "unheardOf": 1}, "extra": {}})
         assert patched["status"] == {"phase": "New"}
@@ -135,14 +135,14 @@ class KubeContract:
         assert deletion is Deletion.DONE
         assert await bench.client.read(CONFIG_MAPS, bench.namespace, "a") is None
 
-    async def test_pod_that_no_node_has_is_gone_at_once(self, bench: Bench) -> None:
+    async def test_unscheduled_pod_is_deleted_at_once(self, bench: Bench) -> None:
         await bench.client.create(PODS, bench.build_pod("a"))
         assert await bench.client.delete(PODS, bench.namespace, "a") is Deletion.DONE
         assert await bench.client.read(PODS, bench.namespace, "a") is None
 
     # -- finalizers ----------------------------------------------------------------------------
 
-    async def test_finalizer_holds_a_deletion_until_it_is_dropped(self, bench: Bench) -> None:
+    async def test_finalizer_blocks_a_deletion_until_it_is_removed(self, bench: Bench) -> None:
         await bench.upload("a", finalizers=[HOLD])
         assert await bench.client.delete(DATA_UPLOADS, bench.namespace, "a") is Deletion.STARTED
         held = await bench.client.get(DATA_UPLOADS, bench.namespace, "a")
@@ -158,7 +158,7 @@ class KubeContract:
         assert await bench.client.get(DATA_UPLOADS, bench.namespace, "a") == before
         await bench.patch(DATA_UPLOADS, "a", {"metadata": {"finalizers": None}})
 
-    async def test_object_being_deleted_takes_no_new_finalizer(self, bench: Bench) -> None:
+    async def test_object_being_deleted_accepts_no_new_finalizer(self, bench: Bench) -> None:
         await bench.upload("a", finalizers=[HOLD])
         await bench.client.delete(DATA_UPLOADS, bench.namespace, "a")
         with pytest.raises(InvalidError):
@@ -184,7 +184,7 @@ class KubeContract:
         await bench.config_map("b", labels={"app": "x"})
         await bench.config_map("c", labels={"tier": "db"})
         found = await bench.client.list(bench.selection(label_selector=selector))
-        # A real server puts a certificate of its own into each namespace.
+        # A real server creates a ConfigMap with its certificate in each namespace.
         assert {_meta(obj)["name"] for obj in found} - {"kube-root-ca.crt"} == expected
 
     async def test_field_selector_chooses_by_name(self, bench: Bench) -> None:
@@ -203,7 +203,7 @@ class KubeContract:
         found = await bench.client.list(bench.selection(EVENTS, field_selector=selector))
         assert [(event["involvedObject"]["name"], event["message"]) for event in found] == [("a", "{}")]
 
-    async def test_unknown_field_of_a_selector_is_refused(self, bench: Bench) -> None:
+    async def test_unknown_field_of_a_selector_is_rejected(self, bench: Bench) -> None:
         with pytest.raises(InvalidError):
             await bench.client.list(bench.selection(DATA_UPLOADS, field_selector="spec.sourcePVC=data"))
 
@@ -219,7 +219,7 @@ class KubeContract:
         assert not second["metadata"].get("continue")
         assert first["metadata"]["resourceVersion"] == second["metadata"]["resourceVersion"]
 
-    async def test_listed_objects_say_what_they_are(self, bench: Bench) -> None:
+    async def test_listed_objects_have_kind_and_version(self, bench: Bench) -> None:
         await bench.config_map("a")
         found = await bench.client.list(bench.selection())
         assert {(obj["apiVersion"], obj["kind"]) for obj in found} == {("v1", "ConfigMap")}
@@ -245,7 +245,7 @@ class KubeContract:
 
     # -- watches -------------------------------------------------------------------------------
 
-    async def test_watch_tells_what_happens_after_the_list(self, bench: Bench) -> None:
+    async def test_watch_has_the_changes_after_the_list(self, bench: Bench) -> None:
         await bench.upload("a")
         async with bench.watch(bench.selection(DATA_UPLOADS)) as watching:
             await bench.upload("b")
@@ -283,7 +283,7 @@ class KubeContract:
         assert (left.kind, _meta(left.obj)["labels"]) == (ChangeKind.DELETED, {"node": "x"})
         assert (entered.kind, _meta(entered.obj)["labels"]) == (ChangeKind.ADDED, {"node": "x"})
 
-    async def test_watch_goes_on_from_a_version(self, bench: Bench) -> None:
+    async def test_watch_continues_from_a_version(self, bench: Bench) -> None:
         created = await bench.upload("a")
         await bench.upload("b")
         version = _meta(created)["resourceVersion"]
@@ -309,9 +309,9 @@ class KubeContract:
             line = await anext(lines)
         assert len(line) > 500_000
 
-    # -- refusals ------------------------------------------------------------------------------
+    # -- rejections ----------------------------------------------------------------------------
 
-    async def test_watch_of_an_absent_kind_is_refused_on_entering(self, bench: Bench) -> None:
+    async def test_watch_of_an_absent_kind_is_rejected_on_entering(self, bench: Bench) -> None:
         with pytest.raises(NotFoundError):
             async with bench.stream(Resource("Nothing", "nothings", "velero.io")):
                 pass

@@ -42,7 +42,7 @@ def names(kube: FakeKube) -> list[str]:
     return [obj["metadata"]["name"] for obj in kube.objects(CONFIG_MAPS)]
 
 
-async def test_what_has_no_owner_left_goes_with_the_last_one(kube: FakeKube, client: KubeClient) -> None:
+async def test_an_object_is_deleted_with_its_last_owner(kube: FakeKube, client: KubeClient) -> None:
     first, second = kube.put(build_upload("a", "one")), kube.put(build_upload("a", "two"))
     child = kube.put(owned("child", first))
     kube.put(owned("grandchild", child))
@@ -73,7 +73,7 @@ async def test_faults_hit_so_many_requests_of_a_method_and_path(kube: FakeKube, 
 
 
 @pytest.mark.parametrize(("what", "left"), [("lost", ["m"]), ("lost-applied", [])])
-async def test_lost_request_and_lost_answer_differ_in_what_was_done(
+async def test_a_lost_response_is_applied_and_a_lost_request_is_not(
     kube: FakeKube, client: KubeClient, what: str, left: list[str]
 ) -> None:
     kube.put(owned("m"))
@@ -93,7 +93,7 @@ async def test_compaction_ends_open_lists(kube: FakeKube, client: KubeClient) ->
         await anext(pages)
 
 
-async def test_bookmark_tells_the_version_to_those_who_allow_it(kube: FakeKube) -> None:
+async def test_bookmark_has_the_version_for_watches_that_allow_it(kube: FakeKube) -> None:
     version = kube.put(owned("m"))["metadata"]["resourceVersion"]
     query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "1"}
     allowing = Request("GET", CONFIG_MAPS.path("a"), query | {"allowWatchBookmarks": "true"})
@@ -118,6 +118,6 @@ def test_objects_are_stamped_by_the_clock(kube: FakeKube) -> None:
     assert kube.put(owned("m"))["metadata"]["creationTimestamp"] == NOON.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-async def test_unsupported_selector_is_refused(client: KubeClient) -> None:
+async def test_unsupported_selector_is_rejected(client: KubeClient) -> None:
     with pytest.raises(InvalidError):
         await client.list(Selection(PODS, field_selector="spec.hostname=x"))

@@ -1,4 +1,4 @@
-"""Steps that run to their end."""
+"""Shielded steps, deadlines and cancellations."""
 
 import asyncio
 from contextlib import suppress
@@ -19,7 +19,7 @@ def _deadline(seconds: float) -> Deadline:
     return Deadline.after(LoopClock(), timedelta(seconds=seconds))
 
 
-async def test_shielded_step_ends_although_its_caller_is_canceled() -> None:
+async def test_shielded_step_completes_when_its_caller_is_canceled() -> None:
     done: list[str] = []
 
     async def step() -> None:
@@ -36,13 +36,13 @@ async def test_shielded_step_ends_although_its_caller_is_canceled() -> None:
     assert done == ["step"]
 
 
-async def test_shielded_step_is_ended_by_its_deadline(looptime: float) -> None:
+async def test_shielded_step_is_canceled_at_its_deadline(looptime: float) -> None:
     with pytest.raises(TimeoutError):
         await run_shielded(lambda: asyncio.sleep(100), name="clean-up", deadline=_deadline(10))
     assert looptime == 10
 
 
-async def test_shielded_step_returns_and_raises_what_it_does() -> None:
+async def test_shielded_step_returns_its_result_and_raises_its_error() -> None:
     async def fails() -> None:
         raise KeyError
 
@@ -51,7 +51,7 @@ async def test_shielded_step_returns_and_raises_what_it_does() -> None:
         await run_shielded(fails, name="b", deadline=_deadline(10))
 
 
-async def test_failure_of_a_shielded_step_stands_behind_the_cancellation_of_its_caller() -> None:
+async def test_failure_of_a_shielded_step_is_the_cause_of_its_callers_cancellation() -> None:
     async def fails() -> None:
         await asyncio.sleep(5)
         raise KeyError
@@ -64,7 +64,7 @@ async def test_failure_of_a_shielded_step_stands_behind_the_cancellation_of_its_
     assert isinstance(canceled.value.__cause__, KeyError)
 
 
-async def test_event_is_waited_for_no_longer_than_told(looptime: float) -> None:
+async def test_waiting_for_an_event_has_a_timeout(looptime: float) -> None:
     event = asyncio.Event()
     assert await wait_for_event(event, 3) is False
     assert looptime == 3
@@ -73,7 +73,7 @@ async def test_event_is_waited_for_no_longer_than_told(looptime: float) -> None:
     assert looptime == 3
 
 
-async def test_deadline_runs_on_the_clock_it_was_made_with() -> None:
+async def test_deadline_uses_its_own_clock() -> None:
     deadline = _deadline(10)
     await asyncio.sleep(4)
     assert deadline.remaining_seconds == 6
@@ -83,8 +83,8 @@ async def test_deadline_runs_on_the_clock_it_was_made_with() -> None:
     assert deadline.remaining_seconds == 0
 
 
-async def test_a_cancellation_that_came_with_an_error_is_not_forgotten() -> None:
-    """What a TaskGroup raises then is the error alone."""
+async def test_a_cancellation_takes_precedence_over_an_error() -> None:
+    """A TaskGroup raises only the error in this case."""
     failed = asyncio.Event()
 
     working = asyncio.Event()
@@ -115,7 +115,7 @@ async def test_a_cancellation_that_came_with_an_error_is_not_forgotten() -> None
 
 
 @pytest.mark.parametrize("errors", [1, 2])
-async def test_errors_of_a_group_are_no_cancellation_however_often_they_come(errors: int) -> None:
+async def test_errors_of_a_group_never_count_as_a_cancellation(errors: int) -> None:
     """A TaskGroup counts its own cancellations as its task's."""
 
     async def fail() -> None:
@@ -132,7 +132,7 @@ async def test_errors_of_a_group_are_no_cancellation_however_often_they_come(err
             await run_apart(work, name="work")
 
 
-async def test_what_runs_apart_returns_and_is_canceled_as_if_it_did_not() -> None:
+async def test_a_step_run_apart_returns_and_is_canceled_like_an_awaited_one() -> None:
     async def two() -> int:
         return 2
 

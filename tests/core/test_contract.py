@@ -1,4 +1,4 @@
-"""What agent and mover say to each other."""
+"""The contract between agent and mover."""
 
 import json
 from datetime import timedelta
@@ -50,12 +50,12 @@ def test_arguments_are_one_verb_and_flags_with_values() -> None:
     ]
 
 
-def test_arguments_without_a_volume_leave_it_out() -> None:
+def test_arguments_without_a_volume_omit_its_flags() -> None:
     argv = MoverArgs(MoverVerb.INIT_REPOSITORY, "backup-repository", "shop-default-kopia").argv
     assert not [flag for flag in argv if "volume" in flag]
 
 
-def test_recorded_results_are_read() -> None:
+def test_recorded_results_are_parsed() -> None:
     completed = [event for event in json.loads(_EVENTS.read_text()) if event["reason"] == DataPathReason.COMPLETED]
     assert completed
     for event in completed:
@@ -65,7 +65,7 @@ def test_recorded_results_are_read() -> None:
             assert parse_result(RestoreResult, event["message"]).total_bytes > 0
 
 
-def test_recorded_progress_is_read() -> None:
+def test_recorded_progress_is_parsed() -> None:
     messages = [
         event["message"] for event in json.loads(_EVENTS.read_text()) if event["reason"] == "Data-Path-Progress"
     ]
@@ -74,7 +74,7 @@ def test_recorded_progress_is_read() -> None:
         parse_progress(message)
 
 
-def test_result_is_written_as_it_is_read() -> None:
+def test_result_is_serialized_as_it_is_parsed() -> None:
     result = BackupResult(
         snapshot_id="k1",
         source=VolumePath(by_path="/uid", volume_mode="Filesystem"),
@@ -90,18 +90,18 @@ def test_result_is_written_as_it_is_read() -> None:
     "message",
     ["", "out of memory", "{}", '{"snapshotID":"","source":{"byPath":"/x"}}', '{"snapshotID":"k1"}', "null", "[1]"],
 )
-def test_what_is_no_result_is_never_an_empty_success(message: str) -> None:
+def test_an_invalid_result_is_never_an_empty_success(message: str) -> None:
     with pytest.raises(ResultError, match="invalid"):
         parse_result(BackupResult, message)
 
 
-def test_result_of_init_needs_the_repositorys_id() -> None:
+def test_result_of_init_requires_the_repositorys_id() -> None:
     assert parse_result(InitResult, '{"uniqueID":"ab"}').unique_id == "ab"
     with pytest.raises(ResultError):
         parse_result(InitResult, '{"uniqueID":""}')
 
 
-def test_progress_leaves_zeros_out() -> None:
+def test_progress_omits_zeros() -> None:
     assert ProgressMessage().to_json() == "{}"
     assert ProgressMessage(total_bytes=7, done_bytes=3, sent_bytes=1).to_json() == (
         '{"totalBytes":7,"doneBytes":3,"sentBytes":1}'
@@ -109,12 +109,12 @@ def test_progress_leaves_zeros_out() -> None:
 
 
 @pytest.mark.parametrize("message", ["", "half", '{"totalBytes":"many"}'])
-def test_what_is_no_progress_is_refused(message: str) -> None:
+def test_invalid_progress_is_rejected(message: str) -> None:
     with pytest.raises(ContractError):
         parse_progress(message)
 
 
-def test_short_message_stays() -> None:
+def test_short_message_is_unchanged() -> None:
     assert shorten_message("x" * TERMINATION_MESSAGE_LIMIT_BYTES) == "x" * TERMINATION_MESSAGE_LIMIT_BYTES
 
 

@@ -1,4 +1,4 @@
-"""What refusals become."""
+"""Errors built from responses of the API server."""
 
 import json
 
@@ -44,14 +44,14 @@ def _status(reason: str, message: str = "because", **more: object) -> bytes:
         (503, "ServiceUnavailable", ServerError, True),
     ],
 )
-def test_refusal_has_the_class_of_its_status(status: int, reason: str, expected: type[KubeError], retry: bool) -> None:
+def test_error_has_the_class_of_its_status(status: int, reason: str, expected: type[KubeError], retry: bool) -> None:
     error = build_error(status, _status(reason), attempted="patch Pod velero/x")
     assert type(error) is expected
     assert (error.status, error.reason, error.retry) == (status, reason, retry)
     assert str(error) == f"patch Pod velero/x: {status} {reason}: because"
 
 
-def test_refused_uid_is_a_conflict() -> None:
+def test_rejected_uid_is_a_conflict() -> None:
     details = {"causes": [{"reason": "FieldValueInvalid", "field": "metadata.uid"}]}
     assert type(build_error(422, _status("Invalid", details=details), attempted="patch")) is ConflictError
     others = {"causes": [{"reason": "FieldValueInvalid", "field": "spec.x"}]}
@@ -59,16 +59,16 @@ def test_refused_uid_is_a_conflict() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>bad gateway</html>", b"[]", b"null", b'{"message":"m","details":null}'])
-def test_any_body_makes_an_error(body: bytes) -> None:
+def test_any_body_becomes_an_error(body: bytes) -> None:
     assert str(build_error(502, body, attempted="get Pod a/b")).startswith("get Pod a/b: 502")
 
 
-def test_long_body_is_shortened() -> None:
+def test_long_body_is_truncated() -> None:
     assert len(str(build_error(500, b"x" * 10_000, attempted="get"))) < 400
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), (None, None)])
-def test_retry_after_is_read_where_it_is_seconds(header: str | None, seconds: float | None) -> None:
+def test_retry_after_is_parsed_where_it_is_in_seconds(header: str | None, seconds: float | None) -> None:
     assert build_error(429, b"", attempted="get", retry_after=header).retry_after_seconds == seconds
 
 
@@ -76,7 +76,7 @@ def test_success_raises_nothing() -> None:
     raise_for_status(201, b"", attempted="create")
 
 
-def test_errors_of_a_mover_have_exit_codes_of_their_own() -> None:
+def test_errors_of_a_mover_have_distinct_exit_codes() -> None:
     classes: list[type[AgentError]] = [
         ConfigError,
         DataPathError,

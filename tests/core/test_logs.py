@@ -1,4 +1,4 @@
-"""What a log line looks like, in both formats."""
+"""Log lines in both formats."""
 
 import io
 import json
@@ -26,7 +26,7 @@ def _lines(log_format: str, level: str = "info") -> io.StringIO:
     return stream
 
 
-def test_text_line_holds_message_and_fields() -> None:
+def test_text_line_has_message_and_fields() -> None:
     stream = _lines("text")
     told = fields(kind="DataUpload", namespace="velero", name="b1", seconds=1.23456)
     logging.getLogger("nodeagent.app").info("phase moved", extra=told)
@@ -37,7 +37,7 @@ def test_text_line_holds_message_and_fields() -> None:
     )
 
 
-def test_json_line_holds_message_and_fields() -> None:
+def test_json_line_has_message_and_fields() -> None:
     stream = _lines("json")
     logging.getLogger("x").warning("going on", extra=fields(bytes=7, reason="Unschedulable"))
     record = json.loads(stream.getvalue())
@@ -51,7 +51,7 @@ def test_json_line_holds_message_and_fields() -> None:
     }
 
 
-def test_bound_fields_are_added_and_those_of_the_call_win() -> None:
+def test_bound_fields_are_added_and_those_of_the_call_take_precedence() -> None:
     stream = _lines("json")
     log = bind(bind(logging.getLogger("x"), kind="DataUpload", phase="New"), name="b1")
     log.info("moved", extra=fields(phase="Accepted"))
@@ -70,7 +70,7 @@ def test_a_traceback_stays_on_the_line() -> None:
     assert "traceback=" in stream.getvalue()
 
 
-def test_whatever_else_hangs_on_a_record_is_not_printed() -> None:
+def test_other_attributes_of_a_record_are_not_printed() -> None:
     for log_format in ("text", "json"):
         stream = _lines(log_format)
         logging.getLogger("x").info("made", extra={"password": "hunter2"})
@@ -84,6 +84,6 @@ def test_libraries_that_log_bodies_stay_quiet_at_debug() -> None:
 
 
 @pytest.mark.parametrize(("level", "log_format"), [("loud", "text"), ("info", "xml")], ids=["level", "format"])
-def test_an_unknown_level_or_format_is_refused(level: str, log_format: str) -> None:
+def test_an_unknown_level_or_format_is_rejected(level: str, log_format: str) -> None:
     with pytest.raises(ConfigError, match="must be one of"):
         set_up_logging(level, log_format)

@@ -1,4 +1,4 @@
-"""What a request to the API server needs to be allowed, and whether `deploy/` allows it."""
+"""The permissions that a request to the API server requires, compared with those in `deploy/`."""
 
 import re
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ _EVERYBODY = {"selfsubjectaccessreviews"}
 
 @dataclass(frozen=True, order=True)
 class Access:
-    """One question to an authorizer, in RBAC's words."""
+    """One access of a request, in RBAC terms."""
 
     verb: str
     group: str
@@ -32,14 +32,14 @@ class Access:
 
 
 def access_of(request: Request) -> Access:
-    """Return what the API server asks its authorizer about `request`.
+    """Return the access that the API server authorizes for `request`.
 
     Source: Kubernetes, apiserver pkg/endpoints/request/requestinfo.go; a field selector on
     metadata.name makes a list or watch one of that single object.
     """
     parts = _PATH.fullmatch(request.path)
     if parts is None:
-        raise ValueError(f"{request.path} is no path of a resource")
+        raise ValueError(f"{request.path} is not the path of a resource")
     name = parts["name"] or ""
     verb = _VERBS.get(request.method, "get" if name else "list")
     if verb == "list":
@@ -51,7 +51,7 @@ def access_of(request: Request) -> Access:
 
 
 def refused(accesses: Iterable[Access], own_namespace: str) -> list[Access]:
-    """Return those that the agent's roles do not allow."""
+    """Return the accesses that the agent's roles do not permit."""
     return sorted({access for access in accesses if not _allowed(access, own_namespace)})
 
 
@@ -59,16 +59,16 @@ def _allowed(access: Access, own_namespace: str) -> bool:
     if access.path in _EVERYBODY:
         return True
     return any(
-        (right.resource.group, right.path) == (access.group, access.path)
-        and access.verb in right.verbs
-        and (right.scope is Scope.CLUSTER or access.namespace == own_namespace)
-        and (not right.names or access.name in right.names)
-        for right in PERMISSIONS
+        (permission.resource.group, permission.path) == (access.group, access.path)
+        and access.verb in permission.verbs
+        and (permission.scope is Scope.CLUSTER or access.namespace == own_namespace)
+        and (not permission.names or access.name in permission.names)
+        for permission in PERMISSIONS
     )
 
 
 def access_of_event(event: dict[str, Any]) -> Access:
-    """Return what the authorizer was asked for an event of the API server's audit log."""
+    """Return the access of an event in the API server's audit log."""
     about = event["objectRef"]
     path = "/".join(filter(None, (about["resource"], about.get("subresource"))))
     return Access(event["verb"], about.get("apiGroup", ""), path, about.get("namespace", ""), about.get("name", ""))

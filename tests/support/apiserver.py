@@ -1,8 +1,8 @@
 """A real kube-apiserver with etcd, and nothing else, for the integration tests.
 
-There is no controller: nothing makes `default` service accounts, collects garbage,
-binds claims or ends a namespace. Tests do by hand what a controller would do.
-Needs no root and no network beyond loopback.
+There is no controller: nothing creates `default` service accounts, collects garbage, binds PVCs or
+finalizes a namespace. Tests do what a controller would do. Requires neither root nor a network
+beyond loopback.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ACCOUNTS = Resource("/api/v1", "serviceaccounts")
 
 @dataclass(frozen=True)
 class ApiServer:
-    """A running API server and how to reach it as its administrator.
+    """A running API server, and the credentials of its administrator.
 
     Attributes:
         url: `https://127.0.0.1:<port>`.
@@ -48,7 +48,7 @@ class ApiServer:
         ca: The certificate that the server's own is signed with.
         token: A token of a service account bound to `cluster-admin`.
         audit_log: One JSON document a line, for each request, at level Metadata.
-        api: A blocking client with the administrator's rights.
+        api: A blocking client with the administrator's permissions.
     """
 
     url: str
@@ -60,35 +60,35 @@ class ApiServer:
     plane: ControlPlane
 
     def create_namespace(self) -> str:
-        """A new namespace that holds the service account `default`; returns its name."""
+        """Create a namespace with the service account `default`; return its name."""
         name = f"test-{secrets.token_hex(4)}"
         self.api.create(_NAMESPACES, {"metadata": {"name": name}})
         self.create_account(name, "default")
         return name
 
     def create_account(self, namespace: str, name: str) -> None:
-        """Make a service account; pods are only accepted with one."""
+        """Create a service account; pods are rejected without one."""
         self.api.create(_ACCOUNTS, {"metadata": {"namespace": namespace, "name": name}})
 
     def account_token(self, namespace: str, name: str) -> str:
-        """A token that acts as an existing service account, so that its rights are tested."""
+        """Return a token of an existing service account, to test its permissions."""
         return _request_token(self.api, namespace, name)
 
     def account_kubeconfig(self, namespace: str, name: str, folder: Path) -> Path:
-        """A kubeconfig in `folder` that acts as an existing service account."""
+        """Return a kubeconfig in `folder` of an existing service account."""
         path = folder / f"{namespace}-{name}.kubeconfig"
         self.plane.write_kubeconfig(path, None, token=self.account_token(namespace, name))
         return path
 
     def audit_events(self) -> list[Json]:
-        """Everything the audit log holds so far."""
+        """Return all events in the audit log."""
         lines = self.audit_log.read_text().splitlines()
         return [json.loads(line) for line in lines]
 
 
 @contextmanager
 def run_apiserver() -> Iterator[ApiServer]:
-    """Run an API server that knows the project's custom resources; leaves nothing behind."""
+    """Run an API server with the project's custom resources; remove everything on exit."""
     folder = Path(tempfile.mkdtemp(prefix="node-agent-api-"))
     try:
         supervisor, plane = _start(folder)
@@ -111,17 +111,17 @@ def run_apiserver() -> Iterator[ApiServer]:
 
 
 def apply_crds(kubeconfig: Path, *folders: Path) -> None:
-    """Apply all custom resource definitions of some folders; returns when they are served."""
+    """Apply all custom resource definitions in `folders`; return when they are served."""
     kubectl: list[str | Path] = [tool("kubernetes", "kubectl"), "--kubeconfig", kubeconfig]
     files = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
-    # A folder that kustomize reads holds one file that is no object.
+    # A kustomize folder has one file that is not an object.
     chosen = [("-f", file) for file in files if file.name != "kustomization.yaml"]
     _run([*kubectl, "apply", "--server-side", *(part for pair in chosen for part in pair)])
     _run([*kubectl, "wait", "crd", "--all", "--for=condition=Established", "--timeout=30s"])
 
 
 def _start(folder: Path) -> tuple[Supervisor, ControlPlane]:
-    """Start on free ports; a port may be taken between looking and listening, so try again."""
+    """Start on free ports; retry, since a port may be used before the server listens."""
     attempt = 1
     while True:
         here = folder / str(attempt)

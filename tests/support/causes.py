@@ -1,4 +1,4 @@
-"""Causes of pending and failed transfers that the tests bring about, by their names in `docs/troubleshooting.md`.
+"""Causes of pending and failed transfers that the tests produce, by their names in `docs/troubleshooting.md`.
 
 Reads the marker `cause` of all tests. Runs nothing.
 """

@@ -1,4 +1,4 @@
-"""Time for tests: the running loop's, so that looptime moves everything at once."""
+"""Clock for tests that follows the running loop, so that looptime controls all time."""
 
 import asyncio
 import math

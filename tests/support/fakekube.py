@@ -1,6 +1,6 @@
 """An API server in memory, behind the project's own Transport: no HTTP, no controllers.
 
-Faithful in what the project relies on (`tests/contract` holds both to it): resourceVersions,
+Equal to a real one in what the project relies on (`tests/contract` tests both): resourceVersions,
 preconditions, finalizers, selectors, paging, watches with bookmarks and 410, pruning of custom
 resources. It also collects garbage, at once. Simpler than the real one: namespaces need not
 exist, a status is written like any field, and built-in kinds are not validated.
@@ -50,7 +50,7 @@ class _Target:
 
 @dataclass
 class _Page:
-    """What a continue token stands for."""
+    """The state behind a continue token."""
 
     version: int
     rest: list[JsonDict]
@@ -60,9 +60,9 @@ class FakeKube:
     """The server; every test has its own.
 
     Attributes:
-        requests: everything that was asked, in order, watches among it.
-        logs: what the log of a pod says, by namespace and name.
-        watches: the open watches; tests may break or silence them, or ask for bookmarks.
+        requests: all requests in order, including watches.
+        logs: the logs of pods, by namespace and name.
+        watches: the open watches; tests can break or silence them, or request bookmarks.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -79,7 +79,7 @@ class FakeKube:
     # -- what tests do -------------------------------------------------------------------------
 
     def put(self, obj: JsonDict) -> JsonDict:
-        """Store `obj` as it is, new or in place of one of its name; return it as stored."""
+        """Store `obj` unchanged, replacing an object of its name; return it as stored."""
         resource = _resource_of(obj)
         meta = obj["metadata"]
         if resource.namespaced:
@@ -94,7 +94,7 @@ class FakeKube:
         return _copy(stored)
 
     def objects(self, resource: Resource) -> list[JsonDict]:
-        """Return what is stored of one kind."""
+        """Return the stored objects of one resource."""
         return [_copy(obj) for obj in self._store.all(resource)]
 
     def fail_next(
@@ -104,22 +104,22 @@ class FakeKube:
 
         Args:
             method: an HTTP method, or `WATCH`; `GET` means no watches.
-            path_part: what the request's path contains.
+            path_part: a substring of the request's path.
             what: an HTTP status; `lost`: the request does not arrive; `lost-applied`: its
-                answer does not.
-            times: how many requests.
+                response does not.
+            times: the number of requests.
         """
         self._faults.append(_Fault(method, path_part, what, times))
 
     def compact(self) -> None:
-        """Forget all history: watches from before, and pages not yet asked for, get a 410."""
+        """Drop all history: older watches, and pages that were not requested yet, get a 410."""
         self._store.compact()
         self._pages.clear()
 
     # -- Transport -----------------------------------------------------------------------------
 
     async def request(self, request: Request) -> Response:
-        """Answer one request."""
+        """Respond to one request."""
         await asyncio.sleep(0)
         self.requests.append(request)
         fault = self._take_fault(request.method, request.path)

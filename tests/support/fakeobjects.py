@@ -1,4 +1,4 @@
-"""The rules an API server applies to single objects: selectors, merge patches, pruning.
+"""The rules that an API server applies to single objects: selectors, merge patches, pruning.
 
 Source: Kubernetes v1.34, "Labels and Selectors", "Field Selectors", structural schemas; RFC 7396.
 """
@@ -32,7 +32,7 @@ _EXISTENCE_FORM: Final = re.compile(r"\s*(!?)\s*([^\s!=(),]+)\s*")
 
 
 class Refusal(Exception):  # noqa: N818 - it becomes an answer
-    """What the server says instead of doing what it was asked for."""
+    """A response that rejects the request."""
 
     def __init__(self, status: int, reason: str, message: str, *, field: str = "") -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class Refusal(Exception):  # noqa: N818 - it becomes an answer
 
 
 def build_filter(kind: str, label_selector: str, field_selector: str) -> Filter:
-    """Return what tells whether an object of `kind` is selected."""
+    """Return the predicate for objects of `kind`."""
     rules = [_label_rule(part) for part in _split(label_selector)]
     rules += [_field_rule(kind, part) for part in field_selector.split(",") if part]
     return lambda obj: all(rule(obj) for rule in rules)

@@ -1,7 +1,7 @@
-"""What the fake API server stores: objects, their versions, and everything that happened.
+"""The store of the fake API server: objects, their versions and the history of changes.
 
-Knows resourceVersions, deletion with finalizers, garbage collection by owner UID. Does not
-know requests. A stored object is never changed, only replaced: whoever holds one has a snapshot.
+Implements resourceVersions, deletion with finalizers, and garbage collection by owner UID. A stored
+object is never modified, only replaced: a reference to one is a snapshot.
 """
 
 import json
@@ -20,7 +20,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Happening:
-    """One change of one object: `before` is None for a new one, `after` for one that went."""
+    """One change of one object: `before` is None for a created one, `after` for a deleted one."""
 
     version: int
     resource: Resource
@@ -48,7 +48,7 @@ class Store:
         return [objects[key] for key in sorted(objects)]
 
     def add(self, resource: Resource, obj: JsonDict) -> JsonDict:
-        """Store a new object; what its metadata lacks is filled in."""
+        """Store a new object, with defaults in its metadata."""
         meta = {
             "uid": str(uuid.uuid4()),
             "creationTimestamp": format_time(self.clock.now()),
@@ -57,7 +57,7 @@ class Store:
         return self._write(resource, None, obj | {"metadata": meta})
 
     def replace(self, resource: Resource, before: JsonDict, after: JsonDict) -> JsonDict:
-        """Store a new version of an object, if it differs; drop it if nothing holds it any more."""
+        """Store a new version of an object, if it differs; delete it after its last finalizer is removed."""
         if _content(before) == _content(after):
             return before
         if after["metadata"].get("deletionTimestamp") and not after["metadata"].get("finalizers"):
@@ -65,9 +65,9 @@ class Store:
         return self._write(resource, before, after)
 
     def delete(self, resource: Resource, obj: JsonDict) -> JsonDict:
-        """Drop an object, or mark it where finalizers hold it; return what the server answers.
+        """Delete an object, or mark it where it has finalizers; return the server's response.
 
-        Whatever is dropped at once is told by a Status, a pod by itself.
+        The response to an immediate deletion is a Status; for pods, the pod.
         """
         meta = obj["metadata"]
         if not meta.get("finalizers"):
@@ -79,12 +79,12 @@ class Store:
         return self._write(resource, obj, obj | {"metadata": meta | marks})
 
     def compact(self) -> None:
-        """Forget what happened so far."""
+        """Drop the history."""
         self.oldest_version = self.version
         self.history.clear()
 
     def _write(self, resource: Resource, before: JsonDict | None, after: JsonDict) -> JsonDict:
-        # Through JSON, so that nobody holds a part of what is stored.
+        # Through JSON, so that no caller has a reference into the store.
         stored: JsonDict = json.loads(json.dumps(self._stamped(after)))
         meta = stored["metadata"]
         self._objects.setdefault(resource, {})[(meta.get("namespace", ""), meta["name"])] = stored
@@ -95,7 +95,7 @@ class Store:
         gone = self._stamped(last)
         meta = gone["metadata"]
         del self._objects[resource][(meta.get("namespace", ""), meta["name"])]
-        # A watcher is shown the last state, with the version of the deletion.
+        # A watch gets the last state, with the version of the deletion.
         self.history.append(Happening(self.version, resource, self._restamped(before), None))
         self._collect_garbage(meta["uid"])
         return gone
@@ -108,11 +108,11 @@ class Store:
         return obj | {"metadata": obj["metadata"] | {"resourceVersion": str(self.version)}}
 
     def _collect_garbage(self, uid: str) -> None:
-        """Delete what has no owner left, now that the one of `uid` is gone."""
+        """Delete the objects without an owner, after the one with `uid` was deleted."""
         alive = {obj["metadata"]["uid"] for _, obj in self._every()}
         for resource, obj in list(self._every()):
             meta, owners = obj["metadata"], _owners(obj)
-            # Collecting another one may have taken it along.
+            # It may have been deleted with another one.
             stored = self.find(resource, meta.get("namespace", ""), meta["name"])
             if uid in owners and not alive & owners and stored is obj:
                 self.delete(resource, obj)

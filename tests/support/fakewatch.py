@@ -1,7 +1,7 @@
 """The watches of the fake API server.
 
-Source: Kubernetes v1.34, "Efficient detection of changes"; what the real server does is held
-against this one in `tests/contract`.
+Source: Kubernetes v1.34, "Efficient detection of changes"; the real server is compared
+with this one in `tests/contract`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class _Stream:
 
 
 class Watches:
-    """All open watches; `silent`: they say nothing and do not end."""
+    """All open watches; `silent`: they send nothing and do not end."""
 
     def __init__(self, store: Store) -> None:
         self.silent = False
@@ -43,7 +43,7 @@ class Watches:
         return len(self._streams)
 
     def wake(self) -> None:
-        """Let every watch look for what is new."""
+        """Let every watch check for changes."""
         for stream in self._streams:
             stream.changed.set()
 
@@ -94,7 +94,7 @@ class Watches:
                 if now() >= ends_at:
                     return
             silent_at = spoke_at + stream.request.timeout_seconds
-            # What happened while the lines above were read has set `changed`.
+            # A change while the lines above were read has set `changed`.
             await _wait(stream.changed, silent_at if self.silent else min(silent_at, ends_at))
             if now() >= silent_at and not stream.changed.is_set():
                 raise UnreachableError(f"watch {stream.request.path}: silent for too long")
@@ -102,16 +102,16 @@ class Watches:
     def _news(self, stream: _Stream, seen: int) -> list[bytes]:
         history = self._store.history
         first = bisect_right(history, seen, key=lambda happening: happening.version)
-        told = (_tell(happening, stream) for happening in history[first:])
-        lines = [line for line in told if line is not None]
+        lines_or_none = (_build_line(happening, stream) for happening in history[first:])
+        lines = [line for line in lines_or_none if line is not None]
         if stream.bookmarks_due:
             stream.bookmarks_due = 0
             lines.append(_event("BOOKMARK", _bookmark(stream.resource, self._store.version)))
         return lines
 
 
-def _tell(happening: Happening, stream: _Stream) -> bytes | None:
-    """Return what a watch says about a change; leaving its selection reads as a deletion."""
+def _build_line(happening: Happening, stream: _Stream) -> bytes | None:
+    """Return the line of a watch for a change; an object that is no longer selected counts as deleted."""
     if happening.resource != stream.resource:
         return None
     before, after = happening.before, happening.after

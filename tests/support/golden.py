@@ -1,7 +1,7 @@
-"""Golden manifests: what a builder returns is compared whole with a JSON file.
+"""Golden manifests: the result of a builder is compared with a JSON file.
 
-`UPDATE_GOLDEN=1 pytest tests/exposer` writes the files anew; read the difference before it
-is committed.
+`UPDATE_GOLDEN=1 pytest tests/exposer` rewrites the files; review the difference before you commit
+it.
 """
 
 import json
@@ -18,7 +18,7 @@ _RECORDINGS = _TESTS / "recordings" / "velero-1.18.2"
 
 
 def assert_golden(name: str, manifest: JsonDict) -> None:
-    """Fail unless `manifest` is exactly what `tests/golden/<name>.json` holds."""
+    """Fail unless `manifest` is equal to `tests/golden/<name>.json`."""
     path = _GOLDEN / f"{name}.json"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")

@@ -1,7 +1,7 @@
-"""Holds every test on a FakeKube to the rights in `deploy/`: the product asks for nothing else.
+"""Fixture that fails a test whose product code sends a request that `deploy/` does not permit.
 
-Tests ask as well, as users, controllers and kubelets, through clients of the same kind; who
-asked is told by the nearest caller of the client.
+Tests send requests as well, as users, controllers and kubelets, through clients of the same class;
+the nearest caller of the client identifies the sender.
 """
 
 import sys
@@ -21,7 +21,7 @@ _NAMESPACE = "velero"
 _PRODUCT = frozenset({"exposer", "nodeagent", "datamover"})
 
 
-def _asked_by_product() -> bool:
+def _sent_by_product() -> bool:
     frame: FrameType | None = sys._getframe(1)
     in_client = False
     while frame is not None:
@@ -36,7 +36,7 @@ def _asked_by_product() -> bool:
 
 
 class _Requests(list[Request]):
-    """The requests of one server, which notes what the product asked for."""
+    """The requests of one server, which records the accesses of the product."""
 
     def __init__(self, asked: set[Access]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Requests(list[Request]):
 
     def append(self, request: Request) -> None:
         super().append(request)
-        if _asked_by_product():
+        if _sent_by_product():
             self._asked.add(access_of(request))
 
 

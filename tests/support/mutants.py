@@ -1,7 +1,7 @@
-"""Small changes to the source of a pure rule, each of which a good test of the rule notices.
+"""Mutations of the source of a pure rule, each of which a test of the rule must detect.
 
-Knows which changes there are: a condition the other way round, an `and` for an `or`, a part of a
-condition or a case left out, another member of an enum. Does not know the rule.
+The mutations: a negated condition, an `and` for an `or`, an omitted part of a condition or a case,
+another member of an enum.
 """
 
 import ast
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["Mutant", "make_mutants"]
+__all__ = ["Mutant", "build_mutants"]
 
 _OPPOSITE: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot,
@@ -34,13 +34,13 @@ _Change = tuple[str, Callable[[Any], None]]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: where and what, and the function as changed."""
+    """One mutation: its position and kind, and the mutated function."""
 
     what: str
     function: Callable[..., Any]
 
 
-def make_mutants(source: str, name: str, scope: Mapping[str, Any]) -> Iterator[Mutant]:
+def build_mutants(source: str, name: str, scope: Mapping[str, Any]) -> Iterator[Mutant]:
     """Yield the function `name` of a module once for each change to it, and to what it uses of the module.
 
     Args:

@@ -1,4 +1,4 @@
-"""An API server that is one function: for tests that ask a few questions and store nothing."""
+"""An API server that is one function, for tests with a few requests and no storage."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +14,7 @@ __all__ = ["ScriptedTransport", "answer", "refusal", "scripted_client"]
 
 
 class ScriptedTransport:
-    """Answers every request with what `script` returns for it, or raises."""
+    """Responds to every request with the result of `script`, which may raise."""
 
     def __init__(self, script: Callable[[Request], Response]) -> None:
         self._script = script
@@ -30,7 +30,7 @@ class ScriptedTransport:
 
 
 def scripted_client(script: Callable[[Request], Response]) -> KubeClient:
-    """A client over `script` that tries nothing twice."""
+    """Return a client over `script` without retries."""
     return KubeClient(ScriptedTransport(script), Retry(SystemClock(), attempts=1))
 
 

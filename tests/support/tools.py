@@ -1,6 +1,6 @@
-"""Where the programs are that tests run: built on first use, then kept in the cache.
+"""Paths of the programs that tests run: built on first use, then cached.
 
-Knows the scripts in `tools/`; what a program is for, and how it is started, its user knows.
+Uses the scripts in `tools/`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _SCRIPTS = Path(__file__).parents[2] / "tools"
 
 @cache
 def tool(name: str, binary: str) -> Path:
-    """The path of a binary of one of the tools, such as `tool("kubernetes", "kubectl")`.
+    """Return the path of a binary of one of the tools, such as `tool("kubernetes", "kubectl")`.
 
     Raises:
-        RuntimeError: It could not be built; the message tells why.
+        RuntimeError: the build failed; the message has the reason.
     """
     return Path(_printed_by("build.sh", name, binary)) / binary
 
 
 def image_archive() -> Path:
-    """The path of the project's image as a docker-archive, built from the sources as they are now.
+    """Return the path of the project's image as a docker-archive, built from the current sources.
 
     Raises:
-        RuntimeError: It could not be built; the message tells why.
+        RuntimeError: the build failed; the message has the reason.
     """
     return Path(_printed_by("image.sh"))
 
@@ -44,9 +44,9 @@ def previous_sources() -> Path:
 
 
 def _printed_by(script: str, *arguments: str) -> str:
-    """Run one of the scripts and return the only line that it prints; its progress goes to our stderr."""
+    """Run one of the scripts and return its line of output; its progress is written to stderr."""
     argv = [str(_SCRIPTS / script), *arguments]
     done = subprocess.run(argv, check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise RuntimeError(f"tools/{script} {' '.join(arguments)} failed; its reason stands above")
+        raise RuntimeError(f"tools/{script} {' '.join(arguments)} failed; its output is above")
     return done.stdout.strip()

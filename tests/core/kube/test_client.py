@@ -1,4 +1,4 @@
-"""What the client does about refusals, lost answers and pages; the rest is in the contract."""
+"""The client with errors, lost responses and pages; other cases are in the contract."""
 
 import pytest
 
@@ -44,10 +44,10 @@ def test_paths_are_those_of_the_api(path: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../secrets/s", "a?watch=true", "a%2Fb", "a b", "a\n"])
-async def test_what_nothing_can_be_called_does_not_exist_and_is_not_asked_for(
+async def test_an_object_with_an_invalid_name_does_not_exist_and_is_not_requested(
     kube: FakeKube, client: KubeClient, name: str
 ) -> None:
-    """Names come from custom resources: without one the path would be that of the whole collection."""
+    """Names come from custom resources: an empty one would address the whole collection."""
     kube.put(config_map("m"))
     for namespace, called in (("a", name), (name, "m")):
         assert await client.read(CONFIG_MAPS, namespace, called) is None
@@ -59,7 +59,7 @@ async def test_what_nothing_can_be_called_does_not_exist_and_is_not_asked_for(
     assert await client.read(CONFIG_MAPS, "a", "m") is not None
 
 
-async def test_all_pages_make_one_list(kube: FakeKube, client: KubeClient) -> None:
+async def test_all_pages_are_one_list(kube: FakeKube, client: KubeClient) -> None:
     for number in range(1203):
         kube.put(config_map(f"m{number:04d}"))
     found = await client.list(Selection(CONFIG_MAPS, "a"))
@@ -67,7 +67,7 @@ async def test_all_pages_make_one_list(kube: FakeKube, client: KubeClient) -> No
     assert len(kube.requests) == 3
 
 
-async def test_list_whose_pages_expire_says_so(kube: FakeKube, client: KubeClient) -> None:
+async def test_list_whose_pages_expire_raises(kube: FakeKube, client: KubeClient) -> None:
     for number in range(501):
         kube.put(config_map(f"m{number}"))
     pages = client.pages(Selection(CONFIG_MAPS, "a"))
@@ -77,7 +77,7 @@ async def test_list_whose_pages_expire_says_so(kube: FakeKube, client: KubeClien
         await anext(pages)
 
 
-async def test_create_whose_answer_was_lost_finds_its_own_object(kube: FakeKube, client: KubeClient) -> None:
+async def test_create_whose_response_was_lost_finds_its_own_object(kube: FakeKube, client: KubeClient) -> None:
     kube.fail_next("POST", "/configmaps", "lost-applied")
     with pytest.raises(AlreadyExistsError):
         await client.create(CONFIG_MAPS, config_map("m"))
@@ -93,14 +93,14 @@ async def test_create_with_a_generated_name_is_never_repeated(kube: FakeKube, cl
     assert len(kube.objects(CONFIG_MAPS)) == 1
 
 
-async def test_patch_with_a_version_conflicts_when_its_answer_was_lost(kube: FakeKube, client: KubeClient) -> None:
+async def test_patch_with_a_version_conflicts_when_its_response_was_lost(kube: FakeKube, client: KubeClient) -> None:
     version = kube.put(config_map("m"))["metadata"]["resourceVersion"]
     kube.fail_next("PATCH", "/configmaps/m", "lost-applied")
     with pytest.raises(ConflictError):
         await client.patch(CONFIG_MAPS, "a", "m", {"metadata": {"resourceVersion": version}, "data": {"x": "y"}})
 
 
-async def test_patch_that_may_not_be_repeated_is_sent_once(kube: FakeKube, client: KubeClient) -> None:
+async def test_patch_that_must_not_be_repeated_is_sent_once(kube: FakeKube, client: KubeClient) -> None:
     kube.put(config_map("m"))
     kube.fail_next("PATCH", "/configmaps/m", 500)
     with pytest.raises(ServerError):
@@ -108,7 +108,7 @@ async def test_patch_that_may_not_be_repeated_is_sent_once(kube: FakeKube, clien
     assert len(kube.requests) == 1
 
 
-async def test_delete_whose_answer_was_lost_counts_as_gone(kube: FakeKube, client: KubeClient) -> None:
+async def test_delete_whose_response_was_lost_counts_as_not_found(kube: FakeKube, client: KubeClient) -> None:
     kube.put(config_map("m"))
     kube.fail_next("DELETE", "/configmaps/m", "lost-applied")
     assert await client.delete(CONFIG_MAPS, "a", "m") is Deletion.NOT_FOUND
@@ -121,7 +121,7 @@ async def test_pod_log_is_read_from_its_end(kube: FakeKube, client: KubeClient) 
     assert (await client.pod_log("a", "p", limit_bytes=200)).endswith("last line\n")
 
 
-async def test_the_end_of_a_pod_log_is_there_however_long_its_lines(kube: FakeKube, client: KubeClient) -> None:
+async def test_the_end_of_a_pod_log_is_read_with_lines_of_any_length(kube: FakeKube, client: KubeClient) -> None:
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
     lines = [f"{number} {'x' * (number % 7) * 100}\n" for number in range(2000)]
     kube.logs["a", "p"] = "".join(lines)
@@ -131,7 +131,7 @@ async def test_the_end_of_a_pod_log_is_there_however_long_its_lines(kube: FakeKu
     assert text.splitlines(keepends=True) == lines[-len(text.splitlines()) :]
 
 
-async def test_the_last_line_of_a_pod_log_may_be_longer_than_what_is_wanted(kube: FakeKube, client: KubeClient) -> None:
+async def test_the_last_line_of_a_pod_log_may_exceed_the_limit(kube: FakeKube, client: KubeClient) -> None:
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
     kube.logs["a", "p"] = "short\n" + "y" * 1000
     assert await client.pod_log("a", "p", limit_bytes=100) == "y" * 100
@@ -140,7 +140,7 @@ async def test_the_last_line_of_a_pod_log_may_be_longer_than_what_is_wanted(kube
 WRITERS = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:data": {}}}]
 
 
-async def test_who_wrote_which_field_is_dropped_from_every_answer(kube: FakeKube, client: KubeClient) -> None:
+async def test_managed_fields_are_dropped_from_every_response(kube: FakeKube, client: KubeClient) -> None:
     kube.put(config_map("m", managedFields=WRITERS))
     answers = [
         await client.get(CONFIG_MAPS, "a", "m"),

@@ -1,4 +1,4 @@
-"""Events have the peer's form."""
+"""Events in Velero's format."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ async def _record(kube: FakeKube, message: str = "{}", about: ObjectRef = _ABOUT
     return kube.objects(EVENTS)[0]
 
 
-async def test_event_has_the_fields_of_the_peers(kube: FakeKube) -> None:
+async def test_event_has_the_fields_of_velero(kube: FakeKube) -> None:
     event = await _record(kube)
     peers: JsonDict = json.loads(_RECORDED.read_text())[0]
     # The API server adds these itself.
@@ -48,7 +48,7 @@ async def test_event_has_the_fields_of_the_peers(kube: FakeKube) -> None:
     assert event["metadata"]["name"].startswith("b1.")
 
 
-async def test_events_of_one_moment_have_names_of_their_own(kube: FakeKube) -> None:
+async def test_events_of_one_moment_have_distinct_names(kube: FakeKube) -> None:
     recorder = _recorder(kube)
     for _ in range(50):
         await recorder.record(_ABOUT, "Data-Path-Progress", "{}")
@@ -68,18 +68,18 @@ async def test_long_name_stays_within_the_limit(kube: FakeKube) -> None:
     assert ".." not in name
 
 
-async def test_event_of_a_cluster_wide_object_goes_to_default(kube: FakeKube) -> None:
+async def test_event_of_a_cluster_scoped_object_is_in_default(kube: FakeKube) -> None:
     event = await _record(kube, about=ObjectRef("v1", "Node", "", "node-a", "uid-1"))
     assert event["metadata"]["namespace"] == "default"
 
 
-async def test_lost_answer_makes_no_second_event(kube: FakeKube) -> None:
+async def test_lost_response_causes_no_second_event(kube: FakeKube) -> None:
     kube.fail_next("POST", "/events", "lost-applied")
     await _recorder(kube, attempts=3).record(_ABOUT, "Data-Path-Started", "started")
     assert len(kube.objects(EVENTS)) == 1
 
 
-async def test_refusal_is_the_callers(kube: FakeKube) -> None:
+async def test_error_is_raised_to_the_caller(kube: FakeKube) -> None:
     kube.fail_next("POST", "/events", 403)
     with pytest.raises(ForbiddenError, match=r"create Event velero/b1\."):
         await _record(kube)

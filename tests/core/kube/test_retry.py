@@ -1,4 +1,4 @@
-"""Which requests are tried again, and when."""
+"""Retries: which requests, and when."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.looptime
 
 
 class Script:
-    """Raises one error after the other, then returns; notes when it was called."""
+    """Raises one error after the other, then returns; records the times of its calls."""
 
     def __init__(self, *errors: KubeError) -> None:
         self._errors = list(errors)
@@ -40,14 +40,14 @@ def _many(make: Callable[[str], KubeError], count: int = 20) -> Script:
 
 
 @pytest.mark.parametrize("error", [ServerError("x"), UnreachableError("x"), ThrottledError("x")], ids=repr)
-async def test_what_may_pass_is_tried_again(error: KubeError) -> None:
+async def test_a_transient_error_is_retried(error: KubeError) -> None:
     script = Script(error, error)
     assert await Retry(LoopClock()).run(script) == "done"
     assert len(script.called_at) == 3
 
 
 @pytest.mark.parametrize("error", [ForbiddenError("x"), ConflictError("x")], ids=repr)
-async def test_a_decision_of_the_server_is_final(error: KubeError) -> None:
+async def test_a_permanent_error_is_raised(error: KubeError) -> None:
     script = Script(error)
     with pytest.raises(type(error)):
         await Retry(LoopClock()).run(script)
@@ -55,20 +55,20 @@ async def test_a_decision_of_the_server_is_final(error: KubeError) -> None:
 
 
 @pytest.mark.parametrize("error", [ServerError("x"), UnreachableError("x")], ids=repr)
-async def test_what_may_have_been_applied_is_not_repeated_where_that_is_forbidden(error: KubeError) -> None:
+async def test_a_request_that_may_have_been_applied_is_not_repeated_where_forbidden(error: KubeError) -> None:
     script = Script(error)
     with pytest.raises(type(error)):
         await Retry(LoopClock()).run(script, after_lost_response=False)
     assert len(script.called_at) == 1
 
 
-async def test_a_throttled_request_is_repeated_even_then() -> None:
+async def test_a_throttled_request_is_always_retried() -> None:
     script = Script(ThrottledError("x", retry_after_seconds=3.0))
     assert await Retry(LoopClock()).run(script, after_lost_response=False) == "done"
     assert 3.0 <= script.called_at[1] < 4.0
 
 
-async def test_waits_grow_to_a_limit() -> None:
+async def test_delays_grow_to_a_limit() -> None:
     script = _many(UnreachableError)
     with pytest.raises(UnreachableError, match="no 7"):
         await Retry(LoopClock(), attempts=8).run(script)
@@ -78,7 +78,7 @@ async def test_waits_grow_to_a_limit() -> None:
     assert max(waits) <= 5.2
 
 
-async def test_no_try_begins_after_the_time_is_over(looptime: float) -> None:
+async def test_no_attempt_starts_after_the_timeout(looptime: float) -> None:
     script = _many(UnreachableError)
     with pytest.raises(UnreachableError):
         await Retry(LoopClock(), attempts=100, total_seconds=20.0).run(script)
@@ -86,19 +86,19 @@ async def test_no_try_begins_after_the_time_is_over(looptime: float) -> None:
     assert len(script.called_at) < 12
 
 
-async def test_no_server_holds_a_request_back_for_long(looptime: float) -> None:
+async def test_the_servers_retry_after_is_limited(looptime: float) -> None:
     script = Script(ThrottledError("x", retry_after_seconds=3600.0))
     await Retry(LoopClock()).run(script)
     assert 30.0 <= looptime < 31.0
 
 
-async def test_a_403_may_pass_for_as_long_as_it_is_said() -> None:
+async def test_a_403_is_retried_for_the_configured_time() -> None:
     script = _many(ForbiddenError, 8)
     assert await Retry(LoopClock(), forbidden_seconds=30).run(script) == "done"
     assert len(script.called_at) == 9
 
 
-async def test_a_403_that_stays_is_final_when_its_time_is_over() -> None:
+async def test_a_403_is_raised_after_the_configured_time() -> None:
     script = _many(ForbiddenError, 100)
     with pytest.raises(ForbiddenError):
         await Retry(LoopClock(), forbidden_seconds=20).run(script)

@@ -1,4 +1,4 @@
-"""A selection is followed through everything that a connection can suffer."""
+"""Watches of a selection through every fault of a connection."""
 
 import asyncio
 from collections import Counter
@@ -29,7 +29,7 @@ def pod(name: str, **metadata: object) -> JsonDict:
 
 
 class Follower:
-    """Notes what a watch tells."""
+    """Records the changes of a watch."""
 
     def __init__(self, kube: FakeKube) -> None:
         self.kube = kube
@@ -41,13 +41,13 @@ class Follower:
             self.changes.append(change)
 
     def take(self) -> list[tuple[str, str]]:
-        """Return what was told since the last call: kinds and names."""
+        """Return the changes since the last call: kinds and names."""
         told = [(str(change.kind), change.obj.get("metadata", {}).get("name", "")) for change in self.changes]
         self.changes.clear()
         return told
 
     def count(self) -> Counter[str]:
-        """Return how many lists and watches were asked for."""
+        """Return the number of lists and watches."""
         return Counter("watch" if "watch" in request.query else "list" for request in self.kube.requests)
 
     def queries(self) -> list[Request]:
@@ -56,7 +56,7 @@ class Follower:
 
 @asynccontextmanager
 async def following(kube: FakeKube) -> AsyncIterator[Follower]:
-    """Follow the pods; on entering, the list is complete."""
+    """Watch the pods; on entering, the list is complete."""
     follower = Follower(kube)
     task = asyncio.create_task(follower.run(), name="follower")
     try:
@@ -74,7 +74,7 @@ def kube() -> FakeKube:
     return kube
 
 
-async def test_who_wrote_which_field_is_dropped_from_every_change(kube: FakeKube) -> None:
+async def test_managed_fields_are_dropped_from_every_change(kube: FakeKube) -> None:
     async with following(kube) as follower:
         kube.put(pod("b", managedFields=[{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]))
         await asyncio.sleep(0.1)
@@ -94,7 +94,7 @@ async def test_list_is_a_quorum_read(kube: FakeKube) -> None:
         assert "resourceVersion" not in kube.requests[0].query
 
 
-async def test_watch_goes_on_from_where_a_connection_broke(kube: FakeKube) -> None:
+async def test_watch_continues_where_a_connection_broke(kube: FakeKube) -> None:
     async with following(kube) as follower:
         follower.take()
         kube.watches.cut()
@@ -104,7 +104,7 @@ async def test_watch_goes_on_from_where_a_connection_broke(kube: FakeKube) -> No
         assert follower.count() == {"list": 1, "watch": 2}
 
 
-async def test_bookmark_moves_the_place_to_go_on_from(kube: FakeKube) -> None:
+async def test_bookmark_advances_the_version_to_continue_from(kube: FakeKube) -> None:
     async with following(kube) as follower:
         kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}})
         kube.watches.bookmark()
@@ -115,7 +115,7 @@ async def test_bookmark_moves_the_place_to_go_on_from(kube: FakeKube) -> None:
         assert follower.count() == {"list": 1, "watch": 2}
 
 
-async def test_compacted_history_is_listed_anew(kube: FakeKube) -> None:
+async def test_compacted_history_is_listed_again(kube: FakeKube) -> None:
     async with following(kube) as follower:
         follower.take()
         kube.put(pod("b"))
@@ -126,7 +126,7 @@ async def test_compacted_history_is_listed_anew(kube: FakeKube) -> None:
         assert follower.take() == [("LISTING", ""), ("ADDED", "b"), ("LISTED", "")]
 
 
-async def test_refusal_with_410_is_listed_anew(kube: FakeKube) -> None:
+async def test_rejection_with_410_is_listed_again(kube: FakeKube) -> None:
     async with following(kube) as follower:
         kube.fail_next("WATCH", "/pods", 410)
         kube.watches.cut()
@@ -134,14 +134,14 @@ async def test_refusal_with_410_is_listed_anew(kube: FakeKube) -> None:
         assert follower.count()["list"] == 2
 
 
-async def test_list_whose_pages_expire_begins_anew(kube: FakeKube) -> None:
+async def test_list_whose_pages_expire_is_restarted(kube: FakeKube) -> None:
     kube.fail_next("GET", "/pods", 410)
     async with following(kube) as follower:
         await asyncio.sleep(5)
         assert follower.take() == [("LISTING", ""), ("LISTING", ""), ("ADDED", "a"), ("LISTED", "")]
 
 
-async def test_idle_watch_is_ended_by_the_server_and_goes_on(kube: FakeKube) -> None:
+async def test_idle_watch_is_ended_by_the_server_and_continues(kube: FakeKube) -> None:
     async with following(kube) as follower:
         await asyncio.sleep(3600)
         kube.put(pod("b"))
@@ -153,7 +153,7 @@ async def test_idle_watch_is_ended_by_the_server_and_goes_on(kube: FakeKube) -> 
         assert len(seconds) > 1
 
 
-async def test_silent_connection_is_given_up(kube: FakeKube) -> None:
+async def test_silent_connection_is_closed(kube: FakeKube) -> None:
     async with following(kube) as follower:
         kube.watches.silent = True
         kube.put(pod("b"))
@@ -164,7 +164,7 @@ async def test_silent_connection_is_given_up(kube: FakeKube) -> None:
         assert follower.take()[-1] == ("ADDED", "b")
 
 
-async def test_unreadable_line_is_a_broken_connection(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_line_is_a_broken_connection(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     async with following(kube) as follower:
         follower.take()
         with monkeypatch.context() as broken:
@@ -177,7 +177,7 @@ async def test_unreadable_line_is_a_broken_connection(kube: FakeKube, monkeypatc
 
 
 @pytest.mark.parametrize("what", [500, 403, 429, "lost"])
-async def test_failing_watch_is_tried_in_growing_intervals(kube: FakeKube, what: int) -> None:
+async def test_failing_watch_is_retried_with_backoff(kube: FakeKube, what: int) -> None:
     async with following(kube) as follower:
         kube.fail_next("WATCH", "/pods", what, times=100_000)
         kube.watches.cut()
@@ -185,7 +185,7 @@ async def test_failing_watch_is_tried_in_growing_intervals(kube: FakeKube, what:
         assert follower.count()["watch"] < 300
 
 
-async def test_doubted_version_is_listed_anew(kube: FakeKube) -> None:
+async def test_collection_is_listed_again_after_repeated_failures(kube: FakeKube) -> None:
     async with following(kube) as follower:
         kube.fail_next("WATCH", "/pods", 500, times=3)
         kube.watches.cut()
@@ -194,7 +194,7 @@ async def test_doubted_version_is_listed_anew(kube: FakeKube) -> None:
         assert len(kube.watches) == 1
 
 
-async def test_watches_that_end_at_once_make_no_hot_loop(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watches_that_end_at_once_back_off(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.kube.watch._WATCH_SECONDS", (0.0, 0.0))
     async with following(kube) as follower:
         await asyncio.sleep(3600)
@@ -202,22 +202,20 @@ async def test_watches_that_end_at_once_make_no_hot_loop(kube: FakeKube, monkeyp
 
 
 @pytest.mark.parametrize(("status", "expected"), [(403, ForbiddenError), (404, NotFoundError)])
-async def test_first_list_that_is_refused_for_good_raises(
-    kube: FakeKube, status: int, expected: type[Exception]
-) -> None:
+async def test_first_list_that_fails_permanently_raises(kube: FakeKube, status: int, expected: type[Exception]) -> None:
     kube.fail_next("GET", "/pods", status)
     with pytest.raises(expected, match="list Pod velero"):
         await Follower(kube).run()
 
 
-async def test_first_list_of_a_server_that_comes_late_is_waited_for(kube: FakeKube) -> None:
+async def test_first_list_of_an_unreachable_server_is_retried(kube: FakeKube) -> None:
     kube.fail_next("GET", "/pods", "lost", times=5)
     async with following(kube) as follower:
         await asyncio.sleep(120)
         assert follower.take()[-1] == ("LISTED", "")
 
 
-async def test_later_list_that_is_refused_is_tried_again(kube: FakeKube, caplog: pytest.LogCaptureFixture) -> None:
+async def test_later_list_that_is_rejected_is_retried(kube: FakeKube, caplog: pytest.LogCaptureFixture) -> None:
     async with following(kube) as follower:
         follower.take()
         kube.compact()

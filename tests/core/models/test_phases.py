@@ -1,4 +1,4 @@
-"""The table of moves."""
+"""The table of phase transitions."""
 
 import pytest
 
@@ -31,5 +31,5 @@ def test_phases_never_go_back() -> None:
             assert order.index(target) == order.index(phase) + 1
 
 
-def test_only_accepted_and_prepared_hold_a_place() -> None:
+def test_only_accepted_and_prepared_count_towards_the_quota() -> None:
     assert {Phase.ACCEPTED, Phase.PREPARED} == HOLDING_PHASES

@@ -1,4 +1,4 @@
-"""Durations, quantities, times, label values: texts that both sides of the wire spell alike."""
+"""Durations, quantities, times and label values, as written on the wire."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -30,12 +30,12 @@ __all__: list[str] = []
         ("+1m", 60),
     ],
 )
-def test_go_duration_is_read(text: str, seconds: float) -> None:
+def test_go_duration_is_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text).total_seconds() == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "10", "m", "1d", "1h 30m", "1h30", "--1m"])
-def test_what_is_no_go_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         parse_duration(text)
 
@@ -44,12 +44,12 @@ def test_what_is_no_go_duration_is_refused(text: str) -> None:
     ("seconds", "text"),
     [(0, "0s"), (1.5, "1.5s"), (60, "1m0s"), (600, "10m0s"), (14400, "4h0m0s"), (3661, "1h1m1s"), (-60, "-1m0s")],
 )
-def test_duration_is_written_as_go_does(seconds: float, text: str) -> None:
+def test_duration_is_formatted_as_in_go(seconds: float, text: str) -> None:
     assert format_duration(timedelta(seconds=seconds)) == text
 
 
 @given(st.timedeltas(min_value=timedelta(days=-300), max_value=timedelta(days=300)))
-def test_written_duration_reads_as_itself(span: timedelta) -> None:
+def test_formatted_duration_parses_to_itself(span: timedelta) -> None:
     assert abs(parse_duration(format_duration(span)) - span) <= timedelta(microseconds=1)
 
 
@@ -67,27 +67,27 @@ def test_written_duration_reads_as_itself(span: timedelta) -> None:
         ("+.5", Decimal("0.5")),
     ],
 )
-def test_quantity_is_read(text: str | float, number: Decimal) -> None:
+def test_quantity_is_parsed(text: str | float, number: Decimal) -> None:
     assert parse_quantity(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1GiB", "1K", "one"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_an_invalid_quantity_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         parse_quantity(text)
 
 
-def test_time_is_written_in_utc_and_whole_seconds() -> None:
+def test_time_is_formatted_in_utc_and_whole_seconds() -> None:
     moment = datetime(2026, 11, 21, 13, 0, 0, 999_999, tzinfo=timezone(timedelta(hours=1)))
     assert format_time(moment) == "2026-11-21T12:00:00Z"
     assert format_time(moment) == format_time(moment.astimezone(UTC))
 
 
-def test_short_name_is_its_own_label_value() -> None:
+def test_short_name_is_the_label_value() -> None:
     assert label_value("n" * 63) == "n" * 63
 
 
-def test_long_name_becomes_a_start_and_a_digest() -> None:
+def test_long_name_becomes_a_prefix_and_a_digest() -> None:
     value = label_value("n" * 64)
     assert len(value) == 63
     assert value.startswith("n" * 57)

@@ -10,7 +10,7 @@ from nodeagent.leader.recovery.orphans import decide_recovery
 from nodeagent.node.lifecycle import Action, View, decide
 from tests.nodeagent.leader.recovery.test_orphans_rules import every_case, expected
 from tests.nodeagent.node.test_lifecycle import TABLE, every_view
-from tests.support.mutants import make_mutants
+from tests.support.mutants import build_mutants
 
 LEAST_MUTANTS = 90
 
@@ -32,7 +32,7 @@ def survives(function: Callable[..., Any], cases: Iterable[tuple[tuple[Any, ...]
 def test_every_change_to_the_life_cycle_is_noticed() -> None:
     cases = [((view,), action_of(view)) for view in every_view()]
     assert survives(decide, cases)
-    mutants = list(make_mutants(inspect.getsource(lifecycle_module), "decide", vars(lifecycle_module)))
+    mutants = list(build_mutants(inspect.getsource(lifecycle_module), "decide", vars(lifecycle_module)))
     assert len(mutants) >= LEAST_MUTANTS
     assert [mutant.what for mutant in mutants if survives(mutant.function, cases)] == []
 
@@ -40,6 +40,6 @@ def test_every_change_to_the_life_cycle_is_noticed() -> None:
 def test_every_change_to_the_care_for_loads_without_an_owner_is_noticed() -> None:
     cases = [((load, owner), expected(load, owner)) for load, owner in every_case()]
     assert survives(decide_recovery, cases)
-    mutants = list(make_mutants(inspect.getsource(care_module), "decide_recovery", vars(care_module)))
+    mutants = list(build_mutants(inspect.getsource(care_module), "decide_recovery", vars(care_module)))
     assert len(mutants) >= LEAST_MUTANTS
     assert [mutant.what for mutant in mutants if survives(mutant.function, cases)] == []

@@ -1,4 +1,4 @@
-"""What a test may not leave behind: tasks, child processes, open HTTP clients."""
+"""Resources that a test must release: tasks, child processes, open HTTP clients."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ _sessions: "weakref.WeakSet[aiohttp.ClientSession]" = weakref.WeakSet()
 
 
 def watch_sessions() -> None:
-    """Note every aiohttp session that is opened from now on."""
+    """Record every aiohttp session that is opened from now on."""
     original = aiohttp.ClientSession.__init__
 
     def noting(self: aiohttp.ClientSession, *args: object, **kwargs: object) -> None:
@@ -33,10 +33,10 @@ def open_sessions() -> set[int]:
 
 
 def child_processes() -> dict[int, str]:
-    """Return this process's children, ended but unreaped ones too: their ids and names."""
+    """Return this process's children, including zombies: their ids and names."""
     found = {}
     for thread in Path("/proc/self/task").iterdir():
-        # A thread may end meanwhile; its children go over to another one.
+        # A thread may end meanwhile; its children are reparented to another one.
         with suppress(FileNotFoundError):
             for pid in (thread / "children").read_text().split():
                 found[int(pid)] = _name_of(int(pid))
@@ -44,7 +44,7 @@ def child_processes() -> dict[int, str]:
 
 
 def children_left(before: dict[int, str]) -> dict[int, str]:
-    """Return the children beyond `before` that do not end by themselves, given a moment."""
+    """Return the children beyond `before` that do not exit within the grace period."""
     give_up = time.monotonic() + _CHILD_GRACE_SECONDS
     while True:
         left = {pid: name for pid, name in child_processes().items() if pid not in before}
@@ -56,7 +56,7 @@ def children_left(before: dict[int, str]) -> dict[int, str]:
 async def tasks_left(before: set["asyncio.Task[object]"]) -> list[str]:
     """Return the names of the running loop's tasks beyond `before`, after some passes of the loop.
 
-    The passes let those end that were told to.
+    The passes let canceled tasks end.
     """
     for _ in range(_LOOP_PASSES):
         left = asyncio.all_tasks() - before - {asyncio.current_task()}
@@ -67,13 +67,13 @@ async def tasks_left(before: set["asyncio.Task[object]"]) -> list[str]:
 
 
 async def end_connections() -> None:
-    """End what the running loop still has of connections, and let it see their end.
+    """Abort the connections of the running loop, and let it process their end.
 
-    A TLS connection that its owner has closed waits for the peer's answer, and CPython 3.11
-    forgets one that is given up in its first moment (cpython#118950). With the loop gone each
-    would be a warning, in whichever test it is collected. Who leaves a client open is told anyway.
+    A closed TLS connection waits for the other side's response, and CPython 3.11 loses one that is
+    aborted right after it was opened (cpython#118950). After the loop has closed, each would cause a
+    warning in the test in which it is collected. An open client is reported in any case.
     """
-    # No public way leads to a loop's connections.
+    # There is no public API for a loop's connections.
     connections = getattr(asyncio.get_running_loop(), "_transports", {})
     for _ in range(_LOOP_PASSES):
         if not connections:
