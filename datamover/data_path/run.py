@@ -20,7 +20,6 @@ from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canc
 
 __all__ = ["DataPath", "StallDetector", "StallLimits", "Warn", "Watchdog", "read_stall_limits"]
 
-
 _VARIABLE: Final = "DATA_MOVER_STALL_TIMEOUT"
 """Inherited by mover pods from the node agent's DaemonSet."""
 
@@ -35,6 +34,9 @@ _MAX_STEP_SECONDS: Final = 60.0
 
 _REACHABLE_FACTOR: Final = 6
 _KEPT_LINES: Final = 5
+
+Warn = Callable[[str], Awaitable[None]]
+"""Reports a problem that does not fail the transfer."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,6 @@ class StallDetector:
             return limits.warn_seconds
         timeouts = (limits.timeout_seconds(reachable=reachable) for reachable in (False, True))
         return min([2 * reported, *(timeout for timeout in timeouts if timeout > reported)])
-
-
-Warn = Callable[[str], Awaitable[None]]
-"""Reports a problem that does not fail the transfer."""
 
 
 @dataclass(frozen=True)
