@@ -103,6 +103,6 @@ async def test_a_role_that_cannot_be_assumed_is_named(
     token_file.write_text("an-expired-token")
     assert await pod.init() == 12
     assert "the credentials have no access" in pod.message
-    assert f"{_ARN}, if the token in {token_file} may take that role" in pod.message
+    assert f"{_ARN}, if the token in {token_file} is allowed to assume it" in pod.message
     assert "an-expired-token" not in pod.message
     assert service.received
