@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -19,6 +20,11 @@ from tests.support.leaks import (
 __all__: list[str] = []
 
 _TASKS_FIXTURE = "_no_task_is_left"
+
+_STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"})
+"""Audit events of a process that starts. Source: Python 3.11, library/audit_events."""
+
+_MAY_START = ("processes", "integration", "cluster", "slow")
 
 
 def pytest_configure() -> None:
@@ -50,6 +56,31 @@ async def no_task_is_left() -> AsyncIterator[None]:
     await end_connections()
     if left:
         pytest.fail(f"the test left tasks behind: {', '.join(left)}", pytrace=False)
+
+
+class _ProcessGuard:
+    """Fails what starts a process in a test that is not marked `processes`: `make check` must stay quick."""
+
+    def __init__(self) -> None:
+        self.allowed = True
+        sys.addaudithook(self._on_event)
+
+    def _on_event(self, event: str, _: tuple[object, ...]) -> None:
+        if event in _STARTS and not self.allowed:
+            raise RuntimeError("this test starts a process: mark it with pytest.mark.processes")
+
+
+_guard = _ProcessGuard()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let marked tests and their fixtures start processes."""
+    _guard.allowed = any(item.get_closest_marker(name) for name in _MAY_START)
+    try:
+        return (yield)
+    finally:
+        _guard.allowed = True
 
 
 @pytest.fixture(autouse=True)

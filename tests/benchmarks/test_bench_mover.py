@@ -18,6 +18,8 @@ from benchmarks.stages import Stages
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
 from core.clock import SystemClock
 
+pytestmark = pytest.mark.processes
+
 _ROOT = Path(__file__).parents[2]
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 
+pytestmark = pytest.mark.processes
+
 _TAKEN_MIB = 64
 _NUDGE_MIB = 8
 _SLACK_MIB = 8

@@ -17,6 +17,8 @@ from benchmarks.scale.judge import count_disorder, judge
 from benchmarks.scale.manifests import KINDS, Volume, build_config, build_load
 from benchmarks.scale.report import Report
 
+pytestmark = pytest.mark.processes
+
 _ROOT = Path(__file__).parents[2]
 _WORKLOAD = {"metadata": {"name": "writer", "uid": "pod-1"}, "spec": {"nodeName": "node-000"}}
 _KEYS = {

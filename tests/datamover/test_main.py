@@ -19,6 +19,8 @@ from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.support.processes import children_of, running_kopia
 from tests.datamover.support.trees import describe_tree, make_large_file
 
+pytestmark = pytest.mark.processes
+
 _ROOT = Path(__file__).parents[2]
 _MOVER = (sys.executable, "-m", "datamover")
 

@@ -15,6 +15,8 @@ from core.models.reasons import PendingReason
 from tests.cluster.cause_cases import CASES
 from tests.support.causes import produced_causes
 
+pytestmark = pytest.mark.processes
+
 _ROOT = Path(__file__).parents[2]
 _PAGE = _ROOT / "docs" / "troubleshooting.md"
 _PRODUCT = ("core", "exposer", "nodeagent", "datamover")

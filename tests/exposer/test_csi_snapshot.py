@@ -16,7 +16,7 @@ from core.kube.resources import (
 )
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
-from exposer.model import Exposed, NotOwnerError, Pending
+from exposer.model import Exposed, Pending
 from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings
 from exposer.snapshots import SOURCE_ANNOTATION
@@ -272,57 +272,6 @@ async def test_an_object_of_an_earlier_transfer_is_pending() -> None:
     await scene.world.client.delete(PERSISTENT_VOLUME_CLAIMS, "velero", "b1-q9txn")
     await scene.world.settle()
     await expose(scene)
-
-
-class Guard:
-    """A guard that raises at its `at`-th call."""
-
-    def __init__(self, at: int, *, ended: bool) -> None:
-        self._at = at
-        self._ended = ended
-        self.asked: list[str] = []
-
-    async def __call__(self, *, sure: bool) -> None:
-        self.asked.append("for certain" if sure else "before a create")
-        if len(self.asked) >= self._at:
-            raise NotOwnerError("no longer this agent's", ended=self._ended)
-
-
-GUARDED = [*["before a create"] * 2, "for certain", *["before a create"] * 2, "for certain"]
-"""Content and snapshot; PVC and pod."""
-
-
-@pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))
-async def test_objects_of_a_finished_transfer_are_deleted(at: int) -> None:
-    scene = BackupScene()
-    guard = Guard(at, ended=True)
-
-    with pytest.raises(NotOwnerError):
-        await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
-    await scene.world.settle()
-
-    assert MADE.isdisjoint(scene.world.names())
-
-
-@pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))
-async def test_another_agent_continues_with_the_objects(at: int) -> None:
-    scene = BackupScene()
-    guard = Guard(at, ended=False)
-    with pytest.raises(NotOwnerError):
-        await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
-
-    await expose(scene)
-
-    assert_exposed(scene)
-
-
-async def test_the_guard_is_called_before_each_create_and_with_a_read_after_the_last() -> None:
-    scene = BackupScene()
-    guard = Guard(99, ended=True)
-
-    await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
-
-    assert guard.asked == GUARDED
 
 
 async def test_a_read_only_pvc_of_another_class_is_created_on_request() -> None:

@@ -13,6 +13,8 @@ from tests.testbed.demonstration import fill, survey
 from tests.testbed.demonstration.compare import Survey, compare
 from tests.testbed.demonstration.timeline import Timeline, format_size
 
+pytestmark = pytest.mark.processes
+
 
 def _survey(folder: Path, output: Path) -> Survey:
     survey.main(folder, output)

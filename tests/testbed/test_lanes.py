@@ -16,6 +16,8 @@ from tests.cluster.sharing import Shared, has_alone, relies_on
 from tests.testbed.api import Api
 from tests.testbed.demonstration.user import User
 
+pytestmark = pytest.mark.processes
+
 _TESTS = Path(__file__).parents[1]
 _TIER = re.compile(r"mark\.cluster\b")
 _LANE = re.compile(r"mark\.lane\(name=\"(\w+)\"\)")

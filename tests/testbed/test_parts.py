@@ -12,6 +12,8 @@ from tests.testbed.processes import BedError, Supervisor
 from tests.testbed.storage.faults import Fault
 from tests.testbed.storage.quantity import format_bytes, parse_bytes
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     ("quantity", "size_bytes"),

@@ -14,6 +14,8 @@ from tests.datamover.support.data_paths import backup_data_path, restore_data_pa
 from tests.datamover.support.loopdevice import attached
 from tests.datamover.support.plainkopia import PlainKopia
 
+pytestmark = pytest.mark.processes
+
 _SIZE = 6 << 20
 
 

@@ -24,6 +24,8 @@ from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
 
+pytestmark = pytest.mark.processes
+
 
 def _go_on() -> bool:
     return False

@@ -16,6 +16,8 @@ from datamover.kopia.repository import Reachability
 from datamover.runtime.redact import Redactor
 from tests.support.clock import LoopClock
 
+pytestmark = pytest.mark.processes
+
 _UNREACHABLE = Reachability(reachable=False, message="repository r (s3://b) does not answer: connection refused")
 _REACHABLE = Reachability(reachable=True, message="repository r (s3://b) answers")
 

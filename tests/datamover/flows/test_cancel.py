@@ -14,6 +14,8 @@ from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
 
+pytestmark = pytest.mark.processes
+
 _SOURCE = "default@default:snapshot-data-upload-download/kopia/app/data"
 _UNREADABLE = Path("/proc/sys/net/ipv4/route")
 """A directory whose file `flush` cannot be read: kopia keeps an incomplete snapshot of it."""

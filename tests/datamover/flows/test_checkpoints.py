@@ -21,7 +21,7 @@ from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import make_large_file
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
 
 _SOURCE = "some/volume"
 _OFTEN = timedelta(milliseconds=100)

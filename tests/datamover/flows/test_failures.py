@@ -17,6 +17,8 @@ from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import describe_tree, make_large_file
 
+pytestmark = pytest.mark.processes
+
 _UNREADABLE = Path("/proc/sys/net/ipv4/route")
 """A directory whose file `flush` cannot be read, not even by root."""
 

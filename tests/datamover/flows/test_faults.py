@@ -14,6 +14,8 @@ from tests.datamover.support.mounts import mounted
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.trees import make_large_file
 
+pytestmark = pytest.mark.processes
+
 
 async def test_a_full_disk_fails_the_restore_and_names_the_file(local_mover: LocalMover, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file of 20 MiB", 20)

@@ -16,6 +16,8 @@ from tests.datamover.support.mounts import need_root
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import describe_tree, make_large_file
 
+pytestmark = pytest.mark.processes
+
 
 @asynccontextmanager
 async def _kopia_reading() -> AsyncIterator[None]:

@@ -19,6 +19,8 @@ from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.thorough import KILLS, PATIENCE_SECONDS
 from tests.datamover.support.trees import describe_tree, make_large_file
 
+pytestmark = pytest.mark.processes
+
 _SIZE_MIB = 64
 _ROOT = Path(__file__).parents[3]
 

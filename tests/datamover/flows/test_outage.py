@@ -22,6 +22,8 @@ from tests.datamover.support.processes import children_of
 from tests.datamover.support.s3server import S3Server, S3ServerError, run_s3_server
 from tests.datamover.support.trees import make_large_file
 
+pytestmark = pytest.mark.processes
+
 _SIZE_MIB = 200
 
 

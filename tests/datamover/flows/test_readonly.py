@@ -12,6 +12,8 @@ import pytest
 from tests.datamover.support.mounts import need_root
 from tests.datamover.support.trees import describe_tree
 
+pytestmark = pytest.mark.processes
+
 _ROOT = Path(__file__).parents[3]
 
 _SEAL = """

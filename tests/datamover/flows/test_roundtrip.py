@@ -15,6 +15,8 @@ from tests.datamover.support.data_paths import backup_data_path, restore_data_pa
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import describe_tree, make_large_file, make_tree
 
+pytestmark = pytest.mark.processes
+
 _RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 
 

@@ -10,6 +10,8 @@ from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

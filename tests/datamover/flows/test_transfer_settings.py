@@ -11,6 +11,8 @@ from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
 
+pytestmark = pytest.mark.processes
+
 _FLAGS = {
     "DataUpload": "data-upload",
     "DataDownload": "data-download",

@@ -11,6 +11,8 @@ from tests.datamover.support.pods import TRANSFER, MoverPod
 from tests.datamover.support.trees import describe_tree
 from tests.support.fakekube import FakeKube
 
+pytestmark = pytest.mark.processes
+
 _SOURCE = {
     "backupStorageLocation": "default",
     "sourceNamespace": "app",

@@ -15,6 +15,8 @@ from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.trees import make_large_file
 
+pytestmark = pytest.mark.processes
+
 _SIZE = 300 << 20
 _LEAST = 3
 """The minimum of different readings per second."""

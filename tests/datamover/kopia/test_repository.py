@@ -20,6 +20,8 @@ from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.repositories import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server, free_port
 
+pytestmark = pytest.mark.processes
+
 _RECORDED = Path(__file__).parents[2] / "recordings/velero-1.18.2/kopia-repository-status.json"
 
 

@@ -25,6 +25,8 @@ from tests.datamover.support.s3server import S3Server, free_port, run_s3_server
 from tests.support.fakekube import FakeKube
 from tests.testbed.pki import Authority
 
+pytestmark = pytest.mark.processes
+
 _FLAGS = {"DataUpload": ("data-upload", {}), "DataDownload": ("data-download", {"snapshotID": "0" * 32})}
 _READS = {"DataUpload": "policy show", "DataDownload": "manifest show"}
 _CLOUD = {"name": "cloud", "key": "key"}

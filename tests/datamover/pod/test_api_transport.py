@@ -14,6 +14,8 @@ from datamover.pod.api_transport import PodTransport, pod_transport
 from datamover.pod.http import HostPort
 from tests.datamover.support.s3server import free_port
 
+pytestmark = pytest.mark.processes
+
 
 class Server:
     """Answers every request with `answer`, and records the requests."""

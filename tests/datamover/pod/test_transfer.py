@@ -5,38 +5,21 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from core.clock import Deadline
 from core.contract import BackupResult, parse_result
-from core.errors import RepositoryError
-from core.kube.resources import BACKUP_REPOSITORIES
-from core.models.base import JsonDict
-from core.models.storage import BackupRepository
-from datamover.pod.cluster import resolve_repository
-from datamover.runtime.redact import Redactor
-from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.plainkopia import PlainKopia
-from tests.datamover.support.pods import REPOSITORY, MoverPod, repository_manifest
+from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.trees import describe_tree, make_large_file
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-
-@pytest.fixture
-async def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
-    """A pod whose repository exists and is Ready."""
-    place = tmp_path / "backups" / "kopia" / "app"
-    shutil.copytree(_new_repository, place)
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_repository(phase="Ready")
-    return pod
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
@@ -194,153 +177,6 @@ async def test_a_cancel_kills_kopia_and_leaves_no_snapshot(
     assert pod.message.endswith("data path is canceled")
     assert pod.reasons() == ["Data-Path-Started", "Data-Path-Canceled", "Data-Path-Stopped"]
     assert plain_kopia.snapshots() == []
-
-
-async def test_a_missing_backup_repository_is_created_and_awaited(pod: MoverPod, tree: Path) -> None:
-    kube = FakeKube()
-    fresh = MoverPod(kube, pod.folder)
-    fresh.put_transfer("DataUpload")
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(fresh.run("data-upload", tree))
-        await fresh.wait_for(lambda: "Data-Path-Waiting" in dict(fresh.events()))
-        (made,) = fresh.stored()
-        assert "Data-Path-Ready" not in dict(fresh.events())
-        fresh.put_repository(phase="Ready")
-    assert running.result() == 0
-    assert dict(fresh.events())["Data-Path-Ready"] == f"BackupRepository velero/{REPOSITORY} is ready"
-    assert made["spec"] == {
-        "backupStorageLocation": "default",
-        "maintenanceFrequency": "0s",
-        "repositoryType": "kopia",
-        "volumeNamespace": "app",
-    }
-    assert made["metadata"]["labels"] == {
-        "velero.io/repository-type": "kopia",
-        "velero.io/storage-location": "default",
-        "velero.io/volume-namespace": "app",
-    }
-
-
-@pytest.mark.cause("repository-not-made")
-@pytest.mark.looptime
-async def test_a_repository_is_awaited_by_a_watch_and_created_again_when_deleted(tmp_path: Path) -> None:
-    """If no controller makes it ready, the transfer fails; the mover does not poll meanwhile."""
-    pod = MoverPod(FakeKube(), tmp_path, LoopClock())
-    pod.put_repository(phase="New")
-    pod.put_transfer("DataUpload")
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(pod.run("data-upload", tmp_path))
-        await pod.wait_for(lambda: _requested(pod, "watch"))
-        before = len(pod.kube.requests)
-        await asyncio.sleep(15)
-        meanwhile = [one for one in pod.kube.requests[before:] if not one.path.endswith("/events")]
-        pod.put_repository(phase="New", message="no node takes its pod")
-        await pod.wait_for(lambda: "no node takes its pod" in str(pod.events()))
-        await pod.context.client.delete(BACKUP_REPOSITORIES, "velero", REPOSITORY)
-    assert running.result() == 12
-    assert meanwhile == []
-    waits = [message for reason, message in pod.events() if reason == "Data-Path-Waiting"]
-    unmade, stuck = "its controller has not made it ready yet", "no node takes its pod"
-    assert waits == [f"waiting for BackupRepository velero/{REPOSITORY}: {why}" for why in (unmade, stuck, unmade)]
-    assert (
-        pod.message
-        == f"BackupRepository velero/{REPOSITORY} is still New: its controller did not make it ready in time"
-    )
-    assert [one["metadata"]["name"] for one in pod.stored()] == [REPOSITORY]
-
-
-def _requested(pod: MoverPod, word: str) -> bool:
-    """Return whether the repositories were requested with `word` in the query."""
-    return any(word in one.query and "/backuprepositories" in one.path for one in pod.kube.requests)
-
-
-async def test_a_repository_that_is_not_ready_fails_the_transfer_with_its_message(pod: MoverPod, tree: Path) -> None:
-    pod.put_repository(phase="NotReady", message="the bucket is on fire")
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", tree) == 12
-    assert pod.message == "BackupRepository velero/app-default-kopia is not ready: the bucket is on fire"
-    assert pod.reasons() == ["Data-Path-Started", "Data-Path-Failed", "Data-Path-Stopped"]
-
-
-async def _ensure_repository(pod: MoverPod) -> BackupRepository:
-    """Return the repository of a volume of namespace app-dr, in location default."""
-
-    async def ignore(_: str) -> None:
-        """Ignore the message."""
-
-    deadline = Deadline.after(pod.clock, timedelta())
-    return await pod.context.reader.ensure_repository("app-dr", "default", deadline=deadline, on_wait=ignore)
-
-
-def _ready(volume_namespace: str, location: str, **metadata: Any) -> JsonDict:
-    manifest = repository_manifest(volume_namespace, location)
-    return manifest | {"metadata": manifest["metadata"] | metadata, "status": {"phase": "Ready"}}
-
-
-_APP_DR = _ready("app-dr", "default")
-
-
-@pytest.mark.cause("repository-mismatch")
-@pytest.mark.parametrize(
-    ("other", "pairs"),
-    [
-        (_ready("app", "dr-default"), ('"app"', '"dr-default"')),
-        (_ready("app", "dr-default", labels=_APP_DR["metadata"]["labels"]), ('"app"', '"dr-default"')),
-        (_ready("other", "default", labels=_APP_DR["metadata"]["labels"]), ('"other"', '"default"')),
-        (_APP_DR | {"spec": _APP_DR["spec"] | {"repositoryType": "restic"}}, ('"app-dr"', '"default"', '"restic"')),
-    ],
-    ids=["name", "name and labels", "labels", "type"],
-)
-async def test_a_repository_of_another_namespace_location_or_type_is_not_used(
-    tmp_path: Path, other: JsonDict, pairs: tuple[str, ...]
-) -> None:
-    pod = MoverPod(FakeKube(), tmp_path)
-    before = pod.kube.put(other)
-    with pytest.raises(RepositoryError) as failed:
-        await _ensure_repository(pod)
-    assert pod.stored() == [before]
-    found, wanted = str(failed.value).split(", not for ")
-    assert f"BackupRepository velero/{other['metadata']['name']} is for " in found
-    assert all(word in found for word in pairs)
-    assert all(word in wanted for word in ('"app-dr"', '"default"', '"kopia"'))
-
-
-@pytest.mark.parametrize("repository_type", ["kopia", ""])
-async def test_a_repository_without_labels_is_used_by_its_spec(tmp_path: Path, repository_type: str) -> None:
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.kube.put(
-        _ready("app-dr", "default", labels={}) | {"spec": _APP_DR["spec"] | {"repositoryType": repository_type}}
-    )
-    # Users can edit labels: this one has those of the wanted one.
-    pod.kube.put(_ready("a", "other", labels=_APP_DR["metadata"]["labels"]))
-    found = await _ensure_repository(pod)
-    assert (found.name, found.spec.volume_namespace) == ("app-dr-default-kopia", "app-dr")
-
-
-async def test_of_several_repositories_with_the_same_labels_the_matching_one_is_used(tmp_path: Path) -> None:
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.kube.put(_ready("a", "other", labels=_APP_DR["metadata"]["labels"]))
-    pod.kube.put(_ready("app-dr", "default", name="z"))
-    assert (await _ensure_repository(pod)).name == "z"
-
-
-async def test_a_transfer_does_not_write_to_the_repository_of_another_namespace(pod: MoverPod, tree: Path) -> None:
-    repository = pod.folder / "backups" / "kopia" / "app"
-    before = sorted(repository.rglob("*"))
-    pod.kube.put(_ready("app", "default", name="app-dr-default-kopia", labels=_APP_DR["metadata"]["labels"]))
-    pod.put_transfer("DataUpload", sourceNamespace="app-dr")
-    assert await pod.run("data-upload", tree) == 12
-    assert 'app-dr-default-kopia is for volume namespace "app"' in pod.message
-    assert sorted(repository.rglob("*")) == before
-
-
-async def test_a_repository_is_not_opened_in_another_location(tmp_path: Path) -> None:
-    pod = MoverPod(FakeKube(), tmp_path)
-    location = await pod.context.reader.location("default")
-    other = BackupRepository.parse(pod.kube.put(_ready("app", "dr-default")))
-    folder = WorkDir(tmp_path, tmp_path / "cache")
-    with pytest.raises(RepositoryError, match=r'"dr-default" .*, not for .* "default"'):
-        await resolve_repository(pod.context, location, other, work_dir=folder, redactor=Redactor())
 
 
 @pytest.mark.parametrize(

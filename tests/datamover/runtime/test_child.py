@@ -12,6 +12,8 @@ import pytest
 from core.errors import DataPathError
 from datamover.runtime.child import ChildCommand, run_child
 
+pytestmark = pytest.mark.processes
+
 
 def _shell(script: str, **files: int) -> ChildCommand:
     return ChildCommand(["sh", "-c", script], {"PATH": os.environ["PATH"]}, **files)

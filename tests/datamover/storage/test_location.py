@@ -16,6 +16,8 @@ from datamover.storage.credentials import AwsKeys, CredentialsText, parse_aws_pr
 from datamover.storage.location import LocationSecrets, build_storage
 from datamover.storage.providers import FileStorage, GcsStorage, S3Storage, StorageAccess, parse_endpoint
 
+pytestmark = pytest.mark.processes
+
 _AWS_FILE = """\
 [default]
 aws_access_key_id = KEYID\x20

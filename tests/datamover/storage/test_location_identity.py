@@ -13,6 +13,8 @@ from tests.datamover.support.trees import describe_tree
 from tests.support.fakekube import FakeKube
 from tests.testbed.pki import Authority
 
+pytestmark = pytest.mark.processes
+
 _ARN = "arn:aws:iam::123456789012:role/backups"
 _TOKEN = "token-of-the-service-account"
 _REGION = "eu-west-1"

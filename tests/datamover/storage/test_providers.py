@@ -20,6 +20,8 @@ from tests.datamover.support.repositories import configurations, opened, s3_stor
 from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.testbed.pki import Authority
 
+pytestmark = pytest.mark.processes
+
 
 class _Answering:
     """Answers every request alike, and records the requests."""

@@ -17,6 +17,8 @@ from nodeagent.cli.main import _parser
 from nodeagent.cli.serve import parse_settings
 from nodeagent.runtime.settings import ListenAddress, RepositoryControllerMode, Settings, node_name_from, parse_address
 
+pytestmark = pytest.mark.processes
+
 _ROOT = Path(__file__).parents[3]
 _OUTSIDE = {
     key: value

@@ -12,7 +12,7 @@ from core.kube.retry import Retry
 from core.models.base import JsonDict
 from nodeagent.config.repository import RepositoryConfig, parse_settings_of
 from nodeagent.runtime.settings import RepositoryControllerMode
-from tests.nodeagent.leader.repositories.test_controller import build_keeper, open_scene
+from tests.nodeagent.support.repository_scene import build_controller, open_scene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -107,7 +107,7 @@ async def test_without_a_config_map_nothing_is_asked() -> None:
 async def test_a_new_repository_gets_the_settings_unless_it_has_some(spec: JsonDict, kept: dict[str, str]) -> None:
     scene = open_scene()
     scene.kube.put(_config_map(kopia='{"cacheLimitMB": 2048}'))
-    scene.controller = build_keeper(scene.kube, RepositoryControllerMode.AUTO, config_map=_NAME)
+    scene.controller = build_controller(scene.kube, RepositoryControllerMode.AUTO, config_map=_NAME)
     client = KubeClient(scene.kube, Retry(LoopClock()))
     name = scene.repository["metadata"]["name"]
     await client.patch(BACKUP_REPOSITORIES, "velero", name, {"spec": spec})

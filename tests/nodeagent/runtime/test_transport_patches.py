@@ -9,7 +9,11 @@ import sys
 from asyncio.sslproto import SSLProtocol
 from pathlib import Path
 
+import pytest
+
 from nodeagent.runtime.transport import _patch_connection_limit, _patch_session, _patch_tls_buffer
+
+pytestmark = pytest.mark.processes
 
 __all__: list[str] = []
 

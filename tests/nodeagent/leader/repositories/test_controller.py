@@ -3,133 +3,27 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.events import EventRecorder
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, EVENTS, PODS, SECRETS
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from exposer.causes import CauseFinder
-from exposer.settings import ExposeSettings
-from exposer.template import AgentTemplate
 from exposer.workload import ONTO_ANY_NODE
-from nodeagent.config.repository import RepositoryConfig
-from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
-from nodeagent.transfers.events import EventLog
+from tests.nodeagent.support.repository_scene import (
+    GOOD,
+    RECORDED,
+    SERVER,
+    build_controller,
+    open_scene,
+    put_secret,
+)
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
-
-RECORDED = Path(__file__).parents[3] / "recordings" / "velero-1.18.2" / "backuprepository.json"
-SERVER = {
-    "apiVersion": "apps/v1",
-    "kind": "Deployment",
-    "metadata": {"name": "velero", "namespace": "velero", "labels": {"component": "velero"}},
-    "spec": {"replicas": 0},
-}
-GOOD = json.dumps({"uniqueID": "abc"})
-
-
-@dataclass
-class Scene:
-    """A fake API server with one location, and a controller that works on it."""
-
-    kube: FakeKube
-    controller: RepositoryController
-    pods_seen: list[str] = field(default_factory=list)
-
-    @property
-    def repository(self) -> JsonDict:
-        return self.kube.objects(BACKUP_REPOSITORIES)[0]
-
-    @property
-    def phase(self) -> str:
-        return str(self.repository.get("status", {}).get("phase", ""))
-
-    @property
-    def message(self) -> str:
-        return str(self.repository.get("status", {}).get("message", ""))
-
-    @property
-    def pod(self) -> JsonDict | None:
-        return next(iter(self.kube.objects(PODS)), None)
-
-    def set_pod(self, **status: object) -> None:
-        assert self.pod is not None
-        self.kube.put(self.pod | {"status": status})
-
-    def end_pod(self, exit_code: int, message: str) -> None:
-        state = {"terminated": {"exitCode": exit_code, "message": message}}
-        phase = "Failed" if exit_code else "Succeeded"
-        self.set_pod(phase=phase, containerStatuses=[{"name": "init", "state": state}])
-
-    def reasons(self) -> list[str]:
-        return [event["reason"] for event in self.kube.objects(EVENTS)]
-
-    async def until_pod(self, *, seconds: float = 30.0) -> JsonDict:
-        async with asyncio.timeout(seconds):
-            while self.pod is None:
-                await asyncio.sleep(0.05)
-        return self.pod
-
-    async def until_phase(self, phase: str, *, seconds: float = 30.0) -> None:
-        async with asyncio.timeout(seconds):
-            while self.phase != phase:
-                await asyncio.sleep(0.05)
-
-    async def fail_once(self, message: str = "the bucket does not exist") -> None:
-        await self.until_pod()
-        self.end_pod(12, message)
-        await self.until_phase("NotReady")
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator["Scene"]:
-        task = asyncio.create_task(self.controller.run(), name="controller")
-        try:
-            yield self
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-def build_keeper(kube: FakeKube, mode: RepositoryControllerMode, *, config_map: str = "") -> RepositoryController:
-    clock = LoopClock()
-    client = KubeClient(kube, Retry(clock))
-    tools = RepositoryTools(
-        client=client,
-        clock=clock,
-        events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
-        metrics=Metrics("node-a"),
-        expose_settings=lambda: ExposeSettings(AgentTemplate(image="mover:1")),
-        new_settings=RepositoryConfig(client, "velero", config_map).settings,
-        check_leading=lambda: None,
-        causes=CauseFinder(client, clock),
-    )
-    return RepositoryController(tools, namespace="velero", mode=mode)
-
-
-def open_scene(mode: RepositoryControllerMode = RepositoryControllerMode.AUTO) -> Scene:
-    kube = FakeKube()
-    kube.put(json.loads(RECORDED.read_text())[0]["object"])
-    location = {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "keys", "key": "cloud"}}
-    meta = {"name": "default", "namespace": "velero"}
-    kube.put({"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": meta, "spec": location})
-    put_secret(kube, "keys", cloud="wrong")
-    return Scene(kube, build_keeper(kube, mode))
-
-
-def put_secret(kube: FakeKube, name: str, **data: str) -> None:
-    coded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
-    kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "velero"}, "data": coded})
 
 
 async def test_a_new_repository_becomes_ready_with_the_status_that_velero_writes() -> None:
@@ -328,7 +222,7 @@ async def test_a_restarted_controller_continues_with_the_pod_it_finds() -> None:
     async with scene.running():
         await scene.until_pod()
     scene.end_pod(0, GOOD)
-    scene.controller = build_keeper(scene.kube, RepositoryControllerMode.AUTO)
+    scene.controller = build_controller(scene.kube, RepositoryControllerMode.AUTO)
     async with scene.running():
         await scene.until_phase("Ready", seconds=2)
         await asyncio.sleep(1)
@@ -344,7 +238,7 @@ async def test_a_result_that_was_written_before_a_crash_is_not_written_twice() -
         scene.end_pod(12, "wrong key")
         await scene.until_phase("NotReady")
     version = scene.repository["metadata"]["resourceVersion"]
-    scene.controller = build_keeper(scene.kube, RepositoryControllerMode.AUTO)
+    scene.controller = build_controller(scene.kube, RepositoryControllerMode.AUTO)
     async with scene.running():
         async with asyncio.timeout(5):
             while scene.pod is not None:

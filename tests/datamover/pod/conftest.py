@@ -1,0 +1,21 @@
+"""Fixtures of a mover pod."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.datamover.support.pods import MoverPod
+from tests.support.fakekube import FakeKube
+
+__all__: list[str] = []
+
+
+@pytest.fixture
+async def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
+    """A pod whose repository exists and is Ready."""
+    place = tmp_path / "backups" / "kopia" / "app"
+    shutil.copytree(_new_repository, place)
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository(phase="Ready")
+    return pod

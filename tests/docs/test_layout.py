@@ -1,0 +1,84 @@
+"""The tests mirror the layout of the product: a module's tests are found by its path."""
+
+from pathlib import Path
+from typing import Final
+
+__all__: list[str] = []
+
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("core", "exposer", "nodeagent", "datamover")
+
+_TESTED_ELSEWHERE: Final = {
+    "core/clock.py": "tests/core/models/test_units.py",
+    "core/kube/errors.py": "tests/core/test_errors.py",
+    "core/kube/resources.py": "tests/contract/test_kube_contract.py",
+    "core/kube/transport.py": "tests/core/kube/test_client.py",
+    "core/models/base.py": "tests/core/models/test_transfers.py",
+    "core/models/names.py": "tests/core/models/test_units.py",
+    "core/models/storage.py": "tests/core/models/test_transfers.py",
+    "core/version.py": "tests/nodeagent/cli/test_main.py",
+    "datamover/__main__.py": "tests/datamover/test_main.py",
+    "datamover/data_path/backup.py": "tests/datamover/flows/test_roundtrip.py",
+    "datamover/data_path/restore.py": "tests/datamover/flows/test_roundtrip.py",
+    "datamover/kopia/causes.py": "tests/datamover/flows/test_failures.py",
+    "datamover/kopia/client_config.py": "tests/datamover/kopia/test_repository_open.py",
+    "datamover/kopia/process.py": "tests/datamover/flows/test_failures.py",
+    "datamover/kopia/snapshots.py": "tests/datamover/flows/test_checkpoints.py",
+    "datamover/local/command.py": "tests/datamover/test_main.py",
+    "datamover/local/progress_bar.py": "tests/datamover/test_main.py",
+    "datamover/pod/command.py": "tests/datamover/pod/test_transfer.py",
+    "datamover/pod/reporting.py": "tests/datamover/pod/test_transfer.py",
+    "datamover/runtime/cancellation.py": "tests/datamover/flows/test_cancel.py",
+    "datamover/runtime/redact.py": "tests/datamover/flows/test_secrets.py",
+    "datamover/runtime/signals.py": "tests/datamover/test_main.py",
+    "datamover/runtime/work_dir.py": "tests/datamover/flows/test_readonly.py",
+    "exposer/leaked_objects.py": "tests/nodeagent/leader/recovery/test_garbage_collector.py",
+    "exposer/model.py": "tests/exposer/test_ownership.py",
+    "exposer/pod_manifest.py": "tests/exposer/test_pods.py",
+    "exposer/settings.py": "tests/exposer/test_pods.py",
+    "exposer/snapshots.py": "tests/exposer/test_claims.py",
+    "nodeagent/cli/check_config.py": "tests/nodeagent/config/test_check.py",
+    "nodeagent/cli/flags.py": "tests/nodeagent/cli/test_main.py",
+    "nodeagent/cli/serve.py": "tests/nodeagent/cli/test_main.py",
+    "nodeagent/config/models.py": "tests/nodeagent/config/test_parse.py",
+    "nodeagent/config/selectors.py": "tests/nodeagent/config/test_parse.py",
+    "nodeagent/config/value_types.py": "tests/nodeagent/config/test_keys.py",
+    "nodeagent/leader/context.py": "tests/nodeagent/leader/test_dispatcher.py",
+    "nodeagent/leader/repositories/password.py": "tests/nodeagent/leader/repositories/test_controller.py",
+    "nodeagent/leader/repositories/retry.py": "tests/nodeagent/leader/repositories/test_controller.py",
+    "nodeagent/node/data_path_steps.py": "tests/nodeagent/node/test_reconciler.py",
+    "nodeagent/node/expose_steps.py": "tests/nodeagent/node/test_reconciler.py",
+    "nodeagent/node/mover_loss.py": "tests/nodeagent/flows/test_lost_movers.py",
+    "nodeagent/runtime/http.py": "tests/nodeagent/runtime/test_transport.py",
+    "nodeagent/runtime/permissions.py": "tests/deploy/test_rbac.py",
+    "nodeagent/runtime/settings.py": "tests/nodeagent/cli/test_main.py",
+    "nodeagent/startup.py": "tests/nodeagent/test_app.py",
+    "nodeagent/transfers/events.py": "tests/nodeagent/node/test_reconciler.py",
+    "nodeagent/transfers/kinds/data_download.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
+    "nodeagent/transfers/kinds/repository.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
+}
+"""Modules that serve one neighbor, and the file that tests them through it."""
+
+
+def test_every_module_has_tests_at_its_path_or_where_the_table_says() -> None:
+    missing = []
+    for package in _PACKAGES:
+        for path in sorted((_ROOT / package).rglob("*.py")):
+            module = path.relative_to(_ROOT)
+            if path.name == "__init__.py" or module.as_posix() == "nodeagent/__main__.py":
+                continue
+            folder = _ROOT / "tests" / module.parent
+            if not any([*folder.glob(f"test_{path.stem}.py"), *folder.glob(f"test_{path.stem}_*.py")]):
+                missing.append(module.as_posix())
+    assert [module for module in missing if module not in _TESTED_ELSEWHERE] == []
+    assert [module for module in _TESTED_ELSEWHERE if module not in missing] == [], "has tests at its path now"
+
+
+def test_the_files_of_the_table_exist() -> None:
+    assert [file for file in _TESTED_ELSEWHERE.values() if not (_ROOT / file).is_file()] == []
+
+
+def test_no_test_file_passes_400_lines() -> None:
+    """A larger file tests several things: split it."""
+    files = [path for path in (_ROOT / "tests").rglob("*.py") if "recordings" not in path.parts]
+    assert [str(path) for path in files if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
