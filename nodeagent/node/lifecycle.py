@@ -1,13 +1,8 @@
-"""The rules of a load's life on its node, as one pure function.
+"""The life cycle of a transfer on its node: pure rules over a finite view.
 
-Knows what to do next for every state a load can be seen in. Does not know how the state was
-read or how a step is done: `nodeagent.node.lifecycle` reads, `nodeagent.node.reconciler` acts. A `View` is made
-of enums and booleans only, so the tests go through all of them.
-
-What the rules look at: a load and its mover pod, reduced to a finite view.
-
-Knows how a phase, a label, a pod's status and the clock become a `View`. Does not know the
-rules (`nodeagent.node.lifecycle`), and reads nothing itself.
+Knows how an observed transfer and its mover pod become a `View`, and the next step for every
+view. Does not know how anything is read or how a step is done: `nodeagent.node.reconciler` reads and
+acts. A `View` consists of enums and booleans only, so the tests enumerate all of them.
 """
 
 from collections.abc import Callable
@@ -26,11 +21,11 @@ from nodeagent.transfers.outcome import Outcome, read_outcome
 
 __all__ = [
     "Action",
+    "CancelState",
     "Case",
     "Observation",
     "ReadCurrent",
     "Site",
-    "Stop",
     "Timeouts",
     "TransferKey",
     "View",
@@ -41,75 +36,73 @@ __all__ = [
 ]
 
 
-class Stop(Enum):
-    """Whether somebody wants the load to end early (`spec.cancel`, or its deletion)."""
+class CancelState(Enum):
+    """Whether the transfer is to be canceled (`spec.cancel`, or its deletion)."""
 
     NONE = auto()
-    ASKED = auto()
+    REQUESTED = auto()
     OVERDUE = auto()
-    """Asked so long ago that nobody waits for the mover any more."""
+    """The mover did not stop in time after the request."""
 
 
 class Action(Enum):
-    """The one step to do next."""
+    """The next step for a transfer."""
 
     NOTHING = auto()
     EXPOSE = auto()
-    """Bring the volume one step nearer to a mover pod, the first one or another one."""
-    REMAKE = auto()
-    """The mover pod was taken away before its data path was started: say so and make room."""
+    """Take the next step towards a mover pod, the first one or its replacement."""
+    RECREATE = auto()
+    """Record that the mover pod was lost before its data path started, and delete it."""
     TAKE_OVER = auto()
-    """The mover runs here, another agent exposed it: make the load ours, and Prepared."""
+    """Become the owning agent, and move to Prepared: the mover that another agent created runs here."""
     PREPARE = auto()
     TIME_OUT = auto()
     """Failed: not Prepared in time."""
     CANCEL = auto()
     """Canceled at once: no data path runs."""
-    AWAIT_SLOT = auto()
-    """Say that the node's concurrency is used up."""
+    REPORT_SLOT_PENDING = auto()
     START = auto()
-    MOVE_CANCELING = auto()
+    SET_CANCELING = auto()
     FORCE_CANCEL = auto()
-    """Canceled although the mover never answered."""
-    LOSE = auto()
-    """The mover pod is gone and left no outcome."""
-    GIVE_UP = auto()
-    """Failed: the mover pod ended before its data path was started."""
-    KEEP_OUTCOME = auto()
-    """Write down how the mover ended."""
+    """Canceled without the mover's answer."""
+    END_WITHOUT_RESULT = auto()
+    """Canceled or Failed: the mover pod no longer exists, and no outcome was recorded."""
+    FAIL_UNSTARTED = auto()
+    """Failed: the mover pod ended before its data path started."""
+    RECORD_OUTCOME = auto()
     FINISH = auto()
-    """Complete what the kept outcome asks for, then the final status."""
+    """Complete what the recorded outcome requires, then write the final status."""
     CLEAN_UP = auto()
-    """The load is final: remove what was made for it, then our marks."""
+    """Delete the expose objects of a finished transfer, then this agent's marks."""
 
 
 @dataclass(frozen=True)
 class View:
-    """All that decides about a load's next step.
+    """Everything that decides about the next step of a transfer.
 
-    `ours`: its node label names this node. `outcome_kept`: the outcome annotation is there.
-    `slot`: it is its turn in the node's concurrency. `late`: the prepare timeout is over, or,
-    after a mover was lost while Prepared, as long a time since then.
+    `owned`: its node label names this node. `has_slot`: it holds one of the node's slots, or may
+    take one. `timed_out`: the prepare timeout is over, counted from Accepted or, after a mover pod
+    was lost while Prepared, from that loss.
     """
 
     phase: Phase
-    ours: bool
-    stop: Stop
+    owned: bool
+    cancel: CancelState
     pod: PodState
-    outcome_kept: bool
-    slot: bool
-    late: bool
+    outcome_recorded: bool
+    has_slot: bool
+    timed_out: bool
 
 
 _STARTED = frozenset({PodState.RUNNING, PodState.ENDED})
 
 
-_OVER = frozenset({PodState.ENDED, PodState.DISPLACED})
+_FINISHED = frozenset({PodState.ENDED, PodState.LOST})
 
 
 def decide(view: View) -> Action:
-    """Return the next step for a load seen as `view`."""
-    if not view.ours:
+    """Return the next step for a transfer."""
+    if not view.owned:
         return _decide_foreign(view)
     if view.phase.final:
         return Action.CLEAN_UP
@@ -118,62 +111,62 @@ def decide(view: View) -> Action:
             return _decide_before_start(view)
         case Phase.IN_PROGRESS | Phase.CANCELING:
             return _decide_running(view)
-    # A New load with our label does not exist by construction: label and phase are one write.
+    # A New transfer has no node label: label and phase are written in one patch.
     return Action.NOTHING
 
 
 def _decide_foreign(view: View) -> Action:
-    """Return the step for a load that another agent, or nobody, works on."""
-    # A mover that was made anew may have come to another node than the one before it.
+    """Return the step for a transfer that another agent owns, or none."""
+    # A replaced mover pod may be scheduled to another node than the first one.
     started_here = view.phase in HOLDING_PHASES and view.pod in _STARTED
-    # Canceling a load before its start is its own agent's, which knows what there is to remove.
-    return Action.TAKE_OVER if started_here and view.stop is Stop.NONE else Action.NOTHING
+    # Only the owning agent cancels before the start: it knows the expose objects.
+    return Action.TAKE_OVER if started_here and view.cancel is CancelState.NONE else Action.NOTHING
 
 
 def _decide_before_start(view: View) -> Action:
-    """Return the step for a load of ours whose mover is not there yet, or waits for InProgress."""
-    if view.stop is not Stop.NONE:
+    """Return the step for an owned transfer that is Accepted or Prepared."""
+    if view.cancel is not CancelState.NONE:
         return Action.CANCEL
     if view.pod in _STARTED:
         return Action.PREPARE if view.phase is Phase.ACCEPTED else _decide_prepared(view)
-    if view.late:
+    if view.timed_out:
         return Action.TIME_OUT
-    return Action.REMAKE if view.pod is PodState.DISPLACED else Action.EXPOSE
+    return Action.RECREATE if view.pod is PodState.LOST else Action.EXPOSE
 
 
 def _decide_prepared(view: View) -> Action:
-    """Return the step for a load of ours whose mover has come up once it was Prepared."""
+    """Return the step for an owned Prepared transfer whose mover has started."""
     if view.pod is PodState.ENDED:
-        return Action.GIVE_UP
-    return Action.START if view.slot else Action.AWAIT_SLOT
+        return Action.FAIL_UNSTARTED
+    return Action.START if view.has_slot else Action.REPORT_SLOT_PENDING
 
 
 def _decide_running(view: View) -> Action:
-    """Return the step for a load of ours whose mover moves data, or did."""
-    if view.outcome_kept:
+    """Return the step for an owned transfer that is InProgress or Canceling."""
+    if view.outcome_recorded:
         return Action.FINISH
-    if view.pod in _OVER:
-        return Action.KEEP_OUTCOME
+    if view.pod in _FINISHED:
+        return Action.RECORD_OUTCOME
     if view.pod is PodState.ABSENT:
-        return Action.LOSE
-    if view.stop is Stop.OVERDUE:
+        return Action.END_WITHOUT_RESULT
+    if view.cancel is CancelState.OVERDUE:
         return Action.FORCE_CANCEL
-    if view.stop is Stop.ASKED and view.phase is Phase.IN_PROGRESS:
-        return Action.MOVE_CANCELING
+    if view.cancel is CancelState.REQUESTED and view.phase is Phase.IN_PROGRESS:
+        return Action.SET_CANCELING
     return Action.NOTHING
 
 
 TransferKey = tuple[str, str, str]
-"""A load in the work queue: kind, namespace, name."""
+"""A transfer in the work queue: kind, namespace, name."""
 
 
 ReadCurrent = Callable[[TransferKey], JsonDict | None]
-"""Returns a load as last seen; None where that is unknown, or lacks something that we wrote."""
+"""Returns a transfer as cached; None if it is not cached, or older than the last write of this agent."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where this agent works: its node, the node's OS and the namespace of the loads."""
+    """Where this agent runs: its node, the node's OS and the namespace of the transfers."""
 
     node: str
     namespace: str
@@ -187,10 +180,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long things may take.
+    """The limits on durations.
 
     `prepare`: from Accepted to Prepared. `resource`: for one operation on the cluster, such
-    as a rebind. `cancel`: for a mover to answer a cancel in InProgress.
+    as a rebind. `cancel`: for a mover to stop after a cancel request while InProgress.
     Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go, and its forced cancel.
     """
 
@@ -201,11 +194,11 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Case:
-    """One load as it was read, and what the rules look at.
+    """One transfer as it was read, with the view that decides about it.
 
-    `pod` is its mover pod, a v1 Pod as JSON dict; where the API server has none any more, as it
-    was last seen if it had ended. `departed` is the one that was last seen going away. `outcome`
-    is what is kept on the load.
+    `pod` is its mover pod, a v1 Pod as JSON dict; if the API server no longer has it and it had
+    ended, its last version. `departed` is the last version of the mover pod that disappeared last.
+    `outcome` is the recorded one.
     """
 
     kind: Kind
@@ -217,7 +210,7 @@ class Case:
 
     @property
     def key(self) -> TransferKey:
-        """The load's key in the work queue."""
+        """The key of the transfer in the work queue."""
         return (self.kind.name, self.cr.metadata.namespace, self.cr.name)
 
 
@@ -246,22 +239,22 @@ def build_case(kind: Kind, seen: Observation, site: Site, limits: Timeouts) -> C
         # A drain deletes the pod as soon as it has ended; its termination message still counts.
         pod = departed
     outcome = read_outcome(seen.cr)
-    view = build_view(replace(seen, pod=pod), site, limits, outcome_kept=outcome is not None)
+    view = build_view(replace(seen, pod=pod), site, limits, outcome_recorded=outcome is not None)
     return Case(kind, seen.cr, pod, outcome, view, departed)
 
 
-def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_kept: bool) -> View:
-    """Return what `decide` needs to know of a transfer; the pod of `seen` is its own."""
+def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_recorded: bool) -> View:
+    """Return the view of an observed transfer; the pod of `seen` is its own."""
     cr = seen.cr
-    overdue = Stop.OVERDUE if seen.cancel_overdue else Stop.ASKED
+    requested = CancelState.OVERDUE if seen.cancel_overdue else CancelState.REQUESTED
     return View(
         phase=cr.phase,
-        ours=is_owned(cr, site),
-        stop=overdue if cr.cancel_requested else Stop.NONE,
+        owned=is_owned(cr, site),
+        cancel=requested if cr.cancel_requested else CancelState.NONE,
         pod=_state_of(seen.pod, cr, site),
-        outcome_kept=outcome_kept,
-        slot=seen.has_slot,
-        late=_is_late(cr, limits, seen.now),
+        outcome_recorded=outcome_recorded,
+        has_slot=seen.has_slot,
+        timed_out=_is_timed_out(cr, limits, seen.now),
     )
 
 
@@ -280,10 +273,11 @@ def _state_of(pod: JsonDict | None, cr: Transfer, site: Site) -> PodState:
     return PodState.PENDING if elsewhere and cr.phase in HOLDING_PHASES else pod_state(pod)
 
 
-def _is_late(cr: Transfer, limits: Timeouts, now: datetime) -> bool:
+def _is_timed_out(cr: Transfer, limits: Timeouts, now: datetime) -> bool:
     since = cr.accepted_at if cr.phase is Phase.ACCEPTED else None
     if cr.phase is Phase.PREPARED:
-        # Pending for a slot may last; a lost mover pod has as long to be replaced as the first one had.
+        # A transfer may be pending for a slot without limit; a lost mover pod must be replaced in the same time
+        # as the first one had.
         loss = read_loss(cr)
         since = loss.since if loss is not None and not loss.replaced else None
     return since is not None and now - since >= limits.prepare

@@ -1,7 +1,7 @@
-"""How often a load's mover pod was taken away before it began, kept on the custom resource.
+"""Losses of a transfer's mover pods before the data path started, recorded on the custom resource.
 
-Knows the form of the annotation `nodeagent.io/mover-lost`, what counts as one more loss, how
-long the next pod has to wait, and when there is to be none. Does not know why a pod went, nor
+Knows the form of the annotation `nodeagent.io/mover-lost`, what counts as another loss, how long
+the next pod has to wait, and when there is to be none. Does not know why a pod was lost, nor
 what is done about it.
 """
 
@@ -20,21 +20,21 @@ __all__ = ["LostPod", "MoverLoss", "count_loss", "read_loss"]
 
 _FIRST_PAUSE: Final = timedelta(seconds=5)
 _LONGEST_PAUSE: Final = timedelta(minutes=5)
-"""A kubelet that refuses every pod must not be sent one after the other."""
+"""A kubelet that rejects every pod must not get one after the other."""
 
 _DOUBLINGS: Final = 10
-"""Beyond so many the longest pause holds in any case."""
+"""After this number of losses the longest pause applies in any case."""
 
 _MOST_KILLS: Final = 3
-"""What kills every pod by the same signal, without a word, kills the next one too: most likely too little memory."""
+"""If every pod is killed by the same signal without a reason, the next one is as well: probably out of memory."""
 
 _MOST_LOSSES: Final = 20
-"""More than the pauses allow within the usual prepare timeout; the end of the longest one, and of endless evictions."""
+"""More than the pauses allow within the default prepare timeout; limits longer timeouts and endless evictions."""
 
 
 @dataclass(frozen=True)
 class LostPod:
-    """A pod that was lost: its UID and why, as far as it was seen; `killed`: by a signal, nobody says why."""
+    """A pod that was lost: its UID and the known cause; `killed`: by a signal, without a known reason."""
 
     uid: str = ""
     why: str = ""
@@ -42,11 +42,11 @@ class LostPod:
 
 
 class MoverLoss(WireModel):
-    """The losses of one load: the first since a pod was there, the last, and how many there were in all.
+    """The losses of one transfer: the first since a pod existed, the last, and their number.
 
-    `killed` counts those by a signal that nobody explains. `replaced`: a pod came up after the
-    last one. `pod` is the UID of the pod that was lost last, empty where it was not there any
-    more; `why` is what its status said about that.
+    `killed` counts those by a signal without a known reason. `replaced`: another pod started after
+    the last loss. `pod` is the UID of the last lost pod, empty if it no longer existed; `why` is
+    the cause in its status.
     """
 
     since: datetime
@@ -58,27 +58,27 @@ class MoverLoss(WireModel):
     why: str = ""
 
     @property
-    def remake_at(self) -> datetime:
-        """When another pod may be made."""
+    def recreate_at(self) -> datetime:
+        """When another pod may be created."""
         pause = _FIRST_PAUSE * (1 << min(self.times - 1, _DOUBLINGS))
         return self.last + min(pause, _LONGEST_PAUSE)
 
     @property
     def verdict(self) -> str:
-        """Why there is to be no other pod, in words; empty while there may be one."""
+        """Why no other pod is to be created; empty while one may be."""
         if self.killed >= _MOST_KILLS:
-            return f"was killed {self.killed} times before it began: {self.why}"
+            return f"was killed {self.killed} times before its data path started: {self.why}"
         if self.times >= _MOST_LOSSES:
-            return f"was lost {self.times} times before it began" + (f": {self.why}" if self.why else "")
+            return f"was lost {self.times} times before its data path started" + (f": {self.why}" if self.why else "")
         return ""
 
-    def made_up_for(self) -> Self:
-        """Return the same losses with a pod in the place of the last one."""
+    def with_replacement(self) -> Self:
+        """Return the same losses with the last pod replaced."""
         return replace(self, replaced=True)
 
 
 def read_loss(cr: Transfer) -> MoverLoss | None:
-    """Return the losses that are kept on `cr`, None where there are none or nobody can read them."""
+    """Return the losses that are recorded on `cr`; None if there are none, or they are invalid."""
     try:
         return MoverLoss.from_json(cr.metadata.annotations.get(MOVER_LOST_ANNOTATION, ""))
     except ContractError:
@@ -86,7 +86,7 @@ def read_loss(cr: Transfer) -> MoverLoss | None:
 
 
 def count_loss(before: MoverLoss | None, pod: LostPod, now: datetime) -> MoverLoss:
-    """Return `before` with the loss of that pod counted; unchanged where it was counted already."""
+    """Return `before` with the loss of that pod; unchanged if it was counted before."""
     if before is None:
         return MoverLoss(since=now, last=now, killed=int(pod.killed), pod=pod.uid, why=pod.why)
     counted = before.pod == pod.uid if pod.uid else not before.replaced

@@ -1,13 +1,7 @@
-"""What running loads' movers tell: from their Events into `status.progress`, `status.message` and metrics.
+"""The progress of running transfers: from the Events of their movers into status and metrics.
 
-Knows the Events of a running load and what of them was counted. Does not know when a load
-runs (`nodeagent.node.reconciler` tells), nor how it ends; what a mover's words about a wait mean,
-`nodeagent.node.progress` knows.
-
-What a running mover says it waits for, and what of that belongs into the load's status.
-
-Knows the mover's Events about waits, and that data that moves ends every wait. Does not know
-how Events come in, nor who writes (`nodeagent.node.progress`).
+Knows the Events of a running mover, what of them was counted, and what the mover is pending for. Does
+not know when a transfer runs (`nodeagent.node.reconciler` passes that in), nor how it ends.
 """
 
 import asyncio
@@ -26,35 +20,35 @@ from core.kube.resources import EVENTS
 from core.kube.watch import ChangeKind, watch_objects
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.phases import Phase
+from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Progress, Transfer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.status import StatusWriter
 
-__all__ = ["MoverWait", "ProgressFollower"]
+__all__ = ["MoverPending", "ProgressFollower"]
 
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class MoverWait:
-    """The wait of one load's mover; `text` is empty while it waits for nothing.
+class MoverPending:
+    """What the mover of one transfer is pending for; `text` is empty while it is not.
 
-    `told` is all that it ever waited for: only that is taken back, nobody else's message.
+    `reported` has all earlier texts: only they are removed from a status, never another message.
     """
 
     text: str = ""
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     at: str = ""
 
-    def take(self, event: JsonDict) -> None:
-        """Note a core/v1 Event of the mover; one about no wait changes nothing.
+    def observe_event(self, event: JsonDict) -> None:
+        """Take in a core/v1 Event of the mover; other reasons change nothing.
 
-        A list is in the order of names, which end in the time for one component's Events; only
-        one that was written late may come after a newer one.
+        A list is in the order of names, which end in the time for the Events of one component; only
+        one that was written late may follow a newer one.
         """
         reason, at = event.get("reason", ""), event.get("lastTimestamp") or ""
         if reason not in {DataPathReason.WAITING, DataPathReason.READY} or at < self.at:
@@ -62,62 +56,59 @@ class MoverWait:
         self.at = at
         self.text = str(event.get("message", "")) if reason == DataPathReason.WAITING else ""
         if self.text:
-            self.told.add(self.text)
+            self.reported.add(self.text)
 
-    def take_progress(self, message: ProgressMessage) -> None:
-        """Note how far the mover is: where data moves, nothing is waited for."""
+    def observe_progress(self, message: ProgressMessage) -> None:
+        """Take in the progress of the mover: while data moves, it is not pending."""
         if message.done_bytes or message.total_bytes:
             self.text = ""
 
     def correct(self, shown: str) -> str | None:
-        """Return the message that has to stand in place of `shown`, None where nothing is to be written."""
+        """Return the message that has to replace `shown` in the status; None if nothing is to be written."""
         if self.text:
             return self.text if shown != self.text else None
-        return "" if shown in self.told else None
+        return "" if shown in self.reported else None
 
 
-_TELLING: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})
+_CHANGED: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})
 
 
-_REFUSED_PAUSE_SECONDS: Final = 5.0
-"""Before a watch that the API server refused is asked for again."""
+_RETRY_PAUSE_SECONDS: Final = 5.0
+"""Before a watch that the API server rejected is retried."""
 
 
-_RUNNING: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
+_PENDING_REASONS: Final = frozenset({DataPathReason.WAITING, DataPathReason.READY})
 
 
-_ABOUT_WAITS: Final = frozenset({DataPathReason.WAITING, DataPathReason.READY})
+_ATTEMPTS: Final = 5
 
 
-_TRIES: Final = 5
+_ATTEMPT_PAUSE_SECONDS: Final = 1.0
+"""After a conflict with another writer, or with an outdated cache; after the last attempt the next Event retries."""
 
 
-_TRY_PAUSE_SECONDS: Final = 1.0
-"""Somebody else wrote at the same time, or the cache lags behind; after the last try the next Event brings another."""
-
-
-ReadLoad = Callable[[], Transfer | None]
+ReadTransfer = Callable[[], Transfer | None]
 
 
 @dataclass
 class _Reading:
-    """What was last read of a load: bytes, and the part of them that is counted.
+    """The last progress of a transfer, and the part of it that is counted.
 
-    `writing` is held while progress is written; `ended`: no more of it is.
+    `writing` is held while progress is written; `ended`: none is written any more.
     """
 
     uid: str
     message: ProgressMessage
     counted_done_bytes: int
     resumed: bool
-    wait: MoverWait = field(default_factory=MoverWait)
+    pending: MoverPending = field(default_factory=MoverPending)
     counted_sent_bytes: int = 0
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
 
 
 class ProgressFollower:
-    """Follows the Events of the node's running loads, one watch a load."""
+    """Follows the Events of the node's running transfers, with one watch each."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, status: StatusWriter, metrics: Metrics) -> None:
         """Watch through `client`, write through `status`, count in `metrics`."""
@@ -125,43 +116,42 @@ class ProgressFollower:
         self._clock = clock
         self._status = status
         self._metrics = metrics
-        self._wanted: dict[str, tuple[Kind, Transfer, ReadLoad]] = {}
+        self._wanted: dict[str, tuple[Kind, Transfer, ReadTransfer]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._readings: dict[str, _Reading] = {}
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep one watch for each load that is followed, until canceled."""
+        """Keep one watch for each followed transfer, until canceled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
                 for uid in [uid for uid in self._tasks if uid not in self._wanted]:
                     self._tasks.pop(uid).cancel()
-                for uid, (kind, cr, read_load) in self._wanted.items():
+                for uid, (kind, cr, read_transfer) in self._wanted.items():
                     if uid not in self._tasks:
                         self._tasks[uid] = group.create_task(
-                            self._follow(kind, cr, read_load), name=f"progress of {uid}"
+                            self._follow(kind, cr, read_transfer), name=f"progress of {uid}"
                         )
                 await self._changed.wait()
 
-    def follow(self, kind: Kind, cr: Transfer, read_load: ReadLoad) -> None:
-        """Follow `cr` from now on; `read_load` returns it as last seen."""
+    def follow(self, kind: Kind, cr: Transfer, read_transfer: ReadTransfer) -> None:
+        """Start to follow `cr`; `read_transfer` returns it as cached."""
         if cr.uid not in self._wanted:
-            self._wanted[cr.uid] = (kind, cr, read_load)
+            self._wanted[cr.uid] = (kind, cr, read_transfer)
             self._changed.set()
 
     def leave(self, kind_name: str, uid: str) -> None:
-        """Follow that load no longer."""
+        """Stop following that transfer."""
         if self._wanted.pop(uid, None) is not None:
             self._readings.pop(uid, None)
             self._metrics.remove_rate(kind_name, uid)
             self._changed.set()
 
     async def end_writing(self, uid: str) -> None:
-        """Return once no progress of that load is being written, and none will be.
+        """Return once no progress of that transfer is being written, and none will be.
 
-        Its mover has ended: what is written next says how, and would only conflict with its
-        last progress.
+        Its mover has ended: the next write is its outcome, and would conflict with its last progress.
         """
         reading = self._readings.get(uid)
         if reading is not None:
@@ -170,66 +160,66 @@ class ProgressFollower:
                 pass
 
     def finish(self, kind_name: str, uid: str, total_bytes: int) -> None:
-        """Count what a load that ended well moved since its last Event."""
+        """Count what a completed transfer moved since its last Event."""
         reading = self._readings.get(uid)
         if reading is not None:
             self._metrics.bytes_moved(kind_name, total_bytes - reading.counted_done_bytes)
             reading.counted_done_bytes = max(total_bytes, reading.counted_done_bytes)
 
-    async def _follow(self, kind: Kind, cr: Transfer, read_load: ReadLoad) -> None:
-        # What an earlier agent process wrote down, it has counted too.
+    async def _follow(self, kind: Kind, cr: Transfer, read_transfer: ReadTransfer) -> None:
+        # What an earlier agent process wrote into the status, it has counted as well.
         done_bytes = cr.status.progress.bytes_done
         first = ProgressMessage(done_bytes=done_bytes, total_bytes=cr.status.progress.total_bytes)
         reading = _Reading(cr.uid, first, counted_done_bytes=done_bytes, resumed=done_bytes > 0)
         self._readings[cr.uid] = reading
-        # No selector can ask for two reasons; the agent's own Events are few.
+        # A field selector cannot select two reasons; the agent's own Events are few.
         selection = Selection(EVENTS, cr.metadata.namespace, field_selector=f"involvedObject.uid={cr.uid}")
         while True:
             try:
-                await self._watch(kind, selection, reading, read_load)
+                await self._watch(kind, selection, reading, read_transfer)
             except KubeError as e:
-                _log.warning("progress cannot be watched: %s", e, extra=fields(kind=kind.name, uid=cr.uid))
-            await self._clock.sleep(_REFUSED_PAUSE_SECONDS)
+                _log.warning("cannot watch progress, will retry: %s", e, extra=fields(kind=kind.name, uid=cr.uid))
+            await self._clock.sleep(_RETRY_PAUSE_SECONDS)
 
-    async def _watch(self, kind: Kind, selection: Selection, reading: _Reading, read_load: ReadLoad) -> None:
+    async def _watch(self, kind: Kind, selection: Selection, reading: _Reading, read_transfer: ReadTransfer) -> None:
         async with aclosing(watch_objects(self._client, selection, clock=self._clock)) as changes:
             listing = False
             async for change in changes:
-                if change.kind in _TELLING:
-                    news = self._take(kind.name, reading, change.obj)
-                    if news and not listing:
-                        await self._tell(kind, reading, read_load)
+                if change.kind in _CHANGED:
+                    changed = self._take(kind.name, reading, change.obj)
+                    if changed and not listing:
+                        await self._report(kind, reading, read_transfer)
                     continue
-                # What a list tells first may be long over.
+                # Only the last Event of a list is current.
                 listing = change.kind is ChangeKind.LISTING
                 if change.kind is ChangeKind.LISTED:
-                    await self._tell(kind, reading, read_load)
+                    await self._report(kind, reading, read_transfer)
 
     def _take(self, kind_name: str, reading: _Reading, event: JsonDict) -> bool:
-        """Note what an Event tells; return whether that may be news for the load's reader."""
+        """Take in an Event; return whether the status may have to change."""
         if event.get("reason") != DataPathReason.PROGRESS:
-            reading.wait.take(event)
-            return event.get("reason") in _ABOUT_WAITS
+            reading.pending.observe_event(event)
+            return event.get("reason") in _PENDING_REASONS
         message = _parse_message(event)
         if message is None or message.done_bytes < reading.message.done_bytes:
-            # A list comes in no order; an older Event tells nothing new.
+            # A list has no order; an older Event changes nothing.
             return False
-        reading.wait.take_progress(message)
+        reading.pending.observe_progress(message)
         self._count(kind_name, reading, message)
         return True
 
-    async def _tell(self, kind: Kind, reading: _Reading, read_load: ReadLoad) -> None:
-        """Bring the load's status up to date; where that is about a wait, try again as nothing else may follow."""
-        for _ in range(_TRIES):
+    async def _report(self, kind: Kind, reading: _Reading, read_transfer: ReadTransfer) -> None:
+        """Update the status; retry a message about a pending mover, since no other Event may follow."""
+        for _ in range(_ATTEMPTS):
             async with reading.writing:
-                if reading.ended or await self._write(kind, reading, read_load()):
+                if reading.ended or await self._write(kind, reading, read_transfer()):
                     return
-            await self._clock.sleep(_TRY_PAUSE_SECONDS)
+            await self._clock.sleep(_ATTEMPT_PAUSE_SECONDS)
 
     def _count(self, kind_name: str, reading: _Reading, message: ProgressMessage) -> None:
         reading.message = message
         if reading.resumed:
-            # How much of it an earlier process counted, nobody knows.
+            # It is unknown how much of it an earlier process counted.
             reading.counted_sent_bytes, reading.resumed = message.sent_bytes, False
         self._metrics.bytes_moved(kind_name, message.done_bytes - reading.counted_done_bytes)
         self._metrics.bytes_sent(kind_name, message.sent_bytes - reading.counted_sent_bytes)
@@ -238,24 +228,24 @@ class ProgressFollower:
         reading.counted_sent_bytes = max(message.sent_bytes, reading.counted_sent_bytes)
 
     async def _write(self, kind: Kind, reading: _Reading, cr: Transfer | None) -> bool:
-        """Write what is news; return False where it is about a wait and could not be written."""
-        if cr is None or cr.phase not in _RUNNING:
-            return not reading.wait.text
+        """Write what has changed; return False if a message about a pending mover could not be written."""
+        if cr is None or cr.phase not in RUNNING_PHASES:
+            return not reading.pending.text
         latest = reading.message
         progress: Progress | None = Progress(total_bytes=latest.total_bytes, bytes_done=latest.done_bytes)
         if progress == cr.status.progress:
             progress = None
-        # What stops waits no longer; the move to Canceling took the message back.
-        message = reading.wait.correct(cr.status.message) if cr.phase is Phase.IN_PROGRESS else None
+        # A mover that stops is not pending any more; the move to Canceling removed the message.
+        message = reading.pending.correct(cr.status.message) if cr.phase is Phase.IN_PROGRESS else None
         if progress is None and message is None:
             return True
         try:
             reason = PendingReason.DATA_MOVER_WAITING if message else ""
             await self._status.report(kind, cr, message=message, reason=reason, progress=progress)
         except KubeError as e:
-            # The next Event brings it up to date; the end writes the final figures.
-            told = fields(kind=kind.name, namespace=cr.metadata.namespace, name=cr.name)
-            _log.debug("progress was not written: %s", e, extra=told)
+            # The next Event updates it; the final status has the final numbers.
+            identity = fields(kind=kind.name, namespace=cr.metadata.namespace, name=cr.name)
+            _log.debug("progress not written: %s", e, extra=identity)
             return message is None
         return True
 

@@ -19,23 +19,23 @@ from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.cache import InvalidTransferError, TransferCache, TransferRead
 from nodeagent.node.cancel_requests import CancelRequests
-from nodeagent.node.data_path_steps import MoveSteps
+from nodeagent.node.data_path_steps import DataPathSteps
 from nodeagent.node.expose_steps import ExposeSteps
 from nodeagent.node.faults import TransferFaults
 from nodeagent.node.lifecycle import (
     Action,
+    CancelState,
     Case,
     Observation,
     ReadCurrent,
     Site,
-    Stop,
     Timeouts,
     TransferKey,
     build_case,
     decide,
     is_owned,
 )
-from nodeagent.node.slots import Claim
+from nodeagent.node.slots import SlotRequest
 from nodeagent.node.steps import Tools
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
@@ -69,25 +69,25 @@ class Steps:
     def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, current: ReadCurrent) -> None:
         """Carry out steps with `tools` for the agent of `site`; `current` returns a transfer as cached."""
         self._tools = tools
-        self._waits = PendingRecords(tools.clock)
-        self._cleaner = CleanUp(tools.clock, tools.status, tools.events, self._waits, limits.resource)
-        expose = ExposeSteps(tools, site, limits, waits=self._waits, current=current)
-        move = MoveSteps(tools, site, limits, waits=self._waits)
+        self._pending = PendingRecords(tools.clock)
+        self._cleaner = CleanUp(tools.clock, tools.status, tools.events, self._pending, limits.resource)
+        expose = ExposeSteps(tools, site, limits, pending=self._pending, current=current)
+        data_path = DataPathSteps(tools, site, limits, pending=self._pending)
         self._by_action: Mapping[Action, Callable[[Case], Awaitable[Requeue | None]]] = {
             Action.EXPOSE: expose.expose,
-            Action.REMAKE: expose.remake,
+            Action.RECREATE: expose.recreate,
             Action.TAKE_OVER: expose.prepare,
             Action.PREPARE: expose.prepare,
             Action.TIME_OUT: expose.time_out,
             Action.CANCEL: expose.cancel,
-            Action.AWAIT_SLOT: move.await_slot,
-            Action.START: move.start,
-            Action.MOVE_CANCELING: move.move_canceling,
-            Action.FORCE_CANCEL: move.force_cancel,
-            Action.LOSE: move.lose,
-            Action.GIVE_UP: move.give_up,
-            Action.KEEP_OUTCOME: move.keep_outcome,
-            Action.FINISH: move.finish,
+            Action.REPORT_SLOT_PENDING: data_path.report_slot_pending,
+            Action.START: data_path.start,
+            Action.SET_CANCELING: data_path.set_canceling,
+            Action.FORCE_CANCEL: data_path.force_cancel,
+            Action.END_WITHOUT_RESULT: data_path.end_without_result,
+            Action.FAIL_UNSTARTED: data_path.fail_unstarted,
+            Action.RECORD_OUTCOME: data_path.record_outcome,
+            Action.FINISH: data_path.finish,
             Action.CLEAN_UP: self._clean_up,
         }
 
@@ -102,15 +102,15 @@ class Steps:
 
     def pending_message(self, uid: str) -> str:
         """Return why the transfer or its cleanup is pending, reported or not; empty if it is not known to be."""
-        return self._waits.message(uid)
+        return self._pending.message(uid)
 
     def forget(self, uid: str) -> None:
         """Drop what is remembered about a transfer."""
-        self._waits.forget(uid)
+        self._pending.forget(uid)
         self._tools.logs.forget(uid)
 
     async def _clean_up(self, case: Case) -> Requeue | None:
-        await self._tools.logs.take_over(case.cr, case.pod)
+        await self._tools.logs.copy(case.cr, case.pod)
         return await self._cleaner.step(case.kind, case.cr)
 
 
@@ -159,7 +159,7 @@ class Reconciler:
         slots = self._tools.slots
         transfers = [cr for key in self._cache.transfer_keys() if (cr := self._cache.transfer(key)) is not None]
         return {
-            "slots": {"used": slots.used, "total": slots.limit, "pending": slots.waiting},
+            "slots": {"used": slots.used, "total": slots.limit, "pending": slots.pending},
             "transfers": [
                 {
                     "kind": cr.kind_name,
@@ -243,7 +243,7 @@ class Reconciler:
         """Update slots and cancel requests by an observed transfer, and watch its progress while it runs."""
         owned = is_owned(cr, self._site)
         if owned:
-            self._tools.slots.observe(Claim.of(cr, now=self._tools.clock.now()), cr.phase)
+            self._tools.slots.observe(SlotRequest.of(cr, now=self._tools.clock.now()), cr.phase)
             self._cancels.observe(cr)
         if owned and cr.phase in RUNNING_PHASES:
             self._tools.progress.follow(self._kinds[key[0]], cr, lambda: self._cache.transfer(key))
@@ -257,29 +257,29 @@ class Reconciler:
             read.pod,
             read.departed,
             now=self._tools.clock.now(),
-            has_slot=self._tools.slots.is_turn_of(read.cr.uid),
+            has_slot=self._tools.slots.is_available_to(read.cr.uid),
             cancel_overdue=self._cancels.is_overdue(read.cr),
         )
         return build_case(self._kinds[key[0]], seen, self._site, self._limits)
 
     def _next_check(self, case: Case) -> Requeue | None:
         """Return when a transfer is due that only time changes."""
-        if case.view.ours and case.view.stop is Stop.ASKED and case.cr.phase is Phase.CANCELING:
+        if case.view.owned and case.view.cancel is CancelState.REQUESTED and case.cr.phase is Phase.CANCELING:
             return Requeue(self._cancels.seconds_until_overdue(case.cr))
         return None
 
     def _wake_next(self) -> None:
         """Enqueue the transfers for which a slot has become free, and update the metrics of slots."""
         slots = self._tools.slots
-        claims = slots.next_claims()
-        for claim in claims:
-            if claim.uid not in self._woken:
-                self._queue.add(claim.key)
-        self._woken = frozenset(claim.uid for claim in claims)
+        requests = slots.next_requests()
+        for request in requests:
+            if request.uid not in self._woken:
+                self._queue.add(request.key)
+        self._woken = frozenset(request.uid for request in requests)
         self._tools.metrics.slots(slots.used, slots.limit)
 
     def _forget(self, key: TransferKey, uid: str) -> None:
-        self._tools.slots.forget(uid)
+        self._tools.slots.release(uid)
         self._cancels.forget(uid)
         self._steps.forget(uid)
         self._cache.forget(key)

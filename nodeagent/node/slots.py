@@ -1,12 +1,8 @@
-"""The node's slots: how many loads move data here at a time, and whose turn it is.
+"""The slots of a node: how many transfers may be InProgress at a time, and which one is next.
 
-Knows the loads of this node that wait for a slot or hold one, as they were last seen. Does
-not know the cluster; `nodeagent.node.reconciler` tells it what it sees.
-
-How many loads a node may move data of at a time.
-
-Knows how `loadConcurrency` and a node's labels make one number, and where the labels of this
-and of other nodes come from. Does not know the loads (`nodeagent.node.slots`).
+Knows the transfers of this node that hold a slot or are pending for one, as they were last
+observed, and how the number follows `loadConcurrency` and the labels of the node. Does not know
+the cluster beyond those labels: `nodeagent.node.reconciler` passes in what it observes.
 """
 
 import asyncio
@@ -21,26 +17,22 @@ from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import NODES
-from core.models.phases import Phase
+from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.config.current import labels_of, resolve_slots
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.runtime.informer import Informer
 
-__all__ = ["Claim", "OwnSlots", "Slots"]
-
+__all__ = ["OwnSlots", "SlotRequest", "Slots"]
 
 _log = logging.getLogger(__name__)
 
 
-_RUNNING = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
-
-
 @dataclass(frozen=True, order=True)
-class Claim:
-    """A load that waits for a slot; in order: first accepted first, then by name.
+class SlotRequest:
+    """A transfer that is pending for a slot; sorted by the time of its accept, then by name.
 
-    `key` is the load's key in the work queue.
+    `key` is the transfer's key in the work queue.
     """
 
     accepted_at: datetime
@@ -49,83 +41,83 @@ class Claim:
 
     @classmethod
     def of(cls, cr: Transfer, *, now: datetime) -> Self:
-        """Return the claim of `cr`; `now` counts for one that nothing tells the age of."""
+        """Return the request of `cr`; `now` stands for an unknown time of its accept."""
         return cls(cr.accepted_at or now, (cr.kind_name, cr.metadata.namespace, cr.name), cr.uid)
 
 
 class Slots:
-    """At most `limit` loads of a node hold a slot; one quota for all kinds.
+    """At most `limit` transfers of a node hold a slot; all kinds share them.
 
-    A slot that was taken stays taken until its load is seen final or gone: a late sight of
-    an older phase frees nothing.
+    A slot is held until its transfer is observed in a final phase or disappears: an outdated
+    observation of an earlier phase frees nothing.
     """
 
     def __init__(self, limit: int) -> None:
-        """Start with `limit` free slots."""
+        """Begin with `limit` free slots."""
         self._limit = limit
-        self._waiting: dict[str, Claim] = {}
-        self._running: set[str] = set()
+        self._pending: dict[str, SlotRequest] = {}
+        self._holders: set[str] = set()
 
     @property
     def limit(self) -> int:
-        """How many loads may hold a slot at a time."""
+        """The number of slots."""
         return self._limit
 
     def set_limit(self, limit: int) -> None:
-        """Let so many loads hold a slot from now on; those that hold one keep it."""
+        """Change the number of slots; transfers that hold one keep it."""
         self._limit = limit
 
     @property
     def used(self) -> int:
-        """How many loads hold a slot; more than `limit` where it was lowered meanwhile."""
-        return len(self._running)
+        """The number of slots in use; more than `limit` after that was lowered."""
+        return len(self._holders)
 
     @property
-    def waiting(self) -> int:
-        """How many loads wait for a slot."""
-        return len(self._waiting)
+    def pending(self) -> int:
+        """The number of transfers that are pending for a slot."""
+        return len(self._pending)
 
-    def has_none_for(self, claim: Claim) -> bool:
-        """Whether each slot is held, or somebody waits for it who comes before `claim`."""
-        return self.used + sum(waiting < claim for waiting in self._waiting.values()) >= self._limit
+    def is_full_for(self, request: SlotRequest) -> bool:
+        """Return whether every slot is in use, or pending for by a transfer that precedes `request`."""
+        return self.used + sum(other < request for other in self._pending.values()) >= self._limit
 
-    def observe(self, claim: Claim, phase: Phase) -> None:
-        """Note that the load of `claim` was seen in `phase`."""
-        if phase in _RUNNING:
-            self._waiting.pop(claim.uid, None)
-            self._running.add(claim.uid)
+    def observe(self, request: SlotRequest, phase: Phase) -> None:
+        """Record that the transfer of `request` was observed in `phase`."""
+        if phase in RUNNING_PHASES:
+            self._pending.pop(request.uid, None)
+            self._holders.add(request.uid)
         elif phase.final:
-            self.forget(claim.uid)
-        elif phase is Phase.PREPARED and claim.uid not in self._running:
-            self._waiting[claim.uid] = claim
+            self.release(request.uid)
+        elif phase is Phase.PREPARED and request.uid not in self._holders:
+            self._pending[request.uid] = request
 
-    def forget(self, uid: str) -> None:
-        """Note that the load of that uid ended, or is no longer this node's."""
-        self._waiting.pop(uid, None)
-        self._running.discard(uid)
+    def release(self, uid: str) -> None:
+        """Free the slot of a transfer, or drop its request: it is final, or no longer this node's."""
+        self._pending.pop(uid, None)
+        self._holders.discard(uid)
 
-    def is_turn_of(self, uid: str) -> bool:
-        """Whether that load holds a slot, or is among the first for whom one is free."""
-        return uid in self._running or (uid in self._waiting and any(claim.uid == uid for claim in self.next_claims()))
+    def is_available_to(self, uid: str) -> bool:
+        """Return whether that transfer holds a slot, or is among the first for which one is free."""
+        return uid in self._holders or (uid in self._pending and any(each.uid == uid for each in self.next_requests()))
 
-    def take(self, uid: str) -> bool:
-        """Take a slot for that load if it is its turn; return whether it holds one."""
-        if not self.is_turn_of(uid):
+    def acquire(self, uid: str) -> bool:
+        """Give that transfer a slot if one is available to it; return whether it holds one."""
+        if not self.is_available_to(uid):
             return False
-        self._waiting.pop(uid, None)
-        self._running.add(uid)
+        self._pending.pop(uid, None)
+        self._holders.add(uid)
         return True
 
-    def next_claims(self) -> list[Claim]:
-        """Return the waiting loads for whom a slot is free, in order."""
-        free = self._limit - len(self._running)
-        if free <= 0 or not self._waiting:
+    def next_requests(self) -> list[SlotRequest]:
+        """Return the requests for which a slot is free, in order."""
+        free = self._limit - len(self._holders)
+        if free <= 0 or not self._pending:
             return []
-        return heapq.nsmallest(free, self._waiting.values(), key=lambda claim: (claim.accepted_at, claim.key))
+        return heapq.nsmallest(free, self._pending.values(), key=lambda request: (request.accepted_at, request.key))
 
 
 class OwnSlots:
-    """The number of the agent's own node, which follows its labels and the configuration."""
+    """The number of slots of the agent's own node, which follows its labels and the configuration."""
 
     def __init__(
         self,
@@ -136,50 +128,50 @@ class OwnSlots:
         concurrency: Callable[[], LoadConcurrency],
         on_number: Callable[[int], None],
     ) -> None:
-        """Follow `node` while `run` goes on.
+        """Follow `node` while `run` is running.
 
         Args:
-            client: how the node is read; it is not while no rule asks for its labels.
-            clock: what pauses are measured on.
+            client: reads the node; it is not read unless a rule selects by labels.
+            clock: measures pauses.
             node: the node's name.
-            concurrency: returns the configuration in force; call `refresh` when it changed.
-            on_number: is called with the node's number whenever it may have changed.
+            concurrency: returns the active configuration; call `refresh` after a change.
+            on_number: called with the node's number whenever it may have changed.
         """
         self._node = node
         self._concurrency = concurrency
         self._on_number = on_number
         self._changed = asyncio.Event()
         selection = Selection(NODES, field_selector=f"metadata.name={node}")
-        # The last known labels stand while a node is away: it comes back with them, or not at all.
+        # A Node that is deleted comes back with the same labels, or not at all: keep the last ones.
         self._labels: Mapping[str, str] = {}
         self._informer = Informer(client, selection, clock=clock, trim=labels_of, on_change=self._on_labels)
 
     async def run(self) -> None:
-        """Follow the node until canceled; where that is refused, its labels count as none."""
+        """Follow the node until canceled; without the permission for it, the node has no labels."""
         while not self._concurrency().per_node_config:
             await self._changed.wait()
             self._changed.clear()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._informer.run_despite_rejections(self._go_without), name="labels of the node")
             await self._informer.synced.wait()
-            # A change that the first list told was not yet the whole list.
+            # A change during the first list was reported before the list was complete.
             self.refresh()
 
     async def wait_known(self) -> None:
-        """Return once the number is known: nothing may be started by one that is too high."""
+        """Return once the number is known: a number that is too high would start too many transfers."""
         if self._concurrency().per_node_config:
             await self._informer.synced.wait()
         self.refresh()
 
     def refresh(self) -> None:
-        """Work the number out again."""
+        """Compute the number again."""
         self._changed.set()
         concurrency = self._concurrency()
         if self._informer.synced.is_set() or not concurrency.per_node_config:
             self._on_number(resolve_slots(self._labels, concurrency))
 
     def _go_without(self, error: KubeError) -> None:
-        _log.warning("the labels of node %s cannot be watched, loadConcurrency goes without: %s", self._node, error)
+        _log.warning("cannot watch the labels of node %s, perNodeConfig ignored: %s", self._node, error)
         self._informer.synced.set()
 
     def _on_labels(self, labels: Mapping[str, str]) -> None:

@@ -1,12 +1,9 @@
-"""What all steps of a load's life share: their tools, its end, and telling why it waits.
+"""The common part of all steps: their tools, the final status, reports of pending transfers.
 
-Knows how a final status is written, and when a wait is news. Does not know
-the steps (`nodeagent.node.reconciler` names the modules that do), nor when one is due.
-
-What it means when the API server does not want an object of ours.
-
-Knows which refusals heal (quota, a missing ServiceAccount, rights, a webhook that does not
-answer) and which never will (validation, admission). Does not know the object.
+Knows how a final status is written, when a pending reason is reported, and which rejections by the
+API server a retry may overcome (quota, a missing ServiceAccount, permissions, an unavailable webhook)
+and which not (validation, admission). Does not know the steps (`nodeagent.node.reconciler` lists the
+modules that have them), nor when one is due.
 """
 
 import logging
@@ -35,7 +32,7 @@ from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import Change, StatusWriter
 
-__all__ = ["StepBase", "Tools", "judge_refusal"]
+__all__ = ["StepBase", "Tools", "classify_rejection"]
 
 
 _log = logging.getLogger(__name__)
@@ -44,7 +41,7 @@ _log = logging.getLogger(__name__)
 _ADMISSION: Final = re.compile(
     r"admission webhook|denied (?:the )?request|violates PodSecurity|(?:maximum|minimum) \S+ usage"
 )
-"""Words of an admission check that judged the object itself.
+"""Texts of admission checks that rejected the object itself.
 
 Source: Kubernetes v1.34, pkg/admission (webhooks, ValidatingAdmissionPolicy, PodSecurity,
 LimitRanger).
@@ -55,11 +52,11 @@ _QUOTA: Final = "exceeded quota"
 """Source: Kubernetes v1.34, the ResourceQuota admission plugin."""
 
 
-def judge_refusal(error: ForbiddenError | InvalidError | ServerError) -> Pending:
-    """Return what is waited for after `error`.
+def classify_rejection(error: ForbiddenError | InvalidError | ServerError) -> Pending:
+    """Return what a transfer is pending for after `error`.
 
     Raises:
-        ExposeError: the object was judged and refused; trying again changes nothing.
+        ExposeError: the object itself was rejected; a retry changes nothing.
     """
     text = str(error)
     if isinstance(error, ServerError):
@@ -69,8 +66,8 @@ def judge_refusal(error: ForbiddenError | InvalidError | ServerError) -> Pending
     return Pending(PendingReason.QUOTA_EXCEEDED if _QUOTA in text else PendingReason.FORBIDDEN, text, blocked=True)
 
 
-_VOLUME_LOOK_SECONDS: Final = 8.0
-"""How often a volume that may go away is looked at while its mover waits for a slot."""
+_VOLUME_CHECK_SECONDS: Final = 8.0
+"""Between two checks of a workload's volume while its transfer is pending for a slot."""
 
 
 _R = TypeVar("_R")
@@ -78,7 +75,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Tools:
-    """What the steps are carried out with."""
+    """The collaborators of all steps."""
 
     client: KubeClient
     clock: Clock
@@ -91,77 +88,77 @@ class Tools:
 
 
 class StepBase:
-    """The common part of the modules that carry out steps."""
+    """The base of the classes that have the steps."""
 
-    def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, waits: PendingRecords) -> None:
-        """Work with `tools` for the agent of `site`; all steps share `waits`."""
+    def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, pending: PendingRecords) -> None:
+        """Work with `tools` for the agent of `site`; all steps share `pending`."""
         self._tools = tools
         self._site = site
         self._limits = limits
-        self._waits = waits
+        self._pending = pending
 
     async def _end(self, case: Case, phase: Phase, message: str) -> Requeue | None:
-        """Write the final status in one patch, then tell and count it."""
+        """Write the final status in one patch, then record and count it."""
         tools, kind = self._tools, case.kind
         status: dict[str, object] = {"message": message} if message else {}
         if phase is Phase.COMPLETED and case.outcome is not None:
             status |= kind.final_status(case.outcome)
             tools.progress.finish(kind.name, case.cr.uid, case.outcome.total_bytes)
         stored = await tools.status.move(kind, case.cr, phase, Change(status=status))
-        tools.slots.forget(stored.uid)
-        self._waits.forget(stored.uid)
+        tools.slots.release(stored.uid)
+        self._pending.forget(stored.uid)
         await record_end(kind, stored, metrics=tools.metrics, events=tools.events)
         return None
 
-    def _operation_span(self, case: Case) -> timedelta:
-        """Return how long one operation on the cluster may take for this load: it may say so itself.
+    def _operation_timeout(self, case: Case) -> timedelta:
+        """Return the limit for one operation on the cluster, which the custom resource may set.
 
         Source: Velero v1.18, pkg/exposer (Expose and RebindVolume get `spec.operationTimeout`).
         """
         return case.cr.operation_timeout or self._limits.resource
 
-    async def _judged(self, step: Awaitable[_R]) -> _R | Pending:
-        """Return what `step` returns, or what is waited for because the API server did not want something.
+    async def _pending_if_rejected(self, step: Awaitable[_R]) -> _R | Pending:
+        """Return the result of `step`, or what the transfer is pending for after the API server rejected a request.
 
         Raises:
-            ExposeError: it never will.
-            UnreachableError: nobody answered, nor could anybody be told.
+            ExposeError: a retry changes nothing.
+            UnreachableError: the API server did not answer, so that nothing can be reported either.
         """
         try:
             return await step
         except UnreachableError:
             raise
         except (ForbiddenError, InvalidError, ServerError) as e:
-            return judge_refusal(e)
+            return classify_rejection(e)
 
-    async def _tell_wait(self, case: Case, waiting: Pending) -> None:
-        """Write why the load waits where that is news."""
+    async def _report_pending(self, case: Case, pending: Pending) -> None:
+        """Write why the transfer is pending, if that is due."""
         tools, cr = self._tools, case.cr
-        telling = self._waits.decide_report(cr.uid, waiting)
-        if not telling.message:
+        report = self._pending.decide_report(cr.uid, pending)
+        if not report.message:
             return
         # After a restart the status may have it already.
-        if cr.status.message != waiting.message:
-            await tools.status.report(case.kind, cr, message=waiting.message, reason=waiting.reason)
-            if telling.event:
-                await tools.events.record(cr, waiting.reason, waiting.message, warning=waiting.blocked)
-        self._waits.mark_reported(cr.uid, waiting)
+        if cr.status.message != pending.message:
+            await tools.status.report(case.kind, cr, message=pending.message, reason=pending.reason)
+            if report.event:
+                await tools.events.record(cr, pending.reason, pending.message, warning=pending.blocked)
+        self._pending.mark_reported(cr.uid, pending)
 
-    def _slot_wait(self) -> Pending:
-        """Return what a load waits for whose mover is ready and has no slot."""
+    def _slot_pending(self) -> Pending:
+        """Return what a transfer is pending for if its mover is ready and no slot is free."""
         message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
         return Pending(PendingReason.WAITING_FOR_SLOT, message)
 
-    def _rest_until_slot(self, case: Case) -> None:
-        """Note that a load which was told to wait for a slot needs no look before it is its turn.
+    def _pause_until_slot(self, case: Case) -> None:
+        """Pause the checks of a transfer that is reported as pending for a slot.
 
-        Freeing a slot wakes the next in line; but a volume that others have may go away.
+        A slot that becomes free wakes the next transfer; but a volume of a workload may disappear.
         """
-        self._waits.pause_checks(case.cr.uid, _VOLUME_LOOK_SECONDS if case.kind.bound_to_node else math.inf)
+        self._pending.pause_checks(case.cr.uid, _VOLUME_CHECK_SECONDS if case.kind.bound_to_node else math.inf)
 
-    async def _stop_waiting(self, case: Case) -> None:
-        """Take back what was said about a wait that is over."""
-        self._waits.forget(case.cr.uid)
+    async def _clear_pending(self, case: Case) -> None:
+        """Remove the message about a cause that is gone."""
+        self._pending.forget(case.cr.uid)
         if case.cr.status.message:
             await self._tools.status.report(case.kind, case.cr, message="")
 

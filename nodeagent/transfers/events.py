@@ -1,12 +1,8 @@
-"""What `kubectl describe` tells about a load: one Event for each change, none twice.
+"""Events, log lines and metrics of what the agents do with a transfer.
 
-Knows reasons and words. Does not know when something changes. A story that cannot be told
-never holds up the work.
-
-What is said and counted about a load that comes to its end.
-
-Knows the words and the counts that all endings share. Does not know why a load ends, nor writes
-anything on it (`nodeagent.transfers.status`).
+Knows how an Event is recorded, once for each change, and what every final phase records and counts.
+Does not know when something changes, nor writes to a custom resource (`nodeagent.transfers.status`).
+An Event that cannot be recorded never delays the work.
 """
 
 import logging
@@ -27,44 +23,44 @@ _log = logging.getLogger(__name__)
 
 
 class EventLog:
-    """Tells what the agent does with a load, on the load."""
+    """Records what the agent does with a transfer, as Events about it and in the log."""
 
     def __init__(self, recorder: EventRecorder) -> None:
-        """Tell through `recorder`."""
+        """Record through `recorder`."""
         self._recorder = recorder
 
     async def record(self, cr: CustomResource, reason: str, message: str, *, warning: bool = False) -> None:
         """Record one Event about `cr`."""
-        told = fields(
+        identity = fields(
             kind=cr.kind_name,
             namespace=cr.metadata.namespace,
             name=cr.name,
             uid=cr.uid,
             reason=reason,
         )
-        _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra=told)
+        _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra=identity)
         await self._send(ObjectRef.of(cr), reason, message, warning=warning)
 
     async def record_warning(self, raw: JsonDict, reason: str, message: str) -> None:
-        """Record on `raw`, which may be an object that cannot be parsed, why nothing goes on with it."""
+        """Record a Warning about `raw`, which may be an invalid object."""
         await self._send(ObjectRef.of(raw), reason, message, warning=True)
 
     async def _send(self, about: ObjectRef, reason: str, message: str, *, warning: bool) -> None:
         try:
             await self._recorder.record(about, reason, message, warning=warning)
         except KubeError as e:
-            _log.warning("an Event could not be recorded: %s", e, extra={"uid": about.uid})
+            _log.warning("cannot record Event: %s", e, extra={"uid": about.uid})
 
 
 def cancel_cause(cr: Transfer) -> str:
-    """Return in words who wants the load to end."""
-    return "cancel was asked for by spec.cancel" if cr.spec.cancel else "the custom resource is being deleted"
+    """Return why the transfer is to be canceled."""
+    return "spec.cancel is set" if cr.spec.cancel else "the custom resource is being deleted"
 
 
 async def record_end(kind: Kind, stored: Transfer, *, metrics: Metrics, events: EventLog) -> None:
-    """Count and tell the end of a load, `stored` as its final status left it."""
+    """Count and record the final phase of a transfer; `stored` is what the final write returned."""
     phase = stored.phase
     metrics.transfer_finished(kind.name, phase)
     kind.count(stored, metrics)
-    words = stored.status.message or "the data is where it belongs"
-    await events.record(stored, str(phase), words, warning=phase is Phase.FAILED)
+    message = stored.status.message or "transfer completed"
+    await events.record(stored, str(phase), message, warning=phase is Phase.FAILED)

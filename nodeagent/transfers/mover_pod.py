@@ -1,10 +1,8 @@
-"""What the life cycle reads of a mover pod: whose it is, how it is, and who took it away.
+"""Mover pods: their owner, their state, why one was lost, and their logs.
 
-Knows a v1 Pod as JSON dict, and where to read it. Does not know the rules (`nodeagent.node.lifecycle`).
-
-A mover's log, taken over into the agent's own before the pod goes.
-
-Knows how much is taken and how each line is marked. Does not know when a pod is deleted.
+Knows a v1 Pod as JSON dict and where to read it, and how much of its log is copied into the agent's
+log before the pod is deleted. Does not know the rules (`nodeagent.node.lifecycle`), nor when a pod is
+deleted.
 """
 
 import asyncio
@@ -43,22 +41,22 @@ _log = logging.getLogger(__name__)
 
 
 class PodState(Enum):
-    """The load's mover pod on this node."""
+    """The state of a transfer's mover pod on this node."""
 
     ABSENT = auto()
-    """Not on this node; for a load beyond Accepted: read from the API, there is none at all."""
+    """Not on this node; after Accepted: the API server has none on any node."""
     PENDING = auto()
     RUNNING = auto()
-    LEAVING = auto()
-    """Somebody deletes it, and it has not ended yet."""
+    TERMINATING = auto()
+    """It is being deleted, and has not ended yet."""
     ENDED = auto()
-    """By its own doing."""
-    DISPLACED = auto()
-    """Ended by the cluster: evicted, preempted, refused by the kubelet, deleted, its node lost."""
+    """Its process ended by itself."""
+    LOST = auto()
+    """The cluster ended it: evicted, preempted, rejected by the kubelet, deleted, or its node was lost."""
 
 
 _LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
-"""The kubelet, or the container runtime, came back and found the container gone.
+"""The kubelet, or the container runtime, restarted and did not find the container.
 
 Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/cri/server/restart.go.
 """
@@ -67,45 +65,45 @@ Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/c
 _NOT_STARTED: Final = "StartError"
 
 
-_STARTER_LOST: Final = ("signal: killed", "context canceled", "context deadline exceeded")
-"""A kubelet that dies while it has a container started takes the start with it; other errors are the image's.
+_START_INTERRUPTED: Final = ("signal: killed", "context canceled", "context deadline exceeded")
+"""A kubelet that is killed while it starts a container interrupts the start; other errors are the image's.
 
 Source: containerd v2, internal/cri/server/container_start.go, and a kubelet that got SIGKILL.
 """
 
 
 _OUT_OF_MEMORY: Final = "OOMKilled"
-"""Another pod would come to the same end; a kill for any other reason came from outside."""
+"""Another pod would end in the same way; a kill for any other reason came from outside."""
 
 
 def pod_state(pod: JsonDict | None) -> PodState:
     """Return the state of a mover pod."""
     if pod is None:
         return PodState.ABSENT
-    leaving = bool(pod["metadata"].get("deletionTimestamp"))
+    terminating = bool(pod["metadata"].get("deletionTimestamp"))
     end = parse_pod_end(pod)
     if end is not None:
-        return PodState.DISPLACED if leaving or _displaced(pod, end) else PodState.ENDED
-    if leaving:
-        return PodState.LEAVING
+        return PodState.LOST if terminating or _is_lost(pod, end) else PodState.ENDED
+    if terminating:
+        return PodState.TERMINATING
     phase = (pod.get("status") or {}).get("phase", "")
     return PodState.RUNNING if phase == "Running" else PodState.PENDING
 
 
 def has_ended(pod: JsonDict) -> bool:
-    """Whether `pod` has ended, however that came about."""
-    return pod_state(pod) in {PodState.ENDED, PodState.DISPLACED}
+    """Return whether `pod` has ended, for whatever reason."""
+    return pod_state(pod) in {PodState.ENDED, PodState.LOST}
 
 
 def belongs_to(pod: JsonDict, cr: Transfer) -> bool:
-    """Whether `pod` was made for `cr`; a peer's mover has no label of ours, but an owner."""
+    """Return whether `pod` was created for `cr`; a mover pod of Velero has an owner, but no label of ours."""
     meta = pod["metadata"]
     owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
     return cr.uid in owners or (meta.get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid
 
 
 async def read_mover(client: KubeClient, cr: Transfer) -> JsonDict | None:
-    """Return the mover pod of `cr`; None where there is none, or the pod of that name is another's."""
+    """Return the mover pod of `cr`; None if there is none, or the pod of that name belongs to another transfer."""
     pod = await client.read(PODS, cr.metadata.namespace, cr.name)
     return pod if pod is not None and belongs_to(pod, cr) else None
 
@@ -120,57 +118,57 @@ def may_take_over(pod: JsonDict) -> bool:
 
 
 def pod_node(pod: JsonDict) -> str:
-    """Return the node of `pod`; empty before the scheduler chose one."""
+    """Return the node of `pod`; empty before it is scheduled."""
     return str((pod.get("spec") or {}).get("nodeName", ""))
 
 
 def explain_loss(pod: JsonDict) -> str:
-    """Return who took `pod` from its node and why, as far as it tells; empty where it does not."""
+    """Return why `pod` was lost, as far as its status shows; empty if it does not."""
     status = pod.get("status") or {}
-    by = _disruption(status)
-    reason = status.get("reason") or by.get("reason") or ""
-    words = status.get("message") or by.get("message") or ""
+    disruption = _disruption(status)
+    reason = status.get("reason") or disruption.get("reason") or ""
+    message = status.get("message") or disruption.get("message") or ""
     end = parse_pod_end(pod)
-    if not reason and not words and end is not None and end.exit_code is not None:
+    if not reason and not message and end is not None and end.exit_code is not None:
         return explain_exit(end)
-    return ": ".join(part for part in (reason, words) if part)
+    return ": ".join(part for part in (reason, message) if part)
 
 
 def was_killed(pod: JsonDict) -> bool:
-    """Whether `pod` got SIGKILL, and nobody says that he had it end: the next one may fare alike."""
+    """Return whether `pod` got SIGKILL for an unknown reason, which may kill the next one as well."""
     end = parse_pod_end(pod)
-    leaving = bool(pod["metadata"].get("deletionTimestamp"))
-    return end is not None and signal_of(end) == signal.SIGKILL and end.plain and not leaving
+    terminating = bool(pod["metadata"].get("deletionTimestamp"))
+    return end is not None and signal_of(end) == signal.SIGKILL and end.plain and not terminating
 
 
 def trim_pod(pod: JsonDict) -> JsonDict:
-    """Return what the life cycle reads of a pod: whose it is, and how it is."""
+    """Return the part of a pod that the life cycle reads: its owner and its state."""
     meta, status = pod["metadata"], pod.get("status") or {}
-    kept = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp")
-    told = ("phase", "reason", "message", "conditions", "containerStatuses")
+    identity = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp")
+    state = ("phase", "reason", "message", "conditions", "containerStatuses")
     limit = memory_limit(pod)
     containers = {"containers": [{"resources": {"limits": {"memory": limit}}}]} if limit else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {key: meta[key] for key in (*kept, "resourceVersion") if key in meta},
+        "metadata": {key: meta[key] for key in (*identity, "resourceVersion") if key in meta},
         "spec": {"nodeName": pod_node(pod), **containers},
-        "status": {key: status[key] for key in told if key in status},
+        "status": {key: status[key] for key in state if key in status},
     }
 
 
-def _displaced(pod: JsonDict, end: PodEnd) -> bool:
-    """Whether somebody else than the mover itself made it end."""
+def _is_lost(pod: JsonDict, end: PodEnd) -> bool:
+    """Return whether the mover did not end by itself."""
     status = pod.get("status") or {}
     rejected = end.exit_code is None and status.get("phase") == "Failed"
     killed = signal_of(end) == signal.SIGKILL and end.reason != _OUT_OF_MEMORY
-    told = bool(status.get("reason")) or bool(_disruption(status))
-    not_started = end.reason == _NOT_STARTED and any(words in end.message for words in _STARTER_LOST)
-    return rejected or killed or told or not_started or end.reason in _LOST_CONTAINER
+    disrupted = bool(status.get("reason")) or bool(_disruption(status))
+    not_started = end.reason == _NOT_STARTED and any(text in end.message for text in _START_INTERRUPTED)
+    return rejected or killed or disrupted or not_started or end.reason in _LOST_CONTAINER
 
 
 def _disruption(status: JsonDict) -> JsonDict:
-    """Return the condition that says that somebody ends the pod; empty where none does.
+    """Return the condition that the pod is disrupted; empty if it is not.
 
     Source: Kubernetes v1.34, pkg/apis/core/types.go (DisruptionTarget).
     """
@@ -182,61 +180,61 @@ def _disruption(status: JsonDict) -> JsonDict:
 
 
 _LIMIT_BYTES: Final = 4 * 1024 * 1024
-"""What is taken over of one mover's log: its end."""
+"""The end of one mover's log that is copied."""
 
 
 _TIMEOUT_SECONDS: Final = 30.0
-"""A kubelet that does not answer holds up the load's end for no longer than this."""
+"""A kubelet that does not answer delays the final status for no longer than this."""
 
 
-_LINES_AT_A_TIME: Final = 500
-"""After so many lines everything else gets its turn."""
+_LINES_PER_BATCH: Final = 500
+"""After these lines other tasks may run."""
 
 
 _TAIL_LINES: Final = 5
 
 
 _TAIL_LIMIT_CHARACTERS: Final = 1024
-"""What of the log reaches the message of a load that failed."""
+"""The end of the log that is part of the message of a Failed transfer."""
 
 
-_TELLING_CHARACTERS: Final = 12
-"""A shorter part of a message says nothing about which line of a log it repeats."""
+_LEAST_CHARACTERS: Final = 12
+"""A shorter part of a message does not prove which line of the log it repeats."""
 
 
 _PARTS: Final = re.compile(r"\n|; ")
 
 
 def add_log_end(message: str, tail: str) -> str:
-    """Return `message` with those lines of `tail`, a log's end, that tell more than it does."""
-    told = [part.strip() for part in _PARTS.split(message) if len(part.strip()) >= _TELLING_CHARACTERS]
+    """Return `message` with those lines of `tail`, the end of a log, that it does not contain."""
+    known = [part.strip() for part in _PARTS.split(message) if len(part.strip()) >= _LEAST_CHARACTERS]
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
-    news = [line for line in lines if line not in message and not any(part in line for part in told)]
-    return f"{message}; its log ends: " + "\n".join(news) if news else message
+    new = [line for line in lines if line not in message and not any(part in line for part in known)]
+    return f"{message}; its log ends: " + "\n".join(new) if new else message
 
 
 class MoverLogs:
-    """Takes over each mover's log once."""
+    """Copies the log of each mover pod into the agent's log, once."""
 
     def __init__(self, client: KubeClient) -> None:
         """Read logs through `client`."""
         self._client = client
-        self._taken: dict[str, tuple[str, str]] = {}
+        self._copied: dict[str, tuple[str, str]] = {}
 
-    async def take_over(self, cr: Transfer, pod: JsonDict | None) -> str:
-        """Write the log of `pod`, the mover of `cr`, into the agent's log.
+    async def copy(self, cr: Transfer, pod: JsonDict | None) -> str:
+        """Copy the log of `pod`, the mover pod of `cr`, into the agent's log.
 
-        Writes nothing where there is no pod, where it never ran, or where its log was taken before. A log that
-        cannot be had is told and given up: the load's end is worth more.
+        Nothing is copied if there is no pod, if it never ran, or if its log was copied before. A log
+        that cannot be read is logged as such and not retried: the final status is more important.
 
         Returns:
-            the log's last lines, empty where there are none or they cannot be had.
+            the last lines of the log, empty if there are none or they cannot be read.
         """
         if pod is None or not _has_run(pod):
             return ""
         meta = pod["metadata"]
-        taken_of, tail = self._taken.get(cr.uid, ("", ""))
-        if taken_of == meta["uid"]:
+        copied_from, tail = self._copied.get(cr.uid, ("", ""))
+        if copied_from == meta["uid"]:
             return tail
         log = bind(
             _log,
@@ -250,26 +248,26 @@ class MoverLogs:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 text = await self._client.pod_log(meta["namespace"], meta["name"], limit_bytes=_LIMIT_BYTES)
         except (KubeError, TimeoutError) as e:
-            log.warning("the mover's log could not be taken over: %s", e)
+            log.warning("cannot copy the log of the data mover: %s", e)
             return ""
         lines = text.splitlines()
         tail = "\n".join(lines[-_TAIL_LINES:])[-_TAIL_LIMIT_CHARACTERS:]
-        self._taken[cr.uid] = (meta["uid"], tail)
+        self._copied[cr.uid] = (meta["uid"], tail)
         for number, line in enumerate(lines, 1):
             log.info("mover: %s", line)
-            if number % _LINES_AT_A_TIME == 0:
+            if number % _LINES_PER_BATCH == 0:
                 await asyncio.sleep(0)
         return tail
 
     def forget(self, uid: str) -> None:
-        """Drop what is remembered about the load of that uid."""
-        self._taken.pop(uid, None)
+        """Drop what is remembered about a transfer."""
+        self._copied.pop(uid, None)
 
 
 def _has_run(pod: JsonDict) -> bool:
-    """Whether a container of `pod` was ever started, so that there is a log."""
+    """Return whether a container of `pod` was ever started, so that there is a log."""
     status = pod.get("status") or {}
     phase = status.get("phase", "Pending")
     ended = any((each.get("state") or {}).get("terminated") for each in status.get("containerStatuses") or [])
-    # A pod that the kubelet refused, or that was evicted before it began, has failed without a container.
+    # A pod that was rejected by the kubelet, or evicted before it started, has failed without a container.
     return phase != "Pending" and (phase != "Failed" or ended)

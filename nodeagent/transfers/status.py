@@ -1,8 +1,8 @@
-"""The only writer of phases, and of anything else, on a load's custom resource.
+"""The only writer of phases, and of everything else, on a transfer's custom resource.
 
-Knows the table of moves, the timestamps and labels that go with a phase, and that every
-write is one merge patch with uid and resourceVersion. Does not know why a load moves
-(`nodeagent.node.lifecycle` decides) and tells nobody about it.
+Knows the table of moves, the timestamps and labels that go with a phase, and that every write is
+one merge patch with uid and resourceVersion. Does not know why a transfer moves
+(`nodeagent.node.lifecycle` decides), and records no Events.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,20 +34,20 @@ _MARKS: Final = (
     MOVER_LOST_ANNOTATION,
     PENDING_REASON_ANNOTATION,
 )
-"""The annotations that a load has of ours on its way."""
+"""This agent's annotations on a transfer that is not finished."""
 
 
 def without_marks(cr: Transfer) -> dict[str, str | None]:
-    """Return the change of annotations that takes all of ours off `cr`."""
+    """Return the change that removes this agent's annotations from `cr`."""
     return {mark: None for mark in _MARKS if mark in cr.metadata.annotations}
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is written beside a phase, in API field names; None removes.
+    """What is written in addition to a phase, in API field names; None removes.
 
-    `finalizers` replaces the whole list where it is given. `reason` is the pending reason that goes
-    with a `message` in `status`; a message without one removes the reason that is there.
+    `finalizers` replaces the whole list if it is given. `reason` is the pending reason that goes
+    with a `message` in `status`; a message without one removes the existing reason.
     """
 
     status: Mapping[str, object] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Change:
 
 
 class StatusWriter:
-    """Writes to loads, one patch at a time."""
+    """Writes to the custom resources of transfers, one patch at a time."""
 
     def __init__(
         self, client: KubeClient, clock: Clock, *, on_stored: Sequence[Callable[[Transfer], None]] = ()
@@ -79,18 +79,18 @@ class StatusWriter:
         """Move `cr` to the phase `to` and return it as stored.
 
         Args:
-            kind: the adapter of the load's kind.
-            cr: the load as read; its uid and resourceVersion are the write's preconditions.
+            kind: the adapter of the transfer's kind.
+            cr: the transfer as read; its uid and resourceVersion are the write's preconditions.
             to: the phase to move to.
             change: what is written in the same patch. A move without a `message` removes
-                the one that is there.
+                an existing one.
             again: False never repeats a patch whose answer was lost.
 
         Raises:
             IllegalMoveError: the table has no such move, or Failed comes without a message,
-                which the server would take for a success; nothing was written.
-            ConflictError: somebody else wrote first: read again, decide again.
-            NotFoundError: the load is gone.
+                which Velero would take for a success; nothing was written.
+            ConflictError: another writer was first: read again, decide again.
+            NotFoundError: the transfer no longer exists.
         """
         change = change or Change()
         if to not in TRANSITIONS[cr.phase]:
@@ -101,7 +101,7 @@ class StatusWriter:
             raise IllegalMoveError(message)
         status = {"phase": str(to)} | self._timestamps(cr, to) | dict(change.status)
         if to is Phase.ACCEPTED and kind.bound_to_node and "acceptedByNode" in status:
-            # Who accepts such a load is who carries it out; the peer writes that down at once too.
+            # The accepting agent is the owning agent, and Velero writes the node at once as well.
             # Source: tests/recordings/velero-1.18.2/podvolumerestore.json.
             status.setdefault("node", status["acceptedByNode"])
         if cr.status.message or PENDING_REASON_ANNOTATION in cr.metadata.annotations:
@@ -115,20 +115,20 @@ class StatusWriter:
 
         Raises:
             IllegalMoveError: `change` holds a phase.
-            ConflictError: somebody else wrote first.
-            NotFoundError: the load is gone.
+            ConflictError: another writer was first.
+            NotFoundError: the transfer no longer exists.
         """
         if "phase" in change.status:
-            message = f"{kind.name} {cr.name}: a phase is written by a move only"
+            message = f"{kind.name} {cr.name}: only a move writes a phase"
             raise IllegalMoveError(message)
         return await self._write(kind, cr, change, again=True)
 
     async def release(self, kind: Kind, cr: Transfer) -> Transfer:
-        """Take all our marks off a final load for which nothing is left, in one patch.
+        """Remove all marks of this agent from a final transfer without expose objects, in one patch.
 
         Raises:
-            ConflictError: somebody else wrote first.
-            NotFoundError: the load is gone; it went with its finalizer.
+            ConflictError: another writer was first.
+            NotFoundError: the transfer no longer exists; it was deleted with its finalizer.
         """
         change = Change(
             labels={NODE_LABEL: None},
@@ -148,11 +148,11 @@ class StatusWriter:
     ) -> Transfer:
         """Write why `cr` is pending, or its progress, and return it as stored.
 
-        An empty `message` removes the one that is there, and its `reason`.
+        An empty `message` removes the existing one, and its reason.
 
         Raises:
-            ConflictError: somebody else wrote first.
-            NotFoundError: the load is gone.
+            ConflictError: another writer was first.
+            NotFoundError: the transfer no longer exists.
         """
         status: JsonDict = {}
         if message is not None:
@@ -187,11 +187,11 @@ class StatusWriter:
         if change.finalizers is not None:
             metadata["finalizers"] = change.finalizers
         patch: JsonDict = {"metadata": metadata}
-        # The peer's CRDs prune what they do not name; such a field is never written.
+        # Velero's CRDs prune unknown fields; such a field is never written.
         status = {key: value for key, value in change.status.items() if key in kind.status_fields}
         if status:
             patch["status"] = status
-        # How a load ended must not wait behind what waits itself.
+        # The outcome of a transfer must not be queued behind reports of pending ones.
         client = self._urgent_client if _ends(change) else self._client
         stored = kind.parse(await client.patch(kind.resource, cr.metadata.namespace, cr.name, patch, again=again))
         for notify in self._on_stored:
@@ -200,7 +200,7 @@ class StatusWriter:
 
 
 def _ends(change: Change) -> bool:
-    """Whether `change` says how a load ended: its outcome, or its last phase."""
+    """Return whether `change` has the outcome of a transfer, or its final phase."""
     phase = change.status.get("phase")
     return OUTCOME_ANNOTATION in change.annotations or (phase is not None and Phase(str(phase)).final)
 
@@ -215,7 +215,7 @@ def _reason_annotation(cr: Transfer, change: Change) -> dict[str, str | None]:
 
 
 def _expose_label(cr: Transfer, to: Phase) -> dict[str, str | None]:
-    """Return the label that marks a load while it holds a place of the queue."""
+    """Return the label that marks a transfer while it uses the admission quota."""
     if to in HOLDING_PHASES:
         return {EXPOSE_ON_GOING_LABEL: "true"}
     return {EXPOSE_ON_GOING_LABEL: None} if EXPOSE_ON_GOING_LABEL in cr.metadata.labels else {}

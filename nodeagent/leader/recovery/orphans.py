@@ -237,7 +237,7 @@ class OrphanRecovery:
             node = "" if pod is None else pod_node(pod)
             # The kubelet of a lost node does not answer.
             if not self._nodes.explain_loss(label_value(node), node):
-                await self._logs.take_over(cr, pod)
+                await self._logs.copy(cr, pod)
         requeue = await self._cleaner.step(kind, cr)
         if requeue is None:
             self._logs.forget(cr.uid)

@@ -171,8 +171,8 @@ async def test_a_mover_that_is_killed_each_time_is_not_made_anew_forever(kind: s
     status = world.load(kind)["status"]
     assert status["phase"] == "Failed"
     assert status["message"] == (
-        f"data mover pod velero/{load['metadata']['name']} was killed 3 times before it began: killed by signal 9 "
-        "(exit code 137), probably out of memory (limit 64Mi); its log ends: the last line of its log"
+        f"data mover pod velero/{load['metadata']['name']} was killed 3 times before its data path started: "
+        "killed by signal 9 (exit code 137), probably out of memory (limit 64Mi); its log ends: the last line of its log"
     )
     assert MOVER_LOST_ANNOTATION not in world.load(kind)["metadata"].get("annotations", {})
 
@@ -195,7 +195,7 @@ async def test_no_load_gets_mover_after_mover_without_end() -> None:
                 await asyncio.sleep(60)
     assert len(seen) == 20
     assert world.load()["status"]["message"].startswith(
-        "data mover pod velero/du-1 was lost 20 times before it began: Evicted: The node was low"
+        "data mover pod velero/du-1 was lost 20 times before its data path started: Evicted: The node was low"
     )
 
 

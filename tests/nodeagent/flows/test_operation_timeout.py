@@ -42,7 +42,7 @@ async def test_a_source_snapshot_that_does_not_go_ends_its_load(span: str, secon
     meta = snapshot["metadata"]
     name = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
     assert world.load()["status"]["message"] == (
-        f"{name} is being deleted (finalizers: {FOREIGN}); that took longer than {shown}"
+        f"timed out after {shown}: {name} is being deleted (finalizers: {FOREIGN})"
     )
 
 
@@ -54,7 +54,7 @@ async def test_a_backup_snapshot_that_is_never_ready_ends_its_load() -> None:
             world.cluster.tick_seconds = 5.0
             await world.until(lambda: world.phase() == "Failed", seconds=110, every=1)
     message = world.load()["status"]["message"]
-    assert message == "VolumeSnapshot velero/du-1 is not ready yet; that took longer than 1m30s"
+    assert message == "timed out after 1m30s: VolumeSnapshot velero/du-1 is not ready yet"
 
 
 async def test_a_handover_that_takes_longer_than_the_load_allows_ends_it() -> None:

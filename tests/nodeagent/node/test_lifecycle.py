@@ -1,4 +1,4 @@
-"""The rules of the life cycle, over every view there is."""
+"""The rules of the life cycle, for every possible view."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from itertools import product
 import pytest
 
 from core.models.phases import TRANSITIONS, Phase
-from nodeagent.node.lifecycle import Action, Stop, View, decide
+from nodeagent.node.lifecycle import Action, CancelState, View, decide
 from nodeagent.transfers.mover_pod import PodState
 
 ANY_POD = frozenset(PodState)
-ANY_STOP = frozenset(Stop)
+ANY_CANCEL = frozenset(CancelState)
 STARTED = {PodState.RUNNING, PodState.ENDED}
 NOT_STARTED = ANY_POD - STARTED
-TAKEN = {PodState.DISPLACED}
-OVER = {PodState.ENDED, PodState.DISPLACED}
-STOPPED = {Stop.ASKED, Stop.OVERDUE}
+LOST = {PodState.LOST}
+FINISHED = {PodState.ENDED, PodState.LOST}
+REQUESTED = {CancelState.REQUESTED, CancelState.OVERDUE}
 RUNNING = {Phase.IN_PROGRESS, Phase.CANCELING}
 FINAL = {Phase.COMPLETED, Phase.FAILED, Phase.CANCELED}
 BOTH = {True, False}
@@ -24,61 +24,61 @@ BOTH = {True, False}
 
 @dataclass(frozen=True)
 class Row:
-    """The views that one action is expected for; fields that are left out do not matter."""
+    """The views that require one action; omitted fields do not matter."""
 
     action: Action
     phases: Collection[Phase]
-    ours: bool
-    stops: Collection[Stop] = ANY_STOP
+    owned: bool
+    cancels: Collection[CancelState] = ANY_CANCEL
     pods: Collection[PodState] = ANY_POD
-    kept: Collection[bool] = frozenset(BOTH)
+    recorded: Collection[bool] = frozenset(BOTH)
     slot: Collection[bool] = frozenset(BOTH)
-    late: Collection[bool] = frozenset(BOTH)
+    timed_out: Collection[bool] = frozenset(BOTH)
 
     def covers(self, view: View) -> bool:
         return (
             view.phase in self.phases
-            and view.ours is self.ours
-            and view.stop in self.stops
+            and view.owned is self.owned
+            and view.cancel in self.cancels
             and view.pod in self.pods
-            and view.outcome_kept in self.kept
-            and view.slot in self.slot
-            and view.late in self.late
+            and view.outcome_recorded in self.recorded
+            and view.has_slot in self.slot
+            and view.timed_out in self.timed_out
         )
 
 
-NO_STOP = {Stop.NONE}
+NO_CANCEL = {CancelState.NONE}
 ACCEPTED, PREPARED = {Phase.ACCEPTED}, {Phase.PREPARED}
 HOLDING = ACCEPTED | PREPARED
 TABLE = [
-    # Loads of others: only a mover that started here is taken over.
-    Row(Action.TAKE_OVER, HOLDING, ours=False, stops=NO_STOP, pods=STARTED),
-    Row(Action.NOTHING, HOLDING, ours=False, stops=NO_STOP, pods=NOT_STARTED),
-    Row(Action.NOTHING, HOLDING, ours=False, stops=STOPPED),
-    Row(Action.NOTHING, set(Phase) - HOLDING, ours=False),
-    # Ours.
-    Row(Action.NOTHING, {Phase.NEW}, ours=True),
-    Row(Action.CANCEL, HOLDING, ours=True, stops=STOPPED),
-    Row(Action.TIME_OUT, HOLDING, ours=True, stops=NO_STOP, pods=NOT_STARTED, late={True}),
-    Row(Action.REMAKE, HOLDING, ours=True, stops=NO_STOP, pods=TAKEN, late={False}),
-    Row(Action.EXPOSE, HOLDING, ours=True, stops=NO_STOP, pods=NOT_STARTED - TAKEN, late={False}),
-    Row(Action.PREPARE, ACCEPTED, ours=True, stops=NO_STOP, pods=STARTED),
-    Row(Action.GIVE_UP, PREPARED, ours=True, stops=NO_STOP, pods={PodState.ENDED}),
-    Row(Action.START, PREPARED, ours=True, stops=NO_STOP, pods={PodState.RUNNING}, slot={True}),
-    Row(Action.AWAIT_SLOT, PREPARED, ours=True, stops=NO_STOP, pods={PodState.RUNNING}, slot={False}),
-    Row(Action.FINISH, RUNNING, ours=True, kept={True}),
-    Row(Action.KEEP_OUTCOME, RUNNING, ours=True, kept={False}, pods=OVER),
-    Row(Action.LOSE, RUNNING, ours=True, kept={False}, pods={PodState.ABSENT}),
+    # Transfers of other agents: only one whose mover has started here is taken over.
+    Row(Action.TAKE_OVER, HOLDING, owned=False, cancels=NO_CANCEL, pods=STARTED),
+    Row(Action.NOTHING, HOLDING, owned=False, cancels=NO_CANCEL, pods=NOT_STARTED),
+    Row(Action.NOTHING, HOLDING, owned=False, cancels=REQUESTED),
+    Row(Action.NOTHING, set(Phase) - HOLDING, owned=False),
+    # Owned transfers.
+    Row(Action.NOTHING, {Phase.NEW}, owned=True),
+    Row(Action.CANCEL, HOLDING, owned=True, cancels=REQUESTED),
+    Row(Action.TIME_OUT, HOLDING, owned=True, cancels=NO_CANCEL, pods=NOT_STARTED, timed_out={True}),
+    Row(Action.RECREATE, HOLDING, owned=True, cancels=NO_CANCEL, pods=LOST, timed_out={False}),
+    Row(Action.EXPOSE, HOLDING, owned=True, cancels=NO_CANCEL, pods=NOT_STARTED - LOST, timed_out={False}),
+    Row(Action.PREPARE, ACCEPTED, owned=True, cancels=NO_CANCEL, pods=STARTED),
+    Row(Action.FAIL_UNSTARTED, PREPARED, owned=True, cancels=NO_CANCEL, pods={PodState.ENDED}),
+    Row(Action.START, PREPARED, owned=True, cancels=NO_CANCEL, pods={PodState.RUNNING}, slot={True}),
+    Row(Action.REPORT_SLOT_PENDING, PREPARED, owned=True, cancels=NO_CANCEL, pods={PodState.RUNNING}, slot={False}),
+    Row(Action.FINISH, RUNNING, owned=True, recorded={True}),
+    Row(Action.RECORD_OUTCOME, RUNNING, owned=True, recorded={False}, pods=FINISHED),
+    Row(Action.END_WITHOUT_RESULT, RUNNING, owned=True, recorded={False}, pods={PodState.ABSENT}),
     *(
-        Row(action, phases, ours=True, kept={False}, pods=ANY_POD - OVER - {PodState.ABSENT}, stops={stop})
-        for action, phases, stop in [
-            (Action.FORCE_CANCEL, RUNNING, Stop.OVERDUE),
-            (Action.MOVE_CANCELING, {Phase.IN_PROGRESS}, Stop.ASKED),
-            (Action.NOTHING, {Phase.CANCELING}, Stop.ASKED),
-            (Action.NOTHING, RUNNING, Stop.NONE),
+        Row(action, phases, owned=True, recorded={False}, pods=ANY_POD - FINISHED - {PodState.ABSENT}, cancels={cancel})
+        for action, phases, cancel in [
+            (Action.FORCE_CANCEL, RUNNING, CancelState.OVERDUE),
+            (Action.SET_CANCELING, {Phase.IN_PROGRESS}, CancelState.REQUESTED),
+            (Action.NOTHING, {Phase.CANCELING}, CancelState.REQUESTED),
+            (Action.NOTHING, RUNNING, CancelState.NONE),
         ]
     ),
-    Row(Action.CLEAN_UP, FINAL, ours=True),
+    Row(Action.CLEAN_UP, FINAL, owned=True),
 ]
 
 LEADS_TO = {
@@ -87,35 +87,35 @@ LEADS_TO = {
     Action.EXPOSE: {Phase.FAILED},
     Action.CANCEL: {Phase.CANCELED},
     Action.START: {Phase.IN_PROGRESS},
-    Action.MOVE_CANCELING: {Phase.CANCELING},
+    Action.SET_CANCELING: {Phase.CANCELING},
     Action.FORCE_CANCEL: {Phase.CANCELED},
-    Action.LOSE: {Phase.CANCELED, Phase.FAILED},
-    Action.GIVE_UP: {Phase.FAILED},
+    Action.END_WITHOUT_RESULT: {Phase.CANCELED, Phase.FAILED},
+    Action.FAIL_UNSTARTED: {Phase.FAILED},
     Action.FINISH: {Phase.COMPLETED, Phase.CANCELED, Phase.FAILED},
 }
 
 
 def every_view() -> Iterator[View]:
-    for fields in product(Phase, (True, False), Stop, PodState, (True, False), (True, False), (True, False)):
+    for fields in product(Phase, (True, False), CancelState, PodState, (True, False), (True, False), (True, False)):
         yield View(*fields)
 
 
-def test_every_view_gets_the_action_of_its_only_row() -> None:
+def test_every_view_has_one_row_with_its_action() -> None:
     for view in every_view():
         rows = [row for row in TABLE if row.covers(view)]
         assert [row.action for row in rows] == [decide(view)], view
 
 
 @pytest.mark.parametrize("action", Action, ids=str)
-def test_every_action_is_reached(action: Action) -> None:
+def test_every_action_is_required_by_a_view(action: Action) -> None:
     assert any(decide(view) is action for view in every_view())
 
 
-def test_no_action_leads_to_a_move_that_the_table_does_not_have() -> None:
+def test_every_action_leads_to_a_legal_phase() -> None:
     for view in every_view():
         assert LEADS_TO.get(decide(view), set()) <= TRANSITIONS[view.phase], view
 
 
-def test_a_final_load_is_never_moved_again() -> None:
+def test_a_final_transfer_is_never_moved_again() -> None:
     actions = {decide(view) for view in every_view() if view.phase.final}
     assert actions == {Action.CLEAN_UP, Action.NOTHING}

@@ -57,7 +57,7 @@ async def test_a_right_to_clean_up_that_is_missing_delays_the_end_only_and_is_to
 
 @pytest.mark.parametrize(
     ("exit_code", "message", "words"),
-    [(12, "wrong password", "wrong password"), (0, BACKUP_DONE, "ended before its data path was started")],
+    [(12, "wrong password", "wrong password"), (0, BACKUP_DONE, "ended before its data path started")],
     ids=["says why", "claims a success"],
 )
 async def test_a_mover_that_ends_before_it_was_started_fails_its_load(exit_code: int, message: str, words: str) -> None:

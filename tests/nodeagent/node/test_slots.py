@@ -5,76 +5,86 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from core.models.phases import Phase
-from nodeagent.node.slots import Claim, Slots
+from nodeagent.node.slots import SlotRequest, Slots
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def claim(uid: str, minute: int = 0) -> Claim:
-    return Claim(NOON + timedelta(minutes=minute), ("DataUpload", "velero", uid), uid)
+def request_of(uid: str, minute: int = 0) -> SlotRequest:
+    return SlotRequest(NOON + timedelta(minutes=minute), ("DataUpload", "velero", uid), uid)
 
 
-def test_the_first_accepted_starts_first() -> None:
+def test_the_first_accepted_transfer_starts_first() -> None:
     slots = Slots(1)
-    slots.observe(claim("late", 2), Phase.PREPARED)
-    slots.observe(claim("early", 1), Phase.PREPARED)
-    assert [slots.take("late"), slots.take("early")] == [False, True]
+    slots.observe(request_of("late", 2), Phase.PREPARED)
+    slots.observe(request_of("early", 1), Phase.PREPARED)
+    assert [slots.acquire("late"), slots.acquire("early")] == [False, True]
 
 
-def test_loads_accepted_at_the_same_moment_go_by_name() -> None:
+def test_transfers_accepted_at_the_same_time_are_sorted_by_name() -> None:
     slots = Slots(1)
     for uid in ("b", "a"):
-        slots.observe(claim(uid), Phase.PREPARED)
-    assert [c.uid for c in slots.next_claims()] == ["a"]
+        slots.observe(request_of(uid), Phase.PREPARED)
+    assert [request.uid for request in slots.next_requests()] == ["a"]
 
 
-def test_what_runs_after_a_restart_counts_before_anything_starts() -> None:
+def test_running_transfers_count_after_a_restart_before_another_one_starts() -> None:
     slots = Slots(2)
     for uid, phase in (("a", Phase.IN_PROGRESS), ("b", Phase.CANCELING), ("c", Phase.PREPARED)):
-        slots.observe(claim(uid), phase)
-    assert not slots.take("c")
-    assert (slots.used, slots.waiting) == (2, 1)
+        slots.observe(request_of(uid), phase)
+    assert not slots.acquire("c")
+    assert (slots.used, slots.pending) == (2, 1)
 
 
-def test_a_late_sight_of_an_older_phase_frees_nothing() -> None:
+def test_an_outdated_observation_of_an_earlier_phase_frees_nothing() -> None:
     slots = Slots(1)
-    slots.observe(claim("a"), Phase.PREPARED)
-    assert slots.take("a")
-    slots.observe(claim("a"), Phase.PREPARED)
-    slots.observe(claim("b"), Phase.PREPARED)
-    assert [slots.take("b"), slots.take("a")] == [False, True]
+    slots.observe(request_of("a"), Phase.PREPARED)
+    assert slots.acquire("a")
+    slots.observe(request_of("a"), Phase.PREPARED)
+    slots.observe(request_of("b"), Phase.PREPARED)
+    assert [slots.acquire("b"), slots.acquire("a")] == [False, True]
 
 
 @pytest.mark.parametrize("phase", [Phase.COMPLETED, Phase.FAILED, Phase.CANCELED], ids=str)
-def test_an_end_frees_the_slot_at_once(phase: Phase) -> None:
+def test_a_final_phase_frees_the_slot_at_once(phase: Phase) -> None:
     slots = Slots(1)
-    slots.observe(claim("a"), Phase.IN_PROGRESS)
-    slots.observe(claim("b"), Phase.PREPARED)
-    slots.observe(claim("a"), phase)
-    assert slots.take("b")
+    slots.observe(request_of("a"), Phase.IN_PROGRESS)
+    slots.observe(request_of("b"), Phase.PREPARED)
+    slots.observe(request_of("a"), phase)
+    assert slots.acquire("b")
 
 
-def test_a_load_that_went_away_gives_its_place_in_the_line_to_the_next() -> None:
+def test_the_next_request_takes_the_place_of_a_deleted_transfer() -> None:
     slots = Slots(1)
-    slots.observe(claim("a", 1), Phase.PREPARED)
-    slots.observe(claim("b", 2), Phase.PREPARED)
-    slots.forget("a")
-    assert [c.uid for c in slots.next_claims()] == ["b"]
+    slots.observe(request_of("a", 1), Phase.PREPARED)
+    slots.observe(request_of("b", 2), Phase.PREPARED)
+    slots.release("a")
+    assert [request.uid for request in slots.next_requests()] == ["b"]
 
 
-def test_more_may_run_than_the_limit_when_they_did_before() -> None:
+def test_a_prepared_transfer_gets_the_slot_that_is_released() -> None:
+    slots = Slots(1)
+    slots.observe(request_of("a"), Phase.IN_PROGRESS)
+    slots.observe(request_of("b"), Phase.PREPARED)
+    assert [slots.is_available_to(uid) for uid in ("a", "b")] == [True, False]
+    slots.release("a")
+    assert slots.is_available_to("b")
+
+
+def test_more_transfers_than_the_limit_may_run_if_they_ran_before() -> None:
     slots = Slots(1)
     for uid in ("a", "b"):
-        slots.observe(claim(uid), Phase.IN_PROGRESS)
-    slots.observe(claim("c"), Phase.PREPARED)
+        slots.observe(request_of(uid), Phase.IN_PROGRESS)
+    slots.observe(request_of("c"), Phase.PREPARED)
     assert slots.used == 2
-    assert slots.next_claims() == []
+    assert slots.next_requests() == []
 
 
-def test_whoever_comes_before_all_that_wait_finds_a_free_slot() -> None:
+def test_a_request_before_all_pending_ones_gets_the_free_slot() -> None:
     slots = Slots(2)
-    slots.observe(claim("runs"), Phase.IN_PROGRESS)
-    slots.observe(claim("waits", 2), Phase.PREPARED)
-    assert [slots.has_none_for(claim(uid, minute)) for uid, minute in (("early", 1), ("late", 3))] == [False, True]
-    slots.observe(claim("runs too"), Phase.IN_PROGRESS)
-    assert slots.has_none_for(claim("early", 1))
+    slots.observe(request_of("running"), Phase.IN_PROGRESS)
+    slots.observe(request_of("pending", 2), Phase.PREPARED)
+    full = [slots.is_full_for(request_of(uid, minute)) for uid, minute in (("early", 1), ("late", 3))]
+    assert full == [False, True]
+    slots.observe(request_of("running too"), Phase.IN_PROGRESS)
+    assert slots.is_full_for(request_of("early", 1))

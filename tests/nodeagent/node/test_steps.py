@@ -5,7 +5,7 @@ import pytest
 from core.errors import ExposeError
 from core.kube.errors import ForbiddenError, InvalidError, ServerError
 from exposer.model import Pending
-from nodeagent.node.steps import judge_refusal
+from nodeagent.node.steps import classify_rejection
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from nodeagent.node.steps import judge_refusal
     ids=["quota", "rights", "service account", "webhook"],
 )
 def test_a_refusal_that_may_heal_is_waited_for(error: ForbiddenError | ServerError, reason: str) -> None:
-    assert judge_refusal(error) == Pending(reason, str(error), blocked=True)
+    assert classify_rejection(error) == Pending(reason, str(error), blocked=True)
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_a_refusal_that_may_heal_is_waited_for(error: ForbiddenError | ServerErr
 )
 def test_a_refusal_of_the_object_itself_is_final(error: ForbiddenError | InvalidError) -> None:
     with pytest.raises(ExposeError, match=r"."):
-        judge_refusal(error)
+        classify_rejection(error)

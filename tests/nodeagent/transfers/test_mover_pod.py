@@ -39,22 +39,22 @@ def ended(exit_code: int, **terminated: object) -> JsonDict:
         pytest.param(ended(12, message="wrong password"), PodState.ENDED, id="failed"),
         pytest.param(ended(137, reason="OOMKilled"), PodState.ENDED, id="out of its own memory"),
         pytest.param({"phase": "Succeeded"}, PodState.ENDED, id="succeeded, no container known"),
-        pytest.param({"phase": "Failed", "reason": "Evicted"}, PodState.DISPLACED, id="evicted before it began"),
-        pytest.param(ended(137) | {"reason": "Evicted"}, PodState.DISPLACED, id="evicted"),
-        pytest.param({"phase": "Failed", "reason": "NodeAffinity"}, PodState.DISPLACED, id="refused by the kubelet"),
-        pytest.param(ended(14) | {"conditions": [DISRUPTION]}, PodState.DISPLACED, id="preempted"),
-        pytest.param(ended(137, reason="ContainerStatusUnknown"), PodState.DISPLACED, id="container lost"),
-        pytest.param(ended(255, reason="Unknown"), PodState.DISPLACED, id="node rebooted"),
-        pytest.param(ended(137, reason="Error"), PodState.DISPLACED, id="killed"),
+        pytest.param({"phase": "Failed", "reason": "Evicted"}, PodState.LOST, id="evicted before it began"),
+        pytest.param(ended(137) | {"reason": "Evicted"}, PodState.LOST, id="evicted"),
+        pytest.param({"phase": "Failed", "reason": "NodeAffinity"}, PodState.LOST, id="refused by the kubelet"),
+        pytest.param(ended(14) | {"conditions": [DISRUPTION]}, PodState.LOST, id="preempted"),
+        pytest.param(ended(137, reason="ContainerStatusUnknown"), PodState.LOST, id="container lost"),
+        pytest.param(ended(255, reason="Unknown"), PodState.LOST, id="node rebooted"),
+        pytest.param(ended(137, reason="Error"), PodState.LOST, id="killed"),
         pytest.param(
             ended(128, reason="StartError", message="failed to start shim: start failed: : signal: killed: unknown"),
-            PodState.DISPLACED,
+            PodState.LOST,
             id="killed while it was started",
         ),
         pytest.param(
             ended(128, reason="StartError", message="exec: python: no such file"), PodState.ENDED, id="no program"
         ),
-        pytest.param({"phase": "Failed"}, PodState.DISPLACED, id="failed without a container"),
+        pytest.param({"phase": "Failed"}, PodState.LOST, id="failed without a container"),
     ],
 )
 def test_a_pods_state_is_read_from_its_status(status: JsonDict, state: PodState) -> None:
@@ -64,9 +64,9 @@ def test_a_pods_state_is_read_from_its_status(status: JsonDict, state: PodState)
 @pytest.mark.parametrize(
     ("status", "state"),
     [
-        pytest.param({"phase": "Pending"}, PodState.LEAVING, id="pending"),
-        pytest.param({"phase": "Running"}, PodState.LEAVING, id="running"),
-        pytest.param(ended(14), PodState.DISPLACED, id="ended"),
+        pytest.param({"phase": "Pending"}, PodState.TERMINATING, id="pending"),
+        pytest.param({"phase": "Running"}, PodState.TERMINATING, id="running"),
+        pytest.param(ended(14), PodState.LOST, id="ended"),
     ],
 )
 def test_a_pod_that_is_being_deleted_is_leaving_until_it_ended(status: JsonDict, state: PodState) -> None:
@@ -98,7 +98,7 @@ def test_a_trimmed_pod_reads_like_the_whole_one() -> None:
     pod = mover_pod(data_upload(), **(ended(14) | {"conditions": [DISRUPTION]}))
     pod["spec"]["containers"][0]["image"] = "x" * 1000
     small = trim_pod(pod)
-    assert (pod_state(small), explain_loss(small), pod_node(small)) == (PodState.DISPLACED, explain_loss(pod), NODE)
+    assert (pod_state(small), explain_loss(small), pod_node(small)) == (PodState.LOST, explain_loss(pod), NODE)
     assert "containers" not in small["spec"]
 
 

@@ -201,5 +201,5 @@ async def test_what_the_mover_said_is_told_beside_the_cause() -> None:
         await world.cluster.client.delete(PODS, "app", "writer")
         await world.until(lambda: world.done("PodVolumeBackup"))
     assert world.load("PodVolumeBackup")["status"]["message"] == (
-        "workload pod app/writer is gone: it does not exist; the data mover said: cannot read /uid/file"
+        "workload pod app/writer is gone: it does not exist; the data mover reported: cannot read /uid/file"
     )
