@@ -1,4 +1,4 @@
-"""Loads that a peer's agent had begun: their mover pods bear none of our labels."""
+"""Transfers that an agent of Velero has started: their mover pods have none of our labels."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.looptime
 
 LOADS = {"DataUpload": data_upload, "PodVolumeBackup": pod_volume_backup, "PodVolumeRestore": pod_volume_restore}
 LEFT = {
-    # Its source snapshot goes with whatever else was made for it.
+    # Its source snapshot is deleted with the expose objects.
     "DataUpload": {"persistentvolumeclaims": ["data"]},
     "PodVolumeBackup": {"pods": ["writer"]},
     "PodVolumeRestore": {"pods": ["writer"]},
@@ -21,42 +21,42 @@ LEFT = {
 
 
 def adopted(kind: str, phase: str) -> JsonDict:
-    """Return a load as the dispatcher labels one that the peer brought to `phase`."""
-    load = accepted(LOADS[kind]())
-    load["status"] |= {"phase": phase}
-    return load
+    """Return a transfer that Velero moved to `phase`, as the dispatcher labels it."""
+    transfer = accepted(LOADS[kind]())
+    transfer["status"] |= {"phase": phase}
+    return transfer
 
 
-def put_peers_pod(world: World, load: JsonDict) -> None:
-    pod = mover_pod(load, phase="Running")
-    pod["metadata"]["labels"] = {"velero.io/pod-volume-backup": load["metadata"]["name"]}
-    pod["spec"]["volumes"] = [{"name": load["metadata"]["uid"], "hostPath": {"path": "/volume"}}]
+def put_pod_of_velero(world: World, transfer: JsonDict) -> None:
+    pod = mover_pod(transfer, phase="Running")
+    pod["metadata"]["labels"] = {"velero.io/pod-volume-backup": transfer["metadata"]["name"]}
+    pod["spec"]["volumes"] = [{"name": transfer["metadata"]["uid"], "hostPath": {"path": "/volume"}}]
     world.kube.put(pod)
 
 
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared", "InProgress"])
 @pytest.mark.parametrize("kind", LOADS)
-async def test_a_load_with_a_peers_mover_goes_on_to_its_end(kind: str, phase: str) -> None:
-    load = adopted(kind, phase)
-    async with open_world(load, mover=Mover(seconds=3)) as world:
-        put_peers_pod(world, load)
+async def test_a_transfer_with_a_mover_of_velero_completes(kind: str, phase: str) -> None:
+    transfer = adopted(kind, phase)
+    async with open_world(transfer, mover=Mover(seconds=3)) as world:
+        put_pod_of_velero(world, transfer)
         async with world.agent():
             await world.until(lambda: world.done(kind), seconds=30)
-            # The snapshot's controller takes its content away.
+            # The snapshot controller deletes the content.
             await asyncio.sleep(1)
     assert world.phase(kind) == "Completed"
     assert world.left() == LEFT[kind]
 
 
 @pytest.mark.parametrize("kind", LOADS)
-async def test_a_peers_mover_is_no_reason_to_take_a_load_from_anybody(kind: str) -> None:
-    load = adopted(kind, "Accepted")
-    load["metadata"]["labels"] = {}
-    async with open_world(load, mover=Mover(seconds=3)) as world:
-        put_peers_pod(world, load)
+async def test_a_mover_of_velero_is_no_reason_to_take_a_transfer_over(kind: str) -> None:
+    transfer = adopted(kind, "Accepted")
+    transfer["metadata"]["labels"] = {}
+    async with open_world(transfer, mover=Mover(seconds=3)) as world:
+        put_pod_of_velero(world, transfer)
         before = world.load(kind)
         async with world.agent(node=NODE) as agent:
             await world.until(lambda: agent.not_synced() == [])
-            # Virtual time: whatever the agent would do, it has done by then.
+            # Virtual time: more than the agent needs for every step.
             await asyncio.sleep(60)
     assert world.load(kind) == before

@@ -1,7 +1,7 @@
-"""Whatever breaks at whatever request, a load reaches the same end.
+"""Whichever request fails, and however, a transfer ends in the same way.
 
-The requests of a run without faults are counted; then each of them in turn is the one at
-which the agent is stopped and started anew, or which fails. The matrix is made from that count.
+The requests of a run without faults are counted; then the agent is stopped and started again at each
+of them in turn, or the request fails. The matrix is built from that count.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ CHANGES = {
     "PodVolumeBackup": ([], []),
     "PodVolumeRestore": ([], []),
 }
-"""What a Completed load adds to all there is, and what it takes away: a DataUpload takes its snapshot over."""
+"""The objects that a Completed transfer leaves behind, and those that it deletes: a DataUpload deletes its snapshot."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happens to a load, and how it ends."""
+    """What happens to a transfer, and its final phase."""
 
     end: str
     mover: Mover
@@ -57,7 +57,7 @@ def is_read(request: Request) -> bool:
 
 
 async def run_agents(kind: str, fuse: Fuse, world: World) -> None:
-    """Run agents until the load is done; a new one where the fuse has stopped the first."""
+    """Run agents until the transfer is done; a second one if the fuse has stopped the first."""
     async with world.agent(fuse):
         await world.until(
             lambda: (fuse.blown.is_set() and fuse.fault.stops) or world.done(kind),
@@ -65,7 +65,7 @@ async def run_agents(kind: str, fuse: Fuse, world: World) -> None:
         )
     async with world.agent():
         await world.until(lambda: world.done(kind), every=STEP_SECONDS)
-        # The provisioner reclaims a volume in its own time.
+        # The provisioner reclaims the volume a little later.
         await asyncio.sleep(1)
 
 
@@ -75,13 +75,13 @@ async def cancel_in_progress(kind: str, world: World) -> None:
 
 
 async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
-    """Return all that a run with that fuse is judged by; what differs from run to run is left out."""
+    """Return the results of a run with that fuse that must not differ from run to run."""
     async with open_world(accepted(LOADS[kind]()), mover=scenario.mover) as world:
         world.cluster.tick_seconds = STEP_SECONDS
         fuse.inner = world.kube
         before = world.everything()
         with suppress(TimeoutError):
-            # What is stuck differs from what is expected.
+            # A transfer that is not done in time differs from what is expected.
             async with AsyncExitStack() as stack:
                 if scenario.canceled:
                     canceler = asyncio.create_task(cancel_in_progress(kind, world), name="canceler")
@@ -91,27 +91,27 @@ async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
 
 
 def changes(before: list[str], after: list[str]) -> JsonDict:
-    """Return what is there now and was not before, and the other way round."""
+    """Return the objects that were created, and those that were deleted."""
     made, gone = Counter(after) - Counter(before), Counter(before) - Counter(after)
     return {"made": sorted(made.elements()), "gone": sorted(gone.elements())}
 
 
 def summary(kind: str, world: World) -> JsonDict:
-    load = world.load(kind)
-    status = {key: value for key, value in load["status"].items() if not key.endswith("Timestamp")}
+    transfer = world.load(kind)
+    status = {key: value for key, value in transfer["status"].items() if not key.endswith("Timestamp")}
     if status["phase"] != "Completed":
-        # How far it came says nothing about a bad end.
+        # The last progress before a failure differs from run to run.
         status.pop("progress", None)
     found: JsonDict = {
         "status": status,
-        "stamps": sorted(key for key in load["status"] if key.endswith("Timestamp")),
-        "finalizers": load["metadata"].get("finalizers"),
+        "stamps": sorted(key for key in transfer["status"] if key.endswith("Timestamp")),
+        "finalizers": transfer["metadata"].get("finalizers"),
     }
-    moved = world.cluster.moved.get(load["metadata"]["uid"], "")
+    moved = world.cluster.moved.get(transfer["metadata"]["uid"], "")
     if kind == "DataDownload":
         claim, volume = world.target()
         found["target"] = (claim["status"]["phase"], volume.get("spec", {}).get("persistentVolumeReclaimPolicy"))
-        # Whatever its name is: the claim must have the very volume that the mover filled.
+        # Its name differs from run to run: the PVC must have the volume that the mover wrote.
         found["data"] = volume.get("metadata", {}).get("name") == moved
     elif status["phase"] == "Completed":
         found["data"] = moved
@@ -143,21 +143,21 @@ async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bo
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.lower())
 @pytest.mark.parametrize("kind", LOADS)
-async def test_every_write_may_be_the_one_that_breaks(kind: str, fault: Fault) -> None:
+async def test_every_write_may_fail(kind: str, fault: Fault) -> None:
     await check_matrix(kind, GOOD, fault)
 
 
 @pytest.mark.parametrize("fault", [*STOPS, Fault.SERVER_ERROR, Fault.LOST], ids=lambda fault: fault.name.lower())
 @pytest.mark.parametrize("kind", LOADS)
-async def test_every_read_may_be_the_one_that_breaks(kind: str, fault: Fault) -> None:
-    """A read is refused by no conflict, and one whose answer is lost is one that is lost."""
+async def test_every_read_may_fail(kind: str, fault: Fault) -> None:
+    """A read has no conflicts, and one whose answer is lost equals one that is lost."""
     await check_matrix(kind, GOOD, fault, reads=True)
 
 
 @pytest.mark.parametrize("fault", STOPS, ids=lambda fault: fault.name.lower())
 @pytest.mark.parametrize("scenario", [BROKEN, CANCELED, LOST], ids=["broken", "canceled", "first mover lost"])
 @pytest.mark.parametrize("kind", LOADS)
-async def test_the_agent_may_be_stopped_at_every_write_of_a_bad_run(
+async def test_the_agent_may_be_stopped_at_every_write_of_a_failed_run(
     kind: str, scenario: Scenario, fault: Fault
 ) -> None:
     await check_matrix(kind, scenario, fault)

@@ -1,4 +1,4 @@
-"""Movers that the cluster takes away: made anew before they began, told by whom afterwards."""
+"""Mover pods that the cluster ends: recreated before the data path started, reported with the cause afterwards."""
 
 import asyncio
 
@@ -32,47 +32,47 @@ KILLED = {
 }
 
 
-def pod_of(world: World, load: JsonDict) -> JsonDict:
-    name = load["metadata"]["name"]
+def pod_of(world: World, transfer: JsonDict) -> JsonDict:
+    name = transfer["metadata"]["name"]
     return next((pod for pod in world.kube.objects(PODS) if pod["metadata"]["name"] == name), {})
 
 
-async def tell(world: World, load: JsonDict, status: JsonDict, *, node: str = NODE) -> str:
-    """Write the status of the load's pod, as kubelet or scheduler do; return the pod's UID."""
-    pod = pod_of(world, load)
+async def set_status(world: World, transfer: JsonDict, status: JsonDict, *, node: str = NODE) -> str:
+    """Write the status of the mover pod, as kubelet or scheduler do; return the pod's UID."""
+    pod = pod_of(world, transfer)
     patch = {"spec": {"nodeName": node}, "status": status}
     await world.cluster.client.patch(PODS, NAMESPACE, pod["metadata"]["name"], patch)
     return str(pod["metadata"]["uid"])
 
 
-async def limit_memory(world: World, load: JsonDict, limit: str) -> None:
-    """Give the container of the load's pod a memory limit."""
-    pod = pod_of(world, load)
+async def limit_memory(world: World, transfer: JsonDict, limit: str) -> None:
+    """Give the container of the mover pod a memory limit."""
+    pod = pod_of(world, transfer)
     containers = [each | {"resources": {"limits": {"memory": limit}}} for each in pod["spec"]["containers"]]
     await world.cluster.client.patch(PODS, NAMESPACE, pod["metadata"]["name"], {"spec": {"containers": containers}})
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "text"),
     [(EVICTED, "Evicted: The node was low on resource"), (REJECTED, "NodeAffinity: Pod was rejected")],
     ids=["evicted", "rejected"],
 )
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared"])
 @pytest.mark.parametrize("kind", LOADS)
 @pytest.mark.cause("mover-lost-before")
-async def test_a_mover_that_is_lost_before_it_began_is_made_anew(
-    kind: str, phase: str, status: JsonDict, words: str
+async def test_a_mover_pod_that_is_lost_before_its_start_is_recreated(
+    kind: str, phase: str, status: JsonDict, text: str
 ) -> None:
-    load = accepted(LOADS[kind]())
-    async with open_world(load, mover=Mover(starts=phase != "Accepted")) as world:
+    transfer = accepted(LOADS[kind]())
+    async with open_world(transfer, mover=Mover(starts=phase != "Accepted")) as world:
         async with world.agent(slots=0 if phase == "Prepared" else 1):
-            await world.until(lambda: world.phase(kind) == phase and pod_of(world, load) != {})
-            lost = await tell(world, load, status)
-            await world.until(lambda: words in world.load(kind)["status"].get("message", ""), seconds=5)
+            await world.until(lambda: world.phase(kind) == phase and pod_of(world, transfer) != {})
+            lost = await set_status(world, transfer, status)
+            await world.until(lambda: text in world.load(kind)["status"].get("message", ""), seconds=5)
             assert world.phase(kind) == phase
             assert "MoverLost" in world.reasons()
             world.cluster.mover.starts = True
-            await world.until(lambda: pod_of(world, load).get("metadata", {}).get("uid", lost) != lost, seconds=20)
+            await world.until(lambda: pod_of(world, transfer).get("metadata", {}).get("uid", lost) != lost, seconds=20)
         async with world.agent():
             await world.until(lambda: world.done(kind))
         await asyncio.sleep(1)
@@ -82,27 +82,27 @@ async def test_a_mover_that_is_lost_before_it_began_is_made_anew(
 
 
 @pytest.mark.parametrize("kind", LOADS)
-async def test_a_prepared_mover_that_somebody_deletes_is_made_anew(kind: str) -> None:
-    load = accepted(LOADS[kind]())
-    async with open_world(load) as world:
+async def test_a_deleted_mover_pod_of_a_prepared_transfer_is_recreated(kind: str) -> None:
+    transfer = accepted(LOADS[kind]())
+    async with open_world(transfer) as world:
         async with world.agent(slots=0):
             await world.until(lambda: world.phase(kind) == "Prepared")
-            lost = pod_of(world, load)["metadata"]["uid"]
-            await world.cluster.client.delete(PODS, NAMESPACE, load["metadata"]["name"])
-            await world.until(lambda: pod_of(world, load).get("metadata", {}).get("uid", lost) != lost, seconds=20)
+            lost = pod_of(world, transfer)["metadata"]["uid"]
+            await world.cluster.client.delete(PODS, NAMESPACE, transfer["metadata"]["name"])
+            await world.until(lambda: pod_of(world, transfer).get("metadata", {}).get("uid", lost) != lost, seconds=20)
             assert world.reasons().count("MoverLost") == 1
         async with world.agent():
             await world.until(lambda: world.done(kind))
     assert world.phase(kind) == "Completed"
 
 
-async def test_a_mover_that_is_made_anew_may_come_to_another_node() -> None:
-    load = accepted(data_upload())
-    async with open_world(load) as world:
+async def test_a_recreated_mover_pod_may_be_scheduled_to_another_node() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer) as world:
         async with world.agent(slots=0), world.agent(node="node-b"):
             await world.until(lambda: world.phase() == "Prepared")
             world.cluster.node = "node-b"
-            await tell(world, load, EVICTED)
+            await set_status(world, transfer, EVICTED)
             await world.until(world.done)
         status = world.load()["status"]
         assert (status["phase"], status["node"], status.get("message")) == ("Completed", "node-b", None)
@@ -110,11 +110,11 @@ async def test_a_mover_that_is_made_anew_may_come_to_another_node() -> None:
         assert "TakenOver" in world.reasons()
 
 
-async def test_another_nodes_kubelet_may_refuse_a_mover_too() -> None:
-    load = accepted(data_upload())
-    async with open_world(load, mover=Mover(starts=False)) as world, world.agent():
-        await world.until(lambda: pod_of(world, load) != {})
-        await tell(world, load, REJECTED, node="node-b")
+async def test_the_kubelet_of_another_node_may_reject_a_mover_pod() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(starts=False)) as world, world.agent():
+        await world.until(lambda: pod_of(world, transfer) != {})
+        await set_status(world, transfer, REJECTED, node="node-b")
         await world.until(lambda: "Pod was rejected" in world.load()["status"].get("message", ""), seconds=10)
         world.cluster.mover.starts = True
         await world.until(world.done)
@@ -122,9 +122,9 @@ async def test_another_nodes_kubelet_may_refuse_a_mover_too() -> None:
 
 
 @pytest.mark.cause("mover-not-taken-over")
-async def test_a_mover_on_a_node_without_an_agent_says_so() -> None:
-    load = accepted(data_upload())
-    async with open_world(load) as world, world.agent():
+async def test_a_mover_pod_on_a_node_without_an_agent_is_reported() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer) as world, world.agent():
         world.cluster.node = "node-b"
         message = "data mover pod velero/du-1 is on node node-b, whose node agent has not taken it over yet"
         await world.until(lambda: world.load()["status"].get("message") == message, seconds=10)
@@ -133,65 +133,66 @@ async def test_a_mover_on_a_node_without_an_agent_says_so() -> None:
     assert (world.phase(), world.load()["status"].get("message")) == ("Completed", None)
 
 
-async def test_a_kubelet_that_takes_no_pod_is_asked_ever_less_often_until_the_prepare_timeout() -> None:
-    load = accepted(data_upload())
+async def test_pods_are_recreated_with_growing_pauses_until_the_prepare_timeout() -> None:
+    transfer = accepted(data_upload())
     seen: set[str] = set()
-    async with open_world(load, mover=Mover(rejected="OutOfcpu")) as world, world.agent():
+    async with open_world(transfer, mover=Mover(rejected="OutOfcpu")) as world, world.agent():
         world.cluster.tick_seconds = 2.0
 
-        def look() -> bool:
-            seen.add(pod_of(world, load).get("metadata", {}).get("uid", ""))
+        def observe() -> bool:
+            seen.add(pod_of(world, transfer).get("metadata", {}).get("uid", ""))
             return world.done()
 
         began = asyncio.get_running_loop().time()
-        await world.until(look, seconds=2000, every=2.0)
+        await world.until(observe, seconds=2000, every=2.0)
         assert 1800 <= asyncio.get_running_loop().time() - began < 1830
     status = world.load()["status"]
     assert status["phase"] == "Failed"
     assert status["message"].startswith("not prepared within 30m0s: ")
-    assert "lost: " in status["message"]
-    assert "the last one by OutOfcpu" in status["message"]
+    assert "; lost data mover pods: " in status["message"]
+    assert "the last one because of OutOfcpu" in status["message"]
     assert 8 <= len(seen - {""}) <= 14
 
 
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared"])
 @pytest.mark.parametrize("kind", LOADS)
 @pytest.mark.cause("mover-killed-before")
-async def test_a_mover_that_is_killed_each_time_is_not_made_anew_forever(kind: str, phase: str) -> None:
-    load = accepted(LOADS[kind]())
+async def test_a_mover_pod_that_is_killed_three_times_is_not_recreated(kind: str, phase: str) -> None:
+    transfer = accepted(LOADS[kind]())
     lost: list[str] = []
-    async with open_world(load, mover=Mover(starts=phase != "Accepted")) as world, world.agent(slots=0):
-        world.kube.logs[NAMESPACE, load["metadata"]["name"]] = "the last line of its log"
+    async with open_world(transfer, mover=Mover(starts=phase != "Accepted")) as world, world.agent(slots=0):
+        world.kube.logs[NAMESPACE, transfer["metadata"]["name"]] = "the last line of its log"
         for _ in range(3):
-            await world.until(lambda: pod_of(world, load).get("metadata", {}).get("uid", "") not in {"", *lost})
+            await world.until(lambda: pod_of(world, transfer).get("metadata", {}).get("uid", "") not in {"", *lost})
             await world.until(lambda: world.phase(kind) == phase)
-            await limit_memory(world, load, "64Mi")
-            lost.append(await tell(world, load, KILLED))
+            await limit_memory(world, transfer, "64Mi")
+            lost.append(await set_status(world, transfer, KILLED))
         await world.until(lambda: world.done(kind), seconds=30)
     status = world.load(kind)["status"]
     assert status["phase"] == "Failed"
     assert status["message"] == (
-        f"data mover pod velero/{load['metadata']['name']} was killed 3 times before its data path started: "
-        "killed by signal 9 (exit code 137), probably out of memory (limit 64Mi); its log ends: the last line of its log"
+        f"data mover pod velero/{transfer['metadata']['name']} was killed 3 times before its data path started: "
+        "killed by signal 9 (exit code 137), probably out of memory (limit 64Mi); "
+        "its log ends: the last line of its log"
     )
     assert MOVER_LOST_ANNOTATION not in world.load(kind)["metadata"].get("annotations", {})
 
 
-async def test_no_load_gets_mover_after_mover_without_end() -> None:
-    """Each pod lasts for an hour, so that no timeout ends it."""
-    load = accepted(data_upload())
+async def test_a_mover_pod_that_is_lost_twenty_times_is_not_recreated() -> None:
+    """Each pod runs for an hour, so that the prepare timeout does not apply."""
+    transfer = accepted(data_upload())
     seen: set[str] = set()
-    async with open_world(load) as world, world.agent(slots=0):
+    async with open_world(transfer) as world, world.agent(slots=0):
         world.cluster.tick_seconds = 20.0
         while not world.done():
             await world.until(
-                lambda: world.done() or pod_of(world, load).get("metadata", {}).get("uid", "") not in {"", *seen},
+                lambda: world.done() or pod_of(world, transfer).get("metadata", {}).get("uid", "") not in {"", *seen},
                 seconds=1000,
                 every=5.0,
             )
             if not world.done():
                 await asyncio.sleep(3600)
-                seen.add(await tell(world, load, EVICTED))
+                seen.add(await set_status(world, transfer, EVICTED))
                 await asyncio.sleep(60)
     assert len(seen) == 20
     assert world.load()["status"]["message"].startswith(
@@ -199,9 +200,9 @@ async def test_no_load_gets_mover_after_mover_without_end() -> None:
     )
 
 
-async def test_one_that_was_made_anew_and_vanishes_has_its_own_time_to_come_back() -> None:
-    load = accepted(data_upload())
-    async with open_world(load) as world, world.agent(slots=0):
+async def test_each_lost_mover_pod_has_a_timeout_of_its_own() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer) as world, world.agent(slots=0):
         await world.until(lambda: world.phase() == "Prepared")
         world.cluster.tick_seconds = 20.0
         for _ in range(2):
@@ -216,16 +217,16 @@ async def test_one_that_was_made_anew_and_vanishes_has_its_own_time_to_come_back
     assert "not replaced within 30m0s" in world.load()["status"]["message"]
 
 
-async def test_a_prepared_load_whose_mover_does_not_come_back_fails_by_the_same_timeout() -> None:
-    load = accepted(data_upload())
-    async with open_world(load) as world, world.agent(slots=0):
+async def test_a_prepared_transfer_fails_if_its_lost_mover_pod_is_not_replaced_in_time() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer) as world, world.agent(slots=0):
         await world.until(lambda: world.phase() == "Prepared")
         world.cluster.tick_seconds = 20.0
         await asyncio.sleep(7200)
         assert world.phase() == "Prepared"
         world.cluster.mover.starts = False
         began = asyncio.get_running_loop().time()
-        await tell(world, load, EVICTED)
+        await set_status(world, transfer, EVICTED)
         await world.until(world.done, seconds=2000, every=2.0)
         assert 1800 <= asyncio.get_running_loop().time() - began < 1830
     status = world.load()["status"]
@@ -234,10 +235,10 @@ async def test_a_prepared_load_whose_mover_does_not_come_back_fails_by_the_same_
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "text"),
     [
         pytest.param(EVICTED, "Evicted: The node was low on resource: memory.", id="evicted"),
-        pytest.param({"phase": "Failed", "reason": "OOMKilled"}, "OOMKilled", id="no word but the reason"),
+        pytest.param({"phase": "Failed", "reason": "OOMKilled"}, "OOMKilled", id="reason only"),
         pytest.param(
             {
                 "phase": "Failed",
@@ -253,24 +254,24 @@ async def test_a_prepared_load_whose_mover_does_not_come_back_fails_by_the_same_
 )
 @pytest.mark.parametrize("kind", LOADS)
 @pytest.mark.cause("mover-lost")
-async def test_a_mover_that_is_lost_in_the_middle_ends_its_load_and_it_says_by_whom(
-    kind: str, status: JsonDict, words: str
+async def test_a_mover_pod_that_is_lost_while_running_fails_its_transfer_with_the_cause(
+    kind: str, status: JsonDict, text: str
 ) -> None:
-    load = accepted(LOADS[kind]())
-    async with open_world(load, mover=Mover(seconds=1000)) as world, world.agent():
+    transfer = accepted(LOADS[kind]())
+    async with open_world(transfer, mover=Mover(seconds=1000)) as world, world.agent():
         await world.until(lambda: world.phase(kind) == "InProgress")
-        await tell(world, load, status)
+        await set_status(world, transfer, status)
         await world.until(lambda: world.done(kind), seconds=20)
     found = world.load(kind)["status"]
     assert found["phase"] == "Failed"
-    assert words in found["message"]
+    assert text in found["message"]
 
 
-async def test_a_pod_that_is_gone_before_anybody_saw_its_end_still_says_who_took_it() -> None:
-    load = accepted(data_upload())
-    async with open_world(load, mover=Mover(seconds=1000)) as world, world.agent():
+async def test_the_cause_of_a_pod_that_was_deleted_before_its_end_was_observed_is_reported() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(seconds=1000)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")
-        await tell(world, load, PREEMPTED)
+        await set_status(world, transfer, PREEMPTED)
         await asyncio.sleep(1)
         await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
         await world.until(world.done, seconds=20)
@@ -278,13 +279,13 @@ async def test_a_pod_that_is_gone_before_anybody_saw_its_end_still_says_who_took
     assert "default-scheduler: preempting to accommodate" in world.load()["status"]["message"]
 
 
-async def test_a_good_end_counts_though_its_pod_is_taken_away_at_once() -> None:
-    """A drain deletes a pod that has just ended; the agent sees it go before it saw the end."""
-    load = accepted(data_upload())
-    async with open_world(load, mover=Mover(seconds=2)) as world, world.agent():
+async def test_a_result_counts_although_its_pod_is_deleted_at_once() -> None:
+    """A drain deletes a pod that has just ended; the agent observes the deletion before the end."""
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(seconds=2)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")
         world.kube.fail_next("PATCH", "/datauploads/", 500, times=8)
-        await world.until(lambda: pod_of(world, load)["status"]["phase"] == "Succeeded")
+        await world.until(lambda: pod_of(world, transfer)["status"]["phase"] == "Succeeded")
         await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
         await world.until(world.done)
     assert (world.phase(), world.load()["status"]["snapshotID"]) == ("Completed", "kopia-1")

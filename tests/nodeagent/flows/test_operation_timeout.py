@@ -1,4 +1,4 @@
-"""One operation on the cluster that takes too long ends its load, and is named."""
+"""An operation on the cluster that times out fails its transfer, and is named."""
 
 from datetime import timedelta
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.looptime
 FOREIGN = "example.com/keep"
 
 
-def with_timeout(load: JsonDict, span: str) -> JsonDict:
-    load["spec"] = load["spec"] | {"operationTimeout": span}
-    return load
+def with_timeout(transfer: JsonDict, timeout: str) -> JsonDict:
+    transfer["spec"] = transfer["spec"] | {"operationTimeout": timeout}
+    return transfer
 
 
 def source_snapshot(world: World) -> JsonDict:
@@ -27,12 +27,14 @@ def source_snapshot(world: World) -> JsonDict:
 
 
 @pytest.mark.parametrize(
-    ("span", "seconds", "shown"),
+    ("timeout", "seconds", "shown"),
     [("2m0s", 120, "2m0s"), ("", 600, "10m0s"), ("0s", 600, "10m0s")],
-    ids=["of the load", "of the agent", "zero is none"],
+    ids=["of the transfer", "of the agent", "zero counts as none"],
 )
-async def test_a_source_snapshot_that_does_not_go_ends_its_load(span: str, seconds: float, shown: str) -> None:
-    async with open_world(with_timeout(accepted(data_upload()), span)) as world:
+async def test_a_source_snapshot_that_is_not_deleted_in_time_fails_the_transfer(
+    timeout: str, seconds: float, shown: str
+) -> None:
+    async with open_world(with_timeout(accepted(data_upload()), timeout)) as world:
         snapshot = source_snapshot(world)
         snapshot["metadata"]["finalizers"] = [FOREIGN]
         world.kube.put(snapshot)
@@ -47,7 +49,7 @@ async def test_a_source_snapshot_that_does_not_go_ends_its_load(span: str, secon
 
 
 @pytest.mark.cause("operation-too-long")
-async def test_a_backup_snapshot_that_is_never_ready_ends_its_load() -> None:
+async def test_a_backup_snapshot_that_is_not_ready_in_time_fails_the_transfer() -> None:
     async with open_world(with_timeout(accepted(data_upload()), "90s")) as world:
         world.cluster.snapshots_become_ready = False
         async with world.agent():
@@ -57,7 +59,7 @@ async def test_a_backup_snapshot_that_is_never_ready_ends_its_load() -> None:
     assert message == "timed out after 1m30s: VolumeSnapshot velero/du-1 is not ready yet"
 
 
-async def test_a_handover_that_takes_longer_than_the_load_allows_ends_it() -> None:
+async def test_a_handover_that_times_out_fails_the_transfer() -> None:
     async with open_world(with_timeout(accepted(data_download()), "90s")) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         world.cluster.binds = False
@@ -67,22 +69,24 @@ async def test_a_handover_that_takes_longer_than_the_load_allows_ends_it() -> No
 
 
 @pytest.mark.parametrize("make", [data_upload, data_download])
-@pytest.mark.parametrize(("span", "flag"), [("90s", "1m30s"), ("", "10m0s")], ids=["of the load", "of the agent"])
-async def test_the_mover_is_told_how_long_an_operation_may_take(make: object, span: str, flag: str) -> None:
-    load = with_timeout(accepted(make()), span)  # type: ignore[operator] # one of the two makers
-    async with open_world(load) as world, world.agent():
+@pytest.mark.parametrize(
+    ("timeout", "flag"), [("90s", "1m30s"), ("", "10m0s")], ids=["of the transfer", "of the agent"]
+)
+async def test_the_mover_gets_the_timeout_as_flag(make: object, timeout: str, flag: str) -> None:
+    transfer = with_timeout(accepted(make()), timeout)  # type: ignore[operator] # one of the two factories
+    async with open_world(transfer) as world, world.agent():
         await world.until(lambda: world.kube.objects(PODS) != [])
         (pod,) = world.kube.objects(PODS)
-    assert pod["metadata"]["labels"][OWNER_UID_LABEL] == load["metadata"]["uid"]
+    assert pod["metadata"]["labels"][OWNER_UID_LABEL] == transfer["metadata"]["uid"]
     assert f"--resource-timeout={flag}" in pod["spec"]["containers"][0]["args"]
 
 
-@pytest.mark.parametrize(("span", "expected"), [("90s", timedelta(seconds=90)), ("0s", None), ("", None)])
-def test_a_loads_own_timeout_is_read(span: str, expected: timedelta | None) -> None:
-    assert DataUpload.parse(with_timeout(data_upload(), span)).operation_timeout == expected
-    assert DataDownload.parse(with_timeout(data_download(), span)).operation_timeout == expected
+@pytest.mark.parametrize(("timeout", "expected"), [("90s", timedelta(seconds=90)), ("0s", None), ("", None)])
+def test_the_timeout_of_a_transfer_is_parsed(timeout: str, expected: timedelta | None) -> None:
+    assert DataUpload.parse(with_timeout(data_upload(), timeout)).operation_timeout == expected
+    assert DataDownload.parse(with_timeout(data_download(), timeout)).operation_timeout == expected
 
 
-def test_a_timeout_that_is_no_duration_names_its_field() -> None:
+def test_an_invalid_timeout_names_its_field() -> None:
     with pytest.raises(ContractError, match="spec: operationTimeout: not a duration"):
         DataUpload.parse(with_timeout(data_upload(), "soon"))

@@ -1,4 +1,4 @@
-"""Two agents of one node, as a rolling update that starts the new one first has them for a while."""
+"""Two agents on one node, as during a rolling update with maxSurge."""
 
 import asyncio
 
@@ -22,9 +22,9 @@ def running(world: World, kind: str) -> int:
 
 @pytest.mark.parametrize("end", ["Completed", "Failed", "Canceled"])
 @pytest.mark.parametrize("kind", LOADS)
-async def test_two_agents_of_one_node_carry_a_load_out_once(kind: str, end: str) -> None:
+async def test_two_agents_of_one_node_run_a_transfer_once(kind: str, end: str) -> None:
     broken = {"exit_code": 11, "message": "no space left"} if end == "Failed" else {}
-    mover = Mover(seconds=1000 if end == "Canceled" else 3, **broken)  # type: ignore[arg-type] # of each its own type
+    mover = Mover(seconds=1000 if end == "Canceled" else 3, **broken)  # type: ignore[arg-type] # values of two types
     async with open_world(accepted(LOADS[kind]()), mover=mover) as world, world.agent(), world.agent():
         before = world.everything()
         if end == "Canceled":
@@ -40,13 +40,13 @@ async def test_two_agents_of_one_node_carry_a_load_out_once(kind: str, end: str)
 
 @pytest.mark.parametrize("kind", LOADS)
 async def test_two_agents_of_one_node_share_its_slots(kind: str) -> None:
-    loads: list[JsonDict] = [accepted(LOADS[kind](name)) for name in ("first", "second")]
-    for load in loads:
-        ref = load["spec"].get("pod") or load["spec"].get("targetVolume") or load["spec"]["csiSnapshot"]
+    transfers: list[JsonDict] = [accepted(LOADS[kind](name)) for name in ("first", "second")]
+    for transfer in transfers:
+        ref = transfer["spec"].get("pod") or transfer["spec"].get("targetVolume") or transfer["spec"]["csiSnapshot"]
         key = "volumeSnapshot" if "volumeSnapshot" in ref else "pvc" if "pvc" in ref else "name"
-        ref[key] = f"{ref[key]}-{load['metadata']['name']}"
+        ref[key] = f"{ref[key]}-{transfer['metadata']['name']}"
     most = 0
-    async with open_world(*loads) as world, world.agent(slots=1), world.agent(slots=1):
+    async with open_world(*transfers) as world, world.agent(slots=1), world.agent(slots=1):
         async with asyncio.timeout(300):
             while not (world.done(kind, "first") and world.done(kind, "second")):
                 most = max(most, running(world, kind))

@@ -1,4 +1,4 @@
-"""How many requests a load costs that runs without trouble, by kind; docs/scaling.md rests on these numbers."""
+"""How many requests a healthy transfer costs, by kind; docs/scaling.md uses these numbers."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.looptime
 
 @dataclass
 class Tally(Fuse):
-    """Counts what an agent asks for, and what is refused."""
+    """Counts the requests of an agent, and the rejected ones."""
 
     requests: list[Request] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Tally(Fuse):
         return response
 
     def count(self) -> dict[str, int]:
-        """Return how often what was asked for: reads in one sum, writes by verb and resource, progress apart."""
+        """Return the number of requests: reads in one sum, writes by verb and resource, progress apart."""
         return dict(Counter(map(what, self.requests)))
 
 
@@ -49,8 +49,8 @@ def what(request: Request) -> str:
     return f"{request.method} {plural}"
 
 
-ON_THE_LOAD = 5
-"""Prepared, InProgress, the outcome kept, the end, and the marks taken off; the dispatcher's accept comes on top."""
+ON_THE_TRANSFER = 5
+"""Prepared, InProgress, the outcome, the final status and the release; the dispatcher's accept is not included."""
 
 EVENTS = 3
 """Prepared, Started, Completed; Accepted is the dispatcher's."""
@@ -61,7 +61,7 @@ WRITES = {
         "POST volumesnapshots": 1,
         "POST persistentvolumeclaims": 1,
         "POST pods": 1,
-        # The source's set to Retain; ours notes which volume has to go before it.
+        # The source's is set to Retain; ours names the volume that must be deleted before it.
         "PATCH volumesnapshotcontents": 2,
         "DELETE volumesnapshots": 2,
         "DELETE volumesnapshotcontents": 2,
@@ -71,7 +71,7 @@ WRITES = {
     "DataDownload": {
         "POST persistentvolumeclaims": 1,
         "POST pods": 1,
-        # Retain, the new claim, and the policy it came with.
+        # Retain, the claimRef, and the original policy.
         "PATCH persistentvolumes": 3,
         "PATCH persistentvolumeclaims": 1,
         "DELETE persistentvolumeclaims": 1,
@@ -84,10 +84,10 @@ MOST_READS = {"DataUpload": 46, "DataDownload": 29, "PodVolumeBackup": 15, "PodV
 
 
 @pytest.mark.parametrize("kind", LOADS)
-async def test_a_good_run_costs_a_fixed_number_of_writes(kind: str) -> None:
-    load = accepted(LOADS[kind]())
+async def test_a_healthy_transfer_costs_a_fixed_number_of_writes(kind: str) -> None:
+    transfer = accepted(LOADS[kind]())
     plural = LOAD_RESOURCES[kind].plural
-    async with open_world(load) as world:
+    async with open_world(transfer) as world:
         tally = Tally(world.kube)
         async with world.agent(tally):
             await world.until(lambda: world.done(kind))
@@ -95,12 +95,12 @@ async def test_a_good_run_costs_a_fixed_number_of_writes(kind: str) -> None:
     assert spent.pop("reads") <= MOST_READS[kind]
     # As many as the mover reported.
     assert spent.pop("progress") == 1
-    assert spent == WRITES[kind] | {f"PATCH {plural}": ON_THE_LOAD, "POST events": EVENTS}
+    assert spent == WRITES[kind] | {f"PATCH {plural}": ON_THE_TRANSFER, "POST events": EVENTS}
     assert not {409, 422} & set(tally.statuses)
 
 
 @pytest.mark.parametrize("kind", LOADS)
-async def test_a_long_transfer_costs_nothing_but_its_progress(kind: str) -> None:
+async def test_a_long_transfer_costs_only_its_progress_in_addition(kind: str) -> None:
     async def run(seconds: float) -> dict[str, int]:
         async with open_world(accepted(LOADS[kind]()), mover=Mover(seconds=seconds)) as world:
             tally = Tally(world.kube)
@@ -111,13 +111,13 @@ async def test_a_long_transfer_costs_nothing_but_its_progress(kind: str) -> None
     assert await run(240) == await run(3)
 
 
-async def test_the_last_progress_and_the_outcome_do_not_get_into_each_others_way() -> None:
+async def test_the_last_progress_and_the_outcome_do_not_conflict() -> None:
     async with open_world(accepted(data_upload())) as world:
         tally = Tally(world.kube)
         gate = Gate(tally, lambda request: what(request) == "progress")
         async with world.agent(gate):
             await world.until(lambda: gate.waiting == 1)
-            # The mover ends meanwhile, and its progress is still under way.
+            # The mover ends while its progress is still being written.
             await asyncio.sleep(10)
             assert world.phase() == "InProgress"
             assert OUTCOME_ANNOTATION not in world.load()["metadata"].get("annotations", {})
@@ -127,11 +127,11 @@ async def test_the_last_progress_and_the_outcome_do_not_get_into_each_others_way
     assert 409 not in tally.statuses
 
 
-@pytest.mark.parametrize(("kind", "looks"), [("DataUpload", 0), ("PodVolumeBackup", 5)])
-async def test_a_load_that_waits_for_a_slot_is_not_read_at_each_change_of_its_pod(kind: str, looks: int) -> None:
-    load = accepted(LOADS[kind]())
-    name = load["metadata"]["name"]
-    async with open_world(load) as world:
+@pytest.mark.parametrize(("kind", "reads"), [("DataUpload", 0), ("PodVolumeBackup", 5)])
+async def test_a_transfer_pending_for_a_slot_is_not_read_at_each_change_of_its_pod(kind: str, reads: int) -> None:
+    transfer = accepted(LOADS[kind]())
+    name = transfer["metadata"]["name"]
+    async with open_world(transfer) as world:
         tally = Tally(world.kube)
         async with world.agent(tally, slots=0) as agent:
             await world.until(lambda: world.phase(kind) == "Prepared")
@@ -141,8 +141,8 @@ async def test_a_load_that_waits_for_a_slot_is_not_read_at_each_change_of_its_po
                 change = {"metadata": {"annotations": {"changed": str(number)}}}
                 await world.cluster.client.patch(PODS, NAMESPACE, name, change)
                 await asyncio.sleep(2)
-            # The volume that a pod's load is about may go away: that alone is looked after.
-            assert tally.count() == ({"reads": looks} if looks else {})
+            # The volume of a workload pod may disappear: only that is checked.
+            assert tally.count() == ({"reads": reads} if reads else {})
             agent._tools.slots.set_limit(1)
             agent.slots_changed()
             await world.until(lambda: world.done(kind))
@@ -150,7 +150,7 @@ async def test_a_load_that_waits_for_a_slot_is_not_read_at_each_change_of_its_po
 
 
 @pytest.mark.parametrize("kind", LOADS)
-async def test_what_waiting_for_a_slot_costs_does_not_grow_with_the_time(kind: str) -> None:
+async def test_the_cost_of_pending_for_a_slot_does_not_grow_with_time(kind: str) -> None:
     async def wait(seconds: float) -> dict[str, int]:
         async with open_world(accepted(LOADS[kind]())) as world:
             tally = Tally(world.kube)
@@ -160,5 +160,5 @@ async def test_what_waiting_for_a_slot_costs_does_not_grow_with_the_time(kind: s
                 await asyncio.sleep(seconds)
         return {name: number for name, number in tally.count().items() if name != "reads"}
 
-    # Its message and its Event are those of Prepared.
+    # The move to Prepared reports it.
     assert await wait(10) == await wait(300) == {}

@@ -1,4 +1,4 @@
-"""An agent acts on what it saw last: what it has not seen yet must not lead it astray."""
+"""An agent acts on its cache: what the cache lacks must not cause a wrong step."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.looptime
 KEY = ("DataUpload", NAMESPACE, "du-1")
 
 
-def caches_of(agent: Reconciler) -> TransferCache:
+def cache_of(agent: Reconciler) -> TransferCache:
     return agent._cache
 
 
@@ -29,7 +29,7 @@ async def change(world: World, patch: JsonDict) -> JsonDict:
     return await world.cluster.client.patch(DATA_UPLOADS, NAMESPACE, "du-1", patch)
 
 
-async def test_a_cancel_that_no_watch_has_shown_keeps_a_load_from_starting() -> None:
+async def test_a_cancel_request_that_no_watch_delivered_prevents_the_start() -> None:
     async with open_world(accepted(data_upload())) as world, world.agent(slots=0) as agent:
         await world.until(lambda: world.phase() == "Prepared")
         await asyncio.sleep(1)
@@ -44,12 +44,12 @@ async def test_a_cancel_that_no_watch_has_shown_keeps_a_load_from_starting() -> 
 @pytest.mark.parametrize(
     "patch",
     [
-        {"status": {"phase": "Failed", "message": "its agent was away"}},
+        {"status": {"phase": "Failed", "message": "its agent was unavailable"}},
         {"metadata": {"labels": {NODE_LABEL: "node-b"}}},
     ],
-    ids=["ended", "handed on"],
+    ids=["final", "reassigned"],
 )
-async def test_what_was_made_for_a_load_in_other_hands_is_seen_though_no_watch_shows_it(patch: JsonDict) -> None:
+async def test_an_expose_notices_a_change_of_its_transfer_that_no_watch_delivered(patch: JsonDict) -> None:
     async with open_world(accepted(data_upload())) as world:
         gate = Gate(world.kube, lambda request: request.method == "POST" and request.path.endswith("/pods"))
         async with world.agent(gate):
@@ -62,33 +62,33 @@ async def test_what_was_made_for_a_load_in_other_hands_is_seen_though_no_watch_s
             assert [pod["metadata"]["name"] for pod in world.kube.objects(PODS)] == ([] if ended else ["du-1"])
 
 
-async def test_a_load_is_current_unless_something_that_we_wrote_is_missing() -> None:
+async def test_a_cached_transfer_is_current_unless_it_is_older_than_the_last_write() -> None:
     async with open_world(accepted(data_upload())) as world, world.agent(slots=0) as agent:
         await world.until(lambda: world.phase() == "Prepared")
         await asyncio.sleep(1)
-        caches = caches_of(agent)
-        assert caches.current(KEY) == world.load()
+        cache = cache_of(agent)
+        assert cache.current(KEY) == world.load()
         world.kube.watches.silent = True
         seen = world.load()
         by_others = await change(world, {"metadata": {"labels": {"a": "1"}}})
-        assert caches.current(KEY) == seen
-        caches.observe_written(DataUpload.parse(by_others))
-        assert caches.current(KEY) is None
+        assert cache.current(KEY) == seen
+        cache.observe_written(DataUpload.parse(by_others))
+        assert cache.current(KEY) is None
         world.kube.watches.silent = False
         world.kube.watches.wake()
-        await world.until(lambda: caches.current(KEY) == by_others, seconds=1)
+        await world.until(lambda: cache.current(KEY) == by_others, seconds=1)
         later = await change(world, {"metadata": {"labels": {"a": "2"}}})
         await asyncio.sleep(1)
-        # The answer to a write may come after what others wrote next was seen.
-        caches.observe_written(DataUpload.parse(by_others))
-        assert caches.current(KEY) == later
+        # The answer to a write may come after a later version was observed.
+        cache.observe_written(DataUpload.parse(by_others))
+        assert cache.current(KEY) == later
 
 
-async def test_nothing_is_remembered_of_a_load_that_went_away() -> None:
+async def test_a_deleted_transfer_is_forgotten() -> None:
     async with open_world(accepted(data_upload())) as world, world.agent() as agent:
         await world.until(world.done)
         await asyncio.sleep(1)
-        caches = caches_of(agent)
-        assert caches.current(KEY) is None
-        caches.observe_written(DataUpload.parse(world.load()))
-        assert caches._written == {}
+        cache = cache_of(agent)
+        assert cache.current(KEY) is None
+        cache.observe_written(DataUpload.parse(world.load()))
+        assert cache._written == {}

@@ -1,10 +1,10 @@
-"""No small change to the rules goes unnoticed by what their tests expect of them."""
+"""The tests of the rules detect every small change to them."""
 
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import nodeagent.leader.recovery.orphans as care_module
+import nodeagent.leader.recovery.orphans as orphans_module
 import nodeagent.node.lifecycle as lifecycle_module
 from nodeagent.leader.recovery.orphans import decide_recovery
 from nodeagent.node.lifecycle import Action, View, decide
@@ -21,25 +21,25 @@ def action_of(view: View) -> Action:
     return row.action
 
 
-def survives(function: Callable[..., Any], cases: Iterable[tuple[tuple[Any, ...], Any]]) -> bool:
+def passes(function: Callable[..., Any], cases: Iterable[tuple[tuple[Any, ...], Any]]) -> bool:
     """Whether `function` gives what is expected in each of `cases`: arguments, and the answer."""
     try:
         return all(function(*arguments) is answer for arguments, answer in cases)
-    except Exception:  # noqa: BLE001 - a change that makes a rule raise is noticed too
+    except Exception:  # noqa: BLE001 - a change that makes a rule raise is detected as well
         return False
 
 
-def test_every_change_to_the_life_cycle_is_noticed() -> None:
+def test_every_change_to_the_life_cycle_is_detected() -> None:
     cases = [((view,), action_of(view)) for view in every_view()]
-    assert survives(decide, cases)
+    assert passes(decide, cases)
     mutants = list(build_mutants(inspect.getsource(lifecycle_module), "decide", vars(lifecycle_module)))
     assert len(mutants) >= LEAST_MUTANTS
-    assert [mutant.what for mutant in mutants if survives(mutant.function, cases)] == []
+    assert [mutant.what for mutant in mutants if passes(mutant.function, cases)] == []
 
 
-def test_every_change_to_the_care_for_loads_without_an_owner_is_noticed() -> None:
+def test_every_change_to_the_recovery_of_orphaned_transfers_is_detected() -> None:
     cases = [((load, owner), expected(load, owner)) for load, owner in every_case()]
-    assert survives(decide_recovery, cases)
-    mutants = list(build_mutants(inspect.getsource(care_module), "decide_recovery", vars(care_module)))
+    assert passes(decide_recovery, cases)
+    mutants = list(build_mutants(inspect.getsource(orphans_module), "decide_recovery", vars(orphans_module)))
     assert len(mutants) >= LEAST_MUTANTS
-    assert [mutant.what for mutant in mutants if survives(mutant.function, cases)] == []
+    assert [mutant.what for mutant in mutants if passes(mutant.function, cases)] == []

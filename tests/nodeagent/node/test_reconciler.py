@@ -1,4 +1,4 @@
-"""Loads on their way from Accepted to the end, in a simulated cluster and virtual time."""
+"""Transfers from Accepted to cleanup, in a simulated cluster and virtual time."""
 
 import asyncio
 
@@ -23,18 +23,18 @@ pytestmark = pytest.mark.looptime
 LOADS = {"DataUpload": data_upload, "DataDownload": data_download}
 
 
-async def run_to_the_end(load: JsonDict, *, mover: Mover | None = None) -> World:
-    async with open_world(load, mover=mover) as world, world.agent():
-        await world.until(lambda: world.done(load["kind"]))
-        # The provisioner reclaims a volume in its own time.
+async def run_to_the_end(transfer: JsonDict, *, mover: Mover | None = None) -> World:
+    async with open_world(transfer, mover=mover) as world, world.agent():
+        await world.until(lambda: world.done(transfer["kind"]))
+        # The provisioner reclaims the volume a little later.
         await asyncio.sleep(1)
         return world
 
 
-async def test_an_upload_completes_and_leaves_nothing() -> None:
+async def test_a_data_upload_completes_and_leaves_no_objects() -> None:
     world = await run_to_the_end(accepted(data_upload()))
-    load = world.load()
-    assert load["status"] == load["status"] | {
+    transfer = world.load()
+    assert transfer["status"] == transfer["status"] | {
         "phase": "Completed",
         "node": NODE,
         "nodeOS": "linux",
@@ -43,12 +43,12 @@ async def test_an_upload_completes_and_leaves_nothing() -> None:
         "incrementalBytes": 600,
         "progress": {"totalBytes": 1000, "bytesDone": 1000},
     }
-    assert {"acceptedTimestamp", "startTimestamp", "completionTimestamp"} <= load["status"].keys()
-    assert "message" not in load["status"]
+    assert {"acceptedTimestamp", "startTimestamp", "completionTimestamp"} <= transfer["status"].keys()
+    assert "message" not in transfer["status"]
     assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 
-async def test_a_download_completes_into_its_target_claim() -> None:
+async def test_a_data_download_completes_into_its_target_pvc() -> None:
     world = await run_to_the_end(accepted(data_download()))
     status = world.load("DataDownload")["status"]
     assert (status["phase"], status["progress"]) == ("Completed", {"totalBytes": 1000, "bytesDone": 1000})
@@ -59,15 +59,15 @@ async def test_a_download_completes_into_its_target_claim() -> None:
     assert world.left() == {"persistentvolumeclaims": ["data"], "persistentvolumes": [volume["metadata"]["name"]]}
 
 
-async def test_a_volume_carries_the_owner_label_only_while_it_is_handed_over() -> None:
-    """If its load vanishes then, nothing else tells the sweeper whose it was."""
-    load = accepted(data_download())
-    async with open_world(load) as world, world.agent():
+async def test_a_volume_has_the_owner_label_only_during_its_handover() -> None:
+    """If its transfer is deleted then, garbage collection finds the volume by that label."""
+    transfer = accepted(data_download())
+    async with open_world(transfer) as world, world.agent():
         world.cluster.binds = False
         await world.until(lambda: world.target()[1] != {})
         await asyncio.sleep(5)
         _, volume = world.target()
-        assert volume["metadata"]["labels"][OWNER_UID_LABEL] == load["metadata"]["uid"]
+        assert volume["metadata"]["labels"][OWNER_UID_LABEL] == transfer["metadata"]["uid"]
         assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
         world.cluster.binds = True
         await world.until(lambda: world.done("DataDownload"))
@@ -77,19 +77,19 @@ async def test_a_volume_carries_the_owner_label_only_while_it_is_handed_over() -
 
 
 @pytest.mark.parametrize("kind", LOADS)
-async def test_nothing_of_the_agent_is_left_on_a_finished_load(kind: str) -> None:
+async def test_a_finished_transfer_has_no_marks_of_the_agent(kind: str) -> None:
     meta = (await run_to_the_end(accepted(LOADS[kind]()))).load(kind)["metadata"]
     assert not meta.get("finalizers")
     assert not {NODE_LABEL, EXPOSE_ON_GOING_LABEL} & meta["labels"].keys()
     assert OUTCOME_ANNOTATION not in meta.get("annotations", {})
 
 
-async def test_the_events_tell_the_story_once() -> None:
+async def test_every_change_is_recorded_as_one_event() -> None:
     world = await run_to_the_end(accepted(data_upload()))
     assert world.reasons() == ["Prepared", "Started", "Completed"]
 
 
-async def test_progress_reaches_the_status_while_data_moves() -> None:
+async def test_progress_is_written_into_the_status() -> None:
     metrics = Metrics(NODE)
     async with open_world(accepted(data_upload())) as world, world.agent(metrics=metrics):
         await world.until(lambda: world.load()["status"].get("progress", {}).get("bytesDone") == 400)
@@ -116,26 +116,26 @@ async def test_bytes_are_not_counted_again_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mover", "words"),
+    ("mover", "text"),
     [
-        pytest.param(Mover(exit_code=12, message="wrong password"), "wrong password", id="the mover says why"),
+        pytest.param(Mover(exit_code=12, message="wrong password"), "wrong password", id="with a message"),
         pytest.param(Mover(exit_code=137, message="", reason="OOMKilled"), "OOMKilled", id="killed"),
-        pytest.param(Mover(message="nonsense"), "its result is invalid: nonsense", id="unreadable result"),
+        pytest.param(Mover(message="nonsense"), "its result is invalid: nonsense", id="invalid result"),
         pytest.param(
-            Mover(exit_code=14, message="SIGTERM: data path is canceled"), "was stopped", id="stopped unasked"
+            Mover(exit_code=14, message="SIGTERM: data path is canceled"), "was stopped", id="stopped without a request"
         ),
     ],
 )
 @pytest.mark.parametrize("kind", LOADS)
-async def test_a_mover_that_fails_ends_its_load_as_failed(kind: str, mover: Mover, words: str) -> None:
+async def test_a_transfer_whose_mover_fails_is_failed(kind: str, mover: Mover, text: str) -> None:
     world = await run_to_the_end(accepted(LOADS[kind]()), mover=mover)
     assert world.phase(kind) == "Failed"
-    assert words in world.load(kind)["status"]["message"]
+    assert text in world.load(kind)["status"]["message"]
     assert world.left() == {"persistentvolumeclaims": ["data"]}
     assert world.reasons()[-1] == "Failed"
 
 
-async def test_the_end_of_the_log_stands_in_for_a_mover_that_said_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_end_of_the_log_is_reported_if_the_mover_left_no_message(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with open_world(accepted(data_upload()), mover=Mover(exit_code=11, message="")) as world, world.agent():
         world.kube.logs["velero", "du-1"] = "first line\nkopia: no space left\n"
@@ -149,12 +149,12 @@ async def test_the_end_of_the_log_stands_in_for_a_mover_that_said_nothing(caplog
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared", "InProgress"])
 @pytest.mark.parametrize("by", ["cancel", "deletion"])
 @pytest.mark.parametrize("kind", LOADS)
-async def test_a_cancel_is_honoured_in_every_phase(kind: str, by: str, phase: str) -> None:
-    load = accepted(LOADS[kind]())
+async def test_a_cancel_request_is_honored_in_every_phase(kind: str, by: str, phase: str) -> None:
+    transfer = accepted(LOADS[kind]())
     mover = Mover(starts=phase != "Accepted", seconds=100)
-    async with open_world(load, mover=mover) as world, world.agent(slots=0 if phase == "Prepared" else 1):
+    async with open_world(transfer, mover=mover) as world, world.agent(slots=0 if phase == "Prepared" else 1):
         await world.until(lambda: world.phase(kind) == phase and world.kube.objects(PODS) != [])
-        await world.stop(load, by)
+        await world.stop(transfer, by)
         await world.until(lambda: world.done(kind) and world.kube.objects(PODS) == [])
         if by == "cancel":
             status = world.load(kind)["status"]
@@ -166,7 +166,7 @@ async def test_a_cancel_is_honoured_in_every_phase(kind: str, by: str, phase: st
         assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 
-async def test_a_mover_that_never_answers_a_cancel_is_removed_after_an_hour() -> None:
+async def test_a_mover_that_does_not_stop_is_deleted_after_an_hour() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")
         await world.stop(world.load(), "cancel")
@@ -181,7 +181,7 @@ async def test_a_mover_that_never_answers_a_cancel_is_removed_after_an_hour() ->
 
 
 @pytest.mark.cause("not-prepared-in-time")
-async def test_a_load_that_is_not_prepared_in_time_fails_and_says_what_it_waited_for() -> None:
+async def test_a_transfer_that_is_not_prepared_in_time_fails_with_its_cause() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(starts=False)) as world, world.agent():
         world.cluster.tick_seconds = 60.0
         await world.until(lambda: world.load()["status"].get("message", "") != "", seconds=10)
@@ -194,7 +194,7 @@ async def test_a_load_that_is_not_prepared_in_time_fails_and_says_what_it_waited
         assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 
-async def test_a_pod_that_disappears_ends_its_load_as_failed() -> None:
+async def test_a_transfer_whose_pod_disappears_is_failed() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(seconds=100)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")
         await world.cluster.client.delete(PODS, "velero", "du-1")
@@ -208,29 +208,31 @@ async def test_a_mover_on_another_node_is_taken_over_by_that_nodes_agent() -> No
         world.cluster.node = "node-b"
         async with world.agent(node=NODE), world.agent(node="node-b"):
             await world.until(lambda: world.phase() == "InProgress")
-            load = world.load()
-            assert (load["metadata"]["labels"][NODE_LABEL], load["status"]["node"]) == ("node-b", "node-b")
-            assert load["status"]["acceptedByNode"] == NODE
+            transfer = world.load()
+            assert (transfer["metadata"]["labels"][NODE_LABEL], transfer["status"]["node"]) == ("node-b", "node-b")
+            assert transfer["status"]["acceptedByNode"] == NODE
             await world.until(world.done)
             assert world.phase() == "Completed"
             assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 
 @pytest.mark.cause("waiting-for-slot")
-async def test_one_slot_is_given_to_one_load_after_the_other_and_each_says_that_it_waits() -> None:
-    loads = []
+async def test_transfers_use_a_slot_one_after_the_other_and_report_that_they_are_pending() -> None:
+    transfers = []
     for number in range(4):
-        load = accepted(data_upload(f"du-{number}"))
-        load["status"]["acceptedTimestamp"] = f"2026-11-21T12:00:0{9 - number}Z"
-        load["spec"] = load["spec"] | {"csiSnapshot": load["spec"]["csiSnapshot"] | {"volumeSnapshot": f"vs-{number}"}}
-        loads.append(load)
+        transfer = accepted(data_upload(f"du-{number}"))
+        transfer["status"]["acceptedTimestamp"] = f"2026-11-21T12:00:0{9 - number}Z"
+        transfer["spec"] = transfer["spec"] | {
+            "csiSnapshot": transfer["spec"]["csiSnapshot"] | {"volumeSnapshot": f"vs-{number}"}
+        }
+        transfers.append(transfer)
     most = 0
     order: list[str] = []
-    async with open_world(*loads, mover=Mover(seconds=10)) as world, world.agent(slots=1):
+    async with open_world(*transfers, mover=Mover(seconds=10)) as world, world.agent(slots=1):
         phases = ["InProgress", "Prepared", "Prepared", "Prepared"]
         await world.until(lambda: sorted(world.phase(name=f"du-{n}") for n in range(4)) == phases, seconds=9)
 
-        def look() -> bool:
+        def observe() -> bool:
             nonlocal most
             running = [
                 o["metadata"]["name"] for o in world.kube.objects(DATA_UPLOADS) if o["status"]["phase"] == "InProgress"
@@ -239,14 +241,14 @@ async def test_one_slot_is_given_to_one_load_after_the_other_and_each_says_that_
             order.extend(name for name in running if name not in order)
             return all(world.done(name=f"du-{n}") for n in range(4))
 
-        await world.until(look)
+        await world.until(observe)
         assert most == 1
         assert order[1:] == [name for name in ("du-3", "du-2", "du-1", "du-0") if name != order[0]]
-        told = [e for e in world.kube.objects(EVENTS) if "waiting for a free slot" in e["message"]]
-        assert len({e["involvedObject"]["name"] for e in told}) == len(told) == 3
+        pending = [e for e in world.kube.objects(EVENTS) if "waiting for a free slot" in e["message"]]
+        assert len({e["involvedObject"]["name"] for e in pending}) == len(pending) == 3
 
 
-async def test_a_restarted_agent_counts_what_runs_before_it_starts_anything() -> None:
+async def test_a_restarted_agent_counts_running_transfers_before_it_starts_one() -> None:
     running, waiting = accepted(data_upload("du-1")), accepted(data_upload("du-2"))
     async with open_world(running, waiting, mover=Mover(seconds=50)) as world:
         async with world.agent(slots=1):
@@ -260,7 +262,7 @@ async def test_a_restarted_agent_counts_what_runs_before_it_starts_anything() ->
             await world.until(lambda: world.done(name="du-1") and world.done(name="du-2"))
 
 
-async def test_a_volume_that_cannot_be_handed_over_is_dropped_and_the_load_fails() -> None:
+async def test_a_volume_that_cannot_be_handed_over_is_deleted_and_the_transfer_fails() -> None:
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         claim, _ = world.target()
@@ -272,10 +274,10 @@ async def test_a_volume_that_cannot_be_handed_over_is_dropped_and_the_load_fails
 
 
 @pytest.mark.cause("unreadable")
-async def test_a_load_that_cannot_be_read_is_left_alone_and_says_so_once() -> None:
-    load = accepted(data_upload())
-    async with open_world(load) as world:
-        broken = load | {"spec": {"snapshotType": "CSI"}}
+async def test_an_invalid_transfer_is_reported_once_and_not_changed() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer) as world:
+        broken = transfer | {"spec": {"snapshotType": "CSI"}}
         world.kube.put(broken)
         async with world.agent():
             await asyncio.sleep(5)
@@ -285,7 +287,7 @@ async def test_a_load_that_cannot_be_read_is_left_alone_and_says_so_once() -> No
         assert world.load()["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
 
 
-async def test_a_slow_load_holds_up_no_other_one() -> None:
+async def test_a_slow_transfer_does_not_delay_another_one() -> None:
     stuck, quick = accepted(data_upload("stuck")), accepted(data_upload("quick"))
     stuck["spec"] = stuck["spec"] | {"csiSnapshot": stuck["spec"]["csiSnapshot"] | {"volumeSnapshot": "unready"}}
     async with open_world(stuck, quick) as world, world.agent():
@@ -295,18 +297,18 @@ async def test_a_slow_load_holds_up_no_other_one() -> None:
         await world.until(lambda: "unready" in world.load(name="stuck")["status"].get("message", ""), seconds=10)
 
 
-async def test_the_status_page_shows_loads_and_slots() -> None:
+async def test_the_status_page_has_transfers_and_slots() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(seconds=20)) as world, world.agent(slots=2) as agent:
         await world.until(lambda: world.load()["status"].get("progress", {}).get("bytesDone") == 400)
         await asyncio.sleep(0.5)
         report = agent.report()
     assert report["slots"] == {"used": 1, "total": 2, "pending": 0}
-    assert [(load["name"], load["phase"], load["progress"]["bytesDone"]) for load in report["transfers"]] == [
-        ("du-1", "InProgress", 400)
-    ]
+    assert [
+        (transfer["name"], transfer["phase"], transfer["progress"]["bytesDone"]) for transfer in report["transfers"]
+    ] == [("du-1", "InProgress", 400)]
 
 
-async def test_an_agent_is_not_ready_before_it_saw_everything() -> None:
+async def test_an_agent_is_not_ready_before_the_first_lists() -> None:
     async with open_world() as world, world.agent() as agent:
         assert agent.not_synced() == [
             "DataUploads",

@@ -1,4 +1,4 @@
-"""What becomes of a load when the cluster refuses, forgets or takes too long."""
+"""Transfers whose requests are rejected, whose objects are lost, or whose operations time out."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def end_pod(world: World, *, exit_code: int, message: str) -> None:
     await world.cluster.client.patch(PODS, NAMESPACE, "du-1", {"status": status})
 
 
-async def test_an_object_that_is_refused_as_invalid_fails_its_load_at_once() -> None:
+async def test_an_object_that_is_rejected_as_invalid_fails_its_transfer_at_once() -> None:
     async with open_world(accepted(data_upload())) as world, world.agent():
         world.kube.fail_next("POST", "/pods", 422)
         await world.until(world.done, seconds=10)
@@ -30,7 +30,7 @@ async def test_an_object_that_is_refused_as_invalid_fails_its_load_at_once() -> 
 
 
 @pytest.mark.cause("permission-missing")
-async def test_a_right_that_is_missing_is_waited_for_and_told() -> None:
+async def test_a_missing_permission_is_reported_and_retried() -> None:
     async with open_world(accepted(data_upload())) as world, world.agent():
         world.kube.fail_next("POST", "/pods", 403, times=4)
         await world.until(
@@ -42,7 +42,7 @@ async def test_a_right_that_is_missing_is_waited_for_and_told() -> None:
         assert world.reasons().count("Forbidden") == 1
 
 
-async def test_a_right_to_clean_up_that_is_missing_delays_the_end_only_and_is_told_once(
+async def test_a_missing_permission_for_cleanup_is_reported_once_and_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with open_world(accepted(data_upload())) as world, world.agent():
@@ -51,25 +51,25 @@ async def test_a_right_to_clean_up_that_is_missing_delays_the_end_only_and_is_to
         assert world.phase() == "Completed"
         assert world.kube.objects(PODS) == []
         assert world.reasons().count("StepFailed") == 1
-    told = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert ["delete Pod velero/du-1: 403" in record.getMessage() for record in told] == [True]
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert ["delete Pod velero/du-1: 403" in record.getMessage() for record in errors] == [True]
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "message", "words"),
+    ("exit_code", "message", "text"),
     [(12, "wrong password", "wrong password"), (0, BACKUP_DONE, "ended before its data path started")],
-    ids=["says why", "claims a success"],
+    ids=["with a message", "with a result"],
 )
-async def test_a_mover_that_ends_before_it_was_started_fails_its_load(exit_code: int, message: str, words: str) -> None:
+async def test_a_mover_that_ends_before_its_start_fails_its_transfer(exit_code: int, message: str, text: str) -> None:
     async with open_world(accepted(data_upload())) as world, world.agent(slots=0):
         await world.until(lambda: world.phase() == "Prepared")
         await end_pod(world, exit_code=exit_code, message=message)
         await world.until(world.done, seconds=10)
         assert world.phase() == "Failed"
-        assert words in world.load()["status"]["message"]
+        assert text in world.load()["status"]["message"]
 
 
-async def test_a_pod_that_goes_away_after_a_cancel_was_asked_for_is_canceled() -> None:
+async def test_a_transfer_whose_pod_is_deleted_after_a_cancel_request_is_canceled() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")
         await world.stop(world.load(), "cancel")
@@ -80,7 +80,7 @@ async def test_a_pod_that_goes_away_after_a_cancel_was_asked_for_is_canceled() -
 
 
 @pytest.mark.cause("handover-too-long")
-async def test_a_handover_that_takes_too_long_fails_the_load() -> None:
+async def test_a_handover_that_times_out_fails_the_transfer() -> None:
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         world.cluster.binds = False
@@ -96,26 +96,26 @@ async def test_a_handover_that_takes_too_long_fails_the_load() -> None:
     ("verb", "path", "times", "reason"),
     [
         ("PATCH", "/persistentvolumes", 4, "Forbidden"),
-        # What a DataDownload's volume is must be read before anything is done to it.
+        # The volume of a DataDownload is read before it is changed.
         ("GET", "/persistentvolumes/", 2, "StepFailed"),
     ],
     ids=["handover", "step before it"],
 )
-async def test_what_is_refused_after_the_transfer_is_told_and_goes_on_once_it_is_allowed(
+async def test_a_rejected_step_after_the_data_path_is_reported_and_retried(
     verb: str, path: str, times: int, reason: str
 ) -> None:
-    told = f"{verb.lower()} PersistentVolume"
+    text = f"{verb.lower()} PersistentVolume"
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         world.kube.fail_next(verb, path, 403, times=times)
-        await world.until(lambda: told in world.load("DataDownload")["status"].get("message", ""), seconds=20)
+        await world.until(lambda: text in world.load("DataDownload")["status"].get("message", ""), seconds=20)
         await world.until(lambda: world.done("DataDownload"))
         assert world.phase("DataDownload") == "Completed"
         assert "message" not in world.load("DataDownload")["status"]
         assert world.reasons().count(reason) == 1
 
 
-async def test_a_handover_that_is_refused_for_long_fails_its_load() -> None:
+async def test_a_handover_that_is_rejected_until_its_timeout_fails_the_transfer() -> None:
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         world.kube.fail_next("PATCH", "/persistentvolumes", 403, times=100_000)
@@ -125,7 +125,7 @@ async def test_a_handover_that_is_refused_for_long_fails_its_load() -> None:
         assert message.startswith("data was moved, but not handed over within 10m0s: patch PersistentVolume pvc-")
 
 
-async def test_a_volume_that_may_not_be_changed_at_all_is_given_up_at_once() -> None:
+async def test_an_invalid_change_of_a_volume_fails_the_transfer_at_once() -> None:
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         world.kube.fail_next("PATCH", "/persistentvolumes", 422)
@@ -135,7 +135,7 @@ async def test_a_volume_that_may_not_be_changed_at_all_is_given_up_at_once() -> 
         assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 
-async def test_an_outcome_that_somebody_made_unreadable_is_written_anew() -> None:
+async def test_an_invalid_outcome_is_recorded_again() -> None:
     async with open_world(accepted(data_upload())) as world:
         async with world.agent():
             await world.until(lambda: world.phase() == "InProgress")
@@ -147,9 +147,9 @@ async def test_an_outcome_that_somebody_made_unreadable_is_written_anew() -> Non
         assert world.phase() == "Completed"
 
 
-async def test_an_agent_that_lost_a_load_to_another_makes_nothing_for_it() -> None:
-    load = accepted(data_upload())
-    async with open_world(load, mover=Mover(starts=False)) as world:
+async def test_an_agent_creates_nothing_for_a_transfer_that_was_reassigned() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(starts=False)) as world:
         async with world.agent():
             await world.until(lambda: world.kube.objects(PODS) != [])
             label = {"metadata": {"labels": {NODE_LABEL: "node-b"}}}
@@ -161,7 +161,7 @@ async def test_an_agent_that_lost_a_load_to_another_makes_nothing_for_it() -> No
             await world.until(lambda: world.kube.objects(PODS) != [])
 
 
-async def test_a_completed_download_does_not_depend_on_its_pod_once_the_outcome_is_kept() -> None:
+async def test_a_recorded_outcome_is_completed_without_the_pod() -> None:
     async with open_world(accepted(data_download())) as world:
         world.cluster.binds = False
         async with world.agent():

@@ -1,4 +1,4 @@
-"""How many loads a node may move data of: rules, labels, and their changes."""
+"""The number of slots of a node: rules, labels, and their changes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -49,7 +49,7 @@ def node(name: str, **labels: str) -> JsonDict:
 
 @dataclass
 class Scene:
-    """An agent's own number, as its node and its configuration change."""
+    """The number of an agent's own node, whose labels and configuration change."""
 
     kube: FakeKube = field(default_factory=FakeKube)
     concurrency: LoadConcurrency = RULES
@@ -89,7 +89,7 @@ async def test_the_number_follows_the_labels_of_the_node() -> None:
 
 
 @pytest.mark.looptime
-async def test_without_rules_the_node_is_not_even_read() -> None:
+async def test_without_rules_the_node_is_not_read() -> None:
     scene = Scene(concurrency=LoadConcurrency(global_config=4))
     async with scene.following() as own:
         await own.wait_known()
@@ -100,7 +100,7 @@ async def test_without_rules_the_node_is_not_even_read() -> None:
         scene.concurrency = RULES
         own.refresh()
         await until(lambda: scene.numbers[-1] == 8)
-        # Until the labels are known the number before stays.
+        # The number does not change until the labels are known.
         assert scene.numbers == [4, 8]
         scene.concurrency = LoadConcurrency(global_config=2)
         own.refresh()
@@ -108,7 +108,7 @@ async def test_without_rules_the_node_is_not_even_read() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_node_whose_labels_may_not_be_read_goes_by_the_global_number() -> None:
+async def test_a_node_whose_labels_are_forbidden_has_the_global_number() -> None:
     scene = Scene()
     scene.kube.fail_next("GET", "/nodes", 403)
     async with scene.following() as own:

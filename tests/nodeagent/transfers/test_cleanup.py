@@ -1,4 +1,4 @@
-"""A clean-up that does not come about: told, tried on, in nobody's way."""
+"""A blocked cleanup is reported and retried, and blocks no other transfer."""
 
 import asyncio
 
@@ -21,38 +21,41 @@ async def hold_claim(world: World, name: str, *, finalizers: list[str]) -> None:
     await world.cluster.client.patch(PERSISTENT_VOLUME_CLAIMS, NAMESPACE, name, patch)
 
 
-def told(world: World) -> list[str]:
+def reported(world: World) -> list[str]:
     return [event["message"] for event in world.kube.objects(EVENTS) if event["reason"] == "CleanupBlocked"]
 
 
 @pytest.mark.parametrize("kind", LOADS)
 @pytest.mark.cause("cleanup-blocked")
-async def test_what_somebody_else_holds_back_is_told_once_and_goes_when_it_is_let_go(kind: str) -> None:
-    load = accepted(LOADS[kind]())
-    name = load["metadata"]["name"]
-    async with open_world(load, mover=Mover(exit_code=11, message="no space left")) as world, world.agent() as agent:
+async def test_a_blocked_cleanup_is_reported_once_and_continues_when_it_can(kind: str) -> None:
+    transfer = accepted(LOADS[kind]())
+    name = transfer["metadata"]["name"]
+    async with (
+        open_world(transfer, mover=Mover(exit_code=11, message="no space left")) as world,
+        world.agent() as agent,
+    ):
         await world.until(lambda: world.phase(kind) == "InProgress")
         await hold_claim(world, name, finalizers=[FOREIGN])
         await world.until(lambda: world.phase(kind) == "Failed")
         status = world.load(kind)["status"]
         world.cluster.tick_seconds = 5.0
         await asyncio.sleep(580)
-        assert told(world) == []
-        await world.until(lambda: told(world) != [], seconds=100, every=1)
+        assert reported(world) == []
+        await world.until(lambda: reported(world) != [], seconds=100, every=1)
         await asyncio.sleep(1800)
         claim = f"PersistentVolumeClaim velero/{name} is being deleted (finalizers: {FOREIGN})"
-        assert told(world) == [f"not cleaned up within 10m0s, will retry: {claim}"]
+        assert reported(world) == [f"not cleaned up within 10m0s, will retry: {claim}"]
         assert [entry["pendingMessage"] for entry in agent.report()["transfers"]] == [claim]
         assert world.load(kind)["status"] == status
         await hold_claim(world, name, finalizers=[])
         await world.until(lambda: world.done(kind), seconds=100, every=1)
 
 
-async def test_a_stuck_clean_up_is_in_nobodys_way() -> None:
+async def test_a_blocked_cleanup_does_not_block_other_transfers() -> None:
     stuck, others = accepted(data_upload("stuck")), [accepted(data_upload(f"du-{n}")) for n in range(3)]
-    for load in (stuck, *others):
-        source = {"volumeSnapshot": f"vs-{load['metadata']['name']}"}
-        load["spec"] = load["spec"] | {"csiSnapshot": load["spec"]["csiSnapshot"] | source}
+    for transfer in (stuck, *others):
+        source = {"volumeSnapshot": f"vs-{transfer['metadata']['name']}"}
+        transfer["spec"] = transfer["spec"] | {"csiSnapshot": transfer["spec"]["csiSnapshot"] | source}
     async with open_world(stuck, *others, mover=Mover(seconds=1)) as world, world.agent(slots=1):
         await world.until(
             lambda: any(c["metadata"]["name"] == "stuck" for c in world.kube.objects(PERSISTENT_VOLUME_CLAIMS))

@@ -1,4 +1,4 @@
-"""What a mover pod tells: how it is, and who took it away."""
+"""The state of a mover pod, and why one was lost."""
 
 import pytest
 
@@ -39,9 +39,9 @@ def ended(exit_code: int, **terminated: object) -> JsonDict:
         pytest.param(ended(12, message="wrong password"), PodState.ENDED, id="failed"),
         pytest.param(ended(137, reason="OOMKilled"), PodState.ENDED, id="out of its own memory"),
         pytest.param({"phase": "Succeeded"}, PodState.ENDED, id="succeeded, no container known"),
-        pytest.param({"phase": "Failed", "reason": "Evicted"}, PodState.LOST, id="evicted before it began"),
+        pytest.param({"phase": "Failed", "reason": "Evicted"}, PodState.LOST, id="evicted before it started"),
         pytest.param(ended(137) | {"reason": "Evicted"}, PodState.LOST, id="evicted"),
-        pytest.param({"phase": "Failed", "reason": "NodeAffinity"}, PodState.LOST, id="refused by the kubelet"),
+        pytest.param({"phase": "Failed", "reason": "NodeAffinity"}, PodState.LOST, id="rejected by the kubelet"),
         pytest.param(ended(14) | {"conditions": [DISRUPTION]}, PodState.LOST, id="preempted"),
         pytest.param(ended(137, reason="ContainerStatusUnknown"), PodState.LOST, id="container lost"),
         pytest.param(ended(255, reason="Unknown"), PodState.LOST, id="node rebooted"),
@@ -57,7 +57,7 @@ def ended(exit_code: int, **terminated: object) -> JsonDict:
         pytest.param({"phase": "Failed"}, PodState.LOST, id="failed without a container"),
     ],
 )
-def test_a_pods_state_is_read_from_its_status(status: JsonDict, state: PodState) -> None:
+def test_the_state_of_a_pod_follows_from_its_status(status: JsonDict, state: PodState) -> None:
     assert pod_state(mover_pod(data_upload(), **status)) is state
 
 
@@ -69,7 +69,7 @@ def test_a_pods_state_is_read_from_its_status(status: JsonDict, state: PodState)
         pytest.param(ended(14), PodState.LOST, id="ended"),
     ],
 )
-def test_a_pod_that_is_being_deleted_is_leaving_until_it_ended(status: JsonDict, state: PodState) -> None:
+def test_a_pod_that_is_being_deleted_is_terminating_until_it_ended(status: JsonDict, state: PodState) -> None:
     pod = mover_pod(data_upload(), **status)
     pod["metadata"]["deletionTimestamp"] = DELETED
     assert pod_state(pod) is state
@@ -80,21 +80,21 @@ def test_no_pod_is_absent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "text"),
     [
         pytest.param({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory", id="evicted"),
-        pytest.param({"reason": "NodeAffinity"}, "NodeAffinity", id="no words"),
+        pytest.param({"reason": "NodeAffinity"}, "NodeAffinity", id="no message"),
         pytest.param({"conditions": [DISRUPTION]}, f"PreemptionByScheduler: {DISRUPTION['message']}", id="preempted"),
         pytest.param({"conditions": [DISRUPTION | {"status": "False"}]}, "", id="no disruption"),
-        pytest.param({"phase": "Running"}, "", id="nobody says"),
+        pytest.param({"phase": "Running"}, "", id="unknown"),
         pytest.param(ended(137, reason="Error"), "killed by signal 9 (exit code 137)", id="killed"),
     ],
 )
-def test_who_took_a_pod_away_is_told_in_their_words(status: JsonDict, words: str) -> None:
-    assert explain_loss(mover_pod(data_upload(), **status)) == words
+def test_the_cause_of_a_loss_is_taken_from_the_status(status: JsonDict, text: str) -> None:
+    assert explain_loss(mover_pod(data_upload(), **status)) == text
 
 
-def test_a_trimmed_pod_reads_like_the_whole_one() -> None:
+def test_a_trimmed_pod_has_the_state_of_the_whole_one() -> None:
     pod = mover_pod(data_upload(), **(ended(14) | {"conditions": [DISRUPTION]}))
     pod["spec"]["containers"][0]["image"] = "x" * 1000
     small = trim_pod(pod)
@@ -121,18 +121,18 @@ def test_only_an_own_mover_that_has_started_may_take_a_transfer_over(
     assert [may_take_over(each) for each in (pod, trim_pod(pod))] == [expected, expected]
 
 
-def test_a_pod_that_was_killed_tells_its_memory_limit_trimmed_or_not() -> None:
+def test_the_memory_limit_of_a_killed_pod_is_reported_trimmed_or_not() -> None:
     pod = mover_pod(data_upload(), **ended(137, reason="Error"))
     pod["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Mi", "cpu": "1"}}
-    words = "killed by signal 9 (exit code 137), probably out of memory (limit 64Mi)"
-    assert [explain_loss(each) for each in (pod, trim_pod(pod))] == [words, words]
+    text = "killed by signal 9 (exit code 137), probably out of memory (limit 64Mi)"
+    assert [explain_loss(each) for each in (pod, trim_pod(pod))] == [text, text]
 
 
 @pytest.mark.parametrize(
     ("status", "meta", "killed"),
     [
-        pytest.param(ended(137, reason="Error"), {}, True, id="nobody says why"),
-        pytest.param(ended(137), {}, True, id="no word at all"),
+        pytest.param(ended(137, reason="Error"), {}, True, id="unknown reason"),
+        pytest.param(ended(137), {}, True, id="no reason"),
         pytest.param(ended(137, reason="Error"), {"deletionTimestamp": DELETED}, False, id="deleted"),
         pytest.param(ended(137, reason="Error") | {"reason": "Evicted"}, {}, False, id="evicted"),
         pytest.param(ended(137, reason="Error") | {"conditions": [DISRUPTION]}, {}, False, id="preempted"),
@@ -141,7 +141,7 @@ def test_a_pod_that_was_killed_tells_its_memory_limit_trimmed_or_not() -> None:
         pytest.param({"phase": "Running"}, {}, False, id="running"),
     ],
 )
-def test_only_a_kill_that_nobody_explains_is_one(status: JsonDict, meta: JsonDict, *, killed: bool) -> None:
+def test_only_a_kill_for_an_unknown_reason_counts(status: JsonDict, meta: JsonDict, *, killed: bool) -> None:
     pod = mover_pod(data_upload(), **status)
     pod["metadata"] |= meta
     assert was_killed(pod) is killed

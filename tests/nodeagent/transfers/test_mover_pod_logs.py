@@ -1,4 +1,4 @@
-"""A mover's log: all of it in the agent's log, its end in the message of a load whose mover had no last words."""
+"""The log of a mover: copied into the agent's log, its end in the message of a transfer whose mover left none."""
 
 import asyncio
 from typing import Any
@@ -18,47 +18,47 @@ LOG_LIMIT_BYTES = 4 * 1024 * 1024
     ("message", "tail", "together"),
     [
         pytest.param("OOMKilled", "", "OOMKilled", id="no log"),
-        pytest.param("OOMKilled", "one\ntwo\n", "OOMKilled; its log ends: one\ntwo", id="a log that tells more"),
-        pytest.param("wrong password for it", "E wrong password for it", "wrong password for it", id="said already"),
+        pytest.param("OOMKilled", "one\ntwo\n", "OOMKilled; its log ends: one\ntwo", id="a log with more"),
+        pytest.param("wrong password for it", "E wrong password for it", "wrong password for it", id="repeated"),
         pytest.param(
             "the pod is gone; cannot read /x/y",
             "I begin\nE cannot read /x/y at all",
             "the pod is gone; cannot read /x/y; its log ends: I begin",
-            id="a part of it was said",
+            id="partly repeated",
         ),
         pytest.param("a: line one", "line one", "a: line one", id="the line is in the message"),
-        pytest.param(
-            "Error", "an Error came\n\n", "Error; its log ends: an Error came", id="a short word proves nothing"
-        ),
+        pytest.param("Error", "an Error came\n\n", "Error; its log ends: an Error came", id="too short to compare"),
     ],
 )
-def test_what_a_log_tells_beyond_the_message_is_added(message: str, tail: str, together: str) -> None:
+def test_the_lines_that_the_message_lacks_are_added(message: str, tail: str, together: str) -> None:
     assert add_log_end(message, tail) == together
 
 
-def taken(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:
+def copied(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:
     """Return the mover's lines in the agent's log, each with its fields."""
     found = [record for record in caplog.records if record.getMessage().startswith("mover: ")]
     return [(record.getMessage().removeprefix("mover: "), record.__dict__["fields"]) for record in found]
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize("exit_code", [0, 11, 137], ids=["good", "bad", "killed"])
+@pytest.mark.parametrize("exit_code", [0, 11, 137], ids=["completed", "failed", "killed"])
 @pytest.mark.parametrize("kind", LOADS)
-async def test_a_movers_log_is_in_the_agents_log_before_its_pod_is_gone(
+async def test_the_log_of_a_mover_is_copied_before_its_pod_is_deleted(
     kind: str, exit_code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    load = accepted(LOADS[kind]())
-    name = load["metadata"]["name"]
+    transfer = accepted(LOADS[kind]())
+    name = transfer["metadata"]["name"]
     message = "no space left on device" if exit_code else None
-    async with open_world(load, mover=Mover(exit_code=exit_code, message=message)) as world:
+    async with open_world(transfer, mover=Mover(exit_code=exit_code, message=message)) as world:
         world.kube.logs[NAMESPACE, name] = "first line\nE no space left on device\nlast line"
         async with world.agent():
             await world.until(lambda: world.done(kind))
-    lines = taken(caplog)
+    lines = copied(caplog)
     assert [line for line, _ in lines] == ["first line", "E no space left on device", "last line"]
-    assert {(told["kind"], told["name"], told["uid"]) for _, told in lines} == {(kind, name, load["metadata"]["uid"])}
+    assert {(extra["kind"], extra["name"], extra["uid"]) for _, extra in lines} == {
+        (kind, name, transfer["metadata"]["uid"])
+    }
     status = world.load(kind)["status"]
     assert (
         status.get("message")
@@ -72,14 +72,14 @@ async def test_a_movers_log_is_in_the_agents_log_before_its_pod_is_gone(
 
 
 @pytest.mark.looptime
-async def test_the_end_of_a_long_log_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_end_of_a_long_log_is_copied(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     text = [f"{number:07d} {'x' * 200}" for number in range(40_000)]
     async with open_world(accepted(data_upload()), mover=Mover(exit_code=11, message="")) as world:
         world.kube.logs[NAMESPACE, "du-1"] = "\n".join(text) + "\n"
         async with world.agent():
             await world.until(world.done)
-    lines = [line for line, _ in taken(caplog)]
+    lines = [line for line, _ in copied(caplog)]
     assert lines == text[-len(lines) :]
     assert LOG_LIMIT_BYTES / 2 < sum(map(len, lines)) <= LOG_LIMIT_BYTES
     assert text[-1] in world.load()["status"]["message"]
@@ -87,7 +87,7 @@ async def test_the_end_of_a_long_log_is_taken(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.looptime
-async def test_the_end_of_the_log_is_not_lost_when_the_outcome_has_to_be_written_twice() -> None:
+async def test_the_end_of_the_log_is_kept_if_the_outcome_is_written_twice() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(exit_code=11, message="")) as world:
         world.kube.logs[NAMESPACE, "du-1"] = "kopia said why\n"
         async with world.agent():
@@ -99,20 +99,20 @@ async def test_the_end_of_the_log_is_not_lost_when_the_outcome_has_to_be_written
 
 
 @pytest.mark.looptime
-async def test_a_log_that_cannot_be_had_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_that_cannot_be_read_delays_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with open_world(accepted(data_upload()), mover=Mover(exit_code=11, message="")) as world:
         world.kube.fail_next("GET", "/pods/du-1/log", 500, times=1000)
         async with world.agent():
             await world.until(lambda: world.phase() == "Failed", seconds=200)
             await asyncio.sleep(0)
-    assert "could not be taken over" in caplog.text
+    assert "cannot copy the log" in caplog.text
 
 
 @pytest.mark.looptime
-async def test_a_pod_that_never_ran_is_not_asked_for_its_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_of_a_pod_that_never_ran_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
     mover = Mover(rejected="OutOfcpu", rejections=1, seconds=100)
     async with open_world(accepted(data_upload()), mover=mover) as world, world.agent():
         await world.until(lambda: "MoverLost" in world.reasons())
         await world.until(lambda: world.phase() == "InProgress")
         assert [request.path for request in world.kube.requests if request.path.endswith("/log")] == []
-    assert "could not be taken over" not in caplog.text
+    assert "cannot copy the log" not in caplog.text

@@ -1,4 +1,4 @@
-"""The one writer of phases."""
+"""The only writer of phases."""
 
 import json
 from collections.abc import Callable
@@ -31,16 +31,16 @@ RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 
 
 class Recorder:
-    """Takes patches and answers with the object they were meant for."""
+    """Records patches and answers with the object that they are for."""
 
-    def __init__(self, load: JsonDict) -> None:
+    def __init__(self, cr: JsonDict) -> None:
         self.patches: list[JsonDict] = []
-        self._load = load
+        self._cr = cr
         self.writer = StatusWriter(scripted_client(self._answer), HandClock(1800.0))
 
     def _answer(self, request: Request) -> Response:
         self.patches.append(json.loads(request.body or b"{}"))
-        return answer(self._load)
+        return answer(self._cr)
 
     @property
     def patch(self) -> JsonDict:
@@ -53,9 +53,9 @@ def upload(phase: Phase, **status: Any) -> JsonDict:
     return data_upload(status={"phase": str(phase)} | status, labels=labels, resourceVersion="7")
 
 
-async def moved(load: JsonDict, to: Phase, change: Change | None = None, kind: Kind = UPLOADS) -> JsonDict:
-    recorder = Recorder(load)
-    await recorder.writer.move(kind, kind.parse(load), to, change)
+async def moved(transfer: JsonDict, to: Phase, change: Change | None = None, kind: Kind = UPLOADS) -> JsonDict:
+    recorder = Recorder(transfer)
+    await recorder.writer.move(kind, kind.parse(transfer), to, change)
     return recorder.patch
 
 
@@ -79,13 +79,13 @@ async def test_failed_needs_a_message() -> None:
         await moved(upload(Phase.ACCEPTED), Phase.FAILED, Change(status={"message": ""}))
 
 
-async def test_a_write_holds_only_if_nobody_else_wrote() -> None:
+async def test_a_write_requires_the_version_that_was_read() -> None:
     patch = await moved(upload(Phase.PREPARED), Phase.IN_PROGRESS)
     assert patch["metadata"]["uid"] == "uid-of-du-1"
     assert patch["metadata"]["resourceVersion"] == "7"
 
 
-async def test_an_accepted_load_is_marked_and_stamped() -> None:
+async def test_an_accepted_transfer_gets_marks_and_timestamp() -> None:
     change = Change(status={"acceptedByNode": "node-a"}, labels={NODE_LABEL: "node-a"}, finalizers=["f"])
     patch = await moved(upload(Phase.NEW), Phase.ACCEPTED, change)
     assert patch["status"] == {"phase": "Accepted", "acceptedTimestamp": STAMP, "acceptedByNode": "node-a"}
@@ -94,28 +94,30 @@ async def test_an_accepted_load_is_marked_and_stamped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "load"),
+    ("kind", "transfer"),
     [(UPLOADS, data_upload), (DOWNLOADS, data_download), (BACKUPS, pod_volume_backup), (RESTORES, pod_volume_restore)],
     ids=["dataupload", "datadownload", "podvolumebackup", "podvolumerestore"],
 )
-async def test_an_accepted_load_has_the_status_fields_of_the_peers(
-    kind: Kind, load: Callable[[], JsonDict], request: pytest.FixtureRequest
+async def test_an_accepted_transfer_has_the_status_fields_that_velero_writes(
+    kind: Kind, transfer: Callable[[], JsonDict], request: pytest.FixtureRequest
 ) -> None:
-    patch = await moved(load(), Phase.ACCEPTED, Change(status={"acceptedByNode": "node-a"}), kind)
+    patch = await moved(transfer(), Phase.ACCEPTED, Change(status={"acceptedByNode": "node-a"}), kind)
 
     recorded = json.loads((RECORDINGS / f"{request.node.callspec.id}.json").read_text())
-    peers = next(s for s in (one["object"].get("status") or {} for one in recorded) if s.get("phase") == "Accepted")
-    assert patch["status"].keys() == peers.keys() - {"progress"}
-    assert patch["status"].get("node") == peers.get("node")
+    recorded_status = next(
+        s for s in (one["object"].get("status") or {} for one in recorded) if s.get("phase") == "Accepted"
+    )
+    assert patch["status"].keys() == recorded_status.keys() - {"progress"}
+    assert patch["status"].get("node") == recorded_status.get("node")
 
 
-async def test_a_started_load_loses_the_mark_and_a_stale_message() -> None:
+async def test_a_started_transfer_loses_the_expose_label_and_a_stale_message() -> None:
     patch = await moved(upload(Phase.PREPARED, message="waiting"), Phase.IN_PROGRESS)
     assert patch["status"] == {"phase": "InProgress", "startTimestamp": STAMP, "message": None}
     assert patch["metadata"]["labels"] == {EXPOSE_ON_GOING_LABEL: None}
 
 
-async def test_an_end_has_both_timestamps_although_nothing_was_started() -> None:
+async def test_a_final_status_has_both_timestamps_although_nothing_started() -> None:
     patch = await moved(upload(Phase.ACCEPTED), Phase.FAILED, Change(status={"message": "why"}))
     assert patch["status"] == {
         "phase": "Failed",
@@ -125,23 +127,23 @@ async def test_an_end_has_both_timestamps_although_nothing_was_started() -> None
     }
 
 
-async def test_an_end_keeps_the_start() -> None:
-    load = upload(Phase.IN_PROGRESS, startTimestamp="2026-11-21T12:00:00Z")
-    patch = await moved(load, Phase.COMPLETED)
+async def test_a_final_status_keeps_the_start() -> None:
+    transfer = upload(Phase.IN_PROGRESS, startTimestamp="2026-11-21T12:00:00Z")
+    patch = await moved(transfer, Phase.COMPLETED)
     assert "startTimestamp" not in patch["status"]
 
 
 async def test_a_field_that_the_kind_lacks_is_never_written() -> None:
-    load = data_download(status={"phase": "Accepted"})
+    transfer = data_download(status={"phase": "Accepted"})
     change = Change(status={"node": "node-a", "nodeOS": "linux", "path": "/x"})
-    patch = await moved(load, Phase.PREPARED, change, DOWNLOADS)
+    patch = await moved(transfer, Phase.PREPARED, change, DOWNLOADS)
     assert patch["status"] == {"phase": "Prepared", "node": "node-a"}
 
 
 async def test_a_report_writes_message_and_progress_and_no_phase() -> None:
-    load = upload(Phase.IN_PROGRESS)
-    recorder = Recorder(load)
-    cr: Transfer = UPLOADS.parse(load)
+    transfer = upload(Phase.IN_PROGRESS)
+    recorder = Recorder(transfer)
+    cr: Transfer = UPLOADS.parse(transfer)
     await recorder.writer.report(UPLOADS, cr, message="", progress=Progress(total_bytes=9, bytes_done=3))
     assert recorder.patch["status"] == {"message": None, "progress": {"totalBytes": 9, "bytesDone": 3}}
 
@@ -150,9 +152,9 @@ WAITING = {PENDING_REASON_ANNOTATION: "WaitingForSlot"}
 
 
 async def reported(annotations: dict[str, str], **report: Any) -> JsonDict:
-    load = data_upload(status={"phase": "Prepared", "message": "old"}, annotations=annotations)
-    recorder = Recorder(load)
-    await recorder.writer.report(UPLOADS, UPLOADS.parse(load), **report)
+    transfer = data_upload(status={"phase": "Prepared", "message": "old"}, annotations=annotations)
+    recorder = Recorder(transfer)
+    await recorder.writer.report(UPLOADS, UPLOADS.parse(transfer), **report)
     return recorder.patch
 
 
@@ -176,8 +178,8 @@ async def test_progress_alone_leaves_message_and_reason() -> None:
 
 @pytest.mark.parametrize("message", ["waiting", ""], ids=["with message", "message overwritten"])
 async def test_a_move_removes_message_and_reason(message: str) -> None:
-    load = data_upload(status={"phase": "Prepared", "message": message}, annotations=WAITING)
-    patch = await moved(load, Phase.IN_PROGRESS)
+    transfer = data_upload(status={"phase": "Prepared", "message": message}, annotations=WAITING)
+    patch = await moved(transfer, Phase.IN_PROGRESS)
     assert patch["status"]["message"] is None
     assert patch["metadata"]["annotations"] == {PENDING_REASON_ANNOTATION: None}
 
