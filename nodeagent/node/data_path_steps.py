@@ -79,11 +79,11 @@ class DataPathSteps(StepBase):
 
     async def end_without_result(self, case: Case) -> Requeue | None:
         """Move to Canceled or Failed: the mover pod no longer exists, and its result is unknown."""
-        gone = f"data mover pod {case.cr.metadata.namespace}/{case.cr.name} no longer exists"
+        gone = f"data mover pod {case.cr.metadata.namespace}/{case.cr.name} is gone"
         if case.view.cancel is not CancelState.NONE:
             return await self._end(case, Phase.CANCELED, f"{cancel_cause(case.cr)}; {gone}")
         cause = explain_loss(case.departed) if case.departed is not None else ""
-        message = f"{gone} on node {self._site.node} and left no result" + (f": {cause}" if cause else "")
+        message = f"{gone} from node {self._site.node} without a result" + (f": {cause}" if cause else "")
         return await self._end(case, Phase.FAILED, message)
 
     async def fail_unstarted(self, case: Case) -> Requeue | None:

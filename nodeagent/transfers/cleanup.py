@@ -36,7 +36,7 @@ class CleanUp:
     clock: Clock
     status: StatusWriter
     events: EventLog
-    waits: PendingRecords
+    records: PendingRecords
     timeout: timedelta
 
     async def step(self, kind: Kind, cr: Transfer) -> Requeue | None:
@@ -52,17 +52,17 @@ class CleanUp:
         pending = await kind.clean_up(cr)
         if pending is None:
             await self.status.release(kind, cr)
-            self.waits.forget(cr.uid)
+            self.records.forget(cr.uid)
             _log.info("cleaned up", extra=identity)
             return None
         _log.debug("cleanup pending: %s", pending.message, extra=identity)
-        self.waits.observe(cr.uid, pending)
+        self.records.observe(cr.uid, pending)
         if not self._is_blocked(cr):
-            return Requeue(self.waits.count_check(cr.uid))
-        if self.waits.reported_message(cr.uid) != pending.message:
+            return Requeue(self.records.count_check(cr.uid))
+        if self.records.reported_message(cr.uid) != pending.message:
             message = f"not cleaned up within {format_duration(self.timeout)}, will retry: {pending.message}"
             await self.events.record(cr, PendingReason.CLEANUP_BLOCKED, message, warning=True)
-            self.waits.mark_reported(cr.uid, Pending(PendingReason.CLEANUP_BLOCKED, pending.message))
+            self.records.mark_reported(cr.uid, Pending(PendingReason.CLEANUP_BLOCKED, pending.message))
         return Requeue(_BLOCKED_PAUSE_SECONDS)
 
     def _is_blocked(self, cr: Transfer) -> bool:

@@ -38,7 +38,7 @@ def test_every_change_to_the_life_cycle_is_detected() -> None:
 
 
 def test_every_change_to_the_recovery_of_orphaned_transfers_is_detected() -> None:
-    cases = [((load, owner), expected(load, owner)) for load, owner in every_case()]
+    cases = [((transfer, owner), expected(transfer, owner)) for transfer, owner in every_case()]
     assert passes(decide_recovery, cases)
     mutants = list(build_mutants(inspect.getsource(orphans_module), "decide_recovery", vars(orphans_module)))
     assert len(mutants) >= LEAST_MUTANTS

@@ -1,4 +1,4 @@
-"""A clock that a test turns by hand."""
+"""A clock that a test sets."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 @dataclass
 class HandClock:
-    """Reads `seconds` after noon; nobody may sleep on it."""
+    """Shows `seconds` after noon; sleeping is not supported."""
 
     seconds: float = 0.0
 

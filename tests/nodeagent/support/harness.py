@@ -1,6 +1,6 @@
-"""An agent's owner side in a simulated cluster, with an API that fails where it is told to.
+"""The node's half of an agent in a simulated cluster, with an API that fails at a chosen request.
 
-`Fuse` stands between the agent and the fake API server: it counts the agent's requests and
+`Fuse` sits between the agent and the fake API server: it counts the agent's requests and
 at one of them stops the agent, or lets the request fail.
 """
 
@@ -73,7 +73,7 @@ class Fault(Enum):
 
     @property
     def lasts(self) -> int:
-        """At how many requests in a row it happens."""
+        """The number of consecutive requests that it affects."""
         return OUTAGE if self in {Fault.SERVER_ERROR, Fault.LOST} else 1
 
     @property
@@ -84,10 +84,10 @@ class Fault(Enum):
 
 @dataclass
 class Fuse(Transport):
-    """The agent's way to the API server; blows at request number `at`.
+    """The agent's transport to the API server; blows at request number `at`.
 
-    `counts` chooses the requests that are counted. An outage lasts for `OUTAGE` of them: longer
-    than one request is tried again. An agent that is stopped sends nothing any more.
+    `counts` selects the requests that are counted. An outage lasts for `OUTAGE` of them: more than
+    one request is retried. An agent that is stopped sends nothing any more.
     """
 
     inner: Transport = field(default_factory=FakeKube)
@@ -128,7 +128,7 @@ class Fuse(Transport):
 def build_agent(
     transport: Transport, *, node: str = NODE, slots: int = 1, metrics: Metrics | None = None
 ) -> Reconciler:
-    """Return the owner side of the agent of `node`, wired as the product wires it."""
+    """Return the node's half of the agent of `node`, wired as the product wires it."""
     clock = LoopClock()
     client = KubeClient(transport, Retry(clock))
     metrics = metrics or Metrics(node)
@@ -159,18 +159,18 @@ def build_agent(
 
 @dataclass
 class World:
-    """A cluster with what a load needs, and what a test asks of it."""
+    """A cluster with the objects that a transfer needs, and the questions of a test about it."""
 
     kube: FakeKube
     cluster: Cluster
 
     def load(self, kind: str = "DataUpload", name: str = "") -> JsonDict:
-        """Return the only load of `kind`, or the one of that name."""
-        loads = [o for o in self.kube.objects(LOAD_RESOURCES[kind]) if name in {"", o["metadata"]["name"]}]
-        return loads[0] if loads else {}
+        """Return the only transfer of `kind`, or the one of that name."""
+        transfers = [o for o in self.kube.objects(LOAD_RESOURCES[kind]) if name in {"", o["metadata"]["name"]}]
+        return transfers[0] if transfers else {}
 
     def phase(self, kind: str = "DataUpload", name: str = "") -> str:
-        """Return the load's phase, empty where it is gone."""
+        """Return the phase of the transfer, empty if it does not exist."""
         return str(self.load(kind, name).get("status", {}).get("phase", ""))
 
     def reasons(self) -> list[str]:
@@ -179,7 +179,7 @@ class World:
         return [e["reason"] for e in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"]))]
 
     def left(self) -> dict[str, list[str]]:
-        """Return the names of everything beside loads and Events."""
+        """Return the names of all objects except transfers and Events."""
         kinds: tuple[Resource, ...] = (
             PODS,
             PERSISTENT_VOLUME_CLAIMS,
@@ -210,26 +210,26 @@ class World:
         return PERSISTENT_VOLUME_CLAIMS, claim["metadata"]["namespace"], claim["metadata"]["name"]
 
     def unready_snapshot(self, name: str) -> None:
-        """Let a source snapshot be one that is still taken."""
+        """Make a source snapshot one that is not ready yet."""
         snapshot = next(o for o in self.kube.objects(VOLUME_SNAPSHOTS) if o["metadata"]["name"] == name)
         self.kube.put(snapshot | {"status": {"readyToUse": False}})
 
-    async def stop(self, load: JsonDict, by: str) -> None:
-        """Ask for the end of a load by `cancel` or by `deletion`."""
-        resource, name = LOAD_RESOURCES[load["kind"]], load["metadata"]["name"]
+    async def stop(self, transfer: JsonDict, by: str) -> None:
+        """Request the cancel of a transfer by `cancel` or by `deletion`."""
+        resource, name = LOAD_RESOURCES[transfer["kind"]], transfer["metadata"]["name"]
         if by == "cancel":
             await self.cluster.client.patch(resource, NAMESPACE, name, {"spec": {"cancel": True}})
         else:
             await self.cluster.client.delete(resource, NAMESPACE, name)
 
     async def until(self, condition: Callable[[], bool], *, seconds: float = 300.0, every: float = 0.05) -> None:
-        """Wait in virtual time until `condition` holds, looking `every` so many seconds."""
+        """Wait in virtual time until `condition` holds, checking it `every` so many seconds."""
         async with asyncio.timeout(seconds):
             while not condition():
                 await asyncio.sleep(every)
 
     def done(self, kind: str = "DataUpload", name: str = "") -> bool:
-        """Whether the load has left the agent's hands, cleaned up."""
+        """Return whether the transfer is cleaned up and released."""
         meta = self.load(kind, name).get("metadata")
         return meta is None or NODE_LABEL not in meta.get("labels", {})
 
@@ -245,49 +245,49 @@ class World:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def accepted(load: JsonDict, *, node: str = NODE) -> JsonDict:
-    """Return `load` as the dispatcher accepts it for `node`."""
-    load["metadata"]["labels"] |= {NODE_LABEL: node, EXPOSE_ON_GOING_LABEL: "true"}
-    by_pod = load["kind"].startswith("PodVolume")
-    load["metadata"]["finalizers"] = [POD_VOLUME_FINALIZER if by_pod else DATA_MOVER_FINALIZER]
-    load["status"] = {"phase": "Accepted", "acceptedTimestamp": ACCEPTED_AT}
+def accepted(transfer: JsonDict, *, node: str = NODE) -> JsonDict:
+    """Return a transfer as the dispatcher accepts it for `node`."""
+    transfer["metadata"]["labels"] |= {NODE_LABEL: node, EXPOSE_ON_GOING_LABEL: "true"}
+    by_pod = transfer["kind"].startswith("PodVolume")
+    transfer["metadata"]["finalizers"] = [POD_VOLUME_FINALIZER if by_pod else DATA_MOVER_FINALIZER]
+    transfer["status"] = {"phase": "Accepted", "acceptedTimestamp": ACCEPTED_AT}
     if not by_pod:
-        load["status"]["acceptedByNode"] = node
-    return load
+        transfer["status"]["acceptedByNode"] = node
+    return transfer
 
 
 @asynccontextmanager
-async def open_world(*loads: JsonDict, mover: Mover | None = None) -> AsyncIterator[World]:
-    """Run a cluster that holds `loads` and the volumes they are about."""
+async def open_world(*transfers: JsonDict, mover: Mover | None = None) -> AsyncIterator[World]:
+    """Run a cluster that has those transfers and their volumes."""
     kube = FakeKube()
     clock = LoopClock()
     cluster = Cluster(KubeClient(kube, Retry(clock)), mover or Mover(), kube=kube)
-    for load in loads:
-        kube.put(load)
-        for obj in _volumes_of(load):
+    for transfer in transfers:
+        kube.put(transfer)
+        for obj in _volumes_of(transfer):
             kube.put(obj)
     task = asyncio.create_task(cluster.run(), name="cluster")
     try:
         yield World(kube, cluster)
     finally:
         task.cancel()
-        # A cluster that has died by itself would explain whatever else went wrong.
+        # An error of the simulation itself would explain every other failure.
         with suppress(asyncio.CancelledError):
             await task
 
 
-def _volumes_of(load: JsonDict) -> list[JsonDict]:
-    name = load["metadata"]["name"]
-    if load["kind"].startswith("PodVolume"):
-        return [workload_pod(load)]
-    if load["kind"] == "DataDownload":
-        target = load["spec"]["targetVolume"]
+def _volumes_of(transfer: JsonDict) -> list[JsonDict]:
+    name = transfer["metadata"]["name"]
+    if transfer["kind"].startswith("PodVolume"):
+        return [workload_pod(transfer)]
+    if transfer["kind"] == "DataDownload":
+        target = transfer["spec"]["targetVolume"]
         return [_claim(target["namespace"], target["pvc"])]
-    source = load["spec"]["csiSnapshot"]["volumeSnapshot"]
-    namespace = load["spec"]["sourceNamespace"]
+    source = transfer["spec"]["csiSnapshot"]["volumeSnapshot"]
+    namespace = transfer["spec"]["sourceNamespace"]
     group = "snapshot.storage.k8s.io/v1"
     return [
-        _claim(namespace, load["spec"]["sourcePVC"], volume="pv-source"),
+        _claim(namespace, transfer["spec"]["sourcePVC"], volume="pv-source"),
         {
             "apiVersion": group,
             "kind": "VolumeSnapshot",
@@ -295,10 +295,10 @@ def _volumes_of(load: JsonDict) -> list[JsonDict]:
                 "name": source,
                 "namespace": namespace,
                 "uid": f"vs-{name}",
-                # Before the load, as a server takes it.
+                # Before the transfer, as Velero creates it.
                 "creationTimestamp": "2026-11-21T10:59:00Z",
             },
-            "spec": {"source": {"persistentVolumeClaimName": load["spec"]["sourcePVC"]}},
+            "spec": {"source": {"persistentVolumeClaimName": transfer["spec"]["sourcePVC"]}},
             "status": {
                 "readyToUse": True,
                 "restoreSize": "1Gi",

@@ -1,8 +1,8 @@
-"""What else a cluster has: storage, scheduler, kubelet and movers, one node.
+"""The rest of a cluster: storage, scheduler, kubelet and movers of one node.
 
-Level-based like the real controllers: every tenth of a second each rule looks at what there
-is and does what is missing. `Mover` says what a mover does once it may start. `Cluster` has
-them around the fake API server; `tests.crash` has them around a real one.
+Level-based like the real controllers: every tenth of a second each rule compares desired and
+observed state and does what is missing. `Mover` describes a mover that may start. `Cluster` runs
+them with the fake API server; `tests.crash` with a real one.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ CANCELED = "the data path is canceled"
 
 @dataclass
 class Mover:
-    """What a mover does: how long it moves data, and how it ends.
+    """A mover: how long it moves data, and how it ends.
 
-    `stubborn`: it never answers a cancel. `message` of None is the good result of its kind.
-    `rejected` is why the kubelet does not take the first `rejections` pods.
+    `stubborn`: it does not stop after a cancel request. `message` of None is the result of its kind.
+    `rejected` is why the kubelet rejects the first `rejections` pods.
     """
 
     seconds: float = 3.0
@@ -69,8 +69,8 @@ class Mover:
 class Controllers(ABC):
     """The controllers; `run` them beside the agent.
 
-    `moved` tells by a load's UID whose data its last good mover had: the handle of a snapshot,
-    a volume's name, or a folder.
+    `moved` has the data of the last completed mover by the UID of its transfer: the handle of a
+    snapshot, the name of a volume, or a folder.
     """
 
     client: KubeClient
@@ -86,13 +86,13 @@ class Controllers(ABC):
     async def run(self) -> None:
         while True:
             for rule in self._rules():
-                # Somebody may delete or change an object between the look at it and the act: then the next look tells.
+                # An object may be deleted or changed between the read and the write: the next pass sees that.
                 with suppress(NotFoundError, ConflictError):
                     await rule()
             await asyncio.sleep(self.tick_seconds)
 
     def _rules(self) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Yield what is looked at in turn."""
+        """Yield the rules in order."""
         yield from (self._snapshots, self._claims, self._volumes, self._pods)
 
     async def _snapshots(self) -> None:
@@ -116,7 +116,7 @@ class Controllers(ABC):
                 await self.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", content["metadata"]["name"])
 
     async def _claims(self) -> None:
-        """Provision the claims that the agent has made; those of workloads wait for a volume."""
+        """Provision the PVCs that the agent has created; those of workloads stay pending."""
         for claim in await self._all(PERSISTENT_VOLUME_CLAIMS):
             meta, spec = claim["metadata"], claim["spec"]
             if OWNER_UID_LABEL not in meta.get("labels", {}) or spec.get("volumeName"):
@@ -157,7 +157,7 @@ class Controllers(ABC):
     async def _pods(self) -> None:
         for pod in await self._all(PODS):
             if not pod["metadata"].get("ownerReferences"):
-                # A workload's: the test itself says what becomes of it.
+                # A workload's: the test itself changes it.
                 continue
             phase = (pod.get("status") or {}).get("phase", "Pending")
             if phase == "Pending" and self.mover.starts:
@@ -166,22 +166,22 @@ class Controllers(ABC):
                 await self._move_data(pod)
 
     async def _move_data(self, pod: JsonDict) -> None:
-        load = await self._load_of(pod)
-        if load is None or self.mover.stubborn:
+        transfer = await self._load_of(pod)
+        if transfer is None or self.mover.stubborn:
             return
-        status = load.get("status") or {}
-        stop = load["spec"].get("cancel") or load["metadata"].get("deletionTimestamp")
+        status = transfer.get("status") or {}
+        stop = transfer["spec"].get("cancel") or transfer["metadata"].get("deletionTimestamp")
         now = asyncio.get_running_loop().time()
         if stop and status.get("phase") in {"InProgress", "Canceling"}:
             await self._end(pod, 14, CANCELED)
         elif status.get("phase") == "InProgress":
             began = self._started_at.setdefault(pod["metadata"]["uid"], now)
             if now == began:
-                await self._tell_progress(load, 400)
+                await self._record_progress(transfer, 400)
             if now - began >= self.mover.seconds:
-                done = BACKUP_DONE if load["kind"] in {"DataUpload", "PodVolumeBackup"} else RESTORE_DONE
+                done = BACKUP_DONE if transfer["kind"] in {"DataUpload", "PodVolumeBackup"} else RESTORE_DONE
                 message = done if self.mover.message is None else self.mover.message
-                self.moved[load["metadata"]["uid"]] = await self._data_of(pod)
+                self.moved[transfer["metadata"]["uid"]] = await self._data_of(pod)
                 await self._end(pod, self.mover.exit_code, message)
 
     async def _end(self, pod: JsonDict, exit_code: int, message: str) -> None:
@@ -192,15 +192,15 @@ class Controllers(ABC):
         }
         await self._set_status(PODS, pod, status)
 
-    async def _tell_progress(self, load: JsonDict, done_bytes: int) -> None:
-        meta = load["metadata"]
+    async def _record_progress(self, transfer: JsonDict, done_bytes: int) -> None:
+        meta = transfer["metadata"]
         message = {"totalBytes": 1000, "doneBytes": done_bytes, "bytesPerSecond": 100, "sentBytes": 50}
         place = {"namespace": meta["namespace"]}
         event = {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
             "metadata": place | {"name": f"{meta['name']}.{done_bytes}"},
-            "involvedObject": place | {"kind": load["kind"], "name": meta["name"], "uid": meta["uid"]},
+            "involvedObject": place | {"kind": transfer["kind"], "name": meta["name"], "uid": meta["uid"]},
             "reason": "Data-Path-Progress",
             "message": json.dumps(message),
         }
@@ -208,11 +208,11 @@ class Controllers(ABC):
 
     async def _load_of(self, pod: JsonDict) -> JsonDict | None:
         uids = {reference["uid"] for reference in pod["metadata"].get("ownerReferences", [])}
-        loads = [o for resource in LOAD_RESOURCES.values() for o in await self._all(resource)]
-        return next((load for load in loads if load["metadata"]["uid"] in uids), None)
+        transfers = [o for resource in LOAD_RESOURCES.values() for o in await self._all(resource)]
+        return next((transfer for transfer in transfers if transfer["metadata"]["uid"] in uids), None)
 
     async def _data_of(self, pod: JsonDict) -> str:
-        """Return whose data a mover has before it: a snapshot's, a new volume's, or a folder's."""
+        """Return the data that a mover reads or writes: of a snapshot, a new volume, or a folder."""
         namespace = pod["metadata"]["namespace"]
         uids = {reference["uid"] for reference in pod["metadata"]["ownerReferences"]}
         volume = next(each for each in pod["spec"]["volumes"] if each["name"] in uids)
@@ -236,11 +236,11 @@ class Controllers(ABC):
 
     @abstractmethod
     async def _make(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
-        """Make an object with a status."""
+        """Create an object with a status."""
 
     @abstractmethod
     async def _start(self, pod: JsonDict) -> None:
-        """Let a pod run on the node."""
+        """Start a pod on the node."""
 
     @abstractmethod
     async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:

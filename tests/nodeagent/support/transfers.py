@@ -1,4 +1,4 @@
-"""Loads and mover pods as JSON dicts, for the tests of the life cycle."""
+"""Transfers and mover pods as JSON dicts, for the tests of the life cycle."""
 
 import json
 from pathlib import Path
@@ -25,48 +25,48 @@ _RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 
 def _first_recorded(kind: str) -> JsonDict:
     recorded = json.loads((_RECORDINGS / f"{kind}.json").read_text())
-    load: JsonDict = recorded[0]["object"]
-    return load
+    transfer: JsonDict = recorded[0]["object"]
+    return transfer
 
 
 def _load(kind: str, name: str, *, node: str, meta: JsonDict, status: JsonDict) -> JsonDict:
-    load = _first_recorded(kind)
+    transfer = _first_recorded(kind)
     metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-of-{name}", "resourceVersion": "1"}
     metadata["creationTimestamp"] = "2026-11-21T11:00:00Z"
-    labels = load["metadata"]["labels"] | ({NODE_LABEL: node} if node else {})
-    load["metadata"] = metadata | {"labels": labels} | meta
-    load["status"] = status
-    return load
+    labels = transfer["metadata"]["labels"] | ({NODE_LABEL: node} if node else {})
+    transfer["metadata"] = metadata | {"labels": labels} | meta
+    transfer["status"] = status
+    return transfer
 
 
 def data_upload(name: str = "du-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
-    """Return a DataUpload, New and nobody's unless told otherwise."""
+    """Return a DataUpload, New and unowned unless `node` and `status` differ."""
     return _load("dataupload", name, node=node, meta=dict(meta), status=status or {})
 
 
 def data_download(name: str = "dd-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
-    """Return a DataDownload, New and nobody's unless told otherwise."""
+    """Return a DataDownload, New and unowned unless `node` and `status` differ."""
     return _load("datadownload", name, node=node, meta=dict(meta), status=status or {})
 
 
 def pod_volume_backup(
     name: str = "pvb-1", *, node: str = "", status: JsonDict | None = None, **meta: object
 ) -> JsonDict:
-    """Return a PodVolumeBackup, New and nobody's unless told otherwise; its pod is on `NODE`."""
+    """Return a PodVolumeBackup whose pod is on `NODE`, New and unowned unless `node` and `status` differ."""
     return _load("podvolumebackup", name, node=node, meta=dict(meta), status=status or {})
 
 
 def pod_volume_restore(
     name: str = "pvr-1", *, node: str = "", status: JsonDict | None = None, **meta: object
 ) -> JsonDict:
-    """Return a PodVolumeRestore, New and nobody's unless told otherwise."""
+    """Return a PodVolumeRestore, New and unowned unless `node` and `status` differ."""
     return _load("podvolumerestore", name, node=node, meta=dict(meta), status=status or {})
 
 
-def workload_pod(load: JsonDict, *, node: str = NODE, status: JsonDict | None = None, **meta: object) -> JsonDict:
-    """Return the pod that a PodVolumeBackup or PodVolumeRestore is about; it runs, or waits for its data."""
-    ref, volume = load["spec"]["pod"], load["spec"]["volume"]
-    waits = load["kind"] == "PodVolumeRestore"
+def workload_pod(transfer: JsonDict, *, node: str = NODE, status: JsonDict | None = None, **meta: object) -> JsonDict:
+    """Return the workload pod of a PodVolumeBackup or PodVolumeRestore; it runs, or is in `restore-wait`."""
+    ref, volume = transfer["spec"]["pod"], transfer["spec"]["volume"]
+    waits = transfer["kind"] == "PodVolumeRestore"
     waiting = {"name": "restore-wait", "state": {"running": {"startedAt": "2026-11-21T11:00:00Z"}}}
     mounts = [{"name": volume, "mountPath": "/data"}]
     return {
@@ -84,10 +84,15 @@ def workload_pod(load: JsonDict, *, node: str = NODE, status: JsonDict | None = 
     }
 
 
-def mover_pod(load: JsonDict, *, node: str = NODE, **status: object) -> JsonDict:
-    """Return the mover pod of `load` on `node`; `status` is the pod's."""
-    meta = load["metadata"]
-    reference = {"apiVersion": load["apiVersion"], "kind": load["kind"], "name": meta["name"], "uid": meta["uid"]}
+def mover_pod(transfer: JsonDict, *, node: str = NODE, **status: object) -> JsonDict:
+    """Return the mover pod of `transfer` on `node`; `status` is the pod's."""
+    meta = transfer["metadata"]
+    reference = {
+        "apiVersion": transfer["apiVersion"],
+        "kind": transfer["kind"],
+        "name": meta["name"],
+        "uid": meta["uid"],
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -109,4 +114,4 @@ LOADS = {
     "PodVolumeBackup": pod_volume_backup,
     "PodVolumeRestore": pod_volume_restore,
 }
-"""What makes a load of each kind."""
+"""The factory of each kind."""
