@@ -268,10 +268,10 @@ class KubeContract:
             await bench.client.delete(DATA_UPLOADS, bench.namespace, "a")
             marked = await watching.next()
             await bench.patch(DATA_UPLOADS, "a", {"metadata": {"finalizers": None}})
-            gone = await watching.next()
+            deleted = await watching.next()
         assert marked.kind is ChangeKind.MODIFIED
         assert "deletionTimestamp" in _meta(marked.obj)
-        assert gone.kind is ChangeKind.DELETED
+        assert deleted.kind is ChangeKind.DELETED
 
     async def test_leaving_and_entering_a_selection_read_as_deletion_and_addition(self, bench: Bench) -> None:
         await bench.upload("a", labels={"node": "x"})

@@ -97,13 +97,13 @@ async def test_bookmark_has_the_version_for_watches_that_allow_it(kube: FakeKube
     version = kube.put(owned("m"))["metadata"]["resourceVersion"]
     query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "1"}
     allowing = Request("GET", CONFIG_MAPS.path("a"), query | {"allowWatchBookmarks": "true"})
-    async with kube.stream(allowing) as told, kube.stream(Request("GET", CONFIG_MAPS.path("a"), query)) as untold:
-        first = asyncio.ensure_future(anext(told))
+    async with kube.stream(allowing) as allowed, kube.stream(Request("GET", CONFIG_MAPS.path("a"), query)) as others:
+        first = asyncio.ensure_future(anext(allowed))
         await asyncio.sleep(0)
         kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}})
         kube.watches.bookmark()
         assert b'"BOOKMARK"' in await first
-        assert [line async for line in untold] == []
+        assert [line async for line in others] == []
 
 
 async def test_what_a_test_holds_is_not_what_is_stored(kube: FakeKube) -> None:

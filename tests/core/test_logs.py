@@ -28,8 +28,8 @@ def _lines(log_format: str, level: str = "info") -> io.StringIO:
 
 def test_text_line_has_message_and_fields() -> None:
     stream = _lines("text")
-    told = fields(kind="DataUpload", namespace="velero", name="b1", seconds=1.23456)
-    logging.getLogger("nodeagent.app").info("phase moved", extra=told)
+    extra = fields(kind="DataUpload", namespace="velero", name="b1", seconds=1.23456)
+    logging.getLogger("nodeagent.app").info("phase moved", extra=extra)
     line = stream.getvalue()
     assert line.startswith("time=20")
     assert line.endswith(
@@ -73,7 +73,7 @@ def test_a_traceback_stays_on_the_line() -> None:
 def test_other_attributes_of_a_record_are_not_printed() -> None:
     for log_format in ("text", "json"):
         stream = _lines(log_format)
-        logging.getLogger("x").info("made", extra={"password": "hunter2"})
+        logging.getLogger("x").info("created", extra={"password": "hunter2"})
         assert "hunter2" not in stream.getvalue()
 
 

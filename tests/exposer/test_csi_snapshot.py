@@ -111,14 +111,14 @@ async def test_nothing_is_left_after_cleanup(reclaim: str) -> None:
 async def test_cleanup_keeps_the_next_snapshot_of_the_same_name() -> None:
     """A client may create it as soon as the transfer is Completed, before the cleanup has finished."""
     scene = BackupScene()
-    asked = scene.request.requested_at
-    assert asked is not None
+    requested_at = scene.request.requested_at
+    assert requested_at is not None
     await expose(scene)
     scene.world.put(
         VOLUME_SNAPSHOTS,
         "velero-data-lwkc4",
         namespace="app",
-        creationTimestamp=(asked + timedelta(seconds=1)).isoformat(),
+        creationTimestamp=(requested_at + timedelta(seconds=1)).isoformat(),
         spec={"source": {"persistentVolumeClaimName": "data"}},
     )
 
@@ -127,7 +127,7 @@ async def test_cleanup_keeps_the_next_snapshot_of_the_same_name() -> None:
     assert scene.world.names() == BYSTANDERS | {"VolumeSnapshot app/velero-data-lwkc4"}
 
 
-@pytest.mark.parametrize("written", [None, "garbage"], ids=["gone", "unreadable"])
+@pytest.mark.parametrize("written", [None, "garbage"], ids=["missing", "invalid"])
 async def test_cleanup_works_without_the_recorded_source(written: str | None) -> None:
     scene = BackupScene()
     await expose(scene)
@@ -293,11 +293,11 @@ async def test_a_pod_matches_its_pvc_when_the_configuration_changes_in_between(r
     scene.request = snapshot_request(backup_pvcs={"hostpath": settings})
     cut = Cut(scene.world.kube)
     await expose(scene, cut)
-    made = cut.calls.index("POST /api/v1/namespaces/velero/pods") + 1
+    position = cut.calls.index("POST /api/v1/namespaces/velero/pods") + 1
 
     scene = BackupScene()
     scene.request = snapshot_request(backup_pvcs={"hostpath": settings})
-    assert await cut_short(expose(scene, Cut(scene.world.kube, made)))
+    assert await cut_short(expose(scene, Cut(scene.world.kube, position)))
     scene.request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(read_only=not read_only)})
     exposed = await expose(scene)
 
@@ -351,12 +351,12 @@ async def test_the_volume_is_deleted_before_the_snapshot() -> None:
     scene = BackupScene()
     await expose(scene)
     volume = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeName"]
-    waits: list[str] = []
+    messages: list[str] = []
 
     async def step() -> Pending | None:
         found = await scene.exposer().clean_up(scene.request)
         if found is not None:
-            waits.append(found.message)
+            messages.append(found.message)
         return found
 
     scene.world.reclaims = False
@@ -367,6 +367,6 @@ async def test_the_volume_is_deleted_before_the_snapshot() -> None:
     scene.world.reclaims = True
     await scene.world.until_none(step)
 
-    assert waits[3] == f"PersistentVolume {volume} of the snapshot is being deleted"
+    assert messages[3] == f"PersistentVolume {volume} of the snapshot is being deleted"
     assert {"VolumeSnapshot velero/b1-q9txn", f"PersistentVolume /{volume}"} <= left
     assert_clean(scene)

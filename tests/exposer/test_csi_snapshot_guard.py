@@ -19,15 +19,15 @@ class Guard:
     def __init__(self, at: int, *, ended: bool) -> None:
         self._at = at
         self._ended = ended
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     async def __call__(self, *, sure: bool) -> None:
-        self.asked.append("for certain" if sure else "before a create")
-        if len(self.asked) >= self._at:
+        self.calls.append("with a read" if sure else "from the cache")
+        if len(self.calls) >= self._at:
             raise NotOwnerError("no longer this agent's", ended=self._ended)
 
 
-GUARDED = [*["before a create"] * 2, "for certain", *["before a create"] * 2, "for certain"]
+GUARDED = [*["from the cache"] * 2, "with a read", *["from the cache"] * 2, "with a read"]
 """Content and snapshot; PVC and pod."""
 
 
@@ -61,4 +61,4 @@ async def test_the_guard_is_called_before_each_create_and_with_a_read_after_the_
 
     await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
 
-    assert guard.asked == GUARDED
+    assert guard.calls == GUARDED

@@ -11,7 +11,7 @@ from exposer.ownership import create_pod
 from tests.support.scripted import answer, refusal, scripted_client
 
 _POD: JsonDict = {"metadata": {"namespace": "velero", "name": "du-1"}, "spec": {"priorityClassName": "low", "x": 1}}
-_GONE = 'pods "du-1" is forbidden: no PriorityClass with name low was found'
+_NO_CLASS = 'pods "du-1" is forbidden: no PriorityClass with name low was found'
 
 
 async def test_each_pod_with_a_class_is_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
@@ -29,10 +29,10 @@ async def test_a_deleted_class_is_omitted(caplog: pytest.LogCaptureFixture) -> N
     def script(request: Request) -> Response:
         pod = json.loads(request.body or b"")
         sent.append(pod["spec"])
-        return refusal(403, _GONE, "Forbidden") if "priorityClassName" in pod["spec"] else answer(pod, 201)
+        return refusal(403, _NO_CLASS, "Forbidden") if "priorityClassName" in pod["spec"] else answer(pod, 201)
 
-    made = await create_pod(scripted_client(script), _POD)
-    assert made["spec"] == {"x": 1}
+    created = await create_pod(scripted_client(script), _POD)
+    assert created["spec"] == {"x": 1}
     assert len(sent) == 2
     assert "PriorityClass low does not exist" in caplog.text
 

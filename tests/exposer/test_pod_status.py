@@ -179,7 +179,7 @@ NO_DEVICE = "Allocate failed due to no healthy devices present; cannot allocate 
             PodEnd(0, "{}", "Completed"),
             id="finished before it was preempted",
         ),
-        pytest.param(pod(phase="Failed"), PodEnd(None, "", "Failed"), id="no word from anybody"),
+        pytest.param(pod(phase="Failed"), PodEnd(None, "", "Failed"), id="no reason"),
     ],
 )
 def test_the_termination_of_a_pod_is_parsed(ended: JsonDict, end: PodEnd | None) -> None:

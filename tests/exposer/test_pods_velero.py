@@ -128,7 +128,7 @@ def test_a_restore_pod_differs_from_velero_only_as_listed(block: bool) -> None:
     owner = request.owner
     common = [f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"]
     name, timeout = f"--data-download={owner.name}", "--resource-timeout=10m0s"
-    theirs = [*common, name, timeout, "--cache-volume-path="]  # an empty flag says nothing: left out
+    theirs = [*common, name, timeout, "--cache-volume-path="]  # an empty flag has no effect: omitted
 
     ours = build_restore_pod(request, mode, placement=Placement())
 

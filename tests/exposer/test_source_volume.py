@@ -90,7 +90,7 @@ async def test_rules_are_selected_by_the_class_of_the_backup_pvc(backup_class: s
     assert found.alternatives == (rules[chosen].requirements,)
 
 
-@pytest.mark.parametrize("where", ["source", "backup claim"])
+@pytest.mark.parametrize("where", ["source", "backup PVC"])
 async def test_a_linked_clone_avoids_the_nodes_of_its_source(where: str) -> None:
     annotations = {FAST: "true"}
     source = Source(annotations=annotations if where == "source" else {})
@@ -132,7 +132,7 @@ class NodeCase:
         pytest.param(lambda: NodeCase("linux", fs_type="ext4"), BOTH, id="another file system"),
         pytest.param(lambda: NodeCase("linux", attached="windows-1", mode="Block"), BOTH, id="a device"),
         pytest.param(lambda: NodeCase("windows", fs_type="ntfs"), LINUX_ONLY, id="file system, no agent for it"),
-        pytest.param(lambda: NodeCase("linux", attached="windows-1"), LINUX_ONLY, id="nodes are not asked"),
+        pytest.param(lambda: NodeCase("linux", attached="windows-1"), LINUX_ONLY, id="nodes are not read"),
     ],
 )
 async def test_the_operating_system_follows_the_node_and_then_the_file_system(

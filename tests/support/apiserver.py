@@ -161,8 +161,8 @@ def _administrator_token(api: Api) -> str:
 
 def _request_token(api: Api, namespace: str, name: str) -> str:
     body: Json = {"spec": {"expirationSeconds": _TOKEN_SECONDS}}
-    answer = api.request("POST", _ACCOUNTS.path(namespace, name, "token"), body=body)
-    token: str = answer["status"]["token"]
+    response = api.request("POST", _ACCOUNTS.path(namespace, name, "token"), body=body)
+    token: str = response["status"]["token"]
     return token
 
 

@@ -25,8 +25,8 @@ async def force_delete(client: KubeClient, resource: Resource, namespace: str, n
     request = Request("DELETE", resource.path(namespace, name), body=json.dumps(options).encode())
 
     async def send() -> None:
-        answer = await client.transport.request(request)
-        raise_for_status(answer.status, answer.body, attempted=f"delete {resource.kind} {namespace}/{name}")
+        response = await client.transport.request(request)
+        raise_for_status(response.status, response.body, attempted=f"delete {resource.kind} {namespace}/{name}")
 
     with suppress(ConflictError, NotFoundError):
         await Retry(SystemClock()).run(send)

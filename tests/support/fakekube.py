@@ -21,7 +21,7 @@ from core.kube.resources import Resource
 from core.kube.transport import MERGE_PATCH, Request, Response
 from core.models.base import JsonDict
 from tests.support.clock import LoopClock
-from tests.support.fakeobjects import Filter, Refusal, build_filter, merge_patch, prune
+from tests.support.fakeobjects import Filter, Rejection, build_filter, merge_patch, prune
 from tests.support.fakestore import Store
 from tests.support.fakewatch import Watches
 
@@ -126,15 +126,15 @@ class FakeKube:
         if fault == "lost":
             raise UnreachableError(f"{request.method} {request.path}: the request was lost")
         if isinstance(fault, int):
-            return _refuse(Refusal(fault, "Injected", "injected by the test"))
+            return _reject(Rejection(fault, "Injected", "injected by the test"))
         try:
             response = self._answer(request)
-        except Refusal as refusal:
-            response = _refuse(refusal)
+        except Rejection as rejection:
+            response = _reject(rejection)
         finally:
             self.watches.wake()
         if fault == "lost-applied":
-            raise UnreachableError(f"{request.method} {request.path}: the answer was lost")
+            raise UnreachableError(f"{request.method} {request.path}: the response was lost")
         return response
 
     @asynccontextmanager
@@ -150,9 +150,9 @@ class FakeKube:
         try:
             target = _parse_path(request.path)
             chosen = _chosen(target, request)
-        except Refusal as refusal:
-            body = _refuse(refusal).body
-            raise build_error(refusal.status, body, attempted=f"watch {request.path}") from refusal
+        except Rejection as rejection:
+            body = _reject(rejection).body
+            raise build_error(rejection.status, body, attempted=f"watch {request.path}") from rejection
         async with self.watches.open(request, target.resource, chosen) as lines:
             yield lines
 
@@ -177,12 +177,12 @@ class FakeKube:
                 return _respond(self._patch(target, body))
             case "DELETE" if target.name:
                 return _respond(self._delete(target, body))
-        raise Refusal(405, "MethodNotAllowed", f"{request.method} {request.path} is not served")
+        raise Rejection(405, "MethodNotAllowed", f"{request.method} {request.path} is not served")
 
     def _require(self, target: _Target) -> JsonDict:
         obj = self._store.find(target.resource, target.namespace, target.name)
         if obj is None:
-            raise Refusal(404, "NotFound", f'{target.resource.plural} "{target.name}" not found')
+            raise Rejection(404, "NotFound", f'{target.resource.plural} "{target.name}" not found')
         return obj
 
     def _list(self, target: _Target, request: Request) -> JsonDict:
@@ -190,7 +190,7 @@ class FakeKube:
         if token:
             page = self._pages.pop(token, None)
             if page is None:
-                raise Refusal(410, "Expired", "The provided continue parameter is too old")
+                raise Rejection(410, "Expired", "The provided continue parameter is too old")
         else:
             chosen = _chosen(target, request)
             page = _Page(self._store.version, [obj for obj in self._store.all(target.resource) if chosen(obj)])
@@ -210,16 +210,18 @@ class FakeKube:
     def _create(self, target: _Target, body: JsonDict) -> JsonDict:
         resource, meta = target.resource, dict(body.get("metadata") or {})
         if resource.namespaced and meta.setdefault("namespace", target.namespace) != target.namespace:
-            raise Refusal(400, "BadRequest", "the namespace of the object does not match the namespace of the request")
+            raise Rejection(
+                400, "BadRequest", "the namespace of the object does not match the namespace of the request"
+            )
         if meta.get("generateName") and not meta.get("name"):
             meta["name"] = f"{meta['generateName']}{next(self._names):05d}"
         name = meta.get("name", "")
         if not name or set(name) - set(_NAME_FORM):
-            raise Refusal(422, "Invalid", f'{resource.kind} "{name}" is invalid: metadata.name')
+            raise Rejection(422, "Invalid", f'{resource.kind} "{name}" is invalid: metadata.name')
         if meta.get("resourceVersion"):
-            raise Refusal(400, "BadRequest", "resourceVersion should not be set on objects to be created")
+            raise Rejection(400, "BadRequest", "resourceVersion should not be set on objects to be created")
         if self._store.find(resource, target.namespace, name) is not None:
-            raise Refusal(409, "AlreadyExists", f'{resource.plural} "{name}" already exists')
+            raise Rejection(409, "AlreadyExists", f'{resource.plural} "{name}" already exists')
         for key in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
             meta.pop(key, None)
         form = {"apiVersion": resource.api_version, "kind": resource.kind}
@@ -227,17 +229,17 @@ class FakeKube:
 
     def _patch(self, target: _Target, patch: JsonDict) -> JsonDict:
         before = self._require(target)
-        was, asked = before["metadata"], patch.get("metadata") or {}
+        was, expected = before["metadata"], patch.get("metadata") or {}
         shown = f'{target.resource.plural} "{target.name}"'
-        if asked.get("resourceVersion", was["resourceVersion"]) != was["resourceVersion"]:
-            raise Refusal(409, "Conflict", f"{shown}: the object has been modified")
-        if asked.get("uid", was["uid"]) != was["uid"]:
-            raise Refusal(422, "Invalid", f"{shown} is invalid: field is immutable", field="metadata.uid")
+        if expected.get("resourceVersion", was["resourceVersion"]) != was["resourceVersion"]:
+            raise Rejection(409, "Conflict", f"{shown}: the object has been modified")
+        if expected.get("uid", was["uid"]) != was["uid"]:
+            raise Rejection(422, "Invalid", f"{shown} is invalid: field is immutable", field="metadata.uid")
         after = merge_patch(before, patch)
         meta = after["metadata"]
         for key in ("name", "namespace"):
             if meta.get(key) != was.get(key):
-                raise Refusal(400, "BadRequest", f"the {key} of the object does not match the request")
+                raise Rejection(400, "BadRequest", f"the {key} of the object does not match the request")
         meta |= {key: was[key] for key in ("uid", "resourceVersion", "creationTimestamp")}
         for key in ("deletionTimestamp", "deletionGracePeriodSeconds"):
             meta.pop(key, None)
@@ -245,7 +247,7 @@ class FakeKube:
         for key in [key for key in _LEFT_OUT_WHEN_EMPTY if key in meta and not meta[key]]:
             del meta[key]
         if "deletionTimestamp" in was and set(meta.get("finalizers", [])) - set(was.get("finalizers", [])):
-            raise Refusal(422, "Invalid", "no new finalizers can be added if the object is being deleted")
+            raise Rejection(422, "Invalid", "no new finalizers can be added if the object is being deleted")
         return self._store.replace(target.resource, before, prune(after))
 
     def _delete(self, target: _Target, options: JsonDict) -> JsonDict:
@@ -253,7 +255,7 @@ class FakeKube:
         for key, wanted in (options.get("preconditions") or {}).items():
             if wanted != obj["metadata"][key]:
                 message = f"Precondition failed: {key} in precondition: {wanted}, in object: {obj['metadata'][key]}"
-                raise Refusal(409, "Conflict", message)
+                raise Rejection(409, "Conflict", message)
         return self._store.delete(target.resource, obj)
 
     def _log(self, target: _Target, request: Request) -> Response:
@@ -282,7 +284,7 @@ def _parse_path(path: str) -> _Target:
     for resource in _RESOURCES:
         if (resource.group, resource.version, resource.plural) == (group, version, plural):
             return _Target(resource, namespace, name, subresource)
-    raise Refusal(404, "NotFound", "the server could not find the requested resource")
+    raise Rejection(404, "NotFound", "the server could not find the requested resource")
 
 
 def _chosen(target: _Target, request: Request) -> Filter:
@@ -302,16 +304,16 @@ def _respond(obj: JsonDict, status: int = 200) -> Response:
     return Response(status, json.dumps(obj).encode())
 
 
-def _refuse(refusal: Refusal) -> Response:
-    causes = [{"field": refusal.field}] if refusal.field else []
+def _reject(rejection: Rejection) -> Response:
+    causes = [{"field": rejection.field}] if rejection.field else []
     status = {
         "kind": "Status",
-        "message": str(refusal),
-        "reason": refusal.reason,
-        "code": refusal.status,
+        "message": str(rejection),
+        "reason": rejection.reason,
+        "code": rejection.status,
         "details": {"causes": causes},
     }
-    return _respond(status, refusal.status)
+    return _respond(status, rejection.status)
 
 
 def _copy(obj: JsonDict) -> JsonDict:

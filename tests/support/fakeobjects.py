@@ -13,7 +13,7 @@ import yaml
 
 from core.models.base import JsonDict
 
-__all__ = ["Refusal", "build_filter", "merge_patch", "prune", "read_field"]
+__all__ = ["Rejection", "build_filter", "merge_patch", "prune", "read_field"]
 
 Filter = Callable[[JsonDict], bool]
 
@@ -31,7 +31,7 @@ _EQUALITY_FORM: Final = re.compile(r"\s*([^\s!=]+)\s*(==|!=|=)\s*([^\s=!]*)\s*")
 _EXISTENCE_FORM: Final = re.compile(r"\s*(!?)\s*([^\s!=(),]+)\s*")
 
 
-class Refusal(Exception):  # noqa: N818 - it becomes an answer
+class Rejection(Exception):  # noqa: N818 - it becomes a response
     """A response that rejects the request."""
 
     def __init__(self, status: int, reason: str, message: str, *, field: str = "") -> None:
@@ -122,7 +122,7 @@ def _label_rule(text: str) -> Filter:
     if found := _EXISTENCE_FORM.fullmatch(text):
         wanted, key = not found[1], found[2]
         return lambda obj: (key in _labels(obj)) is wanted
-    raise Refusal(400, "BadRequest", f"unable to parse requirement: {text}")
+    raise Rejection(400, "BadRequest", f"unable to parse requirement: {text}")
 
 
 def _labels(obj: JsonDict) -> dict[str, str]:
@@ -132,6 +132,6 @@ def _labels(obj: JsonDict) -> dict[str, str]:
 def _field_rule(kind: str, text: str) -> Filter:
     found = _EQUALITY_FORM.fullmatch(text)
     if found is None or found[1] not in _FIELDS.get(kind, _EVERY_KIND):
-        raise Refusal(400, "BadRequest", f"field label not supported: {text}")
+        raise Rejection(400, "BadRequest", f"field label not supported: {text}")
     path, value, wanted = found[1], found[3], found[2] != "!="
     return lambda obj: (read_field(obj, path) == value) is wanted

@@ -71,8 +71,8 @@ class Store:
         """
         meta = obj["metadata"]
         if not meta.get("finalizers"):
-            gone = self._drop(resource, obj, obj)
-            return gone if resource == PODS else {"apiVersion": "v1", "kind": "Status", "status": "Success"}
+            deleted = self._drop(resource, obj, obj)
+            return deleted if resource == PODS else {"apiVersion": "v1", "kind": "Status", "status": "Success"}
         if meta.get("deletionTimestamp"):
             return obj
         marks = {"deletionTimestamp": format_time(self.clock.now()), "deletionGracePeriodSeconds": 0}
@@ -92,13 +92,13 @@ class Store:
         return stored
 
     def _drop(self, resource: Resource, before: JsonDict, last: JsonDict) -> JsonDict:
-        gone = self._stamped(last)
-        meta = gone["metadata"]
+        deleted = self._stamped(last)
+        meta = deleted["metadata"]
         del self._objects[resource][(meta.get("namespace", ""), meta["name"])]
         # A watch gets the last state, with the version of the deletion.
         self.history.append(Happening(self.version, resource, self._restamped(before), None))
         self._collect_garbage(meta["uid"])
-        return gone
+        return deleted
 
     def _stamped(self, obj: JsonDict) -> JsonDict:
         self.version += 1

@@ -38,28 +38,28 @@ def _sent_by_product() -> bool:
 class _Requests(list[Request]):
     """The requests of one server, which records the accesses of the product."""
 
-    def __init__(self, asked: set[Access]) -> None:
+    def __init__(self, accesses: set[Access]) -> None:
         super().__init__()
-        self._asked = asked
+        self._accesses = accesses
 
     def append(self, request: Request) -> None:
         super().append(request)
         if _sent_by_product():
-            self._asked.add(access_of(request))
+            self._accesses.add(access_of(request))
 
 
 @pytest.fixture(name="_only_granted_requests", autouse=True)
 def only_granted_requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    asked: set[Access] = set()
+    accesses: set[Access] = set()
     build = FakeKube.__init__
 
     def build_watched(kube: FakeKube, clock: Clock | None = None) -> None:
         build(kube, clock)
-        kube.requests = _Requests(asked)
+        kube.requests = _Requests(accesses)
 
     monkeypatch.setattr(FakeKube, "__init__", build_watched)
     yield
-    if missing := refused(asked, _NAMESPACE):
+    if missing := refused(accesses, _NAMESPACE):
         pytest.fail(
             f"nodeagent/runtime/permissions.py and deploy/agent/rbac.yaml do not allow: {missing}", pytrace=False
         )

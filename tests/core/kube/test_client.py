@@ -142,12 +142,12 @@ WRITERS = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:data": 
 
 async def test_managed_fields_are_dropped_from_every_response(kube: FakeKube, client: KubeClient) -> None:
     kube.put(config_map("m", managedFields=WRITERS))
-    answers = [
+    responses = [
         await client.get(CONFIG_MAPS, "a", "m"),
         *await client.list(Selection(CONFIG_MAPS, "a")),
         await client.patch(CONFIG_MAPS, "a", "m", {"data": {"k": "v"}}),
         await client.create(CONFIG_MAPS, config_map("n", managedFields=WRITERS)),
     ]
-    assert [sorted(answer["metadata"]) for answer in answers] == [
+    assert [sorted(response["metadata"]) for response in responses] == [
         ["creationTimestamp", "name", "namespace", "resourceVersion", "uid"]
     ] * 4

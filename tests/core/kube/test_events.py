@@ -39,11 +39,11 @@ async def _record(kube: FakeKube, message: str = "{}", about: ObjectRef = _ABOUT
 
 async def test_event_has_the_fields_of_velero(kube: FakeKube) -> None:
     event = await _record(kube)
-    peers: JsonDict = json.loads(_RECORDED.read_text())[0]
+    recorded_event: JsonDict = json.loads(_RECORDED.read_text())[0]
     # The API server adds these itself.
     added = {"eventTime", "reportingComponent", "reportingInstance"}
-    assert event.keys() == peers.keys() - added
-    assert event["involvedObject"].keys() == peers["involvedObject"].keys()
+    assert event.keys() == recorded_event.keys() - added
+    assert event["involvedObject"].keys() == recorded_event["involvedObject"].keys()
     assert (event["source"], event["type"], event["count"]) == ({"component": "b1", "host": "node-a"}, "Normal", 1)
     assert event["metadata"]["name"].startswith("b1.")
 

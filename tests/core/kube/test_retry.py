@@ -35,8 +35,8 @@ class Script:
         return "done"
 
 
-def _many(make: Callable[[str], KubeError], count: int = 20) -> Script:
-    return Script(*(make(f"no {number}") for number in range(count)))
+def _many(build: Callable[[str], KubeError], count: int = 20) -> Script:
+    return Script(*(build(f"no {number}") for number in range(count)))
 
 
 @pytest.mark.parametrize("error", [ServerError("x"), UnreachableError("x"), ThrottledError("x")], ids=repr)
@@ -72,10 +72,10 @@ async def test_delays_grow_to_a_limit() -> None:
     script = _many(UnreachableError)
     with pytest.raises(UnreachableError, match="no 7"):
         await Retry(LoopClock(), attempts=8).run(script)
-    waits = [round(after - before, 3) for before, after in zip(script.called_at, script.called_at[1:], strict=False)]
-    assert 0.2 <= waits[0] <= 0.4
-    assert waits == sorted(waits)
-    assert max(waits) <= 5.2
+    delays = [round(after - before, 3) for before, after in zip(script.called_at, script.called_at[1:], strict=False)]
+    assert 0.2 <= delays[0] <= 0.4
+    assert delays == sorted(delays)
+    assert max(delays) <= 5.2
 
 
 async def test_no_attempt_starts_after_the_timeout(looptime: float) -> None:

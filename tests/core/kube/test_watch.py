@@ -42,9 +42,9 @@ class Follower:
 
     def take(self) -> list[tuple[str, str]]:
         """Return the changes since the last call: kinds and names."""
-        told = [(str(change.kind), change.obj.get("metadata", {}).get("name", "")) for change in self.changes]
+        found = [(str(change.kind), change.obj.get("metadata", {}).get("name", "")) for change in self.changes]
         self.changes.clear()
-        return told
+        return found
 
     def count(self) -> Counter[str]:
         """Return the number of lists and watches."""

@@ -213,8 +213,8 @@ class World:
         storage_class = await self.client.read(STORAGE_CLASSES, "", spec["storageClassName"])
         if spec.get("selector") or storage_class is None:
             return
-        waits = storage_class["volumeBindingMode"] == "WaitForFirstConsumer"
-        if spec.get("volumeName") or (waits and not users):
+        binds_late = storage_class["volumeBindingMode"] == "WaitForFirstConsumer"
+        if spec.get("volumeName") or (binds_late and not users):
             return
         snapshot = spec.get("dataSource") and await self.client.get(
             VOLUME_SNAPSHOTS, meta["namespace"], spec["dataSource"]["name"]
@@ -229,7 +229,7 @@ class World:
     def _provision(self, claim: JsonDict, storage_class: JsonDict, handle: str) -> None:
         meta = claim["metadata"]
         if handle and handle not in self.handles:
-            self.violations.append(f"snapshot {handle} is gone before its volume was made")
+            self.violations.append(f"snapshot {handle} was deleted before its volume was provisioned")
         reference = {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
         self.disks.add(f"pvc-{meta['uid']}")
         self.put(
