@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from tests.crash.worlds import World
     from tests.support.apiserver import ApiServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-_STEP_SECONDS = 120
+_STEP_SECONDS = 180
 _ALL_AT_ONCE = json.dumps({"loadConcurrency": {"globalConfig": 4}})
 _ONE_AT_A_TIME = json.dumps({"loadConcurrency": {"globalConfig": 4, "prepareQueueLength": 1}})
 _MOVERS_HAVE_ENDED = {"outcome-kept", "completed"}
