@@ -138,7 +138,7 @@ class _Term:
             await self._agents.wait_synced()
             # This write stops the leader before.
             settled = settle_entries(self._ledger, self._index.entries())
-            await self._ledger.write(Reservations(settled, self._ledger.reservations.turn))
+            await self._ledger.write(Reservations(settled, self._ledger.reservations.last_namespace))
             group.create_task(self._orphans.run(), name="orphan recovery")
             group.create_task(self._garbage.run(), name="garbage collection")
             if agreement is not None:
@@ -177,7 +177,7 @@ class _Term:
             for entry in entries
             if is_queued(entry) and entry.uid not in reservations.uids and not self._pending.is_pending(entry.uid)
         )
-        return in_order(queued, after=reservations.turn, first=self._rules.first)
+        return in_order(queued, after=reservations.last_namespace, first=self._rules.first)
 
     def _on_change(self, entry: Entry) -> None:
         """Begin a pass if the change can matter to one."""

@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 class Entry:
     """One transfer as the leader remembers it.
 
-    `queue` is the namespace of the volume, in whose turn the transfer is admitted. `created` is the
-    creation time as the API prints it, which sorts as time does. `stop`: a cancel is requested.
+    `queue` is the namespace of the volume; namespaces alternate in the admission queue. `created` is
+    the creation time as the API prints it, which sorts as time does. `stop`: a cancel is requested.
     `managed`: it is meant for this data mover. `node_label` names the owning agent. `finalizer`: it has
     the one of its kind. `reason` is the pending reason as reported, empty where there is none. `fault`
     names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.

@@ -158,10 +158,9 @@ class PendingRecords:
         self._clock = clock
         self._records: dict[str, PendingRecord] = {}
 
-    def decide_report(self, uid: str, pending: Pending, *, immediately: bool = False) -> Report:
+    def decide_report(self, uid: str, pending: Pending) -> Report:
         """Record that the transfer is pending for `pending`; return what is to be reported."""
-        now = self._clock.monotonic()
-        self._records[uid], report = decide_report(self._of(uid), pending, now, immediately=immediately)
+        self._records[uid], report = decide_report(self._of(uid), pending, self._clock.monotonic())
         return report
 
     def observe(self, uid: str, pending: Pending) -> None:

@@ -38,10 +38,10 @@ class Reservations:
     """The uids that use the admission quota, and the namespace that was served last."""
 
     uids: frozenset[str] = frozenset()
-    turn: str = ""
+    last_namespace: str = ""
 
 
-def settle(uids: AbstractSet[str], seen: Mapping[str, Phase]) -> frozenset[str]:
+def settle(uids: AbstractSet[str], phases: Mapping[str, Phase]) -> frozenset[str]:
     """Return the uids that use the quota, given what is observed.
 
     Each Accepted or Prepared transfer does, however it got there. One in a later phase, or deleted,
@@ -50,10 +50,10 @@ def settle(uids: AbstractSet[str], seen: Mapping[str, Phase]) -> frozenset[str]:
 
     Args:
         uids: the reservations so far.
-        seen: the phases of all transfers, by uid.
+        phases: the phases of all transfers, by uid.
     """
-    holding = {uid for uid, phase in seen.items() if phase in HOLDING_PHASES}
-    reserved = {uid for uid in uids if seen.get(uid) is Phase.NEW}
+    holding = {uid for uid, phase in phases.items() if phase in HOLDING_PHASES}
+    reserved = {uid for uid in uids if phases.get(uid) is Phase.NEW}
     return frozenset(holding | reserved)
 
 
@@ -97,7 +97,7 @@ class AdmissionLedger:
         """
         self._check_leading()
         mark = uuid.uuid4().hex
-        data = {_UIDS: "\n".join(sorted(reservations.uids)), _TURN: reservations.turn, _WRITE: mark}
+        data = {_UIDS: "\n".join(sorted(reservations.uids)), _TURN: reservations.last_namespace, _WRITE: mark}
         try:
             self._keep(await self._send(data))
         except (ConflictError, NotFoundError, ServerError) as e:

@@ -1,6 +1,6 @@
 """Reads that the admission checks of many transfers have in common.
 
-Knows which resources many transfers name alike, and for how long an answer is shared. Every other
+Only resources that many transfers name alike are shared, for a short time. Every other
 read goes to the client. An object that was not found is read again by the next check.
 """
 
@@ -28,7 +28,7 @@ _SHARED_SECONDS: Final = 1.0
 
 _SHARED: Final = frozenset({BACKUP_STORAGE_LOCATIONS, SECRETS, STORAGE_CLASSES, PERSISTENT_VOLUME_CLAIMS})
 """What thousands of transfers name alike; one check reads a PVC twice. No pods: a change of a workload
-pod makes its transfer due, and that check must see the change."""
+pod makes its transfer due, and that check must observe the change."""
 
 
 _Key = tuple[Resource, str, str]

@@ -166,9 +166,9 @@ class AdmissionPass:
         stored = self._ledger.reservations
         if not current.picked and not current.ready and current.reserved == stored.uids:
             return current
-        turn = current.picked[-1].entry.queue if current.picked else stored.turn
+        last = current.picked[-1].entry.queue if current.picked else stored.last_namespace
         uids = current.reserved | {checked.entry.uid for checked in current.picked}
-        await self._ledger.write(Reservations(uids, turn))
+        await self._ledger.write(Reservations(uids, last))
         return replace(current, ready=[*current.ready, *current.picked])
 
     async def accept(self, current: Pass) -> Pass:
@@ -189,7 +189,9 @@ class AdmissionPass:
 
     def _in_order(self, entries: Iterable[Entry]) -> Iterable[Entry]:
         """Return those of `entries` that are due, in the order of the queue."""
-        return in_order(self._pending.due(entries), after=self._ledger.reservations.turn, first=self._rules.first)
+        return in_order(
+            self._pending.due(entries), after=self._ledger.reservations.last_namespace, first=self._rules.first
+        )
 
     async def _fence(self, checked: Checked) -> bool:
         await self._writer.fence(checked)

@@ -53,13 +53,13 @@ def test_namespaces_alternate_and_the_oldest_transfer_goes_first(after: str, ord
 
 @given(st.lists(st.sampled_from("abcd"), max_size=40))
 def test_every_transfer_comes_once_and_no_namespace_twice_while_another_is_queued(queues: list[str]) -> None:
-    waiting = [entry(f"{number:03}", queue) for number, queue in enumerate(queues)]
-    order = list(round_robin(waiting, after=""))
-    assert sorted(e.name for e in order) == [e.name for e in waiting]
+    entries = [entry(f"{number:03}", queue) for number, queue in enumerate(queues)]
+    order = list(round_robin(entries, after=""))
+    assert sorted(e.name for e in order) == [e.name for e in entries]
     for position, first in enumerate(order):
         again = next((i for i in range(position + 1, len(order)) if order[i].queue == first.queue), len(order))
-        still_waiting = {e.queue for e in order[again:]} - {first.queue}
-        assert still_waiting <= {e.queue for e in order[position + 1 : again]}
+        still_queued = {e.queue for e in order[again:]} - {first.queue}
+        assert still_queued <= {e.queue for e in order[position + 1 : again]}
 
 
 def test_the_agent_with_the_fewest_accepted_transfers_is_chosen() -> None:
@@ -78,7 +78,7 @@ def test_the_agent_with_the_fewest_accepted_transfers_is_chosen() -> None:
 
 
 def test_preferred_kinds_have_an_order_of_their_own() -> None:
-    waiting = [
+    entries = [
         entry("u-b", "b"),
         entry("d-b", "b", kind="DataDownload"),
         entry("d-a", "a", kind="DataDownload"),
@@ -86,5 +86,5 @@ def test_preferred_kinds_have_an_order_of_their_own() -> None:
         entry("u-a", "a"),
     ]
     restores = frozenset({"DataDownload", "PodVolumeRestore"})
-    assert [e.name for e in in_order(waiting, after="a", first=restores)] == ["d-b", "d-a", "p-a", "u-b", "u-a"]
-    assert [e.name for e in in_order(waiting, after="a")] == ["d-b", "d-a", "u-b", "p-a", "u-a"]
+    assert [e.name for e in in_order(entries, after="a", first=restores)] == ["d-b", "d-a", "p-a", "u-b", "u-a"]
+    assert [e.name for e in in_order(entries, after="a")] == ["d-b", "d-a", "u-b", "p-a", "u-a"]

@@ -1,4 +1,4 @@
-"""Loads that have to wait, and those beside them: what is said, for how long, and in whose way."""
+"""Pending transfers and those beside them: what is reported, for how long, and what they do not delay."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.kube.transport import Request, Response, Transport
-from core.models.names import CANCEL_REQUESTED_ANNOTATION
+from core.models.names import CANCEL_REQUESTED_ANNOTATION, PENDING_REASON_ANNOTATION
 from tests.nodeagent.support.harness import accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import LOADS, data_upload
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.looptime
 
 @dataclass
 class Silence(Transport):
-    """The agent's way to the API server, on which requests of one method about `name` are never answered."""
+    """A transport on which requests of one method about `name` are never answered."""
 
     inner: Transport
     method: str
@@ -40,7 +40,7 @@ class Silence(Transport):
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "DELETE"])
 @pytest.mark.parametrize("kind", LOADS)
-async def test_a_request_that_is_never_answered_holds_up_its_own_load_only(kind: str, method: str) -> None:
+async def test_a_request_that_is_never_answered_delays_its_own_transfer_only(kind: str, method: str) -> None:
     stuck, quick = accepted(LOADS[kind]("stuck")), accepted(data_upload("quick"))
     async with open_world(stuck, quick, mover=Mover(seconds=1)) as world:
         silence = Silence(world.kube, method, "stuck")
@@ -52,7 +52,7 @@ async def test_a_request_that_is_never_answered_holds_up_its_own_load_only(kind:
     assert world.phase(name="quick") == "Completed"
 
 
-async def test_the_hour_of_a_cancel_goes_on_while_agents_come_and_go() -> None:
+async def test_the_timeout_of_a_cancel_continues_over_restarts_of_the_agent() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world:
         async with world.agent():
             await world.until(lambda: world.phase() == "InProgress")
@@ -66,37 +66,40 @@ async def test_the_hour_of_a_cancel_goes_on_while_agents_come_and_go() -> None:
         async with world.agent():
             await world.until(world.done, seconds=500, every=10)
         assert 3590 <= asyncio.get_running_loop().time() - began < 3700
-    load = world.load()
-    assert load["status"]["phase"] == "Canceled"
-    assert CANCEL_REQUESTED_ANNOTATION not in load["metadata"].get("annotations", {})
+    cr = world.load()
+    assert cr["status"]["phase"] == "Canceled"
+    assert CANCEL_REQUESTED_ANNOTATION not in cr["metadata"].get("annotations", {})
 
 
 @pytest.mark.parametrize("kind", LOADS)
-async def test_nothing_of_any_wait_is_left_in_the_message_of_a_completed_load(kind: str) -> None:
-    """It waits for its mover, for a slot and, where it has one, for its rebind, and says so each time."""
-    load = accepted(LOADS[kind]())
-    told: list[str] = []
+async def test_no_pending_reason_is_left_on_a_completed_transfer(kind: str) -> None:
+    """It is pending for its mover, for a slot and, where it has one, for its rebind, and each is reported."""
+    cr = accepted(LOADS[kind]())
+    reported: list[str] = []
 
-    def tells() -> bool:
-        message = world.load(kind)["status"].get("message", "")
-        if message and message not in told:
-            told.append(message)
+    def is_reported() -> bool:
+        stored = world.load(kind)
+        message = stored["status"].get("message", "")
+        assert bool(message) == (PENDING_REASON_ANNOTATION in stored["metadata"].get("annotations", {}))
+        if message and message not in reported:
+            reported.append(message)
         return bool(message)
 
-    async with open_world(load, mover=Mover(starts=False, seconds=1)) as world:
+    async with open_world(cr, mover=Mover(starts=False, seconds=1)) as world:
         world.cluster.binds = False
         async with world.agent(slots=0):
-            await world.until(tells, seconds=30)
+            await world.until(is_reported, seconds=30)
             world.cluster.mover.starts = True
             await world.until(lambda: world.phase(kind) == "Prepared")
-            await world.until(lambda: tells() and len(told) > 1, seconds=30)
+            await world.until(lambda: is_reported() and len(reported) > 1, seconds=30)
         async with world.agent():
             await world.until(lambda: world.phase(kind) == "InProgress")
-            assert not tells()
+            assert not is_reported()
             if kind == "DataDownload":
-                await world.until(tells, seconds=60)
+                await world.until(is_reported, seconds=60)
             world.cluster.binds = True
             await world.until(lambda: world.done(kind))
     assert world.phase(kind) == "Completed"
     assert "message" not in world.load(kind)["status"]
-    assert len(told) == (3 if kind == "DataDownload" else 2)
+    assert not is_reported()
+    assert len(reported) == (3 if kind == "DataDownload" else 2)
