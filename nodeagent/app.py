@@ -11,6 +11,7 @@ import socket
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from core.clock import Clock, SystemClock
 from core.kube.client import KubeClient
@@ -257,7 +258,7 @@ def _expose_defaults(plan: Plan) -> ExposeSettings:
     return ExposeSettings(plan.template, mover=options)
 
 
-def _build_kinds(client: KubeClient, own: LiveConfig, causes: CauseFinder, names: frozenset[str]) -> list[Kind]:
+def _build_kinds(client: KubeClient, own: LiveConfig, causes: CauseFinder, names: frozenset[str]) -> list[Kind[Any]]:
     return [
         DataUploadKind(client, CSISnapshotExposer(client, causes), own.expose_settings, names),
         DataDownloadKind(client, GenericRestoreExposer(client, causes), own.expose_settings, names),

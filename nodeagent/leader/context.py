@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from core.clock import Clock
 from core.kube.client import KubeClient
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.status import StatusWriter
 
 __all__ = ["DispatchRules", "DispatchTools"]
@@ -40,7 +41,7 @@ class DispatchRules:
     """
 
     namespace: str
-    kinds: Sequence[Kind]
+    kinds: Sequence[Admits[Any]]
     concurrency: Callable[[], LoadConcurrency]
     prepare_timeout: timedelta = timedelta(minutes=30)
     resource_timeout: timedelta = timedelta(minutes=10)
@@ -55,4 +56,4 @@ class DispatchRules:
     def first(self) -> frozenset[str]:
         """The kinds whose transfers go before all others."""
         kinds = self.kinds if self.concurrency().restores_first else ()
-        return frozenset(kind.name for kind in kinds if kind.restores)
+        return frozenset(kind.spec.name for kind in kinds if kind.spec.restores)

@@ -112,7 +112,7 @@ class _Term:
         examiner = Examiner(tools, rules, agents=self._agents.nodes)
         writer = AdmissionWriter(tools, self._pending, agents=self._agents.nodes, on_accepted=on_accepted)
         self._pass = AdmissionPass(rules, self._ledger, examiner=examiner, pending=self._pending, writer=writer)
-        kinds = [kind.name for kind in rules.kinds]
+        kinds = [kind.spec.name for kind in rules.kinds]
         self._view = QueueView(tools.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
         self._orphans = OrphanRecovery(tools, rules, self._index, agents=self._agents)
         self._garbage = GarbageCollector(

@@ -19,7 +19,7 @@ from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from core.models.phases import Phase
 from nodeagent.runtime.informer import Informer
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import Admits
 
 __all__ = ["Entry", "TransferIndex", "build_entry"]
 
@@ -62,7 +62,7 @@ class Entry:
         return (self.kind, self.namespace, self.name)
 
 
-def build_entry(kind: Kind, raw: JsonDict) -> Entry:
+def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
     """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
     fault = ""
     try:
@@ -71,7 +71,7 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
         stop, reason = cr.cancel_requested, sys.intern(str(cr.pending_reason))
     except ContractError as e:
         meta = raw["metadata"]
-        identity = fields(kind=kind.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+        identity = fields(kind=kind.spec.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
         _log.warning("transfer ignored, the resource is invalid: %s", e, extra=identity)
         queue, managed, phase, stop, reason = "", False, Phase.NEW, False, ""
         spec = raw.get("spec")
@@ -79,7 +79,7 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
         fault = str(e) if not isinstance(named, str) or named in kind.datamovers else ""
     meta = raw["metadata"]
     return Entry(
-        kind=kind.name,
+        kind=kind.spec.name,
         namespace=sys.intern(meta["namespace"]),
         name=meta["name"],
         uid=meta["uid"],
@@ -89,7 +89,7 @@ def build_entry(kind: Kind, raw: JsonDict) -> Entry:
         stop=stop,
         managed=managed,
         node_label=sys.intern((meta.get("labels") or {}).get(NODE_LABEL, "")),
-        finalizer=kind.finalizer in (meta.get("finalizers") or []),
+        finalizer=kind.spec.finalizer in (meta.get("finalizers") or []),
         reason=reason,
         fault=fault,
     )
@@ -104,14 +104,14 @@ class TransferIndex:
         clock: Clock,
         *,
         namespace: str,
-        kinds: Sequence[Kind],
+        kinds: Sequence[Admits[Any]],
         on_change: Callable[[Entry], None],
     ) -> None:
         """Watch transfers of `kinds`; `on_change` is called with each entry that was added, changed or deleted."""
         self._informers = [
             Informer(
                 client,
-                Selection(kind.resource, namespace),
+                Selection(kind.spec.resource, namespace),
                 clock=clock,
                 trim=partial(build_entry, kind),
                 on_change=on_change,

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from core.clock import Clock
 from core.errors import AgentError, ContractError
@@ -20,7 +20,7 @@ from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.lifecycle import Site, TransferKey
 from nodeagent.runtime.informer import Informer
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import belongs_to, may_take_over, trim_pod
 
 __all__ = ["InvalidTransferError", "TransferCache", "TransferListener", "TransferRead"]
@@ -62,21 +62,21 @@ class TransferListener(Protocol):
 class TransferCache:
     """The transfers with this node's label, and the pods on this node that belong to a transfer."""
 
-    def __init__(self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[Kind]) -> None:
+    def __init__(self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[NodeKind[Any]]) -> None:
         """Watch transfers of `kinds` for the agent of `site`."""
         self._client = client
         self._listeners: list[TransferListener] = []
-        self._kinds = {kind.name: kind for kind in kinds}
+        self._kinds = {kind.spec.name: kind for kind in kinds}
         self._departed: dict[TransferKey, JsonDict] = {}
         self._written: dict[TransferKey, tuple[str, str]] = {}
         selector = f"{NODE_LABEL}={site.label}"
         self._transfers = {
-            kind.name: Informer(
+            kind.spec.name: Informer(
                 client,
-                Selection(kind.resource, site.namespace, label_selector=selector),
+                Selection(kind.spec.resource, site.namespace, label_selector=selector),
                 clock=clock,
                 trim=lambda raw: raw,
-                on_change=partial(self._notify_transfer, kind.name),
+                on_change=partial(self._notify_transfer, kind.spec.name),
             )
             for kind in kinds
         }
@@ -169,7 +169,7 @@ class TransferCache:
         kind = self._kinds[key[0]]
         raw = None if reread else self.current(key)
         if raw is None:
-            raw = await self._client.read(kind.resource, key[1], key[2])
+            raw = await self._client.read(kind.spec.resource, key[1], key[2])
         if raw is None:
             return None
         cr = _parse(kind, raw)
@@ -204,11 +204,12 @@ class TransferCache:
                 listener.on_pod(key)
 
 
-def _parse(kind: Kind, raw: JsonDict) -> Transfer:
+def _parse(kind: NodeKind[Any], raw: JsonDict) -> Transfer:
     try:
-        return kind.parse(raw)
+        cr: Transfer = kind.parse(raw)
     except ContractError as e:
         raise InvalidTransferError(str(e)) from e
+    return cr
 
 
 def _is_older(version: str, than: str) -> bool:

@@ -59,7 +59,7 @@ class DataPathSteps(StepBase):
         stored = await tools.status.move(case.kind, cr, Phase.IN_PROGRESS)
         created = cr.metadata.creation_timestamp
         if created is not None:
-            tools.metrics.waited(case.kind.name, (tools.clock.now() - created).total_seconds())
+            tools.metrics.waited(case.kind.spec.name, (tools.clock.now() - created).total_seconds())
         case.kind.count(stored, tools.metrics)
         await tools.events.record(stored, "Started", "data mover may start its data path")
         return None

@@ -38,12 +38,12 @@ def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable
     `current` returns the transfer as cached; None if it is not cached, or older than the last write of this agent.
     """
     kind, cr = case.kind, case.cr
-    place = f"{kind.name} {cr.metadata.namespace}/{cr.name}"
+    place = f"{kind.spec.name} {cr.metadata.namespace}/{cr.name}"
 
     async def guard(*, sure: bool) -> None:
         raw = None if sure else current()
         if raw is None:
-            raw = await client.read(kind.resource, cr.metadata.namespace, cr.name)
+            raw = await client.read(kind.spec.resource, cr.metadata.namespace, cr.name)
         now = kind.parse(raw) if raw is not None else None
         if now is None or now.uid != cr.uid or now.phase.final:
             raise NotOwnerError(f"{place} no longer exists or is final", ended=True)

@@ -5,6 +5,7 @@ step is retried (`nodeagent.node.reconciler`).
 """
 
 import logging
+from typing import Any
 
 from core.errors import AgentError
 from core.kube.client import KubeClient
@@ -15,7 +16,7 @@ from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import TransferKey
 from nodeagent.runtime.tasks import Faults
 from nodeagent.transfers.events import EventLog
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.status import StatusWriter
 
 __all__ = ["TransferFaults"]
@@ -44,7 +45,7 @@ class TransferFaults:
         _log.error("invalid custom resource, ignored until it changes: %s", message, extra=_identity(key))
         await self._events.record_warning(raw, "Unreadable", message)
 
-    async def report_failed(self, kind: Kind, key: TransferKey, error: AgentError) -> None:
+    async def report_failed(self, kind: NodeKind[Any], key: TransferKey, error: AgentError) -> None:
         """Report that a step failed with `error` and will be retried."""
         if not self._faults.report(key, "step failed, will retry", error, extra=_identity(key)):
             return
@@ -62,10 +63,10 @@ class TransferFaults:
         self._invalid.discard(uid)
         self._faults.forget(key)
 
-    async def _write_message(self, kind: Kind, key: TransferKey, message: str) -> None:
+    async def _write_message(self, kind: NodeKind[Any], key: TransferKey, message: str) -> None:
         """Write into the status of a transfer why its step failed; the next step removes that."""
         try:
-            cr = kind.parse(await self._client.get(kind.resource, key[1], key[2]))
+            cr = kind.parse(await self._client.get(kind.spec.resource, key[1], key[2]))
             if not cr.phase.final and cr.status.message != message:
                 await self._status.report(kind, cr, message=message, reason=PendingReason.STEP_FAILED)
         except AgentError as e:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
+from typing import Any
 
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.mover_loss import read_loss
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import PodState, belongs_to, has_ended, pod_node, pod_state
 from nodeagent.transfers.outcome import Outcome, read_outcome
 
@@ -201,7 +202,7 @@ class Case:
     `outcome` is the recorded one.
     """
 
-    kind: Kind
+    kind: NodeKind[Any]
     cr: Transfer
     pod: JsonDict | None
     outcome: Outcome | None
@@ -211,7 +212,7 @@ class Case:
     @property
     def key(self) -> TransferKey:
         """The key of the transfer in the work queue."""
-        return (self.kind.name, self.cr.metadata.namespace, self.cr.name)
+        return (self.kind.spec.name, self.cr.metadata.namespace, self.cr.name)
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class Observation:
     cancel_overdue: bool = False
 
 
-def build_case(kind: Kind, seen: Observation, site: Site, limits: Timeouts) -> Case:
+def build_case(kind: NodeKind[Any], seen: Observation, site: Site, limits: Timeouts) -> Case:
     """Return the case of an observed transfer; a pod that belongs to another one counts as absent."""
     pod, departed = _own(seen.pod, seen.cr), _own(seen.departed, seen.cr)
     if pod is None and departed is not None and seen.cr.phase in RUNNING_PHASES and has_ended(departed):

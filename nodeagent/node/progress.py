@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from core.clock import Clock
 from core.contract import DataPathReason, ProgressMessage, parse_progress
@@ -24,7 +24,7 @@ from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Progress, Transfer
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.status import StatusWriter
 
 __all__ = ["MoverPending", "ProgressFollower"]
@@ -116,7 +116,7 @@ class ProgressFollower:
         self._clock = clock
         self._status = status
         self._metrics = metrics
-        self._wanted: dict[str, tuple[Kind, Transfer, ReadTransfer]] = {}
+        self._wanted: dict[str, tuple[NodeKind[Any], Transfer, ReadTransfer]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._readings: dict[str, _Reading] = {}
         self._changed = asyncio.Event()
@@ -135,7 +135,7 @@ class ProgressFollower:
                         )
                 await self._changed.wait()
 
-    def follow(self, kind: Kind, cr: Transfer, read_transfer: ReadTransfer) -> None:
+    def follow(self, kind: NodeKind[Any], cr: Transfer, read_transfer: ReadTransfer) -> None:
         """Start to follow `cr`; `read_transfer` returns it as cached."""
         if cr.uid not in self._wanted:
             self._wanted[cr.uid] = (kind, cr, read_transfer)
@@ -166,7 +166,7 @@ class ProgressFollower:
             self._metrics.bytes_moved(kind_name, total_bytes - reading.counted_done_bytes)
             reading.counted_done_bytes = max(total_bytes, reading.counted_done_bytes)
 
-    async def _follow(self, kind: Kind, cr: Transfer, read_transfer: ReadTransfer) -> None:
+    async def _follow(self, kind: NodeKind[Any], cr: Transfer, read_transfer: ReadTransfer) -> None:
         # What an earlier agent process wrote into the status, it has counted as well.
         done_bytes = cr.status.progress.bytes_done
         first = ProgressMessage(done_bytes=done_bytes, total_bytes=cr.status.progress.total_bytes)
@@ -178,15 +178,17 @@ class ProgressFollower:
             try:
                 await self._watch(kind, selection, reading, read_transfer)
             except KubeError as e:
-                _log.warning("cannot watch progress, will retry: %s", e, extra=fields(kind=kind.name, uid=cr.uid))
+                _log.warning("cannot watch progress, will retry: %s", e, extra=fields(kind=kind.spec.name, uid=cr.uid))
             await self._clock.sleep(_RETRY_PAUSE_SECONDS)
 
-    async def _watch(self, kind: Kind, selection: Selection, reading: _Reading, read_transfer: ReadTransfer) -> None:
+    async def _watch(
+        self, kind: NodeKind[Any], selection: Selection, reading: _Reading, read_transfer: ReadTransfer
+    ) -> None:
         async with aclosing(watch_objects(self._client, selection, clock=self._clock)) as changes:
             listing = False
             async for change in changes:
                 if change.kind in _CHANGED:
-                    changed = self._take(kind.name, reading, change.obj)
+                    changed = self._take(kind.spec.name, reading, change.obj)
                     if changed and not listing:
                         await self._report(kind, reading, read_transfer)
                     continue
@@ -208,7 +210,7 @@ class ProgressFollower:
         self._count(kind_name, reading, message)
         return True
 
-    async def _report(self, kind: Kind, reading: _Reading, read_transfer: ReadTransfer) -> None:
+    async def _report(self, kind: NodeKind[Any], reading: _Reading, read_transfer: ReadTransfer) -> None:
         """Update the status; retry a message about a pending mover, since no other Event may follow."""
         for _ in range(_ATTEMPTS):
             async with reading.writing:
@@ -227,7 +229,7 @@ class ProgressFollower:
         reading.counted_done_bytes = max(message.done_bytes, reading.counted_done_bytes)
         reading.counted_sent_bytes = max(message.sent_bytes, reading.counted_sent_bytes)
 
-    async def _write(self, kind: Kind, reading: _Reading, cr: Transfer | None) -> bool:
+    async def _write(self, kind: NodeKind[Any], reading: _Reading, cr: Transfer | None) -> bool:
         """Write what has changed; return False if a message about a pending mover could not be written."""
         if cr is None or cr.phase not in RUNNING_PHASES:
             return not reading.pending.text
@@ -244,7 +246,7 @@ class ProgressFollower:
             await self._status.report(kind, cr, message=message, reason=reason, progress=progress)
         except KubeError as e:
             # The next Event updates it; the final status has the final numbers.
-            identity = fields(kind=kind.name, namespace=cr.metadata.namespace, name=cr.name)
+            identity = fields(kind=kind.spec.name, namespace=cr.metadata.namespace, name=cr.name)
             _log.debug("progress not written: %s", e, extra=identity)
             return message is None
         return True

@@ -9,7 +9,7 @@ is done: `nodeagent.node.expose_steps`, `nodeagent.node.data_path_steps` and
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from core.errors import AgentError
 from core.kube.errors import ConflictError, NotFoundError
@@ -39,7 +39,7 @@ from nodeagent.node.slots import SlotRequest
 from nodeagent.node.steps import Tools
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import belongs_to, has_ended
 from nodeagent.transfers.pending import PendingRecords
 
@@ -118,13 +118,13 @@ class Reconciler:
     """Reconciles the transfers with this node's label, and takes over those whose mover pod runs here."""
 
     def __init__(
-        self, tools: Tools, site: Site, *, limits: Timeouts, kinds: Sequence[Kind], cache: TransferCache
+        self, tools: Tools, site: Site, *, limits: Timeouts, kinds: Sequence[NodeKind[Any]], cache: TransferCache
     ) -> None:
         """Work with `tools` for the agent of `site` on transfers of `kinds`, as `cache` has them."""
         self._tools = tools
         self._site = site
         self._limits = limits
-        self._kinds = {kind.name: kind for kind in kinds}
+        self._kinds = {kind.spec.name: kind for kind in kinds}
         self._cache = cache
         self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="transfers", workers=_WORKERS)
         self._steps = Steps(tools, site, limits, current=cache.current)

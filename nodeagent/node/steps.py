@@ -103,7 +103,7 @@ class StepBase:
         status: dict[str, object] = {"message": message} if message else {}
         if phase is Phase.COMPLETED and case.outcome is not None:
             status |= kind.final_status(case.outcome)
-            tools.progress.finish(kind.name, case.cr.uid, case.outcome.total_bytes)
+            tools.progress.finish(kind.spec.name, case.cr.uid, case.outcome.total_bytes)
         stored = await tools.status.move(kind, case.cr, phase, Change(status=status))
         tools.slots.release(stored.uid)
         self._pending.forget(stored.uid)
@@ -154,7 +154,7 @@ class StepBase:
 
         A slot that becomes free wakes the next transfer; but a volume of a workload may disappear.
         """
-        self._pending.pause_checks(case.cr.uid, _VOLUME_CHECK_SECONDS if case.kind.bound_to_node else math.inf)
+        self._pending.pause_checks(case.cr.uid, _VOLUME_CHECK_SECONDS if case.kind.spec.bound_to_node else math.inf)
 
     async def _clear_pending(self, case: Case) -> None:
         """Remove the message about a cause that is gone."""
@@ -166,7 +166,7 @@ class StepBase:
         cr = case.cr
         return bind(
             _log,
-            kind=case.kind.name,
+            kind=case.kind.spec.name,
             namespace=cr.metadata.namespace,
             name=cr.name,
             uid=cr.uid,

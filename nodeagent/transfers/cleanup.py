@@ -7,7 +7,7 @@ there are (the kinds do), nor which agent is responsible for a transfer.
 import logging
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from core.clock import Clock
 from core.logs import fields
@@ -17,7 +17,7 @@ from core.models.units import format_duration
 from exposer.model import Pending
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import EventLog
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import Adapter
 from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import StatusWriter
 
@@ -39,7 +39,7 @@ class CleanUp:
     records: PendingRecords
     timeout: timedelta
 
-    async def step(self, kind: Kind, cr: Transfer) -> Requeue | None:
+    async def step(self, kind: Adapter[Any], cr: Transfer) -> Requeue | None:
         """Take the next step for `cr`; None means that its expose objects and this agent's marks are gone.
 
         A blocked cleanup is reported as an Event, once for each cause, and retried without limit:
@@ -48,7 +48,7 @@ class CleanUp:
         Raises:
             KubeError: the API server rejected a request.
         """
-        identity = fields(kind=kind.name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
+        identity = fields(kind=kind.spec.name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
         pending = await kind.clean_up(cr)
         if pending is None:
             await self.status.release(kind, cr)

@@ -6,6 +6,7 @@ An Event that cannot be recorded never delays the work.
 """
 
 import logging
+from typing import Any
 
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
@@ -14,7 +15,7 @@ from core.models.base import CustomResource, JsonDict
 from core.models.phases import Phase
 from core.models.transfers import Transfer
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import Adapter
 
 __all__ = ["EventLog", "cancel_cause", "record_end"]
 
@@ -57,10 +58,10 @@ def cancel_cause(cr: Transfer) -> str:
     return "spec.cancel is set" if cr.spec.cancel else "the custom resource is being deleted"
 
 
-async def record_end(kind: Kind, stored: Transfer, *, metrics: Metrics, events: EventLog) -> None:
+async def record_end(kind: Adapter[Any], stored: Transfer, *, metrics: Metrics, events: EventLog) -> None:
     """Count and record the final phase of a transfer; `stored` is what the final write returned."""
     phase = stored.phase
-    metrics.transfer_finished(kind.name, phase)
+    metrics.transfer_finished(kind.spec.name, phase)
     kind.count(stored, metrics)
     message = stored.status.message or "transfer completed"
     await events.record(stored, str(phase), message, warning=phase is Phase.FAILED)

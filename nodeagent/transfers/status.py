@@ -7,7 +7,7 @@ one merge patch with uid and resourceVersion. Does not know why a transfer moves
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from core.clock import Clock
 from core.kube.client import KubeClient
@@ -23,7 +23,7 @@ from core.models.names import (
 )
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
 from core.models.transfers import Progress, Transfer
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import Adapter
 
 __all__ = ["Change", "StatusWriter", "without_marks"]
 
@@ -74,7 +74,7 @@ class StatusWriter:
         self._on_stored = tuple(on_stored)
 
     async def move(
-        self, kind: Kind, cr: Transfer, to: Phase, change: Change | None = None, *, again: bool = True
+        self, kind: Adapter[Any], cr: Transfer, to: Phase, change: Change | None = None, *, again: bool = True
     ) -> Transfer:
         """Move `cr` to the phase `to` and return it as stored.
 
@@ -94,13 +94,13 @@ class StatusWriter:
         """
         change = change or Change()
         if to not in TRANSITIONS[cr.phase]:
-            message = f"{kind.name} {cr.name} cannot move from {cr.phase} to {to}"
+            message = f"{kind.spec.name} {cr.name} cannot move from {cr.phase} to {to}"
             raise IllegalMoveError(message)
         if to is Phase.FAILED and not change.status.get("message"):
-            message = f"{kind.name} {cr.name} cannot move to Failed without a message"
+            message = f"{kind.spec.name} {cr.name} cannot move to Failed without a message"
             raise IllegalMoveError(message)
         status = {"phase": str(to)} | self._timestamps(cr, to) | dict(change.status)
-        if to is Phase.ACCEPTED and kind.bound_to_node and "acceptedByNode" in status:
+        if to is Phase.ACCEPTED and kind.spec.bound_to_node and "acceptedByNode" in status:
             # The accepting agent is the owning agent, and Velero writes the node at once as well.
             # Source: tests/recordings/velero-1.18.2/podvolumerestore.json.
             status.setdefault("node", status["acceptedByNode"])
@@ -110,7 +110,7 @@ class StatusWriter:
         whole = replace(change, status=status, labels=labels)
         return await self._write(kind, cr, whole, again=again)
 
-    async def annotate(self, kind: Kind, cr: Transfer, change: Change) -> Transfer:
+    async def annotate(self, kind: Adapter[Any], cr: Transfer, change: Change) -> Transfer:
         """Write `change` without moving `cr`, and return it as stored.
 
         Raises:
@@ -119,11 +119,11 @@ class StatusWriter:
             NotFoundError: the transfer no longer exists.
         """
         if "phase" in change.status:
-            message = f"{kind.name} {cr.name}: only a move writes a phase"
+            message = f"{kind.spec.name} {cr.name}: only a move writes a phase"
             raise IllegalMoveError(message)
         return await self._write(kind, cr, change, again=True)
 
-    async def release(self, kind: Kind, cr: Transfer) -> Transfer:
+    async def release(self, kind: Adapter[Any], cr: Transfer) -> Transfer:
         """Remove all marks of this agent from a final transfer without expose objects, in one patch.
 
         Raises:
@@ -133,13 +133,13 @@ class StatusWriter:
         change = Change(
             labels={NODE_LABEL: None},
             annotations=without_marks(cr),
-            finalizers=[entry for entry in cr.metadata.finalizers if entry != kind.finalizer],
+            finalizers=[entry for entry in cr.metadata.finalizers if entry != kind.spec.finalizer],
         )
         return await self._write(kind, cr, change, again=True)
 
     async def report(
         self,
-        kind: Kind,
+        kind: Adapter[Any],
         cr: Transfer,
         *,
         message: str | None = None,
@@ -173,7 +173,7 @@ class StatusWriter:
             stamps["completionTimestamp"] = now
         return stamps
 
-    async def _write(self, kind: Kind, cr: Transfer, change: Change, *, again: bool) -> Transfer:
+    async def _write(self, kind: Adapter[Any], cr: Transfer, change: Change, *, again: bool) -> Transfer:
         """Send one merge patch with uid and resourceVersion of `cr`."""
         metadata: JsonDict = {
             "uid": cr.uid,
@@ -188,12 +188,13 @@ class StatusWriter:
             metadata["finalizers"] = change.finalizers
         patch: JsonDict = {"metadata": metadata}
         # Velero's CRDs prune unknown fields; such a field is never written.
-        status = {key: value for key, value in change.status.items() if key in kind.status_fields}
+        status = {key: value for key, value in change.status.items() if key in kind.spec.status_fields}
         if status:
             patch["status"] = status
         # The outcome of a transfer must not be queued behind reports of pending ones.
         client = self._urgent_client if _ends(change) else self._client
-        stored = kind.parse(await client.patch(kind.resource, cr.metadata.namespace, cr.name, patch, again=again))
+        raw = await client.patch(kind.spec.resource, cr.metadata.namespace, cr.name, patch, again=again)
+        stored: Transfer = kind.parse(raw)
         for notify in self._on_stored:
             notify(stored)
         return stored

@@ -8,6 +8,7 @@ done elsewhere: `nodeagent.leader.admission.pending` schedules the next check, a
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from core.kube.errors import ForbiddenError
 from core.models.names import label_value
@@ -19,7 +20,7 @@ from nodeagent.leader.admission.shared_reader import SharedReader
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.events import cancel_cause
-from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState, Kind
+from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState, Admits
 
 __all__ = ["CheckState", "Checked", "Examiner"]
 
@@ -48,7 +49,7 @@ class Checked:
     """
 
     entry: Entry
-    kind: Kind
+    kind: Admits[Any]
     cr: Transfer
     state: CheckState
     admission: Admission
@@ -68,9 +69,9 @@ class Examiner:
         self._rules = rules
         self._agents = agents
         self._slots = NodeSlots(tools.client, tools.clock, rules.concurrency)
-        self._kinds = {kind.name: kind for kind in rules.kinds}
+        self._kinds = {kind.spec.name: kind for kind in rules.kinds}
         self._reader = SharedReader(tools.client, tools.clock)
-        self._shares = NodeShares(frozenset(kind.name for kind in rules.kinds if kind.bound_to_node))
+        self._shares = NodeShares(frozenset(kind.spec.name for kind in rules.kinds if kind.spec.bound_to_node))
 
     def begin_pass(self, entries: Iterable[Entry], held: Mapping[str, str]) -> list[str]:
         """Count the transfers in preparation on each node.
@@ -91,7 +92,7 @@ class Examiner:
             AgentError: it could not be read or checked.
         """
         kind = self._kinds[entry.kind]
-        raw = await self._tools.client.read(kind.resource, entry.namespace, entry.name)
+        raw = await self._tools.client.read(kind.spec.resource, entry.namespace, entry.name)
         if raw is None:
             return None
         cr = kind.parse(raw)
@@ -106,7 +107,7 @@ class Examiner:
             admission = self._shares.admit(entry, admission, slots=slots)
         return Checked(entry, kind, cr, _STATES[admission.verdict], admission)
 
-    async def _check_kind(self, kind: Kind, cr: Transfer) -> Admission:
+    async def _check_kind(self, kind: Admits[Any], cr: Transfer) -> Admission:
         try:
             return await kind.check_admission(cr, self._reader)
         except ForbiddenError as e:

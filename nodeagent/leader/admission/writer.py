@@ -9,7 +9,7 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from core.kube.errors import ConflictError
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, label_value
@@ -23,7 +23,7 @@ from nodeagent.leader.context import DispatchTools
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node
 from nodeagent.runtime.tasks import attempt
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.status import Change, without_marks
 
 __all__ = ["AdmissionWriter"]
@@ -109,9 +109,9 @@ class AdmissionWriter:
         self._tools.check_leading()
         change = Change(status={"message": message}, finalizers=_finalizers(kind, cr))
         stored = await self._tools.status.move(kind, cr, phase, change)
-        self._tools.metrics.transfer_finished(kind.name, phase)
+        self._tools.metrics.transfer_finished(kind.spec.name, phase)
         await self._tools.events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
-        if kind.finalizer not in stored.metadata.finalizers:
+        if kind.spec.finalizer not in stored.metadata.finalizers:
             # Deleted before it had our finalizer, and held by another: recovery never sees it again.
             await kind.clean_up(stored)
 
@@ -161,7 +161,7 @@ class AdmissionWriter:
             labels={NODE_LABEL: label_value(node)},
             # The fence, and what a copy of another transfer's manifest brought along.
             annotations=without_marks(cr),
-            finalizers=list(dict.fromkeys([*cr.metadata.finalizers, kind.finalizer])),
+            finalizers=list(dict.fromkeys([*cr.metadata.finalizers, kind.spec.finalizer])),
         )
         self._pending.begin_accept(uid, checked)
         try:
@@ -190,8 +190,8 @@ class AdmissionWriter:
             await self._tools.events.record(cr, "Accepted", f"assigned to the node agent on node {node}")
 
 
-def _finalizers(kind: Kind, cr: Transfer) -> list[str] | None:
+def _finalizers(kind: Admits[Any], cr: Transfer) -> list[str] | None:
     """Return the transfer's finalizers with ours; None where it is too late to add one."""
     if cr.deleting:
         return None
-    return list(dict.fromkeys([*cr.metadata.finalizers, kind.finalizer]))
+    return list(dict.fromkeys([*cr.metadata.finalizers, kind.spec.finalizer]))

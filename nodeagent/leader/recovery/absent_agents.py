@@ -7,7 +7,7 @@ Which transfers these are, and how often they are checked, is decided in
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from core.models.base import JsonDict, format_time
 from core.models.names import CANCEL_REQUESTED_ANNOTATION, NODE_LABEL, label_value
@@ -18,7 +18,7 @@ from core.models.units import format_duration
 from exposer.pod_status import parse_pod_end
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.transfers.events import cancel_cause, record_end
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
 from nodeagent.transfers.outcome import read_outcome
 from nodeagent.transfers.status import Change
@@ -34,7 +34,7 @@ _FORCED_RUNNING: Final = timedelta(hours=1)
 cancel transfers that no agent handles (preparing: 5 minutes, in progress: an hour)."""
 
 
-async def node_of(kind: Kind, cr: Transfer) -> str:
+async def node_of(kind: Admits[Any], cr: Transfer) -> str:
     """Return the name of the node in the node label; the label's value if the name is unknown."""
     label = cr.metadata.labels.get(NODE_LABEL, "")
     for name in (cr.status.node, cr.status.accepted_by_node):
@@ -58,7 +58,7 @@ class AbsentAgents:
     rules: DispatchRules
     choose: Callable[[], tuple[str, str] | None]
 
-    async def end(self, kind: Kind, cr: Transfer, why: str) -> None:
+    async def end(self, kind: Admits[Any], cr: Transfer, why: str) -> None:
         """Set a transfer of a lost node to a final phase; `why` describes the loss.
 
         A result is taken over by another agent, unless the transfer is to be canceled.
@@ -71,7 +71,7 @@ class AbsentAgents:
             return
         await self._end_unfinished(kind, cr, why, f"{why}; {_work_on_node(cr)}")
 
-    async def end_nowhere(self, kind: Kind, cr: Transfer) -> None:
+    async def end_nowhere(self, kind: Admits[Any], cr: Transfer) -> None:
         """Set a transfer without an owning agent to a final phase, since it uses the admission quota.
 
         It was created with its phase, or its pods were deleted.
@@ -79,7 +79,7 @@ class AbsentAgents:
         why = f"cannot determine the owning agent in phase {cr.phase}: no node label and no data mover pod"
         await self._end_unfinished(kind, cr, why)
 
-    async def wait_for_agent(self, kind: Kind, cr: Transfer, *, unavailable_for: timedelta) -> None:
+    async def wait_for_agent(self, kind: Admits[Any], cr: Transfer, *, unavailable_for: timedelta) -> None:
         """Report that only the unavailable agent can continue; end the transfer after its deadline.
 
         Args:
@@ -108,13 +108,13 @@ class AbsentAgents:
         record_cancel = cr.cancel_requested and requested_at is None
         await self._report(kind, cr, f"{cause}: {_how_it_continues(cr)}", record_cancel=record_cancel)
 
-    async def clear_report(self, kind: Kind, cr: Transfer) -> None:
+    async def clear_report(self, kind: Admits[Any], cr: Transfer) -> None:
         """Remove the report about the agent, which is available again."""
         if cr.pending_reason == PendingReason.AGENT_UNAVAILABLE:
             self.tools.check_leading()
             await self.tools.status.report(kind, cr, message="")
 
-    async def _report(self, kind: Kind, cr: Transfer, message: str, *, record_cancel: bool) -> None:
+    async def _report(self, kind: Admits[Any], cr: Transfer, message: str, *, record_cancel: bool) -> None:
         """Write why the transfer is pending, and when its cancel was requested, if either is new."""
         if cr.status.message == message and not record_cancel:
             return
@@ -130,7 +130,7 @@ class AbsentAgents:
         """Return the mover pod of a transfer whose data path may run."""
         return await read_mover(self.tools.client, cr) if cr.phase in RUNNING_PHASES else None
 
-    async def _reassign(self, kind: Kind, cr: Transfer, mover: JsonDict | None, why: str) -> bool:
+    async def _reassign(self, kind: Admits[Any], cr: Transfer, mover: JsonDict | None, why: str) -> bool:
         """Reassign a transfer whose mover has left a result; return whether that was done."""
         if cr.phase not in RUNNING_PHASES or not _has_result(cr, mover):
             return False
@@ -156,14 +156,14 @@ class AbsentAgents:
         accepted = accepted_at is not None and self.tools.clock.now() - accepted_at >= timeout
         return f"not prepared within {format_duration(timeout)}" if cr.phase is Phase.ACCEPTED and accepted else ""
 
-    async def _end_unfinished(self, kind: Kind, cr: Transfer, why: str, failed: str = "") -> None:
+    async def _end_unfinished(self, kind: Admits[Any], cr: Transfer, why: str, failed: str = "") -> None:
         """Set the final phase: Canceled if requested, else Failed with the message `failed` or `why`."""
         if cr.cancel_requested:
             await self._end(kind, cr, Phase.CANCELED, f"{cancel_cause(cr)}; {why}")
         else:
             await self._end(kind, cr, Phase.FAILED, failed or why)
 
-    async def _end(self, kind: Kind, cr: Transfer, phase: Phase, message: str) -> None:
+    async def _end(self, kind: Admits[Any], cr: Transfer, phase: Phase, message: str) -> None:
         self.tools.check_leading()
         stored = await self.tools.status.move(kind, cr, phase, Change(status={"message": message}))
         await record_end(kind, stored, metrics=self.tools.metrics, events=self.tools.events)

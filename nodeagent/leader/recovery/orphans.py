@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from core.errors import AgentError
 from core.kube.errors import ConflictError, NotFoundError
@@ -29,7 +29,7 @@ from nodeagent.leader.recovery.node_health import NodeHealth
 from nodeagent.runtime.tasks import Faults
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
-from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.mover_pod import MoverLogs, pod_node, read_mover
 from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import Change
@@ -120,7 +120,7 @@ class OrphanRecovery:
     def __init__(self, tools: DispatchTools, rules: DispatchRules, index: TransferIndex, *, agents: LiveAgents) -> None:
         """Recover the transfers in `index`, given the live `agents`."""
         self._tools = tools
-        self._kinds: Mapping[str, Kind] = {kind.name: kind for kind in rules.kinds}
+        self._kinds: Mapping[str, Admits[Any]] = {kind.spec.name: kind for kind in rules.kinds}
         self._index = index
         self._agents = agents
         self._nodes = NodeHealth(tools.client, tools.clock, gone_after=rules.node_gone_after)
@@ -173,7 +173,7 @@ class OrphanRecovery:
         owner = OwnerState(
             unavailable=bool(label) and self._agents.seconds_unavailable(label) >= _UNAVAILABLE_AFTER_SECONDS,
             node_lost=bool(label) and bool(self._nodes.explain_loss(label, label)),
-            bound=self._kinds[entry.kind].bound_to_node,
+            bound=self._kinds[entry.kind].spec.bound_to_node,
         )
         return decide_recovery(entry, owner)
 
@@ -182,7 +182,7 @@ class OrphanRecovery:
         kind = self._kinds[key[0]]
         log_fields = fields(kind=key[0], namespace=key[1], name=key[2])
         try:
-            raw = await self._tools.client.read(kind.resource, key[1], key[2])
+            raw = await self._tools.client.read(kind.spec.resource, key[1], key[2])
             if raw is None:
                 return None
             entry = build_entry(kind, raw)
@@ -199,7 +199,7 @@ class OrphanRecovery:
             # The next scan reads the current state.
             _log.debug("conflict, will retry: %s", e, extra=log_fields)
         except AgentError as e:
-            self._last_error = f"{kind.name} {key[1]}/{key[2]}: {e}"
+            self._last_error = f"{kind.spec.name} {key[1]}/{key[2]}: {e}"
             if e.retry:
                 raise
             self._faults.report(key, "recovery of an orphaned transfer failed", e, extra=log_fields)
@@ -209,7 +209,7 @@ class OrphanRecovery:
             return requeue
         return None
 
-    async def _perform(self, action: RecoveryAction, kind: Kind, cr: Transfer) -> Requeue | None:
+    async def _perform(self, action: RecoveryAction, kind: Admits[Any], cr: Transfer) -> Requeue | None:
         match action:
             case RecoveryAction.ADOPT:
                 await self._adopt(kind, cr)
@@ -220,7 +220,7 @@ class OrphanRecovery:
                 if why := await self._nodes.confirm_loss(await node_of(kind, cr)):
                     await self._absent.end(kind, cr, why)
             case RecoveryAction.WAIT_FOR_AGENT:
-                key = (kind.name, cr.metadata.namespace, cr.name)
+                key = (kind.spec.name, cr.metadata.namespace, cr.name)
                 self._not_before[key] = self._tools.clock.monotonic() + _UNAVAILABLE_CHECK_SECONDS
                 unavailable_seconds = self._agents.seconds_unavailable(cr.metadata.labels.get(NODE_LABEL, ""))
                 await self._absent.wait_for_agent(kind, cr, unavailable_for=timedelta(seconds=unavailable_seconds))
@@ -230,7 +230,7 @@ class OrphanRecovery:
                 return await self._clean_up(kind, cr)
         return None
 
-    async def _clean_up(self, kind: Kind, cr: Transfer) -> Requeue | None:
+    async def _clean_up(self, kind: Admits[Any], cr: Transfer) -> Requeue | None:
         """Take the next step of the cleanup; copy the mover's log first, as the agent would have done."""
         if NODE_LABEL in cr.metadata.labels:
             pod = await read_mover(self._tools.client, cr)
@@ -243,11 +243,11 @@ class OrphanRecovery:
             self._logs.forget(cr.uid)
         return requeue
 
-    async def _adopt(self, kind: Kind, cr: Transfer) -> None:
+    async def _adopt(self, kind: Admits[Any], cr: Transfer) -> None:
         """Set the node label; an Accepted transfer without a live agent is reassigned."""
         node = cr.status.node or await self._pod_node(cr) or cr.status.accepted_by_node or await kind.read_node(cr)
         live = label_value(node) in self._agents.nodes()
-        if cr.phase is Phase.ACCEPTED and not live and not kind.bound_to_node:
+        if cr.phase is Phase.ACCEPTED and not live and not kind.spec.bound_to_node:
             await self._reassign(kind, cr)
             return
         if not node:
@@ -256,10 +256,10 @@ class OrphanRecovery:
         stored = await self._tools.status.annotate(kind, cr, Change(labels={NODE_LABEL: label_value(node)}))
         await self._tools.events.record(stored, "Adopted", f"the node agent on node {node} continues it")
 
-    async def _reassign(self, kind: Kind, cr: Transfer) -> None:
+    async def _reassign(self, kind: Admits[Any], cr: Transfer) -> None:
         """Assign an Accepted transfer to another agent; its prepare timeout continues."""
         chosen = self._choose()
-        if chosen is None or kind.bound_to_node:
+        if chosen is None or kind.spec.bound_to_node:
             # Only the agent on its volume's node can carry it out.
             return
         label, node = chosen

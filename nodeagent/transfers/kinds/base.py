@@ -1,18 +1,14 @@
-"""What the life cycle asks of a kind of load: the adapter's protocol.
+"""The adapter protocols of the four kinds of transfers, and the defaults that adapters share.
 
-Knows the questions and the form of their answers. Does not know any kind; the adapters
-stand beside this file, and nothing outside this folder compares kinds.
-
-The answers of a kind that has nothing of its own to say.
-
-Knows what each step does where there is nothing to do. Does not know which kinds that holds for:
-they inherit from here, and answer the rest themselves.
+Knows which data and which steps differ between kinds, and which of them the leader and the node
+need. Does not know any kind: the adapters are beside this module, and nothing outside this
+folder compares kinds.
 """
 
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from core.kube.resources import Resource
 from core.models.base import JsonDict
@@ -21,7 +17,20 @@ from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
 
-__all__ = ["COMMON_STATUS_FIELDS", "READY", "Admission", "AdmissionState", "Kind", "PlainKind"]
+__all__ = [
+    "COMMON_STATUS_FIELDS",
+    "READY",
+    "Adapter",
+    "Admission",
+    "AdmissionState",
+    "Admits",
+    "Completes",
+    "Exposes",
+    "Kind",
+    "KindSpec",
+    "NodeKind",
+    "PlainKind",
+]
 
 
 COMMON_STATUS_FIELDS: Final = frozenset(
@@ -34,14 +43,14 @@ COMMON_STATUS_FIELDS: Final = frozenset(
         "completionTimestamp",
     }
 )
-"""What `status` of every kind holds.
+"""The fields of `status` that every kind has.
 
 Source: Velero v1.18, config/crd (tests/recordings/velero-1.18.2/crds).
 """
 
 
 class AdmissionState(Enum):
-    """Whether a load that nobody accepted may start."""
+    """Whether a New transfer may be admitted."""
 
     READY = "ready"
     PENDING = "pending"
@@ -50,14 +59,13 @@ class AdmissionState(Enum):
 
 @dataclass(frozen=True)
 class Admission:
-    """The answer to "may this load be accepted now?".
+    """The result of an admission check.
 
-    `reason` is one CamelCase word, `message` a sentence for the custom resource's reader.
-    `node` names the only node that can do it, empty where any can. `indefinite` says that the
-    wait may last until somebody cancels: it never runs into the prepare timeout. `limit` is how
-    long it may last where that is less than the prepare timeout. `blocked` says that no good run
-    waits for this. `pod` is the namespace and name of the pod that is waited
-    for, if that is all.
+    `reason` is the pending reason or the cause of a failure in CamelCase, `message` the text for
+    `status.message`. `node` names the only node that can run the transfer; empty: any node can.
+    `indefinite` exempts a pending transfer from the prepare timeout; `limit` replaces that timeout
+    where it is shorter. `blocked` says that the reason never occurs in a healthy transfer. `pod` is
+    the namespace and name of the workload pod whose change ends the pending state, if there is one.
     """
 
     verdict: AdmissionState
@@ -71,150 +79,165 @@ class Admission:
 
 
 READY: Final = Admission(AdmissionState.READY)
-"""Nothing stands against accepting the load."""
+"""The transfer may be admitted, on any node."""
 
 
-class Kind(Protocol):
-    """One kind of load: its names, and the steps that differ from the other kinds'.
+@dataclass(frozen=True)
+class KindSpec:
+    """The data of one kind.
 
-    Every step is idempotent: it reads the cluster, does what is missing, and may be run
-    again after any interruption.
+    Attributes:
+        name: `kind` of the custom resource, such as `DataUpload`.
+        resource: its REST resource.
+        finalizer: the finalizer that marks pending cleanup.
+        status_fields: the names of the status fields that its CRD has.
+        restores: whether its direction is restore; otherwise it is backup.
+        bound_to_node: whether only the node of its volume can run it.
+    """
+
+    name: str
+    resource: Resource
+    finalizer: str
+    status_fields: frozenset[str]
+    restores: bool
+    bound_to_node: bool
+
+
+C = TypeVar("C", bound=Transfer)
+"""The model of one kind's custom resource."""
+
+
+class Adapter(Protocol[C]):
+    """The part of a kind that leader and node share.
+
+    Every step is idempotent: it reads the cluster, does what is missing, and may be repeated
+    after any interruption.
     """
 
     @property
-    def name(self) -> str:
-        """`kind` of the custom resource, such as `DataUpload`."""
+    def spec(self) -> KindSpec:
+        """The data of the kind."""
         ...
 
-    @property
-    def resource(self) -> Resource:
-        """Where the API serves it."""
-        ...
-
-    @property
-    def finalizer(self) -> str:
-        """The finalizer that marks pending clean-up."""
-        ...
-
-    @property
-    def pod_label(self) -> str:
-        """The label of a mover pod that holds its load's name."""
-        ...
-
-    @property
-    def status_fields(self) -> frozenset[str]:
-        """The API names of the status fields that the kind's CRD has."""
-        ...
-
-    @property
-    def restores(self) -> bool:
-        """Whether its data comes out of the repository, and does not go into it."""
-        ...
-
-    @property
-    def datamovers(self) -> frozenset[str]:
-        """What custom resources call this data mover; empty is a name too."""
-        ...
-
-    @property
-    def bound_to_node(self) -> bool:
-        """Whether only the node of its volume can carry a load of this kind out."""
-        ...
-
-    def parse(self, raw: JsonDict) -> Transfer:
+    def parse(self, raw: JsonDict) -> C:
         """Return the model of `raw`.
 
         Raises:
-            ContractError: `raw` does not have the form of this kind.
+            ContractError: `raw` is not a valid resource of this kind.
         """
         ...
 
-    def managed(self, cr: Transfer) -> bool:
-        """Whether the load is meant for this data mover."""
+    async def clean_up(self, cr: C) -> Pending | None:
+        """Delete the expose objects of `cr`, which is final; None once all of them are gone."""
         ...
 
-    def queue_namespace(self, cr: Transfer) -> str:
-        """The namespace whose turn it is when the load is admitted: its volume's."""
+    def count(self, cr: C, metrics: Metrics) -> None:
+        """Update the metrics that Velero has for this kind alone; `cr` has just become InProgress or final."""
         ...
 
-    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
+
+class Admits(Adapter[C], Protocol[C]):
+    """The part of a kind that the leader needs."""
+
+    @property
+    def datamovers(self) -> frozenset[str]:
+        """The values of `spec.datamover` that select this data mover; empty is a valid value."""
+        ...
+
+    def managed(self, cr: C) -> bool:
+        """Return whether `cr` selects this data mover."""
+        ...
+
+    def queue_namespace(self, cr: C) -> str:
+        """Return the namespace of the volume, for fair share in the admission queue."""
+        ...
+
+    async def check_admission(self, cr: C, reader: Reader) -> Admission:
         """Return whether `cr` may be admitted now; every object is read through `reader`."""
         ...
 
-    async def read_node(self, cr: Transfer) -> str:
-        """Return the node that `cr` is bound to; empty where any will do, or none is known."""
+    async def read_node(self, cr: C) -> str:
+        """Return the node that `cr` is bound to; empty where any node can run it, or none is known."""
         ...
 
-    async def ensure_exposed(self, cr: Transfer, guard: Guard) -> Exposed | Pending:
-        """Take the volume one step nearer to a mover pod, calling `guard` before each create.
+
+class Exposes(Adapter[C], Protocol[C]):
+    """The part of a kind that makes a volume reachable from a mover pod."""
+
+    async def ensure_exposed(self, cr: C, guard: Guard) -> Exposed | Pending:
+        """Take the next steps towards a mover pod, calling `guard` before each create.
 
         Raises:
-            ExposeError: waiting will not help.
-            NotOwnerError: `guard` found the load in other hands; what this call made is gone.
+            ExposeError: the volume can never be exposed.
+            NotOwnerError: from `guard`; the objects that this call created are deleted.
         """
         ...
 
-    async def confirm_volume(self, cr: Transfer) -> None:
-        """Return if the volume is still what the load is about; reads only.
+    async def confirm_volume(self, cr: C) -> None:
+        """Return if the volume is still the one that `cr` names; reads only.
 
-        Asked before the data path is started, and again before a mover's good end counts: what
-        a mover finds in a volume that went away must not pass for its data.
+        Called before the data path starts and before a mover's success is recorded: the content of
+        a volume that was unmounted in between must not pass for its data.
 
         Raises:
-            ExposeError: it is not there any more.
+            ExposeError: the volume is gone.
         """
         ...
 
-    async def keep(self, cr: Transfer, outcome: Outcome) -> Outcome:
-        """Return `outcome` with all that `complete` needs once the mover pod is gone."""
-        ...
 
-    async def complete(self, cr: Transfer, outcome: Outcome) -> Pending | None:
-        """Bring the moved data where it belongs; None says that it is there.
-
-        Raises:
-            ExposeError: that fails for good.
-        """
-        ...
-
-    async def clean_up(self, cr: Transfer) -> Pending | None:
-        """Remove what was made for `cr`, which is final; None says that all of it is gone."""
-        ...
+class Completes(Adapter[C], Protocol[C]):
+    """The part of a kind that turns a mover's result into the final status."""
 
     def parse_result(self, message: str) -> MoverResult:
-        """Return the result a mover that exited with 0 left as termination message.
+        """Return the result that a mover with exit code 0 left as termination message.
 
         Raises:
-            ResultError: it cannot be read.
+            ResultError: `message` is invalid.
         """
         ...
 
-    def count(self, cr: Transfer, metrics: Metrics) -> None:
-        """Tell `metrics` what the peer counts of this kind alone, of a load just InProgress or final."""
+    async def keep(self, cr: C, outcome: Outcome) -> Outcome:
+        """Return `outcome` with everything that `complete` needs once the mover pod is gone."""
+        ...
+
+    async def complete(self, cr: C, outcome: Outcome) -> Pending | None:
+        """Make the moved data available to the user; None once it is.
+
+        Raises:
+            ExposeError: that is impossible.
+        """
         ...
 
     def final_status(self, outcome: Outcome) -> JsonDict:
-        """Return the status fields that a good `outcome` sets, beside phase and timestamps."""
+        """Return the status fields that a successful `outcome` sets, beside phase and timestamps."""
         ...
 
 
-class PlainKind:
-    """A kind whose loads go to any node, and that is done once the mover is."""
+class NodeKind(Exposes[C], Completes[C], Protocol[C]):
+    """The parts of a kind that the node needs."""
 
-    async def read_node(self, cr: Transfer) -> str:  # noqa: ARG002 - as the protocol has it
-        """Return nothing: any node will do."""
+
+class Kind(Admits[C], NodeKind[C], Protocol[C]):
+    """One kind of transfer: its data, and the steps that differ from those of other kinds."""
+
+
+class PlainKind(Generic[C]):
+    """The defaults of a kind that any node can run, and that is complete once its mover succeeded."""
+
+    async def read_node(self, cr: C) -> str:  # noqa: ARG002 - the protocol's signature
+        """Return an empty name: any node can run it."""
         return ""
 
-    async def confirm_volume(self, cr: Transfer) -> None:
-        """Return at once: the mover's claim keeps the volume in its place."""
+    async def confirm_volume(self, cr: C) -> None:
+        """Return at once: the mover's own PVC keeps the volume."""
 
-    async def keep(self, cr: Transfer, outcome: Outcome) -> Outcome:  # noqa: ARG002 - as the protocol has it
-        """Return `outcome`: there is nothing beside it to keep."""
+    async def keep(self, cr: C, outcome: Outcome) -> Outcome:  # noqa: ARG002 - the protocol's signature
+        """Return `outcome` unchanged."""
         return outcome
 
-    async def complete(self, cr: Transfer, outcome: Outcome) -> Pending | None:  # noqa: ARG002 - as the protocol has it
-        """Return None: the data is where it belongs."""
+    async def complete(self, cr: C, outcome: Outcome) -> Pending | None:  # noqa: ARG002 - the protocol's signature
+        """Return None: nothing is left to do."""
         return None
 
-    def count(self, cr: Transfer, metrics: Metrics) -> None:
-        """Count nothing: the peer has no such metrics of this kind."""
+    def count(self, cr: C, metrics: Metrics) -> None:
+        """Update nothing: Velero has no metrics of this kind alone."""

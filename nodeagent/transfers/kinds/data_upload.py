@@ -1,36 +1,40 @@
-"""DataUpload: a CSI snapshot goes into the backup repository.
+"""The adapter of DataUploads: back up a CSI snapshot.
 
-Knows what of the life cycle is particular to it. Does not know the life cycle, nor how a
-snapshot becomes a volume (`exposer.csi_snapshot`).
+Knows the parts of the life cycle that only this kind has. Does not know the life cycle, nor how a
+volume is created from a snapshot (`exposer.csi_snapshot`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final
 
 from core.errors import ExposeError
 from core.kube.client import KubeClient
-from core.kube.resources import DATA_UPLOADS, Resource
+from core.kube.resources import DATA_UPLOADS
 from core.models.base import JsonDict
-from core.models.names import DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL
-from core.models.transfers import DataUpload, Transfer
+from core.models.names import DATA_MOVER_FINALIZER
+from core.models.transfers import DataUpload
 from exposer.model import Exposed, Exposer, Guard, Owner, Pending, Reader, SnapshotRequest
 from exposer.settings import ExposeSettings
-from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, AdmissionState, PlainKind
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, AdmissionState, KindSpec, PlainKind
 from nodeagent.transfers.kinds.repository import check_location
 from nodeagent.transfers.outcome import BackupResults
 
 __all__ = ["DataUploadKind"]
 
 _CSI: Final = "CSI"
-"""The only snapshot type there is. Source: Velero v1.18, SnapshotType."""
+"""The only supported snapshot type. Source: Velero v1.18, SnapshotType."""
 
 
 @dataclass(frozen=True)
-class DataUploadKind(BackupResults, PlainKind):
+class DataUploadKind(BackupResults, PlainKind[DataUpload]):
     """The adapter of DataUploads.
 
-    `datamovers` are the names in `spec.datamover` that mean this agent.
+    Attributes:
+        client: the API client.
+        exposer: exposes the source snapshot.
+        expose_settings: returns the active settings; called for each request.
+        datamovers: the values of `spec.datamover` that select this data mover.
     """
 
     client: KubeClient
@@ -38,37 +42,39 @@ class DataUploadKind(BackupResults, PlainKind):
     expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]
 
-    name: ClassVar[str] = DataUpload.kind_name
-    resource: ClassVar[Resource] = DATA_UPLOADS
-    finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
-    pod_label: ClassVar[str] = DATA_UPLOAD_LABEL
-    restores: ClassVar[bool] = False
-    bound_to_node: ClassVar[bool] = False
-    status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {
-        "acceptedByNode",
-        "node",
-        "nodeOS",
-        "path",
-        "snapshotID",
-        "incrementalBytes",
-        "dataMoverResult",
-    }
+    spec: ClassVar[KindSpec] = KindSpec(
+        name=DataUpload.kind_name,
+        resource=DATA_UPLOADS,
+        finalizer=DATA_MOVER_FINALIZER,
+        status_fields=COMMON_STATUS_FIELDS
+        | {
+            "acceptedByNode",
+            "node",
+            "nodeOS",
+            "path",
+            "snapshotID",
+            "incrementalBytes",
+            "dataMoverResult",
+        },
+        restores=False,
+        bound_to_node=False,
+    )
 
-    def parse(self, raw: JsonDict) -> Transfer:
-        """Return the DataUpload that `raw` is."""
+    def parse(self, raw: JsonDict) -> DataUpload:
+        """Return the model of `raw`."""
         return DataUpload.parse(raw)
 
-    def managed(self, cr: Transfer) -> bool:
-        """Whether it is meant for this data mover."""
-        return _upload(cr).spec.datamover in self.datamovers
+    def managed(self, cr: DataUpload) -> bool:
+        """Return whether `spec.datamover` selects this data mover."""
+        return cr.spec.datamover in self.datamovers
 
-    def queue_namespace(self, cr: Transfer) -> str:
-        """The namespace of the claim that is backed up."""
-        return _upload(cr).spec.source_namespace
+    def queue_namespace(self, cr: DataUpload) -> str:
+        """Return the namespace of the source PVC."""
+        return cr.spec.source_namespace
 
-    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
-        """Say whether location and snapshot are there and ready."""
-        spec = _upload(cr).spec
+    async def check_admission(self, cr: DataUpload, reader: Reader) -> Admission:
+        """Return whether the backup storage location and the source snapshot are ready."""
+        spec = cr.spec
         if spec.snapshot_type != _CSI or spec.csi_snapshot is None:
             message = f"snapshot type {spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
             return Admission(AdmissionState.FAILED, "SnapshotTypeUnknown", message)
@@ -81,25 +87,25 @@ class DataUploadKind(BackupResults, PlainKind):
             return Admission(AdmissionState.FAILED, "SourceMissing", str(e))
         if waiting is None:
             return READY
-        # Taking a snapshot may last for hours on some storages; one that goes wrong for so long never comes.
+        # Some storage takes hours for a snapshot; one that reports errors for so long never becomes ready.
         indefinite = not waiting.blocked
         return Admission(
             AdmissionState.PENDING, waiting.reason, waiting.message, indefinite=indefinite, blocked=waiting.blocked
         )
 
-    async def ensure_exposed(self, cr: Transfer, guard: Guard) -> Exposed | Pending:
-        """Bring the snapshot's data one step nearer to a mover pod."""
+    async def ensure_exposed(self, cr: DataUpload, guard: Guard) -> Exposed | Pending:
+        """Take the next steps from the source snapshot to a mover pod."""
         return await self.exposer.ensure(self._request(cr), guard)
 
-    async def clean_up(self, cr: Transfer) -> Pending | None:
-        """Remove pod, claim and snapshots."""
-        if _upload(cr).spec.csi_snapshot is None:
-            # It was refused for that; nothing was made.
+    async def clean_up(self, cr: DataUpload) -> Pending | None:
+        """Delete pod, PVC and snapshot objects."""
+        if cr.spec.csi_snapshot is None:
+            # It failed before admission: there are no expose objects.
             return None
         return await self.exposer.clean_up(self._request(cr))
 
-    def _request(self, cr: Transfer) -> SnapshotRequest:
-        spec = _upload(cr).spec
+    def _request(self, cr: DataUpload) -> SnapshotRequest:
+        spec = cr.spec
         if spec.csi_snapshot is None:
             raise ExposeError(f"DataUpload {cr.metadata.namespace}/{cr.name} names no CSI snapshot")
         return SnapshotRequest(
@@ -112,8 +118,3 @@ class DataUploadKind(BackupResults, PlainKind):
             operation_timeout=cr.operation_timeout,
             requested_at=cr.metadata.creation_timestamp,
         )
-
-
-def _upload(cr: Transfer) -> DataUpload:
-    """Return `cr` as what `DataUploadKind.parse` made it."""
-    return cast("DataUpload", cr)

@@ -1,57 +1,51 @@
-"""What PodVolumeBackup and PodVolumeRestore share: a volume where its pod has it mounted.
+"""The adapters of PodVolumeBackups and PodVolumeRestores: a volume of a pod, as mounted on its node.
 
-Knows what of the life cycle is particular to both. Does not know the life cycle, nor how a
-volume is reached (`exposer.pod_volume`).
-
-PodVolumeBackup: a running pod's volume goes into the backup repository.
-
-Knows what is particular to it beside what it shares with PodVolumeRestore
-(`nodeagent.transfers.kinds.pod_volume`).
-
-PodVolumeRestore: data comes out of the backup repository into a volume of a pod that waits.
-
-Knows what is particular to it beside what it shares with PodVolumeBackup
-(`nodeagent.transfers.kinds.pod_volume`).
+Knows the parts of the life cycle that only these kinds have. Does not know the life cycle, nor how
+the volume is reached (`exposer.pod_volume`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final, Generic, TypeVar
 
 from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.client import KubeClient
-from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
+from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
 from core.models.base import JsonDict
-from core.models.names import POD_VOLUME_BACKUP_LABEL, POD_VOLUME_FINALIZER, POD_VOLUME_RESTORE_LABEL
+from core.models.names import POD_VOLUME_FINALIZER
 from core.models.phases import Phase
-from core.models.transfers import PodVolumeBackup, PodVolumeRestore, Transfer
+from core.models.transfers import PodVolumeBackup, PodVolumeRestore
 from exposer.model import Exposed, Guard, LocatedVolume, Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, PlainKind
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, KindSpec, PlainKind
 from nodeagent.transfers.kinds.repository import check_location, fit_cache
 from nodeagent.transfers.outcome import BackupResults, RestoreResults
 
-__all__ = ["PodVolume", "PodVolumeBackupKind", "PodVolumeKind", "PodVolumeRestoreKind"]
+__all__ = ["PodVolumeBackupKind", "PodVolumeKind", "PodVolumeRestoreKind"]
 
 
-PodVolume = PodVolumeBackup | PodVolumeRestore
+P = TypeVar("P", PodVolumeBackup, PodVolumeRestore)
 
 
 _RESTIC: Final = "restic"
 
 
 _BUILT_IN: Final = frozenset({"", "velero"})
-"""What `spec.datamover` of other kinds calls the mover that serves pod volumes."""
+"""The values of `spec.datamover` that select the built-in data mover, which serves pod volumes."""
 
 
 @dataclass(frozen=True)
-class PodVolumeKind(PlainKind):
+class PodVolumeKind(PlainKind[P], Generic[P]):
     """The common part of both adapters.
 
-    `datamovers` are the names that mean this agent where a custom resource names its mover.
+    Attributes:
+        client: the API client.
+        exposer: exposes the volume on its node.
+        expose_settings: returns the active settings; called for each request.
+        datamovers: the values of `spec.datamover` that select this data mover, in kinds that have the field.
     """
 
     client: KubeClient
@@ -60,32 +54,29 @@ class PodVolumeKind(PlainKind):
     datamovers: frozenset[str]
 
     verb: ClassVar[MoverVerb]
-    restores: ClassVar[bool]
-    finalizer: ClassVar[str] = POD_VOLUME_FINALIZER
-    bound_to_node: ClassVar[bool] = True
 
-    def managed(self, cr: Transfer) -> bool:  # noqa: ARG002 - as the protocol has it
-        """Whether it is meant for this data mover: it names none, so the built-in one does it."""
+    def managed(self, cr: P) -> bool:  # noqa: ARG002 - the protocol's signature
+        """Return whether this agent is the built-in data mover: the kind has no `spec.datamover`."""
         return bool(self.datamovers & _BUILT_IN)
 
-    async def clean_up(self, cr: Transfer) -> Pending | None:
-        """Remove the mover pod."""
+    async def clean_up(self, cr: P) -> Pending | None:
+        """Delete the mover pod and its cache."""
         return await self.exposer.clean_up(self._request(cr))
 
-    async def ensure_exposed(self, cr: Transfer, guard: Guard) -> Exposed | Pending:
-        """Bring the volume one step nearer to a mover pod."""
+    async def ensure_exposed(self, cr: P, guard: Guard) -> Exposed | Pending:
+        """Take the next steps from the mounted volume to a mover pod."""
         return await self.exposer.ensure(await fit_cache(self.client, cr, self._request(cr)), guard)
 
-    async def confirm_volume(self, cr: Transfer) -> None:
-        """Return if the workload's pod still has the volume."""
+    async def confirm_volume(self, cr: P) -> None:
+        """Return if the workload pod still has the volume."""
         await self.exposer.confirm(self._request(cr))
 
-    def queue_namespace(self, cr: Transfer) -> str:
-        """The namespace of the workload's pod."""
+    def queue_namespace(self, cr: P) -> str:
+        """Return the namespace of the workload pod."""
         return self._request(cr).workload.namespace
 
-    async def _locate(self, cr: PodVolume, reader: Reader) -> LocatedVolume | Admission:
-        """Return where the volume is, or why the load cannot be accepted now."""
+    async def _locate(self, cr: P, reader: Reader) -> LocatedVolume | Admission:
+        """Return where the volume is mounted, or why the transfer cannot be admitted now."""
         if cr.spec.uploader_type == _RESTIC:
             return Admission(AdmissionState.FAILED, "UploaderUnknown", "restic is not supported")
         admission = await check_location(reader, cr)
@@ -96,7 +87,7 @@ class PodVolumeKind(PlainKind):
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, "VolumeRefused", str(e))
         if isinstance(located, Pending):
-            # The pod's image may take its time, or its turn among many.
+            # The workload pod may wait for its image, or for its turn among many restores.
             return Admission(
                 AdmissionState.PENDING,
                 located.reason,
@@ -107,52 +98,57 @@ class PodVolumeKind(PlainKind):
             )
         return located
 
-    def _request(self, cr: Transfer) -> PodVolumeRequest:
-        if not isinstance(cr, PodVolumeBackup | PodVolumeRestore):
-            raise ExposeError(f"{cr.kind} {cr.name} names no volume of a pod")
+    def _request(self, cr: P) -> PodVolumeRequest:
         settings, pod = self.expose_settings(), cr.spec.pod
+        snapshot_bytes = self._cached_bytes(cr)
         return PodVolumeRequest(
             owner=Owner.of(cr),
             verb=self.verb,
             workload=WorkloadRef(pod.namespace, pod.name, pod.uid),
             volume=cr.spec.volume,
             settings=settings,
-            cache=settings.cache_for(cr.spec.snapshot_size) if isinstance(cr, PodVolumeRestore) else None,
+            cache=None if snapshot_bytes is None else settings.cache_for(snapshot_bytes),
         )
+
+    def _cached_bytes(self, cr: P) -> int | None:  # noqa: ARG002 - restores override it
+        """Return the size of the snapshot that is restored (0: unknown), None for a backup."""
+        return None
 
 
 @dataclass(frozen=True)
-class PodVolumeBackupKind(BackupResults, PodVolumeKind):
+class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
     """The adapter of PodVolumeBackups."""
 
-    name: ClassVar[str] = PodVolumeBackup.kind_name
-    resource: ClassVar[Resource] = POD_VOLUME_BACKUPS
-    pod_label: ClassVar[str] = POD_VOLUME_BACKUP_LABEL
     verb: ClassVar[MoverVerb] = MoverVerb.BACKUP
-    restores: ClassVar[bool] = False
-    status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"path", "snapshotID", "incrementalBytes"}
+    spec: ClassVar[KindSpec] = KindSpec(
+        name=PodVolumeBackup.kind_name,
+        resource=POD_VOLUME_BACKUPS,
+        finalizer=POD_VOLUME_FINALIZER,
+        status_fields=COMMON_STATUS_FIELDS | {"path", "snapshotID", "incrementalBytes"},
+        restores=False,
+        bound_to_node=True,
+    )
 
-    def parse(self, raw: JsonDict) -> Transfer:
-        """Return the PodVolumeBackup that `raw` is."""
+    def parse(self, raw: JsonDict) -> PodVolumeBackup:
+        """Return the model of `raw`."""
         return PodVolumeBackup.parse(raw)
 
-    async def read_node(self, cr: Transfer) -> str:
-        """Return the node that the custom resource names."""
-        return _backup(cr).spec.node
+    async def read_node(self, cr: PodVolumeBackup) -> str:
+        """Return `spec.node`."""
+        return cr.spec.node
 
-    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
-        """Say whether location, pod and volume can be used, and on which node."""
-        pvb = _backup(cr)
-        found = await self._locate(pvb, reader)
+    async def check_admission(self, cr: PodVolumeBackup, reader: Reader) -> Admission:
+        """Return whether location, workload pod and volume are ready, and on which node."""
+        found = await self._locate(cr, reader)
         if isinstance(found, Admission):
             return found
-        if found.node != pvb.spec.node:
-            message = f"workload pod {pvb.spec.pod.namespace}/{pvb.spec.pod.name} runs on node {found.node}"
-            return Admission(AdmissionState.FAILED, "WrongNode", f"{message}, and not on {pvb.spec.node}")
+        if found.node != cr.spec.node:
+            message = f"workload pod {cr.spec.pod.namespace}/{cr.spec.pod.name} runs on node {found.node}"
+            return Admission(AdmissionState.FAILED, "WrongNode", f"{message}, and not on {cr.spec.node}")
         return Admission(AdmissionState.READY, node=found.node)
 
-    def count(self, cr: Transfer, metrics: Metrics) -> None:
-        """Count one that begins or completes, and tell how long it took.
+    def count(self, cr: PodVolumeBackup, metrics: Metrics) -> None:
+        """Count a transfer that starts or completes, and observe its duration.
 
         Source: Velero v1.18, pkg/controller/pod_volume_backup_controller.go.
         """
@@ -161,40 +157,41 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind):
         if cr.phase is not Phase.COMPLETED:
             return
         metrics.pod_volume_backup_dequeued()
-        pvb, began, ended = _backup(cr), cr.status.start_timestamp, cr.status.completion_timestamp
+        began, ended = cr.status.start_timestamp, cr.status.completion_timestamp
         if began is None or ended is None:
             return
-        spec, meta = pvb.spec, pvb.metadata
-        operation = f"{pvb.name}-{spec.backup_storage_location}-{spec.pod.namespace}-{spec.uploader_type}-backup"
+        spec, meta = cr.spec, cr.metadata
+        operation = f"{cr.name}-{spec.backup_storage_location}-{spec.pod.namespace}-{spec.uploader_type}-backup"
         backup = f"{meta.namespace}/{meta.owner_references[0].name if meta.owner_references else ''}"
-        metrics.pod_volume_operation(operation, backup, name=pvb.name, seconds=(ended - began).total_seconds())
-
-
-def _backup(cr: Transfer) -> PodVolumeBackup:
-    """Return `cr` as what `PodVolumeBackupKind.parse` made it."""
-    return cast("PodVolumeBackup", cr)
+        metrics.pod_volume_operation(operation, backup, name=cr.name, seconds=(ended - began).total_seconds())
 
 
 @dataclass(frozen=True)
-class PodVolumeRestoreKind(RestoreResults, PodVolumeKind):
+class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
     """The adapter of PodVolumeRestores."""
 
-    name: ClassVar[str] = PodVolumeRestore.kind_name
-    resource: ClassVar[Resource] = POD_VOLUME_RESTORES
-    pod_label: ClassVar[str] = POD_VOLUME_RESTORE_LABEL
     verb: ClassVar[MoverVerb] = MoverVerb.RESTORE
-    restores: ClassVar[bool] = True
-    status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"node"}
+    spec: ClassVar[KindSpec] = KindSpec(
+        name=PodVolumeRestore.kind_name,
+        resource=POD_VOLUME_RESTORES,
+        finalizer=POD_VOLUME_FINALIZER,
+        status_fields=COMMON_STATUS_FIELDS | {"node"},
+        restores=True,
+        bound_to_node=True,
+    )
 
-    def parse(self, raw: JsonDict) -> Transfer:
-        """Return the PodVolumeRestore that `raw` is."""
+    def parse(self, raw: JsonDict) -> PodVolumeRestore:
+        """Return the model of `raw`."""
         return PodVolumeRestore.parse(raw)
 
-    async def read_node(self, cr: Transfer) -> str:
-        """Return the node of the pod that waits."""
+    async def read_node(self, cr: PodVolumeRestore) -> str:
+        """Return the node of the workload pod."""
         return await self.exposer.read_node(self._request(cr))
 
-    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
-        """Say whether location and volume can be used and the pod waits, and on which node."""
-        found = await self._locate(cast("PodVolumeRestore", cr), reader)
+    async def check_admission(self, cr: PodVolumeRestore, reader: Reader) -> Admission:
+        """Return whether location and volume are ready and the workload pod is waiting, and on which node."""
+        found = await self._locate(cr, reader)
         return found if isinstance(found, Admission) else Admission(AdmissionState.READY, node=found.node)
+
+    def _cached_bytes(self, cr: PodVolumeRestore) -> int | None:
+        return cr.spec.snapshot_size

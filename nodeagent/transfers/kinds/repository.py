@@ -1,12 +1,7 @@
-"""Whether a load's backup storage location can be used now.
+"""Admission check of the backup storage location, and the cache limit of the backup repository.
 
-Knows what of a location is checked before a load is accepted. Does not open the bucket: the
-mover does, and says what is wrong with it.
-
-How large kopia's cache may become in the restore of one load: its repository says so.
-
-Knows where a BackupRepository keeps the limit. Does not know when a cache has a volume of its
-own, nor how large that is for a limit (`exposer.settings`).
+Knows what of a location is checked before admission, and where a BackupRepository has its cache
+limit. Does not access the bucket, which the mover does, nor size cache volumes (`exposer.settings`).
 """
 
 from dataclasses import replace
@@ -32,7 +27,7 @@ __all__ = ["check_location", "fit_cache"]
 
 
 async def check_location(reader: Reader, cr: Transfer) -> Admission:
-    """Return whether the location that `cr` names exists, is available and has its Secrets."""
+    """Return whether the backup storage location of `cr` exists, is available and has its Secrets."""
     namespace, name = cr.metadata.namespace, cr.spec.backup_storage_location
     raw = await reader.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
     if raw is None:
@@ -62,10 +57,11 @@ _Request = TypeVar("_Request", RestoreRequest, PodVolumeRequest)
 
 
 async def fit_cache(client: KubeClient, cr: Transfer, request: _Request) -> _Request:
-    """Return `request` with room in its cache, if it has one, for what the mover will keep there.
+    """Return `request` with a cache volume, if it has one, for the cache limit of its backup repository.
 
-    A repository keeps the limit that it was made with; configuration is for those to come. A
-    volume for a smaller limit would be full before kopia drops anything, and the restore fail.
+    A repository keeps the limit that it was created with; the configured one is for new
+    repositories. A volume for a smaller limit would be full before kopia evicts anything, and the
+    restore would fail.
     """
     if request.cache is None:
         return request
@@ -77,6 +73,6 @@ async def fit_cache(client: KubeClient, cr: Transfer, request: _Request) -> _Req
 
 
 def _limit_of(repository: JsonDict) -> int:
-    """Return the limit in a BackupRepository as JSON dict; whatever it holds, a cache is no reason to fail."""
+    """Return the cache limit of a BackupRepository (a JSON dict); an invalid one counts as the default."""
     text = str((repository.get("spec", {}).get("repositoryConfig") or {}).get(CACHE_LIMIT_KEY, ""))
     return int(text) if text.isdecimal() and int(text) > 0 else DEFAULT_CACHE_LIMIT_MIB

@@ -101,11 +101,11 @@ LOADS: dict[str, tuple[str, Callable[[], World]]] = {
 }
 
 
-def kind_of(recording: str, sent: Sent, document: JsonDict) -> Kind:
+def kind_of(recording: str, sent: Sent, document: JsonDict) -> Kind[Any]:
     client = World.client_over(sent)
     causes, settings = World.causes_over(client), build_settings(document, template())
     names, pods = frozenset({""}), PodVolumeExposer(client, causes)
-    kinds: dict[str, Kind] = {
+    kinds: dict[str, Kind[Any]] = {
         "dataupload": DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: settings, names),
         "datadownload": DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: settings, names),
         "podvolumebackup": PodVolumeBackupKind(client, pods, lambda: settings, names),

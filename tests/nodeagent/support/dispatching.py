@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import ClassVar
 
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
@@ -24,7 +23,7 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, DATA_UPLOAD_LABEL, PENDING_REASON_ANNOTATION
+from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, PENDING_REASON_ANNOTATION
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.config.models import LoadConcurrency, NodeRule
@@ -32,7 +31,7 @@ from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
-from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, KindSpec
 from nodeagent.transfers.outcome import MoverResult, Outcome
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.support.transfers import (
@@ -79,21 +78,16 @@ class ScriptedKind:
     bound_to_node: bool = False
     datamovers: frozenset[str] = frozenset({"", "velero"})
 
-    finalizer: ClassVar[str] = DATA_MOVER_FINALIZER
-    pod_label: ClassVar[str] = DATA_UPLOAD_LABEL
-    status_fields: ClassVar[frozenset[str]] = COMMON_STATUS_FIELDS | {"acceptedByNode", "node"}
-
     @property
-    def name(self) -> str:
-        return self.model.kind_name
-
-    @property
-    def resource(self) -> Resource:
-        return RESOURCES[self.model]
-
-    @property
-    def restores(self) -> bool:
-        return self.model in {DataDownload, PodVolumeRestore}
+    def spec(self) -> KindSpec:
+        return KindSpec(
+            name=self.model.kind_name,
+            resource=RESOURCES[self.model],
+            finalizer=DATA_MOVER_FINALIZER,
+            status_fields=COMMON_STATUS_FIELDS | {"acceptedByNode", "node"},
+            restores=self.model in {DataDownload, PodVolumeRestore},
+            bound_to_node=self.bound_to_node,
+        )
 
     def parse(self, raw: JsonDict) -> Transfer:
         return self.model.parse(raw)

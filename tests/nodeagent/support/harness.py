@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from core.kube import resources
 from core.kube.client import KubeClient
@@ -135,7 +136,7 @@ def build_agent(
     settings = ExposeSettings(AgentTemplate(image="mover:1", host_pods_mounted=True))
     datamovers = frozenset({"velero", ""})
     causes = CauseFinder(client, clock)
-    kinds: list[Kind] = [
+    kinds: list[Kind[Any]] = [
         DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: settings, datamovers),
         DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: settings, datamovers),
         PodVolumeBackupKind(client, PodVolumeExposer(client, causes), lambda: settings, datamovers),

@@ -53,7 +53,7 @@ def upload(phase: Phase, **status: Any) -> JsonDict:
     return data_upload(status={"phase": str(phase)} | status, labels=labels, resourceVersion="7")
 
 
-async def moved(transfer: JsonDict, to: Phase, change: Change | None = None, kind: Kind = UPLOADS) -> JsonDict:
+async def moved(transfer: JsonDict, to: Phase, change: Change | None = None, kind: Kind[Any] = UPLOADS) -> JsonDict:
     recorder = Recorder(transfer)
     await recorder.writer.move(kind, kind.parse(transfer), to, change)
     return recorder.patch
@@ -99,7 +99,7 @@ async def test_an_accepted_transfer_gets_marks_and_timestamp() -> None:
     ids=["dataupload", "datadownload", "podvolumebackup", "podvolumerestore"],
 )
 async def test_an_accepted_transfer_has_the_status_fields_that_velero_writes(
-    kind: Kind, transfer: Callable[[], JsonDict], request: pytest.FixtureRequest
+    kind: Kind[Any], transfer: Callable[[], JsonDict], request: pytest.FixtureRequest
 ) -> None:
     patch = await moved(transfer(), Phase.ACCEPTED, Change(status={"acceptedByNode": "node-a"}), kind)
 

@@ -89,8 +89,8 @@ async def test_leaked_objects_of_a_force_deleted_transfer_are_deleted_in_order()
         await asyncio.sleep(100)
         assert names(scene, PODS) == ["uid-of-du", "uid-of-other"]
         client = scene.dispatcher()._tools.client
-        await client.patch(scene.kind.resource, "velero", "du", {"metadata": {"finalizers": []}})
-        await client.delete(scene.kind.resource, "velero", "du")
+        await client.patch(scene.kind.spec.resource, "velero", "du", {"metadata": {"finalizers": []}})
+        await client.delete(scene.kind.spec.resource, "velero", "du")
         await scene.until(lambda: names(scene, PERSISTENT_VOLUME_CLAIMS) == ["uid-of-other"], seconds=70)
         assert names(scene, PODS) == ["uid-of-other"]
         # The snapshot waits for the volume, which its provisioner removes.

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,7 @@ async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once() 
     assert "invalid DataUpload velero/du: spec: Object missing required field `sourceNamespace`" in event["message"]
 
 
-def real_kinds(kube: FakeKube) -> list[Kind]:
+def real_kinds(kube: FakeKube) -> list[Kind[Any]]:
     client = KubeClient(kube, Retry(LoopClock()))
     causes, names = CauseFinder(client, LoopClock()), frozenset({"velero", ""})
 

@@ -59,7 +59,7 @@ async def ask(kind: str, raw: JsonDict, document: JsonDict, *, repositories: lis
     noting: Any = NotingExposer()
     client = scripted_client(lambda _: answer({"metadata": {}, "items": repositories or []}))
     names, settings = frozenset({"velero", ""}), build_settings(document, template(tolerations=[]))
-    kinds: dict[str, Kind] = {
+    kinds: dict[str, Kind[Any]] = {
         "dataupload": DataUploadKind(client, noting, lambda: settings, names),
         "datadownload": DataDownloadKind(client, noting, lambda: settings, names),
         "podvolumebackup": PodVolumeBackupKind(client, noting, lambda: settings, names),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from core.models.phases import Phase
 from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
-from nodeagent.transfers.kinds.base import Admission, AdmissionState
+from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.outcome import Outcome
@@ -84,7 +85,8 @@ def downloads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None)
 
 
 async def admission(kind: DataUploadKind | DataDownloadKind, load: JsonDict) -> Admission:
-    return await kind.check_admission(kind.parse(load), kind.client)
+    adapter: Kind[Any] = kind
+    return await adapter.check_admission(adapter.parse(load), kind.client)
 
 
 async def test_a_load_whose_world_is_ready_may_start() -> None:
@@ -188,7 +190,8 @@ async def test_a_bound_target_claim_fails() -> None:
 
 @pytest.mark.parametrize(("datamover", "ours"), [("", True), ("velero", True), ("another", False)])
 def test_only_loads_for_this_mover_are_managed(datamover: str, ours: bool) -> None:
-    for kind, load in ((uploads({}), data_upload()), (downloads({}), data_download())):
+    cases: list[tuple[Kind[Any], JsonDict]] = [(uploads({}), data_upload()), (downloads({}), data_download())]
+    for kind, load in cases:
         load["spec"]["datamover"] = datamover
         assert kind.managed(kind.parse(load)) is ours
 

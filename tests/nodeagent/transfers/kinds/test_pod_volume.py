@@ -1,6 +1,7 @@
 """PodVolumeBackups and PodVolumeRestores: what is particular to them, and their way to the end."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.kinds.base import Admission, AdmissionState
+from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
@@ -34,9 +35,7 @@ LOCATION = {
 }
 
 
-def kind_of(
-    name: str, kube: FakeKube, *, reachable: bool = True, names: frozenset[str] = BUILT_IN
-) -> PodVolumeBackupKind | PodVolumeRestoreKind:
+def kind_of(name: str, kube: FakeKube, *, reachable: bool = True, names: frozenset[str] = BUILT_IN) -> Kind[Any]:
     client = KubeClient(kube, Retry(LoopClock()))
     exposer = PodVolumeExposer(client, CauseFinder(client, LoopClock()))
     settings = ExposeSettings(AgentTemplate("mover:1", host_pods_mounted=reachable))
@@ -51,7 +50,7 @@ async def admission(load: JsonDict, *objects: JsonDict, reachable: bool = True) 
     for obj in objects:
         kube.put(obj)
     kind = kind_of(load["kind"], kube, reachable=reachable)
-    return await kind.check_admission(kind.parse(load), kind.client)
+    return await kind.check_admission(kind.parse(load), KubeClient(kube, Retry(LoopClock())))
 
 
 @pytest.mark.parametrize("name", LOADS)
