@@ -1,44 +1,107 @@
-"""What mover pods inherit: reads the DaemonSets of the node agent.
+"""The inputs of a node agent: what it reads before it is built, and the parts that its halves share.
 
-Knows their names, and which of them must be there. Does not know what is inherited of them
-(`exposer.template`).
+Knows what must exist before an agent can start. Does not know what mover pods inherit from a
+DaemonSet (`exposer.template`), nor how an agent is built (`nodeagent.app`).
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from core.clock import Clock
 from core.errors import ConfigError, ContractError
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS
+from exposer.causes import CauseFinder
+from exposer.settings import ExposeSettings, MoverOptions
 from exposer.template import AgentTemplate
+from nodeagent.config.live import LiveConfig
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.config.source import read_config
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.own_pod import OwnPod
 from nodeagent.runtime.preflight import check_cluster
 from nodeagent.runtime.settings import Settings
+from nodeagent.transfers.events import EventLog
+from nodeagent.transfers.kinds.base import Kind
 
-__all__ = ["Plan", "prepare", "read_template"]
+__all__ = ["AgentParts", "AgentSpec", "read_spec", "read_template"]
 
 
 _log = logging.getLogger(__name__)
 
 
-async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:
-    """Return what movers inherit, on Linux nodes and, where it has a DaemonSet, on Windows nodes.
+@dataclass(frozen=True)
+class AgentSpec:
+    """What an agent is built from, read and validated.
+
+    `namespace` is that of the agent, its mover pods and the transfers.
+    """
+
+    settings: Settings
+    namespace: str
+    config: ParsedConfig
+    template: AgentTemplate
+
+    @property
+    def expose_defaults(self) -> ExposeSettings:
+        """The expose settings that no configuration changes."""
+        options = MoverOptions(
+            resource_timeout=self.settings.resource_timeout,
+            log_level=self.settings.log_level,
+            log_format=self.settings.log_format,
+        )
+        return ExposeSettings(self.template, mover=options)
+
+
+@dataclass(frozen=True)
+class AgentParts:
+    """The parts that the leader's and the node's half share."""
+
+    spec: AgentSpec
+    client: KubeClient
+    clock: Clock
+    metrics: Metrics
+    events: EventLog
+    own_pod: OwnPod
+    live: LiveConfig
+    causes: CauseFinder
+    kinds: Sequence[Kind[Any]]
+
+
+async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> AgentSpec:
+    """Read everything that an agent is built from.
 
     Raises:
-        ConfigError: there is no DaemonSet to inherit from; one line says what is missing.
+        ConfigError: the cluster, the configuration or the DaemonSet is missing or invalid; the
+            message is one line.
     """
-    linux = await _read(client, namespace, AGENT_DAEMONSET)
+    await check_cluster(client, namespace)
+    parsed = await read_config(client, namespace, settings.config_map_name)
+    for warning in parsed.warnings:
+        _log.warning("configuration: %s", warning)
+    await RepositoryConfig(client, namespace, settings.backup_repository_config_map).check()
+    return AgentSpec(settings, namespace, parsed, await read_template(client, namespace))
+
+
+async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:
+    """Return what mover pods inherit on Linux nodes and, if their DaemonSet exists, on Windows nodes.
+
+    Raises:
+        ConfigError: there is no DaemonSet to inherit from; the message is one line.
+    """
+    linux = await _read_daemonset(client, namespace, AGENT_DAEMONSET)
     if linux is None:
         place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
         raise ConfigError(f"{place} does not exist: data movers take their image and volumes from it; see deploy/")
-    return replace(linux, windows=await _read(client, namespace, AGENT_DAEMONSET_WINDOWS))
+    return replace(linux, windows=await _read_daemonset(client, namespace, AGENT_DAEMONSET_WINDOWS))
 
 
-async def _read(client: KubeClient, namespace: str, name: str) -> AgentTemplate | None:
+async def _read_daemonset(client: KubeClient, namespace: str, name: str) -> AgentTemplate | None:
     try:
         daemonset = await client.read(DAEMON_SETS, namespace, name)
     except KubeError as e:
@@ -47,31 +110,3 @@ async def _read(client: KubeClient, namespace: str, name: str) -> AgentTemplate 
         return None if daemonset is None else AgentTemplate.parse(daemonset)
     except ContractError as e:
         raise ConfigError(str(e)) from e
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an agent is built from, once all of it was read and found usable.
-
-    `namespace` is where the agent, its mover pods and the loads live.
-    """
-
-    settings: Settings
-    namespace: str
-    config: ParsedConfig
-    template: AgentTemplate
-
-
-async def prepare(client: KubeClient, settings: Settings, namespace: str) -> Plan:
-    """Read all that an agent is built from.
-
-    Raises:
-        ConfigError: the cluster, the configuration or the DaemonSet cannot be used; one line
-            says what is missing.
-    """
-    await check_cluster(client, namespace)
-    parsed = await read_config(client, namespace, settings.config_map_name)
-    for warning in parsed.warnings:
-        _log.warning("configuration: %s", warning)
-    await RepositoryConfig(client, namespace, settings.backup_repository_config_map).check()
-    return Plan(settings, namespace, parsed, await read_template(client, namespace))

@@ -58,6 +58,10 @@ class CurrentConfig:
         """The configuration in force; frozen, so a load that holds it keeps what it began with."""
         return self._parsed.config
 
+    def load_concurrency(self) -> LoadConcurrency:
+        """Return the active `loadConcurrency`."""
+        return self.config.load_concurrency
+
     @property
     def digest(self) -> str:
         """The fingerprint of the document in force; empty where there is none."""

@@ -34,7 +34,7 @@ from core.models.names import NODE_LABEL
 from nodeagent.app import build_agent
 from nodeagent.runtime.settings import RepositoryControllerMode, Settings
 from nodeagent.runtime.transport import load_transport
-from nodeagent.startup import prepare
+from nodeagent.startup import read_spec
 from tests.crash.controllers import set_status
 from tests.nodeagent.support.dispatching import agent_pod
 from tests.nodeagent.support.harness import Fuse
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from core.kube.transport import Request
     from core.models.base import JsonDict
-    from nodeagent.startup import Plan
+    from nodeagent.startup import AgentSpec
     from tests.support.apiserver import ApiServer
 
 __all__ = ["World", "is_write", "open_client"]
@@ -143,11 +143,11 @@ class World:
 
     async def play(self, fuse: Fuse) -> None:
         """Run agents until the load is done: one behind the fuse, then another one."""
-        plan = await prepare(self.client, self._settings, self.namespace)
-        async with open_client(self.apiserver, fuse) as client, _running(client, plan):
+        spec = await read_spec(self.client, self._settings, self.namespace)
+        async with open_client(self.apiserver, fuse) as client, _running(client, spec):
             while not (fuse.blown.is_set() and fuse.fault.stops) and not await self.is_done():
                 await asyncio.sleep(_LOOK_SECONDS)
-        async with open_client(self.apiserver) as client, _running(client, plan):
+        async with open_client(self.apiserver) as client, _running(client, spec):
             while not await self.is_done():
                 await asyncio.sleep(_LOOK_SECONDS)
 
@@ -235,8 +235,8 @@ class World:
 
 
 @asynccontextmanager
-async def _running(client: KubeClient, plan: Plan) -> AsyncIterator[None]:
-    agent = build_agent(client, _CLOCK, plan)
+async def _running(client: KubeClient, spec: AgentSpec) -> AsyncIterator[None]:
+    agent = build_agent(client, _CLOCK, spec)
     task = asyncio.create_task(agent.run(), name="agent")
     try:
         async with asyncio.timeout(_DONE_SECONDS):

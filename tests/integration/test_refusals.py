@@ -24,7 +24,7 @@ from nodeagent.app import build_agent
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.runtime.settings import RepositoryControllerMode, Settings
 from nodeagent.runtime.transport import load_transport
-from nodeagent.startup import Plan
+from nodeagent.startup import AgentSpec
 from tests.nodeagent.support.dispatching import agent_pod
 from tests.testbed.api import Api, ApiError, Json, Resource
 
@@ -170,7 +170,7 @@ async def _agent(apiserver: ApiServer, namespace: str, case: Case) -> AsyncItera
     transport, _ = await load_transport(str(apiserver.kubeconfig))
     client = KubeClient(transport, Retry(SystemClock()))
     settings = Settings(_NODE, namespace, repository_controller=RepositoryControllerMode.OFF)
-    agent = build_agent(client, SystemClock(), Plan(settings, namespace, ParsedConfig(), case.template))
+    agent = build_agent(client, SystemClock(), AgentSpec(settings, namespace, ParsedConfig(), case.template))
     task = asyncio.create_task(agent.run(), name=f"agent of {namespace}")
     try:
         yield client

@@ -17,7 +17,7 @@ from exposer.template import AgentTemplate
 from nodeagent.app import Agent, build_agent
 from nodeagent.config.parse import parse_config
 from nodeagent.runtime.settings import Settings
-from nodeagent.startup import Plan
+from nodeagent.startup import AgentSpec
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -39,8 +39,8 @@ async def _running(kube: FakeKube, document: dict[str, Any]) -> AsyncIterator[Ag
     kube.put(_object(PODS, socket.gethostname().lower(), meta=own, spec={"nodeName": _NODE}))
     settings = Settings(_NODE, namespace=_NAMESPACE, config_map_name=_NAME)
     clock = LoopClock()
-    plan = Plan(settings, _NAMESPACE, parse_config(text), AgentTemplate("mover:1"))
-    agent = build_agent(KubeClient(kube, Retry(clock)), clock, plan)
+    spec = AgentSpec(settings, _NAMESPACE, parse_config(text), AgentTemplate("mover:1"))
+    agent = build_agent(KubeClient(kube, Retry(clock)), clock, spec)
     task = asyncio.create_task(agent.run())
     try:
         await asyncio.sleep(_PROMISED_SECONDS)
@@ -58,7 +58,7 @@ async def _edit(kube: FakeKube, document: dict[str, Any]) -> None:
 
 
 def _slots(agent: Agent) -> str:
-    lines = agent.metrics.render().decode().splitlines()
+    lines = agent.parts.metrics.render().decode().splitlines()
     return next(line.rpartition(" ")[2] for line in lines if line.startswith("nodeagent_slots") and '"total"' in line)
 
 

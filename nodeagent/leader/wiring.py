@@ -1,0 +1,99 @@
+"""The leader's half of an agent: builds its parts, and runs them while the agent holds the Lease.
+
+Knows which parts exist and which need each other. Does not decide anything.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from core.models.base import JsonDict
+from core.models.transfers import Transfer
+from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.dispatcher import Dispatcher
+from nodeagent.leader.election import LeaderElection
+from nodeagent.leader.live_agents import ConfigAgreement
+from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.startup import AgentParts
+from nodeagent.transfers.status import StatusWriter
+
+__all__ = ["Leader", "build_leader"]
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The leader's half of an agent."""
+
+    metrics: Metrics
+    election: LeaderElection
+    dispatcher: Dispatcher
+    repositories: RepositoryController
+
+    async def run(self) -> None:
+        """Compete for the Lease, and lead while holding it, until canceled; then release it."""
+        await self.election.run(self._lead)
+
+    def report(self) -> JsonDict:
+        """Return the leader's part of `/status`."""
+        return {
+            "dispatcher": {"holder": self.election.holder, "leading": self.election.may_write},
+            "queue": self.dispatcher.report(),
+        }
+
+    async def _lead(self) -> None:
+        self.metrics.leader(is_leader=True)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.dispatcher.run(), name="dispatcher")
+                group.create_task(self.repositories.run(), name="repository controller")
+        finally:
+            self.metrics.leader(is_leader=False)
+
+
+def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], None]] = ()) -> Leader:
+    """Return the leader's half, not running.
+
+    Args:
+        parts: the parts that both halves share.
+        on_stored: called with each custom resource that this half has written, as stored.
+    """
+    settings, live = parts.spec.settings, parts.live
+    election = LeaderElection(
+        parts.client,
+        parts.clock,
+        namespace=parts.spec.namespace,
+        identity=f"{settings.node_name}_{uuid.uuid4()}",
+        duration=settings.lease_duration,
+    )
+    repositories = RepositoryController(
+        RepositoryTools(
+            client=parts.client,
+            clock=parts.clock,
+            events=parts.events,
+            metrics=parts.metrics,
+            expose_settings=live.expose_settings,
+            new_settings=live.repositories.settings,
+            check_leading=election.check,
+            causes=parts.causes,
+        ),
+        namespace=parts.spec.namespace,
+        mode=settings.repository_controller,
+    )
+    status = StatusWriter(parts.client, parts.clock, on_stored=on_stored)
+    dispatcher = Dispatcher(
+        DispatchTools(parts.client, parts.clock, status, parts.events, parts.metrics, election.check),
+        DispatchRules(
+            namespace=parts.spec.namespace,
+            kinds=parts.kinds,
+            concurrency=live.current.load_concurrency,
+            prepare_timeout=settings.prepare_timeout,
+            resource_timeout=settings.resource_timeout,
+            node_gone_after=settings.node_gone_after,
+        ),
+        on_accepted=lambda cr: repositories.request(cr.repository_namespace, cr.spec.backup_storage_location),
+        agreement=ConfigAgreement(parts.clock, parts.own_pod),
+    )
+    live.current.subscribe(dispatcher.request_pass)
+    return Leader(parts.metrics, election, dispatcher, repositories)

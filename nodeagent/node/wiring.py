@@ -1,0 +1,85 @@
+"""The node's half of an agent: builds its parts and runs them.
+
+Knows which parts exist and which need each other. Does not decide anything.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from core.models.base import JsonDict
+from nodeagent.node.cache import TransferCache
+from nodeagent.node.lifecycle import Site, Timeouts
+from nodeagent.node.progress import ProgressFollower
+from nodeagent.node.reconciler import Reconciler
+from nodeagent.node.slots import OwnSlots, Slots
+from nodeagent.node.steps import Tools
+from nodeagent.startup import AgentParts
+from nodeagent.transfers.mover_pod import MoverLogs
+from nodeagent.transfers.status import StatusWriter
+
+__all__ = ["Node", "build_node"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """The node's half of an agent."""
+
+    cache: TransferCache
+    reconciler: Reconciler
+    own_slots: OwnSlots
+
+    async def run(self) -> None:
+        """Run the transfers of this node until canceled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.own_slots.run(), name="labels of the node")
+            group.create_task(self._reconcile(), name="reconciler")
+
+    def not_ready(self) -> list[str]:
+        """Return what is not synced yet, for the readiness probe; empty: ready."""
+        return self.reconciler.not_synced()
+
+    def report(self) -> JsonDict:
+        """Return the node's part of `/status`."""
+        return self.reconciler.report()
+
+    async def _reconcile(self) -> None:
+        await self.own_slots.wait_known()
+        await self.reconciler.run()
+
+
+def build_node(parts: AgentParts) -> Node:
+    """Return the node's half, not running.
+
+    Args:
+        parts: the parts that both halves share.
+    """
+    client, clock, settings = parts.client, parts.clock, parts.spec.settings
+    current = parts.live.current
+    site = Site(node=settings.node_name, namespace=parts.spec.namespace)
+    cache = TransferCache(client, clock, site, kinds=parts.kinds)
+    status = StatusWriter(client, clock, on_stored=[cache.observe_written])
+    slots = Slots(current.config.load_concurrency.global_config)
+    reconciler = Reconciler(
+        Tools(
+            client=client,
+            clock=clock,
+            status=status,
+            events=parts.events,
+            logs=MoverLogs(client),
+            progress=ProgressFollower(client, clock, status=status, metrics=parts.metrics),
+            slots=slots,
+            metrics=parts.metrics,
+        ),
+        site,
+        limits=Timeouts(prepare=settings.prepare_timeout, resource=settings.resource_timeout),
+        kinds=parts.kinds,
+        cache=cache,
+    )
+
+    def set_slots(number: int) -> None:
+        slots.set_limit(number)
+        reconciler.slots_changed()
+
+    own_slots = OwnSlots(client, clock, settings.node_name, concurrency=current.load_concurrency, on_number=set_slots)
+    current.subscribe(own_slots.refresh)
+    return Node(cache, reconciler, own_slots)

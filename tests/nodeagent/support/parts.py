@@ -1,0 +1,29 @@
+"""The parts that both halves of an agent share, on a fake API server."""
+
+import socket
+
+from core.kube.client import KubeClient
+from core.kube.resources import NODES, PODS
+from core.kube.retry import Retry
+from exposer.template import AgentTemplate
+from nodeagent.app import build_parts
+from nodeagent.config.parse import parse_config
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.settings import Settings
+from nodeagent.startup import AgentParts, AgentSpec
+from tests.nodeagent.support.transfers import NAMESPACE, NODE
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__ = ["fake_parts"]
+
+
+def fake_parts(kube: FakeKube, text: str = "{}") -> AgentParts:
+    """Return the parts of the agent on node `NODE` with the configuration document `text`."""
+    kube.put({"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": {"name": NODE}})
+    meta = {"namespace": NAMESPACE, "name": socket.gethostname().lower(), "labels": {"role": "node-agent"}}
+    kube.put({"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": meta, "spec": {"nodeName": NODE}})
+    clock = LoopClock()
+    settings = Settings(NODE, namespace=NAMESPACE)
+    spec = AgentSpec(settings, NAMESPACE, parse_config(text), AgentTemplate("mover:1", host_pods_mounted=True))
+    return build_parts(KubeClient(kube, Retry(clock)), clock, spec, Metrics(NODE))
