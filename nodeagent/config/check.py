@@ -1,12 +1,7 @@
-"""`nodeagent check-config`: says all that is wrong with a configuration before an agent meets it.
+"""The check of a configuration before an agent uses it, for `nodeagent check-config`.
 
-Knows what is printed and with which code the command ends. Does not know what a document may
-say (`nodeagent.config.parse`) or what the cluster has (`nodeagent.config.check`).
-
-Whether the names in a configuration mean anything in the cluster.
-
-Knows which keys name storage classes, a priority class or nodes. Does not know whether the
-document itself is right (`nodeagent.config.parse`); reads only.
+Knows what is printed, the exit code, and which keys name storage classes, a priority class or nodes
+of the cluster. Does not know which documents are valid (`nodeagent.config.parse`). Reads only.
 """
 
 import json
@@ -40,9 +35,9 @@ __all__ = ["CheckRequest", "check_config", "check_names"]
 
 
 async def check_names(client: KubeClient, config: AgentConfig) -> list[Finding]:
-    """Return a finding for each name in `config` that the cluster does not know.
+    """Return a finding for each name in `config` that does not exist in the cluster.
 
-    What may not be listed is a finding too, and checks no further.
+    A resource that cannot be listed is a finding too.
     """
     findings: list[Finding] = []
     if names := [(path, name) for path, name in _storage_classes(config) if name]:
@@ -55,7 +50,7 @@ async def check_names(client: KubeClient, config: AgentConfig) -> list[Finding]:
 
 
 def _storage_classes(config: AgentConfig) -> Iterator[tuple[str, str]]:
-    """Yield each storage class that is named, with its path."""
+    """Yield each configured storage class with its path."""
     for index, entry in enumerate(config.load_affinity):
         yield f"loadAffinity[{index}].storageClass", entry.storage_class
     for source, claim in config.backup_pvc.items():
@@ -66,7 +61,7 @@ def _storage_classes(config: AgentConfig) -> Iterator[tuple[str, str]]:
 
 
 def _selectors(config: AgentConfig) -> Iterator[tuple[str, LabelSelector]]:
-    """Yield each selector of nodes that asks for something, with its path."""
+    """Yield each node selector that is not empty, with its path."""
     for index, rule in enumerate(config.load_concurrency.per_node_config):
         if not rule.node_selector.empty:
             yield f"loadConcurrency.perNodeConfig[{index}].nodeSelector", rule.node_selector
@@ -81,13 +76,13 @@ async def _check_storage_classes(client: KubeClient, named: Iterable[tuple[str, 
         return [listed]
     known = {obj["metadata"]["name"]: obj for obj in listed}
     found = [
-        Finding(path, f"the cluster has no storage class {name}", guess(name, known))
+        Finding(path, f"StorageClass {name} does not exist", guess(name, known))
         for path, name in named
         if name not in known
     ]
     policy = known[cache].get("reclaimPolicy", "Delete") if cache in known else "Delete"
     if policy != "Delete":
-        problem = f"storage class {cache} has reclaimPolicy {policy}: without Delete there is no cache volume"
+        problem = f"StorageClass {cache} has reclaimPolicy {policy}: no cache volume without Delete"
         found.append(Finding("cachePVC.storageClass", problem))
     return found
 
@@ -99,7 +94,7 @@ async def _check_priority_class(client: KubeClient, name: str) -> list[Finding]:
     known = {obj["metadata"]["name"] for obj in listed}
     if name in known:
         return []
-    problem = f"the cluster has no priority class {name}: data movers get the default priority"
+    problem = f"PriorityClass {name} does not exist: data movers get the default priority"
     return [Finding("priorityClassName", problem, guess(name, known))]
 
 
@@ -109,31 +104,31 @@ async def _check_selectors(client: KubeClient, selectors: Iterable[tuple[str, La
         return [listed]
     labels = [obj["metadata"].get("labels") or {} for obj in listed]
     return [
-        Finding(path, f"it matches none of the {len(labels)} nodes")
+        Finding(path, f"matches none of the {len(labels)} nodes")
         for path, selector in selectors
         if not any(map(selector.matches, labels))
     ]
 
 
-async def _list(client: KubeClient, resource: Resource, words: str) -> list[JsonDict] | Finding:
+async def _list(client: KubeClient, resource: Resource, what: str) -> list[JsonDict] | Finding:
     try:
         return await client.list(Selection(resource))
     except KubeError as e:
-        return Finding("", f"{words} could not be checked: {e}")
+        return Finding("", f"{what} could not be checked: {e}")
 
 
 _FLAG: Final = "--node-agent-configmap"
 
 
-_FOUND_SOMETHING: Final = 1
+_EXIT_INVALID: Final = 1
 
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """What is checked and how.
+    """What is checked, and how.
 
-    `path` is a file, or empty for what the cluster has. `strict` makes warnings count like
-    mistakes. `offline` asks no cluster.
+    `path` is a file, or empty for the ConfigMap in the cluster. `strict` treats warnings as
+    errors. `offline` accesses no cluster.
     """
 
     path: str
@@ -147,36 +142,36 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class _Report:
-    """What was found: mistakes, and warnings about what is tolerated."""
+    """The findings: errors, and warnings about what is tolerated."""
 
     source: str
-    mistakes: Sequence[Finding]
+    errors: Sequence[Finding]
     warnings: Sequence[Finding] = field(default_factory=list)
 
     def write(self, *, as_json: bool) -> None:
-        """Print one line for each finding and one that counts them; or one JSON object."""
+        """Print one line for each finding and a summary line; or one JSON object."""
         if as_json:
-            found = {"source": self.source, "mistakes": _listed(self.mistakes), "warnings": _listed(self.warnings)}
+            found = {"source": self.source, "errors": _listed(self.errors), "warnings": _listed(self.warnings)}
             sys.stdout.write(json.dumps(found, indent=2) + "\n")
             return
-        lines = [f"error: {finding}" for finding in self.mistakes]
+        lines = [f"error: {finding}" for finding in self.errors]
         lines += [f"warning: {finding}" for finding in self.warnings]
-        lines.append(f"{self.source}: {_count(self.mistakes, 'mistake')}, {_count(self.warnings, 'warning')}")
+        lines.append(f"{self.source}: {_count(self.errors, 'error')}, {_count(self.warnings, 'warning')}")
         sys.stdout.write("\n".join(lines) + "\n")
 
 
 async def check_config(request: CheckRequest) -> int:
-    """Print what is wrong with the configuration, and return the exit code: 0 for nothing.
+    """Print the findings about a configuration, and return the exit code: 0 if it is valid.
 
     Raises:
-        ConfigError: it could not be read.
+        ConfigError: the configuration could not be read.
     """
     if request.path:
         report = await _check_file(request)
     else:
         report = await _check_cluster(request)
     report.write(as_json=request.as_json)
-    return _FOUND_SOMETHING if report.mistakes or (request.strict and report.warnings) else 0
+    return _EXIT_INVALID if report.errors or (request.strict and report.warnings) else 0
 
 
 async def _check_file(request: CheckRequest) -> _Report:
@@ -185,18 +180,18 @@ async def _check_file(request: CheckRequest) -> _Report:
         parsed = parse_config(text)
     except ConfigError as e:
         return _Report(request.path, [Finding("", str(e))])
-    if request.offline or not _may_ask(request):
-        return _Report(request.path, parsed.mistakes, parsed.notes)
+    if request.offline or not _has_cluster(request):
+        return _Report(request.path, parsed.errors, parsed.notes)
     try:
         transport, _ = await load_transport(request.kubeconfig)
     except ConfigError as e:
         unchecked = Finding("", f"names were not checked against a cluster: {e}")
-        return _Report(request.path, parsed.mistakes, [*parsed.notes, unchecked])
+        return _Report(request.path, parsed.errors, [*parsed.notes, unchecked])
     try:
         names = await check_names(KubeClient(transport, _retry()), parsed.config)
     finally:
         await transport.close()
-    return _Report(request.path, parsed.mistakes, [*parsed.notes, *names])
+    return _Report(request.path, parsed.errors, [*parsed.notes, *names])
 
 
 async def _check_cluster(request: CheckRequest) -> _Report:
@@ -204,55 +199,57 @@ async def _check_cluster(request: CheckRequest) -> _Report:
     try:
         client = KubeClient(transport, _retry())
         namespace = request.namespace or context_namespace or DEFAULT_NAMESPACE
-        name = request.config_map_name or await _named_in_daemonset(client, namespace)
-        source = f"ConfigMap {namespace}/{name}" if name else "no ConfigMap is named"
+        name = request.config_map_name or await _read_flag(client, namespace)
+        source = f"ConfigMap {namespace}/{name}" if name else "no ConfigMap"
         try:
             parsed = await read_config(client, namespace, name)
         except ConfigError as e:
-            # What the agent would not start with is a mistake; a server that is not there is none.
+            # What prevents the agent from starting is an error; an API server that cannot be reached is not a finding.
             if isinstance(e.__cause__, KubeError):
                 raise
             return _Report(source, [Finding("", str(e))])
         warnings = [*parsed.notes, *await check_names(client, parsed.config)]
-        warnings += await _check_in_force(client, namespace, parsed.digest or NO_CONFIG)
-        return _Report(source, parsed.mistakes, warnings)
+        warnings += await _check_active(client, namespace, parsed.digest or NO_CONFIG)
+        return _Report(source, parsed.errors, warnings)
     finally:
         await transport.close()
 
 
-async def _check_in_force(client: KubeClient, namespace: str, digest: str) -> list[Finding]:
-    """Return a finding where agents say that they have something else in force."""
+async def _check_active(client: KubeClient, namespace: str, digest: str) -> list[Finding]:
+    """Return a finding for each other configuration that agents announce as active."""
     try:
         pods = await client.list(Selection(PODS, namespace, label_selector=AGENT_SELECTOR))
     except KubeError as e:
-        return [Finding("", f"what the agents have in force could not be checked: {e}")]
+        return [Finding("", f"the active configuration of the agents could not be checked: {e}")]
     others = defaultdict(list)
     for pod in pods:
-        told = (pod["metadata"].get("annotations") or {}).get(CONFIG_ANNOTATION, "")
-        if told and told != digest:
-            others[told].append((pod.get("spec") or {}).get("nodeName", ""))
+        announced = (pod["metadata"].get("annotations") or {}).get(CONFIG_ANNOTATION, "")
+        if announced and announced != digest:
+            others[announced].append((pod.get("spec") or {}).get("nodeName", ""))
     return [
-        Finding("", f"{len(nodes)} of {len(pods)} agents have {told} in force and not this ({digest}): {shown(nodes)}")
-        for told, nodes in sorted(others.items())
+        Finding(
+            "", f"{len(nodes)} of {len(pods)} agents use {other} instead of this document ({digest}): {shown(nodes)}"
+        )
+        for other, nodes in sorted(others.items())
     ]
 
 
-async def _named_in_daemonset(client: KubeClient, namespace: str) -> str:
-    """Return the ConfigMap that the installed agent was told; empty where it was told none.
+async def _read_flag(client: KubeClient, namespace: str) -> str:
+    """Return the ConfigMap that the installed agent uses; empty if it uses none.
 
     Raises:
-        ConfigError: there is no agent in that namespace, or the server did not say.
+        ConfigError: the namespace has no agent, or its DaemonSet cannot be read.
     """
     try:
         daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
     except KubeError as e:
         raise ConfigError(f"DaemonSet {namespace}/{AGENT_DAEMONSET} cannot be read: {e}") from e
     if daemonset is None:
-        raise ConfigError(f"there is no DaemonSet {namespace}/{AGENT_DAEMONSET}: give {_FLAG} NAME, or --namespace")
-    return _told_name(daemonset)
+        raise ConfigError(f"DaemonSet {namespace}/{AGENT_DAEMONSET} does not exist: use {_FLAG} NAME, or --namespace")
+    return _flag_value(daemonset)
 
 
-def _told_name(daemonset: JsonDict) -> str:
+def _flag_value(daemonset: JsonDict) -> str:
     """Return the value of the flag among the arguments of the DaemonSet's first container."""
     container = daemonset["spec"]["template"]["spec"]["containers"][0]
     words = [str(word) for word in (*(container.get("command") or []), *(container.get("args") or []))]
@@ -264,10 +261,10 @@ def _told_name(daemonset: JsonDict) -> str:
     return ""
 
 
-def _may_ask(request: CheckRequest) -> bool:
-    """Whether there is any way to a cluster; without one a file is checked by itself."""
-    told = request.kubeconfig or os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" in os.environ
-    return bool(told) or (Path.home() / ".kube" / "config").is_file()
+def _has_cluster(request: CheckRequest) -> bool:
+    """Return whether a cluster is configured; otherwise a file is checked without one."""
+    named = request.kubeconfig or os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" in os.environ
+    return bool(named) or (Path.home() / ".kube" / "config").is_file()
 
 
 def _retry() -> Retry:

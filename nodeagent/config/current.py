@@ -1,13 +1,8 @@
-"""The configuration in force: who needs it asks here each time, and whoever must act hears of a change.
+"""The active configuration, and the watch of the ConfigMap that keeps it current.
 
-Knows which of two documents counts: an edit with a mistake is refused as a whole, and the last
-good one stays. Does not know where documents come from (`nodeagent.config.current`) or what
-follows from a setting.
-
-Follows the one ConfigMap and puts each good edit in force.
-
-Knows what is said of an edit, and where. Does not know what a document means (`nodeagent.config.parse`)
-or which of two counts (`nodeagent.config.current`).
+Knows which of two documents is active: an edit with an error is rejected as a whole, and the last
+valid one stays. Does not know what a document means (`nodeagent.config.parse`), nor what follows
+from a setting.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,32 +25,32 @@ __all__ = ["ConfigVerdict", "ConfigWatch", "CurrentConfig", "resolve_slots"]
 
 @dataclass(frozen=True)
 class ConfigVerdict:
-    """What became of an edit: in force, or refused and why, in one line each.
+    """The result of an edit: activated, or rejected for `reasons` of one line each.
 
-    `changed` says whether anything is different from before the edit.
+    `changed`: the active configuration, or the reasons why the document is not active, changed.
     """
 
     changed: bool
     reasons: tuple[str, ...] = ()
 
     @property
-    def refused(self) -> bool:
-        """Whether the last good configuration stays."""
+    def rejected(self) -> bool:
+        """Whether the edit was rejected, so that the active configuration stays."""
         return bool(self.reasons)
 
 
 class CurrentConfig:
-    """Holds the good configuration in force and what is wrong with the document that is not."""
+    """The active configuration, and the errors of a newer document that was rejected."""
 
     def __init__(self, parsed: ParsedConfig | None = None) -> None:
-        """Start with `parsed`, mistakes and all: at start a bad value alone takes its default."""
+        """Start with `parsed`; only at start, an invalid value takes its default without a rejection."""
         self._parsed = parsed or ParsedConfig()
-        self._refused: tuple[str, ...] = ()
+        self._rejected: tuple[str, ...] = ()
         self._subscribers: list[Callable[[], None]] = []
 
     @property
     def config(self) -> AgentConfig:
-        """The configuration in force; frozen, so a load that holds it keeps what it began with."""
+        """The active configuration; frozen, so that a holder keeps the one it started with."""
         return self._parsed.config
 
     def load_concurrency(self) -> LoadConcurrency:
@@ -64,112 +59,112 @@ class CurrentConfig:
 
     @property
     def digest(self) -> str:
-        """The fingerprint of the document in force; empty where there is none."""
+        """The fingerprint of the active document; empty if there is none."""
         return self._parsed.digest
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should read about the document in force."""
+        """The warnings about the active document."""
         return self._parsed.warnings
 
     @property
-    def refused(self) -> tuple[str, ...]:
-        """Why the document as it is now is not in force; empty where it is."""
-        return self._refused
+    def rejected(self) -> tuple[str, ...]:
+        """Why the current document is not active; empty if it is."""
+        return self._rejected
 
     @property
     def valid(self) -> bool:
-        """Whether the document is in force exactly as it is written."""
-        return not self._refused and not self._parsed.mistakes
+        """Whether the current document is active exactly as it is written."""
+        return not self._rejected and not self._parsed.errors
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change` after each change of what is in force; it must not block."""
+        """Call `on_change` after each change of the active configuration; it must not block."""
         self._subscribers.append(on_change)
 
-    def take(self, edited: ParsedConfig) -> ConfigVerdict:
-        """Put an edited document in force, unless it holds a mistake."""
-        if edited.mistakes:
-            # The document that the agent started with may hold mistakes: seen again, it is no edit.
-            if edited.digest == self.digest and not self._refused:
+    def update(self, edited: ParsedConfig) -> ConfigVerdict:
+        """Activate an edited document, unless it has errors."""
+        if edited.errors:
+            # The document that the agent started with may have errors; read again, it is no edit.
+            if edited.digest == self.digest and not self._rejected:
                 return ConfigVerdict(changed=False)
-            return self.refuse(tuple(map(str, edited.mistakes)))
-        came_back = bool(self._refused)
-        self._refused = ()
+            return self.reject(tuple(map(str, edited.errors)))
+        was_rejected = bool(self._rejected)
+        self._rejected = ()
         if edited.digest == self.digest:
-            return ConfigVerdict(changed=came_back)
+            return ConfigVerdict(changed=was_rejected)
         self._parsed = edited
         for on_change in self._subscribers:
             on_change()
         return ConfigVerdict(changed=True)
 
-    def refuse(self, reasons: tuple[str, ...]) -> ConfigVerdict:
-        """Keep what is in force, and remember why the document is not."""
-        changed = reasons != self._refused
-        self._refused = reasons
+    def reject(self, reasons: tuple[str, ...]) -> ConfigVerdict:
+        """Keep the active configuration, and store why the current document is not active."""
+        changed = reasons != self._rejected
+        self._rejected = reasons
         return ConfigVerdict(changed=changed, reasons=reasons)
 
 
 class ConfigWatch:
-    """Keeps `current` at the ConfigMap's last good content."""
+    """Keeps `current` equal to the last valid content of the ConfigMap."""
 
     def __init__(
         self, client: KubeClient, clock: Clock, *, place: tuple[str, str], current: CurrentConfig, report: AgentReport
     ) -> None:
-        """Follow the ConfigMap at `place`, its namespace and name; an empty name: there is none."""
+        """Watch the ConfigMap at `place`, its namespace and name; an empty name: there is none."""
         self._client = client
         self._clock = clock
         self._namespace, self._name = place
         self._current = current
         self._report = report
-        self._show()
+        self._update_metrics()
 
     async def run(self) -> None:
-        """Follow until canceled; return at once where there is no ConfigMap to follow.
+        """Watch until canceled; return at once if there is no ConfigMap to watch.
 
         Raises:
-            KubeError: the ConfigMap may not be watched.
+            KubeError: the API server rejected the watch.
         """
         if not self._name:
             return
         if not self._current.valid:
-            told = f"the agent started with a bad configuration: {'; '.join(self._current.warnings)}"
-            await self._report.pod.report("ConfigMistake", told, warning=True)
+            message = f"started with an invalid configuration: {'; '.join(self._current.warnings)}"
+            await self._report.pod.report("ConfigInvalid", message, warning=True)
         states = watch_one(self._client, CONFIG_MAPS, self._namespace, name=self._name, clock=self._clock)
         async with aclosing(states):
             async for config_map in states:
-                await self._judge(config_map)
+                await self._update(config_map)
 
-    async def _judge(self, config_map: JsonDict | None) -> None:
-        """Put the ConfigMap as it is now in force, or say why not."""
+    async def _update(self, config_map: JsonDict | None) -> None:
+        """Activate the current ConfigMap, or report why it is rejected."""
         try:
             if config_map is None:
                 raise absent(self._namespace, self._name)
-            verdict = self._current.take(parse_config_map(config_map))
+            verdict = self._current.update(parse_config_map(config_map))
         except ConfigError as e:
-            verdict = self._current.refuse((str(e),))
-        self._show()
+            verdict = self._current.reject((str(e),))
+        self._update_metrics()
         if verdict.changed:
-            await self._tell(verdict)
+            await self._report_verdict(verdict)
 
-    def _show(self) -> None:
+    def _update_metrics(self) -> None:
         self._report.metrics.config_valid(self._current.valid)
         self._report.metrics.config_hash(self._current.digest)
 
-    async def _tell(self, verdict: ConfigVerdict) -> None:
+    async def _report_verdict(self, verdict: ConfigVerdict) -> None:
         digest, pod = self._current.digest, self._report.pod
-        if verdict.refused:
-            told = f"the ConfigMap is not in force, configuration {digest} is: {'; '.join(verdict.reasons)}"
-            await pod.report("ConfigRefused", told, warning=True)
+        if verdict.rejected:
+            message = f"ConfigMap rejected, configuration {digest} stays active: {'; '.join(verdict.reasons)}"
+            await pod.report("ConfigRejected", message, warning=True)
             return
-        noted = f"; noted: {'; '.join(self._current.warnings)}" if self._current.warnings else ""
-        told = f"configuration {digest} is in force for loads that start from now on{noted}"
-        await pod.report("ConfigInForce", told, warning=bool(noted))
+        warnings = f"; warnings: {'; '.join(self._current.warnings)}" if self._current.warnings else ""
+        message = f"configuration {digest} is active for transfers that are exposed from now on{warnings}"
+        await pod.report("ConfigActivated", message, warning=bool(warnings))
 
 
 def resolve_slots(labels: Mapping[str, str], concurrency: LoadConcurrency) -> int:
-    """Return the number of the rule that selects a node with `labels`, the smallest of several.
+    """Return the number of slots of a node with `labels`: the smallest number of all matching rules.
 
-    Where none does, `globalConfig` counts.
+    If no rule matches, `globalConfig` applies.
     Source: Velero v1.18, pkg/nodeagent and pkg/cmd/cli/nodeagent/server.go.
     """
     numbers = [rule.number for rule in concurrency.per_node_config if rule.node_selector.matches(labels)]

@@ -1,12 +1,9 @@
-"""Which keys of the configuration document are known, and where each stands in the models.
+"""The keys of the configuration document: where each is in the models, and the JSON Schema.
 
-Knows how to walk a document and the models side by side: spellings, unknown keys, hints, the
-path that a reader finds a value by. Does not know what a value may be (`nodeagent.config.models`).
-
-The JSON Schema of the configuration document, made from the models.
-
-Knows how a schema is kept short and how it tells further names of a key. Does not know the keys
-(`nodeagent.config.models`). Rules between keys are not in it: `nodeagent check-config` knows all.
+Knows how to walk a document and the models side by side: spellings, unknown keys, hints, and the
+path that a reader finds a value by. Does not know which values a key accepts
+(`nodeagent.config.models`). Rules between keys are not in the schema: `nodeagent check-config`
+checks all of them.
 """
 
 import difflib
@@ -40,7 +37,7 @@ __all__ = [
 
 
 Location = tuple[str | int, ...]
-"""Where a value stands: keys and indexes from the top."""
+"""Where a value is: keys and indexes from the top."""
 
 
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -48,7 +45,7 @@ _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something in the document that its writer should know of: where, what, and a hint."""
+    """One finding about a document: path, problem, and a hint."""
 
     path: str
     problem: str
@@ -60,16 +57,16 @@ class Finding:
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that remembers which keys it was given twice."""
+    """A JSON object that keeps its repeated keys."""
 
     repeated: tuple[str, ...] = ()
 
 
 def load_json(text: str) -> object:
-    """Return what `text` says, its objects as dicts.
+    """Return the JSON document in `text`, its objects as dicts.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: `text` is not JSON.
         RecursionError: it is nested too deeply.
     """
 
@@ -84,14 +81,14 @@ def load_json(text: str) -> object:
 
 
 class Nested(NamedTuple):
-    """The model of what a field holds: itself, in a list, or under the keys of a map."""
+    """The model inside a field: as its value, in a list, or in the values of a map."""
 
     section: type[Section]
     container: str
 
 
 def nested_section(info: FieldInfo) -> Nested | None:
-    """Return the model inside a field, with `""`, `"list"` or `"map"`; None where it holds plain values."""
+    """Return the model inside a field, with `""`, `"list"` or `"map"`; None for plain values."""
     return _nested(info.annotation, "")
 
 
@@ -107,9 +104,9 @@ def _nested(annotation: object, container: str) -> Nested | None:
 
 @dataclass
 class SortedKeys:
-    """A document with known keys only, each in its own spelling.
+    """A document with known keys only, each in its canonical spelling.
 
-    `written` tells how a key was spelt where that differs, by the key's location.
+    `written` has the original spelling where that differs, by the location of the key.
     """
 
     document: JsonDict = field(default_factory=dict)
@@ -117,7 +114,7 @@ class SortedKeys:
     written: dict[Location, str] = field(default_factory=dict)
 
     def show(self, location: Location) -> str:
-        """Return a location as its reader finds it, such as `loadAffinity[1].storageClass`."""
+        """Return a location as text in the original spelling, such as `loadAffinity[1].storageClass`."""
         shown = ""
         for depth, part in enumerate(location, 1):
             if isinstance(part, int):
@@ -128,15 +125,15 @@ class SortedKeys:
 
 
 def show_key(key: str) -> str:
-    """Return a key as a step of a path: `.name`, or `["a/b"]` where that would mislead."""
+    """Return a key as a step of a path: `.name`, or `["a/b"]` where that would be ambiguous."""
     return f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{json.dumps(key)}]"
 
 
 def sort_keys(document: JsonDict, section: type[Section]) -> SortedKeys:
     """Return the known keys of `document`, with a note on every other one.
 
-    Keys are known whatever their capitals, and null is as good as absent: that is how the peer
-    reads them. Source: Go, encoding/json.
+    Keys are not case-sensitive, and null is the same as absent, as in Velero.
+    Source: Go, encoding/json.
     """
     sorter = _Sorter(section)
     sorter.found.document = sorter.sort_object(document, section, ())
@@ -154,22 +151,22 @@ class _Sorter:
         fields = {info.alias or name: info for name, info in section.model_fields.items()}
         spellings = {alias.lower(): alias for alias in (*fields, *section.other_names)}
         for key in getattr(value, "repeated", ()):
-            self._note((*place, key), "the key stands here twice; the last one counts")
+            self._note((*place, key), "repeated key; the last one applies")
         kept: JsonDict = {}
         for key, item in value.items():
             spelling = key if key in fields else spellings.get(key.lower(), "")
             alias = section.other_names.get(spelling, spelling)
             if not alias:
                 hint = self._hint(key, [*fields, *section.other_names], place)
-                self._note((*place, key), "unknown key; it changes nothing", hint)
+                self._note((*place, key), "unknown key; ignored", hint)
             elif key != alias and (alias in kept or alias in value):
-                self._note((*place, key), f"{alias} stands here too; this one changes nothing")
+                self._note((*place, key), f"{alias} is set as well; this one is ignored")
             elif item is not None:
                 here = (*place, alias)
                 if key != alias:
                     self.found.written[here] = key
                 if key != spelling:
-                    self._note(here, f"read as {spelling}", "capitals count elsewhere")
+                    self._note(here, f"read as {spelling}", "keys are case-sensitive elsewhere")
                 kept[alias] = self._sort_value(item, nested_section(fields[alias]), here)
         return kept
 
@@ -190,7 +187,7 @@ class _Sorter:
         self.found.notes.append(Finding(self.found.show(place), problem, hint))
 
     def _hint(self, key: str, candidates: Iterable[str], place: Location) -> str:
-        """Return which known key may be meant: one of this object, else the same word further down."""
+        """Return which known key may be meant: one of this object, else the same name at a deeper level."""
         close = close_name(key, candidates)
         if not close and not place:
             deeper = (path for path, _ in known_paths(self._root))
@@ -199,7 +196,7 @@ class _Sorter:
 
 
 def ask(meant: str) -> str:
-    """Return the hint that `meant` may be meant; empty where nothing comes to mind."""
+    """Return the hint that `meant` may be meant; empty if it is empty."""
     return f"did you mean {meant}?" if meant else ""
 
 
@@ -209,14 +206,14 @@ def guess(name: str, candidates: Iterable[str]) -> str:
 
 
 def close_name(name: str, candidates: Iterable[str]) -> str:
-    """Return the candidate that is written almost like `name`; empty where there is none."""
+    """Return the candidate whose spelling is close to `name`; empty if there is none."""
     by_lower = {candidate.lower(): candidate for candidate in candidates}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[close[0]] if close else ""
 
 
 def known_paths(section: type[Section], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every key as a path, such as `backupPVC.<name>.readOnly`, with what the model says of it."""
+    """Yield every key as a path, such as `backupPVC.<name>.readOnly`, with its field in the model."""
     for name, info in section.model_fields.items():
         path = f"{above}{info.alias or name}"
         yield path, info
@@ -229,7 +226,7 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def build_schema() -> JsonDict:
-    """Return the schema; keys that it does not name are tolerated, as the agent does."""
+    """Return the JSON Schema; it tolerates unknown keys, as the agent does."""
     schema = AgentConfig.model_json_schema(by_alias=True)
     definitions: JsonDict = schema.pop("$defs")
     for section in _sections(AgentConfig):
@@ -251,7 +248,7 @@ def _sections(section: type[Section]) -> set[type[Section]]:
 
 
 def _tidied(node: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return `node` without titles that only repeat the keys, and with maps that take no other keys."""
+    """Return `node` without titles that only repeat the keys; maps accept no keys beside their pattern."""
     if isinstance(node, list):
         return [_tidied(item) for item in node]
     if not isinstance(node, dict):

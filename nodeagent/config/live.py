@@ -118,7 +118,7 @@ class LiveConfig:
             "hash": current.digest,
             "valid": current.valid,
             "warnings": current.warnings,
-            "refused": list(current.refused),
+            "rejected": list(current.rejected),
             "loadConcurrency": concurrency.global_config,
             "prepareQueueLength": concurrency.prepare_queue_length,
             "priorityClassName": self.priority.name,

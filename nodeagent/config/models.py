@@ -1,10 +1,10 @@
-"""Every key of the document in the ConfigMap named by `--node-agent-configmap`.
+"""The models of the document in the ConfigMap named by `--node-agent-configmap`: every key.
 
-Knows names, forms, defaults and what each key does; the schema in docs/config.schema.json and
-the table in docs/configuration.md are made from these models. Does not know what becomes of a
-value that does not fit (`nodeagent.config.parse`), or of one that does (`nodeagent.config.expose_settings`).
-Source: Velero v1.18, pkg/types/node_agent.go and pkg/cmd/cli/nodeagent/server.go. Keys of ours
-are marked so.
+Knows names, types, defaults and the meaning of each key; the schema in docs/config.schema.json and
+the table in docs/configuration.md are generated from these models. Does not know what happens to an
+invalid value (`nodeagent.config.parse`), nor to a valid one (`nodeagent.config.expose_settings`).
+Source: Velero v1.18, pkg/types/node_agent.go and pkg/cmd/cli/nodeagent/server.go. Keys that Velero
+does not have are marked as our own.
 """
 
 from collections.abc import Mapping
@@ -46,10 +46,10 @@ __all__ = [
 ]
 
 LARGEST_PREPARE_QUEUE: Final = 20_000
-"""The ledger of admissions is one ConfigMap: at most 1 MiB, 37 bytes a load, with room to spare."""
+"""The admission ledger is one ConfigMap of at most 1 MiB, and a reservation takes 37 bytes."""
 
 _LARGEST_NUMBER: Final = 2**31 - 1
-"""Far beyond any use; keeps sums and sizes within what every reader of them can hold."""
+"""Far beyond any use; keeps sums and sizes within the range of every consumer."""
 
 INHERIT: Final = "inherit"
 
@@ -68,15 +68,15 @@ class NodeRule(Section):
 
     @field_validator("node_selector")
     @classmethod
-    def _has_no_order(cls, selector: LabelSelector) -> LabelSelector:
+    def _check_operators(cls, selector: LabelSelector) -> LabelSelector:
         # Source: Kubernetes, metav1.LabelSelectorAsSelector.
         if any(requirement.operator in NUMBER_OPERATORS for requirement in selector.match_expressions):
-            raise expected("no Gt and no Lt, which only loadAffinity knows")
+            raise expected("no Gt and no Lt, which only loadAffinity supports")
         return selector
 
 
 class LoadConcurrency(Section):
-    """How much goes on at a time."""
+    """Concurrency of transfers."""
 
     global_config: _PositiveNumber = Field(
         default=1, description="slots of a node: how many transfers may be InProgress at a time", examples=[2]
@@ -112,16 +112,16 @@ class LoadAffinity(Section):
 
 
 class AffinityMode(StrEnum):
-    """What several fitting entries of `loadAffinity` mean."""
+    """The meaning of several matching entries of `loadAffinity`."""
 
     FIRST = "first"
-    """The first counts, as with the peer."""
+    """The first one applies, as in Velero."""
     ANY = "any"
-    """They are alternatives."""
+    """All of them are alternatives."""
 
 
 class BackupPVC(Section):
-    """An entry of `backupPVC`: the claim that a backup reads from."""
+    """An entry of `backupPVC`: the PVC that a backup reads from."""
 
     storage_class: ObjectName = Field(
         default="", description="storage class of the PVC; empty: that of the source", examples=["fast-single-replica"]
@@ -142,7 +142,7 @@ class BackupPVC(Section):
 
 
 class RestorePVC(Section):
-    """The claim that a restore writes to."""
+    """The PVC that a restore writes to."""
 
     ignore_delay_binding: StrictBool = Field(
         default=False,
@@ -152,7 +152,7 @@ class RestorePVC(Section):
 
 
 class CachePVC(Section):
-    """A claim of its own for a restore's cache."""
+    """A separate PVC for the cache of a restore."""
 
     other_names: ClassVar[Mapping[str, str]] = {"residentThresholdMB": "residentThresholdInMB"}
 
@@ -186,11 +186,11 @@ class PodResources(Section):
     def _covers_request(cls, limit: str, info: ValidationInfo) -> str:
         request = info.data.get((info.field_name or "").replace("_limit", "_request"))
         if limit and request and not is_at_most(request, limit):
-            raise expected(f"no less than what is requested, {request}")
+            raise expected(f"at least the request, {request}")
         return limit
 
     def to_wire(self) -> JsonDict:
-        """Return it as `resources` of a container; empty where nothing is asked for."""
+        """Return it as `resources` of a container; empty if nothing is set."""
         found: dict[str, dict[str, str]] = {}
         for name, request, limit in (
             ("cpu", self.cpu_request, self.cpu_limit),
@@ -222,7 +222,7 @@ _Tolerations = Annotated[
 
 
 class AgentConfig(Section):
-    """The whole document; every default is the peer's."""
+    """The whole document; every default is Velero's."""
 
     other_names: ClassVar[Mapping[str, str]] = {"cacheVolume": "cachePVC"}
 
@@ -292,8 +292,8 @@ class AgentConfig(Section):
 
     @field_validator("pod_labels")
     @classmethod
-    def _is_no_agent(cls, labels: dict[str, str]) -> dict[str, str]:
-        # A mover with it would be taken for the agent of its node, and be given loads.
+    def _check_no_agent_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        # A mover pod with them would count as the agent of its node, and transfers would be assigned to it.
         if labels.items() >= AGENT_LABELS.items():
-            raise expected(f"other labels than {AGENT_LABELS}, by which agents are known")
+            raise expected(f"labels other than {AGENT_LABELS}, which select the agents")
         return labels

@@ -1,14 +1,9 @@
-"""What the document in the ConfigMap named by `--node-agent-configmap` says.
+"""The parser of the document in the ConfigMap named by `--node-agent-configmap`.
 
-Knows how a document becomes a configuration, and that a bad value costs no more than its own
-key: the rest is read as if that key were not there. Does not know the cluster
-(`nodeagent.config.source`), nor whether a document with mistakes is put in force
+Knows how a document becomes a configuration, that an invalid value costs no more than its own key,
+and which valid settings have no effect beside, or without, others. Does not know the cluster
+(`nodeagent.config.source`), nor whether a document with errors becomes active
 (`nodeagent.config.current`).
-
-What in a valid configuration may not do what its writer thinks.
-
-Knows which settings have no effect beside, or without, others. Does not know mistakes
-(`nodeagent.config.parse`): all of this is tolerated.
 """
 
 import hashlib
@@ -39,7 +34,7 @@ __all__ = [
 
 
 def advise(config: AgentConfig) -> list[Finding]:
-    """Return a note on each setting of `config` that changes nothing, or more than it seems to."""
+    """Return a note on each setting of `config` that has no effect, or more than it seems to."""
     return [*_on_affinity(config), *_on_backup_claims(config), *_on_cache(config), *_on_rules(config)]
 
 
@@ -51,8 +46,8 @@ def _on_affinity(config: AgentConfig) -> list[Finding]:
     for index, entry in enumerate(config.load_affinity):
         seen[entry.storage_class] += 1
         if seen[entry.storage_class] > 1:
-            which = f"for the class {entry.storage_class}" if entry.storage_class else "without a storage class"
-            problem = f"only the first entry {which} counts; this one changes nothing"
+            which = f"for storage class {entry.storage_class}" if entry.storage_class else "without a storage class"
+            problem = f"only the first entry {which} applies; this one is ignored"
             hint = '"loadAffinityMode": "any" makes them alternatives'
             notes.append(Finding(f"loadAffinity[{index}]", problem, hint))
     return notes
@@ -60,7 +55,7 @@ def _on_affinity(config: AgentConfig) -> list[Finding]:
 
 def _on_backup_claims(config: AgentConfig) -> list[Finding]:
     return [
-        Finding(f"backupPVC{show_key(name)}.spcNoRelabeling", "it changes nothing without readOnly")
+        Finding(f"backupPVC{show_key(name)}.spcNoRelabeling", "has no effect without readOnly")
         for name, claim in config.backup_pvc.items()
         if claim.spc_no_relabeling and not claim.read_only
     ]
@@ -69,22 +64,25 @@ def _on_backup_claims(config: AgentConfig) -> list[Finding]:
 def _on_cache(config: AgentConfig) -> list[Finding]:
     cache = config.cache_pvc
     if cache.resident_threshold_in_mb and not cache.storage_class:
-        return [Finding("cachePVC", "without storageClass there is no cache volume")]
+        return [Finding("cachePVC", "no cache volume without storageClass")]
     return []
 
 
 def _on_rules(config: AgentConfig) -> list[Finding]:
     return [
-        Finding("loadConcurrency.perNodeConfig", f"the rule for {rule.number} has no nodeSelector: every node matches")
+        Finding(
+            "loadConcurrency.perNodeConfig",
+            f"the rule with number {rule.number} has no nodeSelector: every node matches",
+        )
         for rule in config.load_concurrency.per_node_config
         if rule.node_selector.empty
     ]
 
 
 _WHOLE: Final = frozenset({"loadAffinity", "podResources", "tolerations"})
-"""Keys that count as a whole or not at all: half of one would mean something else.
+"""Keys that one invalid value invalidates as a whole: a part of one would mean something else.
 
-Source: Velero v1.18, docs: one bad value and podResources is passed over.
+Source: Velero v1.18, docs: podResources with one invalid value is ignored.
 """
 
 
@@ -95,67 +93,67 @@ _SHOWN_LENGTH: Final = 40
 
 
 _ROUNDS: Final = 20
-"""Each round takes all bad values out that it finds; few need more than one, none of them more than three."""
+"""Each round removes all invalid values that it finds; most documents need one, none more than three."""
 
 
 @dataclass(frozen=True)
 class ParsedConfig:
-    """A configuration, what was found on the way, and the document's fingerprint.
+    """A configuration, the findings about its document, and the document's fingerprint.
 
-    `mistakes` are bad values, in the place of which `config` has the peer's defaults. `notes`
-    are tolerated: keys that change nothing, and what may not mean what it seems to.
+    `errors` are invalid values, which have Velero's defaults in `config`. `notes` are tolerated:
+    keys without effect, and settings that may not mean what they seem to.
     """
 
     config: AgentConfig = field(default_factory=AgentConfig)
-    mistakes: tuple[Finding, ...] = ()
+    errors: tuple[Finding, ...] = ()
     notes: tuple[Finding, ...] = ()
     digest: str = ""
 
     @property
     def warnings(self) -> list[str]:
-        """All that an operator should read."""
-        return [*(f"{mistake}; its default is used" for mistake in self.mistakes), *map(str, self.notes)]
+        """All findings as text."""
+        return [*(f"{error}; the default is used" for error in self.errors), *map(str, self.notes)]
 
 
 def parse_config(text: str) -> ParsedConfig:
-    """Return the configuration that `text` describes, with all that is wrong or strange about it.
+    """Return the configuration in `text`, with all findings.
 
     Raises:
-        ConfigError: `text` is no JSON object, so nothing of it can be used.
+        ConfigError: `text` is not a JSON object.
     """
     try:
         document = load_json(text)
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"the configuration is not JSON: {e}") from e
     if not isinstance(document, dict):
-        raise ConfigError(f"the configuration is not a JSON object but {_told(document)}")
+        raise ConfigError(f"the configuration is not a JSON object but {_describe(document)}")
     keys = sort_keys(document, AgentConfig)
-    mistakes: dict[str, Finding] = {}
-    config = _validate(keys, mistakes)
+    errors: dict[str, Finding] = {}
+    config = _validate(keys, errors)
     notes = (*keys.notes, *advise(config))
-    return ParsedConfig(config, tuple(mistakes.values()), notes, _digest(text))
+    return ParsedConfig(config, tuple(errors.values()), notes, _digest(text))
 
 
-def _validate(keys: SortedKeys, mistakes: dict[str, Finding]) -> AgentConfig:
-    """Return the configuration without what is noted in `mistakes`, by path."""
+def _validate(keys: SortedKeys, errors: dict[str, Finding]) -> AgentConfig:
+    """Return the configuration without the invalid values, which are added to `errors` by path."""
     for _ in range(_ROUNDS):
         try:
             return AgentConfig.model_validate(keys.document)
         except ValidationError as e:
-            errors = e.errors(include_url=False)
-        bad: set[Location] = set()
-        for error in errors:
+            found = e.errors(include_url=False)
+        invalid: set[Location] = set()
+        for error in found:
             place = _place_of(error)
             finding = _explain(error, keys.show(place))
-            mistakes.setdefault(finding.path, finding)
-            bad.add(_unit_of(place))
-        for unit in sorted(bad, key=_index_of, reverse=True):
-            _take_out(keys.document, unit)
+            errors.setdefault(finding.path, finding)
+            invalid.add(_unit_of(place))
+        for unit in sorted(invalid, key=_index_of, reverse=True):
+            _remove(keys.document, unit)
     return AgentConfig()
 
 
 def _place_of(error: ErrorDetails) -> Location:
-    """Return where an error is, less what pydantic adds: `[key]`, and which form of a value it tried."""
+    """Return where an error is, without what pydantic adds: `[key]`, and the variant of a value that it tried."""
     place = error["loc"]
     if place and place[-1] == "[key]":
         place = place[:-1]
@@ -163,22 +161,22 @@ def _place_of(error: ErrorDetails) -> Location:
 
 
 def _unit_of(place: Location) -> Location:
-    """Return what has to go for a mistake at `place`."""
+    """Return what is removed for an error at `place`."""
     if place[0] in _WHOLE:
         return place[:1]
     if place[:2] == ("loadConcurrency", "perNodeConfig"):
-        # A rule counts as a whole, the others stay. Source: Velero v1.18, as the peer does.
+        # A rule is dropped as a whole, the others stay, as in Velero v1.18.
         return place[:3]
     return place
 
 
 def _index_of(unit: Location) -> int:
-    """Return where in a list it stands: an entry that is taken out moves those behind it."""
+    """Return the index in a list; later entries are removed first, because a removal shifts those behind it."""
     last = unit[-1]
     return last if isinstance(last, int) else -1
 
 
-def _take_out(document: JsonDict, unit: Location) -> None:
+def _remove(document: JsonDict, unit: Location) -> None:
     inside: Any = document
     for part in unit[:-1]:
         inside = inside[part]
@@ -186,17 +184,17 @@ def _take_out(document: JsonDict, unit: Location) -> None:
 
 
 def _explain(error: ErrorDetails, path: str) -> Finding:
-    """Return what was expected at `path`, what stands there, and what may have been meant."""
+    """Return what was expected at `path`, what was found, and what may have been meant."""
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     if kind == "missing":
-        return Finding(path, "this key is required")
+        return Finding(path, "required key is missing")
     words = _EXPECTED.get(kind)
     what = words.format(**context) if words else error["msg"].removeprefix("expected ")
-    return Finding(path, f"expected {what}, found {_told(value)}", ask(_guess(kind, value, what)))
+    return Finding(path, f"expected {what}, found {_describe(value)}", ask(_guess(kind, value, what)))
 
 
 def _guess(kind: str, value: object, what: str) -> str:
-    """Return what may have been meant by `value`, where `what` was expected; empty where nothing comes to mind."""
+    """Return what may have been meant by `value`, where `what` was expected; empty if there is no guess."""
     if kind == "string_type" and isinstance(value, (int, float)):
         return json.dumps(json.dumps(value))
     if not isinstance(value, str):
@@ -225,11 +223,11 @@ _EXPECTED: Final = {
     "enum": "{expected}",
     "literal_error": "{expected}",
 }
-"""pydantic's kinds of error in words of the document."""
+"""The error types of pydantic in the terms of the document."""
 
 
 def _meant_quantity(text: str) -> str:
-    """Return the quantity that `text` almost is: 500MB is 500M."""
+    """Return the quantity that `text` resembles: 500M for 500MB."""
     shorter = text.strip().removesuffix("B").removesuffix("b").replace(" ", "")
     try:
         parse_quantity(shorter)
@@ -242,7 +240,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
 
 
-def _told(value: object) -> str:
+def _describe(value: object) -> str:
     """Return `value` as JSON, shortened, with the name of its type."""
     names = {dict: "an object", list: "a list", str: "the string", bool: "the value", type(None): "the value"}
     text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""Whether the priority class that is configured for mover pods can be used.
+"""The configured priority class of mover pods, and whether the cluster has it.
 
-Knows how to follow the one class by its name, and what to do about one that is not there. Does
-not know pods: they get the class as a parameter.
+Knows how to watch the one class by its name, and what to do if it is missing. Does not know pods:
+they get the class as a setting.
 Source: Velero v1.18, pkg/util/kube/priority_class.go: a class that is missing is dropped.
 """
 
@@ -24,15 +24,15 @@ __all__ = ["PriorityClass"]
 
 _log = logging.getLogger(__name__)
 
-_AGAIN_SECONDS: Final = 30.0
-"""Before a server that refused to tell is asked again."""
+_RETRY_SECONDS: Final = 30.0
+"""Delay before a rejected watch is retried."""
 
 
 class PriorityClass:
     """The configured priority class, as the cluster has it.
 
-    A pod with a class that does not exist would be refused, and a backup must not fail for
-    that. While nothing is known of a class, movers go without it.
+    The API server rejects a pod whose class does not exist, and a backup must not fail because of
+    that. Until the class is known to exist, mover pods have the default priority.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class PriorityClass:
         report: AgentReport,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Follow the class that `current` names.
+        """Watch the class that `current` names.
 
-        `on_change` is called when the class was found, or was found missing; it must not block.
+        `on_change` is called when the class appears or is found missing; it must not block.
         """
         self._client = client
         self._clock = clock
@@ -60,7 +60,7 @@ class PriorityClass:
 
     @property
     def name(self) -> str:
-        """The class for a mover pod that is made now; empty: none, the default priority."""
+        """The class of a mover pod that is created now; empty: the default priority."""
         return self._followed if self._found and self._followed == self._wanted else ""
 
     @property
@@ -68,18 +68,18 @@ class PriorityClass:
         return self._current.config.priority_class_name
 
     async def look(self) -> None:
-        """Ask for the class once, so that the first pods can have it."""
+        """Read the class once, so that the first mover pods can have it."""
         self._follow(self._wanted)
         if not self._followed:
             return
         try:
             selection = Selection(PRIORITY_CLASSES, field_selector=f"metadata.name={self._followed}")
-            await self._judge(next(iter(await self._client.list(selection)), None))
+            await self._observe(next(iter(await self._client.list(selection)), None))
         except KubeError as e:
-            self._warn_unknown(e)
+            self._warn_unchecked(e)
 
     async def run(self) -> None:
-        """Follow the class until canceled."""
+        """Watch the class until canceled."""
         while True:
             self._renamed.clear()
             self._follow(self._wanted)
@@ -95,10 +95,10 @@ class PriorityClass:
     def _follow(self, name: str) -> None:
         if name != self._followed:
             self._followed, self._found = name, None
-        self._show()
+        self._update_metric()
 
     async def _watch(self) -> None:
-        """Keep the verdict on the followed class; the last one holds while nobody can be asked."""
+        """Observe the watched class; its last state is kept while the API server cannot be reached."""
         if not self._followed:
             return
         while True:
@@ -106,32 +106,34 @@ class PriorityClass:
             try:
                 async with aclosing(states):
                     async for state in states:
-                        await self._judge(state)
+                        await self._observe(state)
             except KubeError as e:
-                self._warn_unknown(e)
-                await self._clock.sleep(_AGAIN_SECONDS)
+                self._warn_unchecked(e)
+                await self._clock.sleep(_RETRY_SECONDS)
 
-    async def _judge(self, priority_class: JsonDict | None) -> None:
-        """Note whether the class is there, and tell it where that is news."""
+    async def _observe(self, priority_class: JsonDict | None) -> None:
+        """Update whether the class exists, and report a change."""
         found = priority_class is not None
         if found is self._found:
             return
         first, self._found = self._found is None, found
         self._on_change()
-        self._show()
+        self._update_metric()
         if priority_class is None:
-            told = f"priority class {self._followed} does not exist: data movers get the default priority until it does"
-            await self._report.pod.report("PriorityClassMissing", told, warning=True)
+            message = (
+                f"PriorityClass {self._followed} does not exist: data movers get the default priority until it does"
+            )
+            await self._report.pod.report("PriorityClassMissing", message, warning=True)
             return
-        told = f"priority class {self._followed} exists: data movers get it (value {priority_class.get('value', 0)})"
+        message = f"PriorityClass {self._followed} exists: data movers get it (value {priority_class.get('value', 0)})"
         if first:
-            _log.info("%s", told)
+            _log.info("%s", message)
         else:
-            await self._report.pod.report("PriorityClassFound", told)
+            await self._report.pod.report("PriorityClassFound", message)
 
-    def _show(self) -> None:
+    def _update_metric(self) -> None:
         self._report.metrics.priority_class_usable(not self._wanted or self._found is True)
 
-    def _warn_unknown(self, error: KubeError) -> None:
-        holds = "the default priority" if not self._found else "it, as it was there when last seen"
-        _log.warning("priority class %s cannot be checked; data movers get %s: %s", self._followed, holds, error)
+    def _warn_unchecked(self, error: KubeError) -> None:
+        used = "it, since it existed when last read" if self._found else "the default priority"
+        _log.warning("cannot check PriorityClass %s, will retry; data movers get %s: %s", self._followed, used, error)

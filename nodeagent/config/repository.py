@@ -1,8 +1,8 @@
-"""What new backup repositories are configured with: the ConfigMap of `--backup-repository-configmap`.
+"""The configuration of new backup repositories: the ConfigMap of `--backup-repository-configmap`.
 
-Knows its form, a JSON document for each type of repository, and what kopia repositories know of
-it. Does not know when a repository is made (`nodeagent.leader.repositories.controller`), or what follows from a
-setting: it is copied into the BackupRepository, and a repository that exists keeps what it has.
+Knows its format, a JSON document for each repository type, and the keys of kopia repositories. Does
+not know when a repository is created (`nodeagent.leader.repositories.controller`), nor what follows
+from a setting: it is copied to the BackupRepository, and an existing repository keeps its own.
 Source: Velero v1.18, pkg/controller/backup_repository_controller.go; docs, "Backup repository
 configuration".
 """
@@ -33,25 +33,25 @@ _INTERVALS: Final = ("normalGC", "fastGC", "eagerGC")
 
 @dataclass(frozen=True)
 class ParsedSettings:
-    """What a BackupRepository gets as `repositoryConfig`, and what was found on the way."""
+    """The `repositoryConfig` of a new BackupRepository, with the findings about the document."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
-    mistakes: tuple[Finding, ...] = ()
+    errors: tuple[Finding, ...] = ()
     notes: tuple[Finding, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
-        """All that an operator should read."""
-        return [*(f"{mistake}; it counts as unset" for mistake in self.mistakes), *map(str, self.notes)]
+        """All findings as text."""
+        return [*(f"{error}; the key is treated as unset" for error in self.errors), *map(str, self.notes)]
 
 
 def parse_settings_of(config_map: JsonDict) -> ParsedSettings:
     """Return the settings for repositories in `config_map`, a v1 ConfigMap as JSON dict.
 
-    Keys that kopia repositories do not know are handed on: whoever reads them may.
+    Keys that kopia repositories do not know are passed on unchanged.
 
     Raises:
-        ConfigError: what it has for their type is no JSON object.
+        ConfigError: the value for the repository type is not a JSON object.
     """
     text = (config_map.get("data") or {}).get(REPOSITORY_TYPE)
     if text is None:
@@ -65,15 +65,15 @@ def parse_settings_of(config_map: JsonDict) -> ParsedSettings:
     found = _Found()
     for key, value in document.items():
         found.take(key, value)
-    return ParsedSettings(found.settings, tuple(found.mistakes), tuple(found.notes))
+    return ParsedSettings(found.settings, tuple(found.errors), tuple(found.notes))
 
 
 class _Found:
-    """What one reading gathers."""
+    """Collects the settings and findings of one document."""
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
-        self.mistakes: list[Finding] = []
+        self.errors: list[Finding] = []
         self.notes: list[Finding] = []
 
     def take(self, key: str, value: object) -> None:
@@ -82,28 +82,28 @@ class _Found:
         if value is None:
             return
         if text is None:
-            self.mistakes.append(Finding(path, "expected a text, a number, true or false"))
+            self.errors.append(Finding(path, "expected a string, a number, true or false"))
         elif key == CACHE_LIMIT_KEY and not (text.isdecimal() and int(text) > 0):
-            self.mistakes.append(Finding(path, f"expected a whole number of MiB of at least 1, found {text}"))
+            self.errors.append(Finding(path, f"expected a whole number of MiB of at least 1, found {text}"))
         elif key == _INTERVAL_KEY and text not in _INTERVALS:
             problem = f"expected one of {', '.join(_INTERVALS)}, found {text}"
-            self.mistakes.append(Finding(path, problem, guess(text, _INTERVALS)))
+            self.errors.append(Finding(path, problem, guess(text, _INTERVALS)))
         else:
             self.settings[key] = text
             if key not in {CACHE_LIMIT_KEY, _INTERVAL_KEY}:
-                problem = "unknown key; it is handed on to the BackupRepository"
+                problem = "unknown key; passed on to the BackupRepository"
                 self.notes.append(Finding(path, problem, guess(key, (CACHE_LIMIT_KEY, _INTERVAL_KEY))))
 
 
 def _as_text(value: object) -> str | None:
-    """Return a plain JSON value as the peer writes it into a BackupRepository; None for any other."""
+    """Return a plain JSON value as Velero writes it into a BackupRepository; None for any other."""
     if isinstance(value, str):
         return value
     return json.dumps(value) if isinstance(value, (bool, int, float)) else None
 
 
 class RepositoryConfig:
-    """The settings for new repositories, read when one is made; the last good ones stay in mind."""
+    """The settings of new backup repositories, read for each one; the last valid ones are kept."""
 
     def __init__(
         self, client: KubeClient, namespace: str, name: str, *, on_change: Callable[[], None] = lambda: None
@@ -117,16 +117,16 @@ class RepositoryConfig:
         self._name = name
         self._on_change = on_change
         self._last = ParsedSettings()
-        self._told: list[str] = []
+        self._logged: list[str] = []
 
     @property
     def cache_limit_mib(self) -> int | None:
-        """How large kopia's cache may become in repositories that are made now; None: kopia's default."""
+        """The cache limit of repositories that are created now; None: kopia's default."""
         text = self._last.settings.get(CACHE_LIMIT_KEY)
         return int(text) if text else None
 
     async def check(self) -> None:
-        """Read it once, so that a wrong one is told at start.
+        """Read the ConfigMap once, so that an invalid one is reported at start.
 
         Raises:
             ConfigError: it does not exist, cannot be read, or holds no JSON object.
@@ -135,13 +135,13 @@ class RepositoryConfig:
             self._keep(await self._read())
 
     async def settings(self) -> Mapping[str, str]:
-        """Return what a new repository gets; the last good settings where the ConfigMap has become unusable."""
+        """Return the settings of a new repository; the last valid ones if the ConfigMap is no longer usable."""
         if not self._name:
             return {}
         try:
             self._keep(await self._read())
         except ConfigError as e:
-            _log.warning("the last good configuration of repositories stays in force: %s", e)
+            _log.warning("backup repository configuration rejected, the last valid one stays active: %s", e)
         return self._last.settings
 
     async def _read(self) -> ParsedSettings:
@@ -149,7 +149,7 @@ class RepositoryConfig:
         try:
             found = await self._client.read(CONFIG_MAPS, self._namespace, self._name)
         except KubeError as e:
-            raise ConfigError(f"the configuration of repositories cannot be read: {e}") from e
+            raise ConfigError(f"{place} cannot be read: {e}") from e
         if found is None:
             raise ConfigError(f"{place} does not exist: create it, or start without {_FLAG}")
         try:
@@ -161,7 +161,7 @@ class RepositoryConfig:
         changed, self._last = parsed.settings != self._last.settings, parsed
         if changed:
             self._on_change()
-        if parsed.warnings != self._told:
-            self._told = parsed.warnings
+        if parsed.warnings != self._logged:
+            self._logged = parsed.warnings
             for warning in parsed.warnings:
-                _log.warning("configuration of repositories: %s", warning)
+                _log.warning("backup repository configuration: %s", warning)

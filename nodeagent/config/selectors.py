@@ -1,7 +1,7 @@
-"""Kubernetes' own forms within the configuration document: selectors of nodes, tolerations.
+"""The Kubernetes types within the configuration document: node selectors and tolerations.
 
-Knows their keys and what the API server would refuse of them. Does not know where in the document
-they stand (`nodeagent.config.models`).
+Knows their keys, and which values the API server would reject. Does not know where they are in the
+document (`nodeagent.config.models`).
 Source: Kubernetes v1.34, pkg/apis/core/validation; apimachinery pkg/apis/meta/v1.
 """
 
@@ -20,9 +20,9 @@ __all__ = ["NUMBER_OPERATORS", "LabelSelector", "Operator", "Requirement", "Sect
 
 
 class Section(BaseModel):
-    """A JSON object of the document; keys that nobody named are passed over.
+    """A JSON object of the document; unknown keys are ignored.
 
-    `other_names` are further spellings of a key, by the spelling.
+    `other_names` maps an alternative name of a key to the key.
     """
 
     other_names: ClassVar[Mapping[str, str]] = {}
@@ -33,7 +33,7 @@ class Section(BaseModel):
 
 
 class Operator(StrEnum):
-    """How a requirement compares."""
+    """The comparison of a requirement."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -67,15 +67,15 @@ class Requirement(Section):
     def _fit_operator(cls, values: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         operator = info.data.get("operator")
         if operator in _OF_SETS and not values:
-            raise expected(f"at least one value, as {operator} asks for")
+            raise expected(f"at least one value, as {operator} requires")
         if operator in NUMBER_OPERATORS and (len(values) != 1 or not values[0].lstrip("-").isdecimal()):
-            raise expected(f"one whole number in quotes, as {operator} asks for")
+            raise expected(f"one whole number in quotes, as {operator} requires")
         if operator in {Operator.EXISTS, Operator.DOES_NOT_EXIST} and values:
-            raise expected(f"no values, as {operator} asks for")
+            raise expected(f"no values, as {operator} requires")
         return values
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with `labels` fulfils it."""
+        """Return whether an object with `labels` meets the requirement."""
         value = labels.get(self.key)
         match self.operator:
             case Operator.IN:
@@ -94,7 +94,7 @@ class Requirement(Section):
 
 
 class LabelSelector(Section):
-    """Which nodes: all of it has to hold; empty: every node."""
+    """A node selector: all parts must match; empty: every node."""
 
     match_labels: LabelMap = Field(
         default_factory=dict, description="labels that a node must have", examples=[{"disk": "ssd"}]
@@ -107,18 +107,18 @@ class LabelSelector(Section):
 
     @property
     def empty(self) -> bool:
-        """Whether it asks for nothing."""
+        """Whether it matches every object."""
         return not self.match_labels and not self.match_expressions
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with `labels` is selected."""
+        """Return whether an object with `labels` is selected."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
             requirement.matches(labels) for requirement in self.match_expressions
         )
 
 
 class Toleration(Section):
-    """A toleration as pods have it."""
+    """A toleration of a pod."""
 
     operator: Literal["Equal", "Exists", ""] = Field(
         default="", description="Equal (the default) or Exists", examples=["Exists"]
@@ -141,21 +141,21 @@ class Toleration(Section):
     @classmethod
     def _has_key(cls, key: str, info: ValidationInfo) -> str:
         if not key and info.data.get("operator") != "Exists":
-            raise expected("a key; only the operator Exists goes without")
+            raise expected("a key; only the operator Exists needs none")
         return key
 
     @field_validator("value")
     @classmethod
     def _exists_has_no_value(cls, value: str, info: ValidationInfo) -> str:
         if value and info.data.get("operator") == "Exists":
-            raise expected("no value, as Exists asks for")
+            raise expected("no value, as Exists requires")
         return value
 
     @field_validator("toleration_seconds")
     @classmethod
     def _needs_no_execute(cls, seconds: int | None, info: ValidationInfo) -> int | None:
         if seconds is not None and info.data.get("effect") != "NoExecute":
-            raise expected("none, except with the effect NoExecute")
+            raise expected("none, which only the effect NoExecute allows")
         return seconds
 
     def to_wire(self) -> JsonDict:

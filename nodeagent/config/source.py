@@ -1,11 +1,7 @@
-"""Fetches the agent's configuration from its ConfigMap.
+"""The sources of a configuration document: the ConfigMap, and files for `check-config`.
 
-Knows what makes a ConfigMap unusable. Does not know the document's keys (`nodeagent.config.parse`).
-
-Reads a configuration from a file, as users keep it: a JSON document, or a manifest of the ConfigMap.
-
-Knows the forms of such a file. Does not know what the document says (`nodeagent.config.parse`). YAML is
-imported here alone: the agent itself never reads any.
+Knows what makes a ConfigMap or a file unusable. Does not know the document's keys
+(`nodeagent.config.parse`). YAML is imported here alone: the agent itself reads none.
 """
 
 import sys
@@ -26,7 +22,7 @@ __all__ = ["absent", "document_in", "document_of", "parse_config_map", "read_con
 
 
 async def read_config(client: KubeClient, namespace: str, name: str) -> ParsedConfig:
-    """Return the configuration in the ConfigMap `name`; all defaults where `name` is empty.
+    """Return the configuration in the ConfigMap `name`; all defaults if `name` is empty.
 
     Raises:
         ConfigError: the ConfigMap is missing, cannot be read, does not have exactly one key, or
@@ -37,14 +33,14 @@ async def read_config(client: KubeClient, namespace: str, name: str) -> ParsedCo
     try:
         found = await client.read(CONFIG_MAPS, namespace, name)
     except KubeError as e:
-        raise ConfigError(f"the configuration cannot be read: {e}") from e
+        raise ConfigError(f"ConfigMap {namespace}/{name} cannot be read: {e}") from e
     if found is None:
         raise absent(namespace, name)
     return parse_config_map(found)
 
 
 def absent(namespace: str, name: str) -> ConfigError:
-    """Return the error that there is no such ConfigMap."""
+    """Return the error for a ConfigMap that does not exist."""
     return ConfigError(
         f"ConfigMap {namespace}/{name} does not exist: create it, or start without --node-agent-configmap"
     )
@@ -72,7 +68,7 @@ def document_of(config_map: JsonDict) -> str:
     data = config_map.get("data") or {}
     if len(data) != 1:
         found = ", ".join(sorted(data)) or "none"
-        raise ConfigError(f"it must have exactly one key, whose value is a JSON document; it has: {found}")
+        raise ConfigError(f"must have exactly one key, whose value is a JSON document; found: {found}")
     document: str = next(iter(data.values()))
     return document
 
@@ -84,7 +80,7 @@ def read_document(path: str) -> str:
     """Return the configuration document in the file at `path`; `-` is standard input.
 
     Raises:
-        ConfigError: the file cannot be read, or holds none.
+        ConfigError: the file cannot be read, or contains no single document.
     """
     try:
         text = sys.stdin.read() if path == _STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
@@ -97,7 +93,7 @@ def read_document(path: str) -> str:
 
 
 def document_in(text: str) -> str:
-    """Return the configuration document in `text`: itself, or the value in a ConfigMap's manifest.
+    """Return the configuration document in `text`: `text` itself, or the value in a ConfigMap manifest.
 
     Raises:
         ConfigError: `text` has several ConfigMaps, or one without exactly one key.
@@ -109,8 +105,8 @@ def document_in(text: str) -> str:
     else:
         manifests = _config_maps([whole])
     if len(manifests) > 1:
-        raise ConfigError(f"it holds {len(manifests)} ConfigMaps; give the agent's alone")
-    # What is neither is taken for the document: then its reader says what is wrong with it.
+        raise ConfigError(f"contains {len(manifests)} ConfigMaps, expected one")
+    # Anything else is treated as the document, so that parsing it reports what is invalid.
     return document_of(manifests[0]) if manifests else text
 
 
@@ -122,7 +118,7 @@ def _load_yaml(text: str) -> list[Any]:
 
 
 def _config_maps(objects: list[Any]) -> list[JsonDict]:
-    """Return the ConfigMaps among some objects, those of a List among them."""
+    """Return the ConfigMaps among `objects`, including those in a List."""
     found: list[JsonDict] = []
     for obj in objects:
         if not isinstance(obj, dict):

@@ -1,7 +1,7 @@
-"""The forms that a value of the configuration may have, and what is said of one that has another.
+"""The value types of the configuration, and the error for each invalid value.
 
-Knows Kubernetes' rules for the names and quantities that end up in a pod or a claim: what the
-API server would refuse must not get so far, or every load would fail for one typing error.
+Knows Kubernetes' rules for the names and quantities that become part of a pod or a PVC: a value
+that the API server would reject is invalid here, or every transfer would fail for one typing error.
 Does not know the configuration's keys (`nodeagent.config.models`).
 Source: Kubernetes v1.34, apimachinery pkg/util/validation and pkg/apis/core/validation.
 """
@@ -35,28 +35,28 @@ _ANNOTATIONS_LIMIT_BYTES: Final = 256 * 1024
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _QUANTITY_PATTERN: Final = r"(?:[+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?)?"
-"""For readers of the schema; what counts is `core.models.units`."""
+"""For readers of the schema; `core.models.units` decides."""
 
 
 def expected(what: str) -> PydanticCustomError:
-    """Return the error that says what should have been there."""
+    """Return the error for an invalid value where `what` was expected."""
     return PydanticCustomError("expected", "expected {expected}", {"expected": what})
 
 
 def is_at_most(request: str, limit: str) -> bool:
-    """Whether the quantity `request` fits under `limit`; a limit of 0 is none."""
+    """Return whether the quantity `request` is at most `limit`; a limit of 0 is no limit."""
     bound = parse_quantity(limit)
     return not bound or parse_quantity(request) <= bound
 
 
 def is_zero(quantity: str) -> bool:
-    """Whether the quantity is 0, however it is written."""
+    """Return whether the quantity is 0, in any notation."""
     return not parse_quantity(quantity)
 
 
 def _check_object_name(name: str) -> str:
     if name and (len(name) > _NAME_LIMIT or not _DOMAIN.fullmatch(name)):
-        raise expected("a name of small letters, digits, '-' and '.'")
+        raise expected("a name of lower-case letters, digits, '-' and '.'")
     return name
 
 
@@ -69,7 +69,7 @@ def _is_label_key(key: str) -> bool:
 
 def _check_label_key(key: str) -> str:
     if not _is_label_key(key):
-        raise expected("a key such as example.com/name: a domain may stand first, the name has at most 63 characters")
+        raise expected("a key such as example.com/name: an optional domain, and a name of at most 63 characters")
     return key
 
 
@@ -80,7 +80,7 @@ def _check_optional_label_key(key: str) -> str:
 def _check_label_value(value: str) -> str:
     if value and (len(value) > _LABEL_LIMIT or not _LABEL_NAME.fullmatch(value)):
         raise expected(
-            "a label's value: at most 63 letters, digits, '-', '_' and '.', with a letter or digit at each end"
+            "a label value: at most 63 letters, digits, '-', '_' and '.', with a letter or digit at each end"
         )
     return value
 
@@ -92,7 +92,7 @@ def _check_annotation_key(key: str) -> str:
 
 
 def _check_text(text: str) -> str:
-    # JSON can say half of a character, which nobody can send or store.
+    # JSON can express half of a surrogate pair, which cannot be encoded.
     if text.encode(errors="ignore").decode() != text:
         raise expected("text")
     return text
@@ -101,7 +101,7 @@ def _check_text(text: str) -> str:
 def _check_annotations(annotations: dict[str, str]) -> dict[str, str]:
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
     if size > _ANNOTATIONS_LIMIT_BYTES:
-        raise expected(f"annotations of {_ANNOTATIONS_LIMIT_BYTES // 1024} KiB together at most")
+        raise expected(f"annotations of at most {_ANNOTATIONS_LIMIT_BYTES // 1024} KiB in total")
     return annotations
 
 
@@ -137,7 +137,7 @@ LabelValue = Annotated[
     StrictStr, AfterValidator(_check_label_value), _schema(f"(?:{_LABEL_NAME.pattern})?", maxLength=_LABEL_LIMIT)
 ]
 LabelMap = dict[LabelKey, LabelValue]
-"""Labels of an object, or the labels that a node must have."""
+"""Labels of an object, or labels that a node must have."""
 
 AnnotationMap = Annotated[
     dict[

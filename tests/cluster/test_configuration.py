@@ -89,7 +89,7 @@ def _edit_badly(bed: Bed) -> None:
     bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": bad})
     agents = len(bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL))
     deadline = time.monotonic() + _SECONDS
-    while len([event for event in _events_of_agents(bed) if event["reason"] == "ConfigRefused"]) < agents:
+    while len([event for event in _events_of_agents(bed) if event["reason"] == "ConfigRejected"]) < agents:
         if time.monotonic() > deadline:
             raise BedError("not every agent has refused the bad configuration")
         time.sleep(0.1)
@@ -118,7 +118,7 @@ def test_a_later_load_has_the_last_good_configuration(seen: Seen) -> None:
 
 
 def test_each_edit_is_told_on_the_agents_pods(seen: Seen) -> None:
-    assert seen.told >= {"ConfigInForce", "ConfigRefused"}
+    assert seen.told >= {"ConfigActivated", "ConfigRejected"}
 
 
 def test_the_document_is_as_it_was_before(agent: Bed, seen: Seen) -> None:

@@ -132,10 +132,10 @@ async def test_an_edit_is_in_force_within_seconds_and_a_bad_one_is_refused(clien
         await scene.edit('{"loadConcurrency": {"globalConfig": "x"}}')
         await _until(lambda: not scene.current.valid, "the bad edit is refused")
         await client.delete(CONFIG_MAPS, namespace, _NAME)
-        await _until(lambda: "does not exist" in "".join(scene.current.refused), "the deletion is told")
+        await _until(lambda: "does not exist" in "".join(scene.current.rejected), "the deletion is told")
 
         assert scene.current.config.load_concurrency.global_config == 7
-        assert scene.board.reasons == ["ConfigInForce", "ConfigRefused", "ConfigRefused"]
+        assert scene.board.reasons == ["ConfigActivated", "ConfigRejected", "ConfigRejected"]
 
 
 async def test_the_class_is_followed_as_it_comes_and_goes(client: KubeClient, namespace: str) -> None:
@@ -197,11 +197,11 @@ async def test_check_config_finds_the_config_map_and_the_names_in_the_cluster(
     assert capsys.readouterr().out.splitlines() == [
         'error: podLabels.a: expected a string, found the number 1 (did you mean "1"?)',
         (
-            "warning: priorityClassName: the cluster has no priority class system-node-criticl: data movers get the "
+            "warning: priorityClassName: PriorityClass system-node-criticl does not exist: data movers get the "
             "default priority (did you mean system-node-critical?)"
         ),
-        f"warning: 1 of 1 agents have abc in force and not this ({parse_config(data['any.json']).digest}): node-1",
-        f"ConfigMap {namespace}/{_NAME}: 1 mistake, 2 warnings",
+        f"warning: 1 of 1 agents use abc instead of this document ({parse_config(data['any.json']).digest}): node-1",
+        f"ConfigMap {namespace}/{_NAME}: 1 error, 2 warnings",
     ]
 
 
@@ -214,8 +214,8 @@ async def test_the_names_in_a_file_are_checked_where_there_is_a_way_to_a_cluster
     request = CheckRequest(str(path), kubeconfig=str(apiserver.kubeconfig), strict=strict)
     assert await check_config(request) == code
     warning, count = capsys.readouterr().out.splitlines()
-    assert warning == "warning: cachePVC.storageClass: the cluster has no storage class none-such"
-    assert count == f"{path}: no mistakes, 1 warning"
+    assert warning == "warning: cachePVC.storageClass: StorageClass none-such does not exist"
+    assert count == f"{path}: no errors, 1 warning"
 
 
 async def _wait_admitted(client: KubeClient, namespace: str, priority_class: str) -> None:

@@ -1,4 +1,4 @@
-"""A whole agent, wired as `serve` wires it, follows its ConfigMap."""
+"""A whole agent, built as `serve` builds it, follows its ConfigMap."""
 
 import asyncio
 import json
@@ -76,10 +76,10 @@ async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None
         assert (config["valid"], config["priorityClassName"]) == (True, "low")
         (pod,) = kube.objects(PODS)
         assert pod["metadata"]["annotations"] == {CONFIG_ANNOTATION: config["hash"]}
-        assert [event["reason"] for event in kube.objects(EVENTS)] == ["ConfigInForce"]
+        assert [event["reason"] for event in kube.objects(EVENTS)] == ["ConfigActivated"]
 
         await _edit(kube, {"loadConcurrency": {"globalConfig": -1}})
         assert _slots(agent) == "7.0"
-        refused = agent.report()["config"]
-        assert (refused["hash"], refused["valid"]) == (config["hash"], False)
-        assert "loadConcurrency.globalConfig" in refused["refused"][0]
+        rejected = agent.report()["config"]
+        assert (rejected["hash"], rejected["valid"]) == (config["hash"], False)
+        assert "loadConcurrency.globalConfig" in rejected["rejected"][0]

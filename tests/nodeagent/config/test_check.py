@@ -1,4 +1,4 @@
-"""`nodeagent check-config`: every mistake by its path, names against a cluster, exit codes for a pipeline."""
+"""`nodeagent check-config`: every error by its path, names in a cluster, exit codes."""
 
 import io
 import json
@@ -13,7 +13,7 @@ import pytest
 from core.errors import ConfigError
 from core.kube.transport import Request, Response
 from nodeagent.cli.main import main
-from nodeagent.config.check import _told_name, check_names
+from nodeagent.config.check import _flag_value, check_names
 from nodeagent.config.keys import Finding
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_in, read_document
@@ -47,7 +47,7 @@ _Command = Callable[..., _Done]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Command:
-    """Runs the command where there is no way to any cluster."""
+    """Runs the command without a cluster."""
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "VELERO_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -61,12 +61,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return command
 
 
-def test_ten_known_mistakes_are_told_by_ten_paths(run: _Command) -> None:
+def test_ten_errors_are_reported_by_ten_paths(run: _Command) -> None:
     done = run(str(_TEN))
     assert done.code == 1
-    told = re.findall(r"(?m)^error: (.*?): ", done.out)
-    assert sorted(told) == sorted(_PATHS)
-    assert done.out.endswith("ten-mistakes.yaml: 10 mistakes, no warnings\n")
+    expected = re.findall(r"(?m)^error: (.*?): ", done.out)
+    assert sorted(expected) == sorted(_PATHS)
+    assert done.out.endswith("ten-mistakes.yaml: 10 errors, no warnings\n")
     assert "(did you mean NotIn?)" in done.out
     assert "(did you mean 512M?)" in done.out
     assert done.err == ""
@@ -74,34 +74,34 @@ def test_ten_known_mistakes_are_told_by_ten_paths(run: _Command) -> None:
 
 def test_the_same_as_json(run: _Command) -> None:
     found = json.loads(run("--json", str(_TEN)).out)
-    assert sorted(mistake["path"] for mistake in found["mistakes"]) == sorted(_PATHS)
+    assert sorted(error["path"] for error in found["errors"]) == sorted(_PATHS)
     assert found["warnings"] == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "document", "code", "told"),
+    ("arguments", "document", "code", "expected"),
     [
-        ([], '{"priorityClassName": "low"}', 0, "-: no mistakes, no warnings"),
+        ([], '{"priorityClassName": "low"}', 0, "-: no errors, no warnings"),
         ([], '{"priorityClass": "low"}', 0, "warning: priorityClass: unknown key"),
-        (["--strict"], '{"priorityClass": "low"}', 1, "-: no mistakes, 1 warning"),
-        ([], '{"priorityClassName": 1}', 1, "-: 1 mistake, no warnings"),
+        (["--strict"], '{"priorityClass": "low"}', 1, "-: no errors, 1 warning"),
+        ([], '{"priorityClassName": 1}', 1, "-: 1 error, no warnings"),
         ([], "[]", 1, "error: the configuration is not a JSON object"),
         ([], "no: json", 1, "error: the configuration is not JSON"),
-        (["--offline"], "{}", 0, "no mistakes"),
+        (["--offline"], "{}", 0, "no errors"),
         (["--kubeconfig=/absent"], "{}", 0, "warning: names were not checked against a cluster: kubeconfig /absent"),
     ],
-    ids=["good", "unknown", "strict", "bad", "list", "no JSON", "offline", "no cluster"],
+    ids=["valid", "unknown", "strict", "invalid", "list", "no JSON", "offline", "no cluster"],
 )
-def test_the_exit_code_tells_a_pipeline(
-    run: _Command, arguments: list[str], document: str, code: int, told: str
+def test_the_exit_code_depends_on_the_findings(
+    run: _Command, arguments: list[str], document: str, code: int, expected: str
 ) -> None:
     done = run(*arguments, "-", stdin=document)
     assert (done.code, done.err) == (code, "")
-    assert told in done.out
+    assert expected in done.out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ([], "need either a PATH or --from-cluster"),
         (["a", "--from-cluster"], "need either a PATH or --from-cluster"),
@@ -111,10 +111,12 @@ def test_the_exit_code_tells_a_pipeline(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_checked_ends_with_two_and_one_line(run: _Command, arguments: list[str], told: str) -> None:
+def test_a_check_that_cannot_start_exits_with_two_and_one_line(
+    run: _Command, arguments: list[str], expected: str
+) -> None:
     done = run(*arguments)
     assert (done.code, done.out) == (2, "")
-    assert re.fullmatch(rf"error: .*{told}.*\n", done.err)
+    assert re.fullmatch(rf"error: .*{expected}.*\n", done.err)
 
 
 @pytest.mark.parametrize(
@@ -136,19 +138,19 @@ def test_a_file_is_a_document_or_a_manifest(text: str, document: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
-        ("kind: ConfigMap\n---\nkind: ConfigMap\n", "it holds 2 ConfigMaps"),
+        ("kind: ConfigMap\n---\nkind: ConfigMap\n", "contains 2 ConfigMaps"),
         ("kind: ConfigMap\n", "exactly one key"),
     ],
     ids=["two", "empty"],
 )
-def test_a_file_that_holds_no_single_document_is_refused(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_file_without_a_single_document_is_rejected(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         document_in(text)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_binary_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "binary"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -160,7 +162,7 @@ _NAMES = {
     "loadConcurrency": {
         "perNodeConfig": [
             {"number": 1, "nodeSelector": {"matchLabels": {"pool": "db"}}},
-            {"number": 1, "nodeSelector": {"matchLabels": {"pool": "nobody"}}},
+            {"number": 1, "nodeSelector": {"matchLabels": {"pool": "none"}}},
         ]
     },
     "backupPVC": {"fast": {"storageClass": "slow"}, "gone.ssd": {}},
@@ -181,23 +183,23 @@ def _cluster(request: Request) -> Response:
     return answer({"metadata": {}, "items": items[request.path.rpartition("/")[2]]})
 
 
-async def test_names_that_the_cluster_does_not_know_are_told_with_a_hint() -> None:
+async def test_names_missing_in_the_cluster_are_reported_with_a_hint() -> None:
     config = parse_config(json.dumps(_NAMES)).config
     assert [str(finding) for finding in await check_names(scripted_client(_cluster), config)] == [
-        "loadAffinity[0].storageClass: the cluster has no storage class fasst (did you mean fast?)",
-        "backupPVC.fast.storageClass: the cluster has no storage class slow",
-        'backupPVC["gone.ssd"]: the cluster has no storage class gone.ssd',
-        "cachePVC.storageClass: storage class kept has reclaimPolicy Retain: without Delete there is no cache volume",
+        "loadAffinity[0].storageClass: StorageClass fasst does not exist (did you mean fast?)",
+        "backupPVC.fast.storageClass: StorageClass slow does not exist",
+        'backupPVC["gone.ssd"]: StorageClass gone.ssd does not exist',
+        "cachePVC.storageClass: StorageClass kept has reclaimPolicy Retain: no cache volume without Delete",
         (
-            "priorityClassName: the cluster has no priority class data-moverr: data movers get the default priority "
+            "priorityClassName: PriorityClass data-moverr does not exist: data movers get the default priority "
             "(did you mean data-mover?)"
         ),
-        "loadConcurrency.perNodeConfig[1].nodeSelector: it matches none of the 2 nodes",
-        "loadAffinity[0].nodeSelector: it matches none of the 2 nodes",
+        "loadConcurrency.perNodeConfig[1].nodeSelector: matches none of the 2 nodes",
+        "loadAffinity[0].nodeSelector: matches none of the 2 nodes",
     ]
 
 
-async def test_what_may_not_be_listed_is_told_and_checked_no_further() -> None:
+async def test_a_resource_that_cannot_be_listed_is_reported() -> None:
     config = parse_config(json.dumps(_NAMES)).config
     findings = await check_names(scripted_client(lambda _: refusal(403, "not you")), config)
     assert [finding.problem.split(" could")[0] for finding in findings] == [
@@ -208,7 +210,7 @@ async def test_what_may_not_be_listed_is_told_and_checked_no_further() -> None:
     assert all(finding == Finding("", finding.problem) for finding in findings)
 
 
-async def test_a_configuration_without_names_asks_nothing() -> None:
+async def test_a_configuration_without_names_reads_nothing() -> None:
     def script(request: Request) -> Response:
         raise AssertionError(request)
 
@@ -225,6 +227,6 @@ async def test_a_configuration_without_names_asks_nothing() -> None:
     ],
     ids=" ".join,
 )
-def test_the_name_is_the_one_that_the_daemonset_was_told(arguments: list[str], name: str) -> None:
+def test_the_name_is_read_from_the_arguments_of_the_daemonset(arguments: list[str], name: str) -> None:
     container = {"name": "node-agent", "args": arguments}
-    assert _told_name({"spec": {"template": {"spec": {"containers": [container]}}}}) == name
+    assert _flag_value({"spec": {"template": {"spec": {"containers": [container]}}}}) == name

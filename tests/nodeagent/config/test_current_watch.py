@@ -1,4 +1,4 @@
-"""An edited ConfigMap is in force within seconds, or said to be wrong."""
+"""An edit of the ConfigMap is active within seconds, or reported as rejected."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ _LIMIT_SECONDS = 5.0
 @dataclass
 class Scene(OwnScene):
     async def edit(self, *values: str) -> None:
-        """Write the ConfigMap with so many keys, and give the agent the time it may take."""
+        """Write the ConfigMap with so many keys, and wait for as long as an agent may take."""
         data = {f"key-{index}": value for index, value in enumerate(values)} or None
         whole = {"data": {f"key-{index}": None for index in range(3)} | (data or {})}
         await self.client.patch(CONFIG_MAPS, NAMESPACE, NAME, whole)
@@ -61,12 +61,12 @@ async def _open_scene(started_with: str = _text(1)) -> AsyncIterator[Scene]:
 
 
 @pytest.mark.looptime
-async def test_an_edit_is_in_force_within_seconds_and_told() -> None:
+async def test_an_edit_is_active_within_seconds_and_reported() -> None:
     async with _open_scene() as scene:
         before = scene.current.digest
         await scene.edit(_text(7))
         assert scene.slots == 7
-        assert [reason for reason, _ in scene.board.told] == ["ConfigInForce"]
+        assert [reason for reason, _ in scene.board.told] == ["ConfigActivated"]
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 1.0']
         (info,) = scene.shown("config_info")
         assert scene.current.digest in info
@@ -74,53 +74,53 @@ async def test_an_edit_is_in_force_within_seconds_and_told() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_unknown_key_in_an_edit_is_tolerated_and_told() -> None:
+async def test_an_unknown_key_in_an_edit_is_tolerated_and_reported() -> None:
     async with _open_scene() as scene:
         await scene.edit('{"loadConcurrency": {"globalConfig": 7}, "priorityClass": "low"}')
         assert scene.slots == 7
         ((reason, message),) = scene.board.told
-        assert reason == "ConfigInForce"
-        assert "noted: priorityClass: unknown key; it changes nothing (did you mean priorityClassName?)" in message
+        assert reason == "ConfigActivated"
+        assert "warnings: priorityClass: unknown key; ignored (did you mean priorityClassName?)" in message
 
 
-_BAD = {
+_INVALID = {
     "two keys": ([_text(2), _text(3)], "exactly one key"),
     "no key": ([], "exactly one key"),
     "no JSON": (["{"], "is not JSON"),
     "no object": (["[1]"], "not a JSON object"),
-    "bad value": ([_text('"x"')], "loadConcurrency.globalConfig: expected a whole number"),
+    "invalid value": ([_text('"x"')], "loadConcurrency.globalConfig: expected a whole number"),
 }
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(("values", "told"), _BAD.values(), ids=list(_BAD))
-async def test_a_bad_edit_leaves_the_last_good_one_in_force_and_is_told(values: list[str], told: str) -> None:
+@pytest.mark.parametrize(("values", "told"), _INVALID.values(), ids=list(_INVALID))
+async def test_an_invalid_edit_is_rejected_and_reported(values: list[str], told: str) -> None:
     async with _open_scene(_text(4)) as scene:
         await scene.edit(*values)
         assert scene.slots == 4
         ((reason, message),) = scene.board.told
-        assert reason == "ConfigRefused"
+        assert reason == "ConfigRejected"
         assert told in message
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
         assert scene.current.digest in scene.shown("config_info")[0]
         await scene.edit(_text(5))
         assert scene.slots == 5
         assert scene.current.valid
-        assert scene.board.told[-1][0] == "ConfigInForce"
+        assert scene.board.told[-1][0] == "ConfigActivated"
 
 
 @pytest.mark.looptime
-async def test_a_deleted_config_map_leaves_the_last_good_one_in_force() -> None:
+async def test_a_deleted_config_map_leaves_the_active_configuration() -> None:
     async with _open_scene(_text(4)) as scene:
         await scene.client.delete(CONFIG_MAPS, NAMESPACE, NAME)
         await asyncio.sleep(_LIMIT_SECONDS)
         assert scene.slots == 4
         ((reason, message),) = scene.board.told
-        assert (reason, "does not exist" in message) == ("ConfigRefused", True)
+        assert (reason, "does not exist" in message) == ("ConfigRejected", True)
 
 
 @pytest.mark.looptime
-async def test_an_edit_while_the_watch_was_broken_is_seen() -> None:
+async def test_an_edit_during_an_interrupted_watch_is_observed() -> None:
     async with _open_scene() as scene:
         scene.kube.watches.cut()
         await scene.edit(_text(9))
@@ -128,15 +128,15 @@ async def test_an_edit_while_the_watch_was_broken_is_seen() -> None:
 
 
 @pytest.mark.looptime
-async def test_what_was_wrong_at_start_is_told_as_an_event_once() -> None:
+async def test_an_invalid_configuration_at_start_is_recorded_as_an_event_once() -> None:
     async with _open_scene(_text('"x"')) as scene:
-        assert [reason for reason, _ in scene.board.told] == ["ConfigMistake"]
+        assert [reason for reason, _ in scene.board.told] == ["ConfigInvalid"]
         assert scene.slots == 1
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
 
 
 @pytest.mark.looptime
-async def test_without_a_config_map_there_is_nothing_to_follow() -> None:
+async def test_without_a_config_map_nothing_is_watched() -> None:
     kube, clock = FakeKube(), LoopClock()
     report = AgentReport(FakeBoard(), Metrics("node-1"))
     client = KubeClient(kube, Retry(clock))
@@ -162,8 +162,8 @@ def test_no_content_of_a_config_map_ends_the_agent(edits: list[list[str] | None]
         metadata = {"namespace": NAMESPACE, "name": NAME}
         for values in edits:
             data = {str(index): value for index, value in enumerate(values or [])}
-            await watch._judge(None if values is None else {"metadata": metadata, "data": data})
-            assert current.valid != bool(current.refused)
+            await watch._update(None if values is None else {"metadata": metadata, "data": data})
+            assert current.valid != bool(current.rejected)
             assert current.config.load_concurrency.global_config >= 1
 
     asyncio.run(live())

@@ -25,7 +25,7 @@ GIB = 1024**3
 
 def build(priority_class: str = "", limit_mib: int = 5000, /, **document: Any) -> ExposeSettings:
     parsed = parse_config(json.dumps(document))
-    assert not parsed.mistakes
+    assert not parsed.errors
     return build_expose_settings(DEFAULTS, parsed.config, priority_class=priority_class, cache_limit_mib=limit_mib)
 
 

@@ -47,7 +47,7 @@ def test_every_example_on_the_page_is_valid() -> None:
     assert blocks
     for block in blocks:
         parsed = parse_config(block)
-        assert (parsed.mistakes, parsed.notes) == ((), ()), block
+        assert (parsed.errors, parsed.notes) == ((), ()), block
 
 
 _SAMPLES = st.text() | st.sampled_from(
@@ -98,7 +98,7 @@ def test_every_example_of_a_key_is_valid(path: str, example: Any) -> None:
             document = {part.removesuffix("[]"): [needed | document]}
         else:
             document = {part: document}
-    assert parse_config(json.dumps(document)).mistakes == ()
+    assert parse_config(json.dumps(document)).errors == ()
 
 
 def test_every_key_has_a_description_and_an_example() -> None:

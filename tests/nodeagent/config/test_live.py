@@ -31,7 +31,7 @@ def test_an_edit_changes_the_next_settings_and_leaves_the_previous_ones() -> Non
     _, live = _live('{"podLabels": {"a": "before"}}')
     before = live.expose_settings()
 
-    live.current.take(parse_config('{"podLabels": {"a": "after"}, "loadAffinityMode": "any"}'))
+    live.current.update(parse_config('{"podLabels": {"a": "after"}, "loadAffinityMode": "any"}'))
 
     after = live.expose_settings()
     assert (before.pod.labels, before.nodes.any_of) == ({"a": "before"}, False)
@@ -42,7 +42,7 @@ def test_the_settings_stay_the_same_object_until_something_changes() -> None:
     _, live = _live()
     before = live.expose_settings()
 
-    live.current.take(parse_config('{"loadAffinityMode": 7}'))
+    live.current.update(parse_config('{"loadAffinityMode": 7}'))
 
     assert live.expose_settings() is before
 
@@ -57,9 +57,9 @@ async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> Non
         await scene.client.create(PRIORITY_CLASSES, _object("scheduling.k8s.io/v1", "PriorityClass", meta, value=10))
         await asyncio.sleep(5)
         found.append(live.expose_settings().pod.priority_class_name)
-        live.current.take(parse_config('{"priorityClassName": "other"}'))
+        live.current.update(parse_config('{"priorityClassName": "other"}'))
         found.append(live.expose_settings().pod.priority_class_name)
-        live.current.take(parse_config('{"priorityClassName": "low"}'))
+        live.current.update(parse_config('{"priorityClassName": "low"}'))
         await asyncio.sleep(5)
         found.append(live.expose_settings().pod.priority_class_name)
         await scene.client.delete(PRIORITY_CLASSES, "", "low")

@@ -21,7 +21,7 @@ def _config(*, slots: int = 1, length: int | None = None, priority: str = "") ->
 def _parsed(document: object) -> AgentConfig:
     """The configuration of a document that nothing is wrong with."""
     parsed = parse_config(json.dumps(document))
-    assert parsed.mistakes == ()
+    assert parsed.errors == ()
     return parsed.config
 
 
@@ -117,7 +117,7 @@ def _affinity(**requirement: Any) -> dict[str, Any]:
 
 _WHERE = "loadAffinity[0].nodeSelector.matchExpressions[0]"
 
-_MISTAKES = [
+_ERRORS = [
     (_concurrency(globalConfig=0), "loadConcurrency.globalConfig: expected a number of at least 1, found the number 0"),
     (_concurrency(globalConfig=-1), "loadConcurrency.globalConfig: expected a number of at least 1"),
     (_concurrency(globalConfig="3"), 'globalConfig: expected a whole number, found the string "3" (did you mean 3?)'),
@@ -128,7 +128,7 @@ _MISTAKES = [
     (_concurrency(restoresFirst="yes"), 'expected true or false, found the string "yes" (did you mean true?)'),
     (_concurrency(perNodeConfig={}), "loadConcurrency.perNodeConfig: expected a list, found an object {}"),
     (_concurrency(perNodeConfig=[{"number": 0}]), "perNodeConfig[0].number: expected a number of at least 1"),
-    (_concurrency(perNodeConfig=[{}]), "loadConcurrency.perNodeConfig[0].number: this key is required"),
+    (_concurrency(perNodeConfig=[{}]), "loadConcurrency.perNodeConfig[0].number: required key is missing"),
     (
         _concurrency(
             perNodeConfig=[
@@ -142,11 +142,11 @@ _MISTAKES = [
     ({"priorityClassName": "Low Priority"}, "(did you mean low-priority?)"),
     ({"loadAffinity": {}}, "loadAffinity: expected a list, found an object {}"),
     (_affinity(key="a", operator="Is", values=["b"]), f"{_WHERE}.operator: expected 'In', 'NotIn'"),
-    (_affinity(key="a", operator="In"), f"{_WHERE}.values: expected at least one value, as In asks for"),
+    (_affinity(key="a", operator="In"), f"{_WHERE}.values: expected at least one value, as In requires"),
     (_affinity(key="a", operator="Gt", values=["x"]), f"{_WHERE}.values: expected one whole number in quotes"),
     (_affinity(key="a", operator="Exists", values=["x"]), f"{_WHERE}.values: expected no values"),
     (_affinity(key="a b", operator="Exists"), f"{_WHERE}.key: expected a key such as"),
-    (_affinity(operator="Exists"), f"{_WHERE}.key: this key is required"),
+    (_affinity(operator="Exists"), f"{_WHERE}.key: required key is missing"),
     ({"loadAffinity": [{"storageClass": "A_B"}]}, "loadAffinity[0].storageClass: expected a name"),
     ({"loadAffinityMode": "all"}, "loadAffinityMode: expected 'first' or 'any', found the string \"all\""),
     ({"backupPVC": {"fast": {"readOnly": "true"}}}, "backupPVC.fast.readOnly: expected true or false"),
@@ -164,13 +164,13 @@ _MISTAKES = [
     ({"podResources": {"cpuRequest": "1e999999999"}}, "podResources.cpuRequest: expected a quantity"),
     (
         {"podResources": {"cpuRequest": "2", "cpuLimit": "1500m"}},
-        'podResources.cpuLimit: expected no less than what is requested, 2, found the string "1500m"',
+        'podResources.cpuLimit: expected at least the request, 2, found the string "1500m"',
     ),
     ({"podLabels": ["a"]}, 'podLabels: expected an object, found a list ["a"]'),
-    ({"podLabels": {"a": "x y"}}, "podLabels.a: expected a label's value"),
+    ({"podLabels": {"a": "x y"}}, "podLabels.a: expected a label value"),
     ({"podLabels": {"a/b/c": "x"}}, 'podLabels["a/b/c"]: expected a key such as'),
-    ({"podLabels": {"role": "node-agent"}}, "podLabels: expected other labels than"),
-    ({"podAnnotations": {"a": "x" * 300_000}}, "podAnnotations: expected annotations of 256 KiB together at most"),
+    ({"podLabels": {"role": "node-agent"}}, "podLabels: expected labels other than"),
+    ({"podAnnotations": {"a": "x" * 300_000}}, "podAnnotations: expected annotations of at most 256 KiB in total"),
     ({"podAnnotations": {"": "x"}}, 'podAnnotations[""]: expected a key'),
     ({"podAnnotations": {"a": "\ud800"}}, "podAnnotations.a: expected text"),
     ({"privilegedFsBackup": "yes"}, 'privilegedFsBackup: expected true or false, found the string "yes"'),
@@ -183,11 +183,11 @@ _MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("document", "told"), _MISTAKES, ids=[told.split(":")[0] for _, told in _MISTAKES])
-def test_a_bad_value_is_told_and_takes_its_default(document: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("document", "expected"), _ERRORS, ids=[expected.split(":")[0] for _, expected in _ERRORS])
+def test_an_invalid_value_is_reported_and_takes_its_default(document: dict[str, Any], expected: str) -> None:
     parsed = parse_config(json.dumps(document))
-    assert [mistake for mistake in map(str, parsed.mistakes) if told not in mistake] == []
-    assert len(parsed.mistakes) == 1
+    assert [error for error in map(str, parsed.errors) if expected not in error] == []
+    assert len(parsed.errors) == 1
     (key,) = document
     empty: dict[str, Any] = {"backupPVC": {name: {} for name in document["backupPVC"]}} if key == "backupPVC" else {}
     assert parsed.config == _parsed(empty)
@@ -215,10 +215,10 @@ def test_a_bad_value_is_told_and_takes_its_default(document: dict[str, Any], tol
     ],
     ids=["number", "rules", "claim", "label", "resources whole", "affinity whole", "tolerations whole"],
 )
-def test_a_bad_value_leaves_the_other_keys_in_force(document: dict[str, Any], kept: dict[str, Any]) -> None:
+def test_an_invalid_value_leaves_the_other_keys_active(document: dict[str, Any], kept: dict[str, Any]) -> None:
     parsed = parse_config(json.dumps(document))
     assert parsed.config == _parsed(kept)
-    assert parsed.mistakes != ()
+    assert parsed.errors != ()
 
 
 @pytest.mark.parametrize(
@@ -262,70 +262,70 @@ _SAMPLES: dict[str, object] = {
 
 
 @pytest.mark.parametrize("path", _SAMPLES)
-def test_a_known_key_is_nothing_to_warn_of(path: str) -> None:
+def test_a_known_key_causes_no_warning(path: str) -> None:
     section, dot, key = path.rpartition(".")
     document = {section: {key: _SAMPLES[path]}} if dot else {path: _SAMPLES[path]}
     assert parse_config(json.dumps(document)).warnings == []
 
 
 _NOTES = [
-    ({"priorityClass": "x"}, "priorityClass: unknown key; it changes nothing (did you mean priorityClassName?)"),
+    ({"priorityClass": "x"}, "priorityClass: unknown key; ignored (did you mean priorityClassName?)"),
     (
         {"loadConcurrency": {"globalConf": 3}},
-        "loadConcurrency.globalConf: unknown key; it changes nothing (did you mean globalConfig?)",
+        "loadConcurrency.globalConf: unknown key; ignored (did you mean globalConfig?)",
     ),
-    ({"zzz": 1}, "zzz: unknown key; it changes nothing"),
+    ({"zzz": 1}, "zzz: unknown key; ignored"),
     (
         {"prepareQueueLength": 10},
-        "prepareQueueLength: unknown key; it changes nothing (did you mean loadConcurrency.prepareQueueLength?)",
+        "prepareQueueLength: unknown key; ignored (did you mean loadConcurrency.prepareQueueLength?)",
     ),
     (
         {"cachePVC": {"storageClass": "a", "thresholdInGB": 1}},
-        "cachePVC.thresholdInGB: unknown key; it changes nothing (did you mean residentThresholdInMB?)",
+        "cachePVC.thresholdInGB: unknown key; ignored (did you mean residentThresholdInMB?)",
     ),
-    ({"loadconcurrency": {}}, "loadconcurrency: read as loadConcurrency (capitals count elsewhere)"),
+    ({"loadconcurrency": {}}, "loadconcurrency: read as loadConcurrency (keys are case-sensitive elsewhere)"),
     (
         {"cachePVC": {"storageClass": "a"}, "cacheVolume": {}},
-        "cacheVolume: cachePVC stands here too; this one changes nothing",
+        "cacheVolume: cachePVC is set as well; this one is ignored",
     ),
     (
         {"backupPVC": {"a": {"spcNoRelabeling": True}}},
-        "backupPVC.a.spcNoRelabeling: it changes nothing without readOnly",
+        "backupPVC.a.spcNoRelabeling: has no effect without readOnly",
     ),
-    ({"cachePVC": {"residentThresholdInMB": 1}}, "cachePVC: without storageClass there is no cache volume"),
+    ({"cachePVC": {"residentThresholdInMB": 1}}, "cachePVC: no cache volume without storageClass"),
     (
         {"loadAffinity": [{}, {"storageClass": "a"}, {}]},
         (
-            "loadAffinity[2]: only the first entry without a storage class counts; this one changes nothing "
+            "loadAffinity[2]: only the first entry without a storage class applies; this one is ignored "
             '("loadAffinityMode": "any" makes them alternatives)'
         ),
     ),
     (
         {"loadConcurrency": {"perNodeConfig": [{"number": 4}]}},
-        "loadConcurrency.perNodeConfig: the rule for 4 has no nodeSelector: every node matches",
+        "loadConcurrency.perNodeConfig: the rule with number 4 has no nodeSelector: every node matches",
     ),
 ]
 
 
 @pytest.mark.parametrize(("document", "note"), _NOTES, ids=[note.split(":")[0] for _, note in _NOTES])
-def test_what_is_tolerated_is_told_with_a_hint(document: dict[str, Any], note: str) -> None:
+def test_a_tolerated_setting_is_reported_with_a_hint(document: dict[str, Any], note: str) -> None:
     parsed = parse_config(json.dumps(document))
     assert list(map(str, parsed.notes)) == [note]
-    assert parsed.mistakes == ()
+    assert parsed.errors == ()
 
 
-def test_capitals_do_not_matter_as_with_the_peer() -> None:
+def test_keys_are_not_case_sensitive_as_in_velero() -> None:
     assert parse_config('{"LOADCONCURRENCY": {"globalconfig": 3}}').config == _config(slots=3)
 
 
-def test_a_key_that_stands_twice_is_told() -> None:
+def test_a_repeated_key_is_reported() -> None:
     parsed = parse_config('{"loadConcurrency": {"globalConfig": 3, "globalConfig": 4}}')
-    assert parsed.warnings == ["loadConcurrency.globalConfig: the key stands here twice; the last one counts"]
+    assert parsed.warnings == ["loadConcurrency.globalConfig: repeated key; the last one applies"]
     assert parsed.config == _config(slots=4)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "[" * 100_000], ids=lambda text: text[:6] or "empty")
-def test_what_is_no_json_object_cannot_be_used(text: str) -> None:
+def test_a_document_that_is_no_json_object_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not (JSON|a JSON object)"):
         parse_config(text)
 

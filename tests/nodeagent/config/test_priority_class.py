@@ -28,7 +28,7 @@ class Scene(OwnScene):
         await self.client.create(PRIORITY_CLASSES, manifest | {"value": 10})
 
     async def configure(self, name: str) -> None:
-        self.current.take(_named(name))
+        self.current.update(_named(name))
         await asyncio.sleep(_LIMIT_SECONDS)
 
     @property
@@ -52,7 +52,7 @@ def _scene(name: str = "low") -> Scene:
 
 
 @pytest.mark.looptime
-async def test_a_class_that_is_there_is_used_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_existing_class_is_used_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     scene = _scene()
     await scene.make("low")
@@ -60,13 +60,13 @@ async def test_a_class_that_is_there_is_used_and_said_once(caplog: pytest.LogCap
         assert scene.priority.name == "low"
         assert scene.usable
     assert [record.message for record in caplog.records if "low" in record.message] == [
-        "priority class low exists: data movers get it (value 10)"
+        "PriorityClass low exists: data movers get it (value 10)"
     ]
     assert scene.board.reasons == []
 
 
 @pytest.mark.looptime
-async def test_no_class_is_nothing_to_ask_for() -> None:
+async def test_without_a_class_nothing_is_read() -> None:
     scene = _scene("")
     async with _running(scene):
         assert scene.priority.name == ""
@@ -75,7 +75,7 @@ async def test_no_class_is_nothing_to_ask_for() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_missing_class_is_told_and_taken_up_when_it_appears() -> None:
+async def test_a_missing_class_is_reported_and_used_once_it_appears() -> None:
     scene = _scene()
     async with _running(scene):
         assert scene.priority.name == ""
@@ -89,7 +89,7 @@ async def test_a_missing_class_is_told_and_taken_up_when_it_appears() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_class_that_is_deleted_is_dropped_and_told() -> None:
+async def test_a_deleted_class_is_dropped_and_reported() -> None:
     scene = _scene()
     await scene.make("low")
     async with _running(scene):
@@ -100,7 +100,7 @@ async def test_a_class_that_is_deleted_is_dropped_and_told() -> None:
 
 
 @pytest.mark.looptime
-async def test_another_class_in_the_configuration_is_followed_at_once() -> None:
+async def test_another_configured_class_is_used_immediately() -> None:
     scene = _scene()
     await scene.make("low")
     await scene.make("system-node-critical")
@@ -119,7 +119,7 @@ async def test_another_class_in_the_configuration_is_followed_at_once() -> None:
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("fault", [403, 500, "lost"])
-async def test_a_class_that_cannot_be_asked_for_at_start_is_not_used_until_it_can(
+async def test_a_class_that_cannot_be_read_at_start_is_used_once_it_can(
     fault: int | Literal["lost"], caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = _scene()
@@ -127,7 +127,7 @@ async def test_a_class_that_cannot_be_asked_for_at_start_is_not_used_until_it_ca
     scene.kube.fail_next("GET", "priorityclasses", fault, times=12)
     await scene.priority.look()
     assert scene.priority.name == ""
-    assert "priority class low cannot be checked; data movers get the default priority" in caplog.text
+    assert "cannot check PriorityClass low, will retry; data movers get the default priority" in caplog.text
     async with _running(scene):
         await asyncio.sleep(600)
         assert scene.priority.name == "low"
@@ -136,7 +136,7 @@ async def test_a_class_that_cannot_be_asked_for_at_start_is_not_used_until_it_ca
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("fault", [403, 500, "lost"])
-async def test_the_last_verdict_holds_while_nobody_can_be_asked(fault: int | Literal["lost"]) -> None:
+async def test_the_last_state_is_kept_while_the_api_server_rejects_reads(fault: int | Literal["lost"]) -> None:
     scene = _scene()
     await scene.make("low")
     async with _running(scene):

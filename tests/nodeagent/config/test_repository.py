@@ -1,4 +1,4 @@
-"""What `--backup-repository-configmap` says becomes the configuration of new repositories."""
+"""The ConfigMap of `--backup-repository-configmap` configures new repositories."""
 
 import asyncio
 import json
@@ -28,36 +28,36 @@ def _reader(kube: FakeKube) -> RepositoryConfig:
     return RepositoryConfig(KubeClient(kube, Retry(LoopClock())), "velero", _NAME)
 
 
-def test_values_are_written_as_the_peer_writes_them() -> None:
+def test_values_are_written_as_velero_writes_them() -> None:
     document = {"cacheLimitMB": 2048, "fullMaintenanceInterval": "fastGC"}
     parsed = parse_settings_of(_config_map(kopia=json.dumps(document), other='{"cacheLimitMB": 1}'))
     assert parsed.settings == {"cacheLimitMB": "2048", "fullMaintenanceInterval": "fastGC"}
     assert parsed.warnings == []
 
 
-def test_keys_that_kopia_does_not_know_are_handed_on_and_told() -> None:
+def test_unknown_keys_are_passed_on_and_reported() -> None:
     parsed = parse_settings_of(_config_map(kopia='{"enableCompression": true, "cachelimit": 0.5, "x": null}'))
     assert parsed.settings == {"enableCompression": "true", "cachelimit": "0.5"}
     assert parsed.warnings == [
-        "kopia.enableCompression: unknown key; it is handed on to the BackupRepository",
-        "kopia.cachelimit: unknown key; it is handed on to the BackupRepository (did you mean cacheLimitMB?)",
+        "kopia.enableCompression: unknown key; passed on to the BackupRepository",
+        "kopia.cachelimit: unknown key; passed on to the BackupRepository (did you mean cacheLimitMB?)",
     ]
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "expected"),
     [
         ('{"cacheLimitMB": 0}', "kopia.cacheLimitMB: expected a whole number of MiB of at least 1, found 0"),
         ('{"cacheLimitMB": "2G"}', "kopia.cacheLimitMB: expected a whole number of MiB of at least 1, found 2G"),
-        ('{"cacheLimitMB": {}}', "kopia.cacheLimitMB: expected a text, a number, true or false"),
+        ('{"cacheLimitMB": {}}', "kopia.cacheLimitMB: expected a string, a number, true or false"),
         ('{"fullMaintenanceInterval": "fastgc"}', "found fastgc (did you mean fastGC?)"),
     ],
 )
-def test_a_bad_value_counts_as_unset_and_is_told(document: str, told: str) -> None:
+def test_an_invalid_value_counts_as_unset_and_is_reported(document: str, expected: str) -> None:
     parsed = parse_settings_of(_config_map(kopia=document))
     assert parsed.settings == {}
     (warning,) = parsed.warnings
-    assert told in warning
+    assert expected in warning
 
 
 def test_a_type_without_a_key_has_no_settings() -> None:
@@ -66,20 +66,20 @@ def test_a_type_without_a_key_has_no_settings() -> None:
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [({"kopia": "{"}, "is not JSON"), ({"kopia": "[]"}, "is not a JSON object"), (None, "does not exist")],
     ids=["no JSON", "no object", "missing"],
 )
-async def test_an_unusable_config_map_is_told_at_start(data: dict[str, str] | None, told: str) -> None:
+async def test_an_unusable_config_map_is_reported_at_start(data: dict[str, str] | None, expected: str) -> None:
     kube = FakeKube()
     if data is not None:
         kube.put(_config_map(**data))
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         await _reader(kube).check()
 
 
 @pytest.mark.looptime
-async def test_the_last_good_settings_stay_when_the_config_map_goes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_last_valid_settings_stay_when_the_config_map_is_deleted(caplog: pytest.LogCaptureFixture) -> None:
     kube = FakeKube()
     kube.put(_config_map(kopia='{"cacheLimitMB": 7}'))
     reader = _reader(kube)
@@ -87,11 +87,11 @@ async def test_the_last_good_settings_stay_when_the_config_map_goes(caplog: pyte
     await KubeClient(kube, Retry(LoopClock())).delete(CONFIG_MAPS, "velero", _NAME)
     assert await reader.settings() == {"cacheLimitMB": "7"}
     assert reader.cache_limit_mib == 7
-    assert "the last good configuration of repositories stays in force" in caplog.text
+    assert "backup repository configuration rejected, the last valid one stays active" in caplog.text
 
 
 @pytest.mark.looptime
-async def test_without_a_config_map_nothing_is_asked() -> None:
+async def test_without_a_config_map_nothing_is_read() -> None:
     kube = FakeKube()
     reader = RepositoryConfig(KubeClient(kube, Retry(LoopClock())), "velero", "")
     await reader.check()

@@ -1,4 +1,4 @@
-"""Which ConfigMap can be used."""
+"""Which ConfigMaps are valid."""
 
 import pytest
 
@@ -29,18 +29,18 @@ async def test_the_only_key_of_the_config_map_is_read_whatever_its_name() -> Non
 
 
 @pytest.mark.parametrize(
-    ("response", "told"),
+    ("response", "expected"),
     [
         (refusal(404, "not found"), "ConfigMap velero/agent-config does not exist"),
         (refusal(403, "may not"), "cannot be read.*403"),
-        (_config_map(), "exactly one key.*it has: none"),
-        (_config_map(data={"b": "{}", "a": "{}"}), "exactly one key.*it has: a, b"),
+        (_config_map(), "exactly one key.*found: none"),
+        (_config_map(data={"b": "{}", "a": "{}"}), "exactly one key.*found: a, b"),
         (_config_map(data={"a": "[1]"}), "ConfigMap velero/agent-config: .*not a JSON object"),
     ],
     ids=["missing", "forbidden", "empty", "two keys", "list"],
 )
-async def test_an_unusable_config_map_is_refused(response: Response, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+async def test_an_unusable_config_map_is_rejected(response: Response, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         await _read(response)
 
 

@@ -73,7 +73,7 @@ async def test_an_agent_announces_each_configuration_once_and_retries_a_failure(
     task = asyncio.create_task(ConfigAnnouncer(board, current).run())
     await asyncio.sleep(100)
     assert board.annotations == [(CONFIG_ANNOTATION, NO_CONFIG)]
-    current.take(parse_config("{}"))
+    current.update(parse_config("{}"))
     await asyncio.sleep(100)
     assert board.annotations[1:] == [(CONFIG_ANNOTATION, current.digest)]
     task.cancel()

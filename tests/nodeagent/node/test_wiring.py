@@ -18,7 +18,7 @@ async def test_the_node_gets_ready_and_follows_its_slots() -> None:
     async with running(node.run(), lead_seconds=5):
         ready = node.not_ready()
         slots = [node.report()["slots"]]
-        parts.live.current.take(parse_config('{"loadConcurrency": {"globalConfig": 5}}'))
+        parts.live.current.update(parse_config('{"loadConcurrency": {"globalConfig": 5}}'))
         slots.append(node.report()["slots"])
 
     assert pending

@@ -53,7 +53,7 @@ async def test_events_and_annotations_go_to_the_agents_own_pod(
     for pod in [_pod("agent-a"), *others]:
         kube.put(pod)
     own = _own(kube, hostname)
-    await own.report("ConfigRefused", "it is no JSON", warning=True)
+    await own.report("ConfigRejected", "it is no JSON", warning=True)
     await own.annotate("nodeagent.io/config", "abc")
     recorded = [event["involvedObject"]["name"] for event in kube.objects(EVENTS)]
     annotated = [pod["metadata"]["name"] for pod in kube.objects(PODS) if pod["metadata"].get("annotations")]
@@ -98,7 +98,7 @@ async def test_a_pod_that_replaced_ours_is_not_written_to() -> None:
 @pytest.mark.looptime
 async def test_an_agent_without_a_pod_only_logs(caplog: pytest.LogCaptureFixture) -> None:
     kube = FakeKube()
-    await _own(kube, "laptop").report("ConfigRefused", "it is no JSON", warning=True)
+    await _own(kube, "laptop").report("ConfigRejected", "it is no JSON", warning=True)
     assert "it is no JSON" in caplog.text
     assert kube.objects(EVENTS) == []
 
@@ -108,5 +108,5 @@ async def test_an_event_that_cannot_be_recorded_is_logged(caplog: pytest.LogCapt
     kube = FakeKube()
     kube.put(_pod("agent-a"))
     kube.fail_next("POST", "events", 403)
-    await _own(kube, "agent-a").report("ConfigRefused", "it is no JSON", warning=True)
+    await _own(kube, "agent-a").report("ConfigRejected", "it is no JSON", warning=True)
     assert "could not record" in caplog.text
