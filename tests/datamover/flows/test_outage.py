@@ -118,7 +118,7 @@ async def test_a_backup_names_the_cause(server: S3Server, mover: LocalMover, vol
 @pytest.mark.parametrize(
     ("end", "cause"),
     [
-        (_remove_bucket, "a file of the repository is missing"),
+        (_remove_bucket, "a repository file is missing"),
         pytest.param(_kill_server, "the endpoint cannot be reached", marks=pytest.mark.slow),
     ],
     ids=["bucket", "server"],
