@@ -1,1 +1,1 @@
-"""The per-node daemon: admits loads, exposes volumes, watches movers, reports."""
+"""The per-node daemon: admits transfers, exposes volumes, watches movers and reports progress."""

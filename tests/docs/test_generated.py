@@ -1,0 +1,90 @@
+"""Pages that are generated from the code: `UPDATE_GOLDEN=1 make unit TESTS=tests/docs` writes them."""
+
+import ast
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from nodeagent.runtime.metrics import Metrics
+
+__all__: list[str] = []
+
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("core", "exposer", "nodeagent", "datamover")
+
+_MODULES_HEAD = """\
+# Module map
+
+Generated from the first line of each module's docstring (`tests/docs/test_generated.py`).
+[architecture.md](architecture.md) explains how the parts work together.
+"""
+
+_METRICS_HEAD = """\
+# Metrics
+
+Generated from the agent's registry (`tests/docs/test_generated.py`). Each agent serves them on `/metrics`
+(`--metrics-address`, default `:8085`); every metric has the label `node`. Metrics named `podVolume_…` are
+Velero's, so that its dashboards keep working. Metrics of the process (`process_…`, `python_…`) are left out.
+"""
+
+
+def _modules() -> Iterator[Path]:
+    for package in _PACKAGES:
+        yield from sorted((_ROOT / package).rglob("*.py"))
+
+
+def _first_line(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(docstring.split("\n\n")[0].split()).removesuffix(".")
+
+
+def _module_map() -> str:
+    folders: dict[Path, list[Path]] = {}
+    for path in _modules():
+        folders.setdefault(path.parent.relative_to(_ROOT), []).append(path)
+    sections = [_MODULES_HEAD]
+    for folder, paths in sorted(folders.items()):
+        rows = [f"| `{path.stem}` | {_first_line(path)} |" for path in paths if path.name != "__init__.py"]
+        about = _first_line(_ROOT / folder / "__init__.py")
+        sections.append(
+            "\n".join([f"## `{folder}/`", f"{about}.", "", "| module | responsibility |", "| --- | --- |", *rows])
+        )
+    return "\n\n".join(section.strip("\n") for section in sections) + "\n"
+
+
+def _own_metrics() -> list[MetricWrapperBase]:
+    registry: CollectorRegistry = Metrics("node-a")._registry
+    collectors = registry._collector_to_names
+    return [collector for collector in collectors if isinstance(collector, MetricWrapperBase)]
+
+
+def _metrics_page() -> str:
+    rows = [
+        f"| `{metric._name}{'_total' if metric._type == 'counter' else ''}` | {metric._type} "
+        f"| {', '.join(f'`{name}`' for name in metric._labelnames if name != 'node')} | {metric._documentation} |"
+        for metric in sorted(_own_metrics(), key=lambda metric: metric._name)
+    ]
+    return "\n".join([_METRICS_HEAD, "| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "build"), [("modules.md", _module_map), ("metrics.md", _metrics_page)], ids=["modules", "metrics"]
+)
+def test_generated_page_matches_the_code(page: str, build: Callable[[], str]) -> None:
+    path, text = _ROOT / "docs" / page, build()
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_every_module_and_folder_has_a_responsibility() -> None:
+    """A noun phrase or a command on one line: the module map shows it."""
+    missing = [
+        str(path.relative_to(_ROOT)) for path in _modules() if not re.fullmatch(r"\S[^\n]{10,160}", _first_line(path))
+    ]
+    assert missing == []
