@@ -43,7 +43,6 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/config/models.py": "tests/nodeagent/config/test_parse.py",
     "nodeagent/config/selectors.py": "tests/nodeagent/config/test_parse.py",
     "nodeagent/config/value_types.py": "tests/nodeagent/config/test_keys.py",
-    "nodeagent/leader/admission/checks.py": "tests/nodeagent/leader/admission/test_examiner.py",
     "nodeagent/leader/context.py": "tests/nodeagent/leader/test_dispatcher.py",
     "nodeagent/leader/repositories/password.py": "tests/nodeagent/leader/repositories/test_controller.py",
     "nodeagent/leader/repositories/retry.py": "tests/nodeagent/leader/repositories/test_controller.py",
