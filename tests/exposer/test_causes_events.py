@@ -81,7 +81,7 @@ def test_the_last_warning_of_a_pod_applies_until_it_makes_progress(
 CONTROLLER = "persistentvolume-controller"
 PROVISIONER = "hostpath.csi.k8s.io_csi-0_1"
 NO_CLASS = event("ProvisioningFailed", 'storageclass.storage.k8s.io "fast" not found', 1, by=CONTROLLER)
-WAITS = event("ExternalProvisioning", "Pending for a volume to be created", 2, warning=False, by=CONTROLLER)
+WAITS = event("ExternalProvisioning", "Waiting for a volume to be created", 2, warning=False, by=CONTROLLER)
 BEGINS = event("Provisioning", "External provisioner is provisioning volume", 3, warning=False, by=PROVISIONER)
 FULL_TEXT = 'failed to provision volume with StorageClass "fast": rpc error: code = ResourceExhausted desc = no space'
 FULL = event("ProvisioningFailed", FULL_TEXT, 4, by=PROVISIONER)
