@@ -26,17 +26,6 @@ all_binaries() {
     grep -v -E '^(#|tags |ldflags |$)' "$source_dir/build.conf" | cut -d' ' -f1
 }
 
-check_go() {
-    local wanted have
-    wanted="$(sed -n 's/^go //p' "$source_dir/go.mod")"
-    command -v go >/dev/null || die "Go $wanted or later is needed to build $name, and there is no 'go' on the PATH"
-    have="$(cd "$source_dir/.." && GOTOOLCHAIN=local GOFLAGS='' go env GOVERSION)"
-    have="${have#go}"
-    # An older Go may fetch the wanted one by itself; it says so in one line when it cannot.
-    version_at_least "${have%% *}" "$wanted" || [ "$(go env GOTOOLCHAIN)" != local ] ||
-        die "Go $wanted or later is needed to build $name; 'go' on the PATH is $have"
-}
-
 build() {
     local binary="$1" package began=$SECONDS
     package="$(package_of "$binary")"
@@ -44,9 +33,9 @@ build() {
     (
         cd "$source_dir"
         # Static and without debug tables: runs in any image, links faster.
-        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false \
+        CGO_ENABLED=0 "$project_dir/tools/go.sh" build -mod=readonly -trimpath -buildvcs=false \
             -tags "$(configured tags)" -ldflags "-s -w $(configured ldflags | tr '\n' ' ')" \
-            -o "$out_dir/.$binary.part" "$package" 2> >(grep -v '^go: downloading' >&2)
+            -o "$out_dir/.$binary.part" "$package" 2> >(grep --line-buffered -v '^go: downloading' >&2)
     ) || die "$name: building $binary failed"
     mv "$out_dir/.$binary.part" "$out_dir/$binary"
     say "$name: $binary is built ($((SECONDS - began)) s)"
@@ -75,7 +64,6 @@ out_dir="$cache_dir/tools/$name-$key/bin"
 if [ -z "$only_dir" ]; then
     mapfile -t binaries < <([ "$#" -gt 0 ] && printf '%s\n' "$@" || all_binaries)
     if [ -n "$(missing)" ]; then
-        check_go
         lock "$name-$key"
         mkdir -p "$out_dir"
         for binary in $(missing); do

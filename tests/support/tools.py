@@ -9,7 +9,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-__all__ = ["image_archive", "previous_sources", "tool"]
+__all__ = ["go_command", "image_archive", "previous_sources", "tool"]
 
 _SCRIPTS = Path(__file__).parents[2] / "tools"
 
@@ -22,6 +22,11 @@ def tool(name: str, binary: str) -> Path:
         RuntimeError: the build failed; the message has the reason.
     """
     return Path(_printed_by("build.sh", name, binary)) / binary
+
+
+def go_command() -> Path:
+    """Return the script that runs `go`: the one on the PATH or, where that is missing or too old, the pinned one."""
+    return _SCRIPTS / "go.sh"
 
 
 def image_archive() -> Path:

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.tools import go_command
 from tests.testbed.processes import BedError
 from tests.testbed.settings import AGENT_IMAGE, PAUSE_IMAGE
 
@@ -75,7 +76,7 @@ def pause_archive() -> Path:
 def _build_pause(folder: Path) -> bytes:
     source, binary = folder / "pause.go", folder / "pause"
     source.write_text(_PAUSE_SOURCE)
-    argv = ["go", "build", "-trimpath", "-ldflags", "-s -w", "-o", str(binary), str(source)]
+    argv = [str(go_command()), "build", "-trimpath", "-ldflags", "-s -w", "-o", str(binary), str(source)]
     env = {**os.environ, "CGO_ENABLED": "0"}
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
