@@ -11,10 +11,8 @@ containerd containerd
 containernetworking-plugins /usr/lib/cni/bridge
 debootstrap debootstrap
 e2fsprogs mkfs.ext4
-gcc gcc
 iproute2 ip
 iptables iptables
-libc6-dev /usr/include/stdlib.h
 mount losetup
 openssl openssl
 procps sysctl
