@@ -3,7 +3,7 @@
 # Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
 # TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
 # (of the soak), PREVIOUS (the revision that crash-matrix mixes with this one, default: see tools/previous.sh),
-# BENCH (arguments for bench-mover, such as BENCH='--record docs/benchmarks.md').
+# BENCH (arguments for bench-mover, such as BENCH='--record docs/benchmarks.md'), DEBIAN and COMMAND (of setup-from-nothing).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -120,7 +120,7 @@ bench-scale: venv integration-tools ## cost of many agents and transfers; 25 min
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
-.PHONY: setup root packages venv unit-tools integration-tools tools image lock clean
+.PHONY: setup setup-from-nothing root packages venv unit-tools integration-tools tools image lock clean
 setup: root venv tools image ## do all set-up: packages, Python, Go tools, image (root)
 
 root:
@@ -148,6 +148,12 @@ tools: integration-tools ## build kopia, kubernetes, etcd and an S3 server from 
 
 image: $(if $(is_root),packages) ## build the image node-agent:dev, an archive in the cache (root)
 	@tools/image.sh
+
+DEBIAN ?= trixie
+COMMAND ?= make demo test
+setup-from-nothing: root packages ## run COMMAND (make demo test) in a minimal new DEBIAN (trixie), an hour or more (root)
+	$(step)
+	@tools/try-setup.sh $(DEBIAN) $(COMMAND)
 
 lock: ## pin the newest versions that pyproject.toml allows
 	@tools/lock.sh --upgrade

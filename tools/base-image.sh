@@ -21,12 +21,9 @@ if ! [ -f "$tar" ]; then
     mkdir -p "$cache_dir/images"
     root="$(mktemp -d "$cache_dir/base.XXXXXX")"
     trap 'rm -rf "$root"' EXIT
-    # The mirror that this machine's own apt uses, if it is a Debian.
-    mirror="$(apt-get indextargets --format '$(ORIGIN) $(SITE)' 'Created-By: Packages' 2>/dev/null |
-        sed -n 's/^Debian //p' | grep -v security | head -n 1 || true)"
     say "base image: installing Debian $suite with $include"
-    # shellcheck disable=SC2086  # no mirror is no argument
-    debootstrap --variant=minbase --include="$include" "$suite" "$root" $mirror >"$cache_dir/base.log" 2>&1 ||
+    # shellcheck disable=SC2046  # no mirror is no argument
+    debootstrap --variant=minbase --include="$include" "$suite" "$root" $(debian_mirror) >"$cache_dir/base.log" 2>&1 ||
         die "debootstrap failed: $(tail -n 1 "$cache_dir/base.log") (all of it: $cache_dir/base.log)"
     # Nobody reads these in a container, and each layer of the store is a copy of all.
     rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* \

@@ -15,5 +15,5 @@ cd "$cache_dir"
 # A build that was killed leaves its layers mounted.
 awk -v top="$PWD/buildah/" 'index($2, top) == 1 { print $2 }' /proc/mounts | sort -r |
     xargs --no-run-if-empty umount
-rm -rf tools images buildah venv venv-* wheels-* previous-* lock-env locks base.?????? base.log image.log packages.log
+rm -rf tools images buildah venv venv-* wheels-* previous-* lock-env locks base.?????? try.?????? try.??????.log base.log image.log packages.log
 rmdir --ignore-fail-on-non-empty "$cache_dir"

@@ -34,6 +34,12 @@ version_at_least() {
     [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
 }
 
+# The mirror that this machine's own apt uses, if it is a Debian.
+debian_mirror() {
+    apt-get indextargets --format '$(ORIGIN) $(SITE)' 'Created-By: Packages' 2>/dev/null |
+        sed -n 's/^Debian //p' | grep -v security | head -n 1 || true
+}
+
 # Takes an exclusive lock for the rest of this process. Waiting is told, not silent.
 lock() {
     mkdir -p "$cache_dir/locks"
