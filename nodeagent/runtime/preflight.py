@@ -98,7 +98,8 @@ async def _check_permissions(client: KubeClient, namespace: str) -> None:
                     for verb in permission.verbs
                     for name in permission.names or ("",)
                 ]
-    except* KubeError as e:
+    except ExceptionGroup as e:
+        # Not except*: Python before 3.11.4, such as Debian 12's, wraps what is raised there in a group.
         raise e.exceptions[0] from None
     missing = {
         permission: f"{','.join(verbs)} {permission.path} {permission.where}"
