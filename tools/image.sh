@@ -15,6 +15,13 @@ build_tool() {
     BUILDAH_ISOLATION=chroot buildah --root "$store/$driver" --runroot "$store/$driver-run" --storage-driver "$driver" "$@"
 }
 
+# Prints a limit of this process ($1 is its name, $2 its letter for ulimit) as an option of buildah.
+own_limit() {
+    local limit
+    limit="$1=$(ulimit "-S$2"):$(ulimit "-H$2")"
+    printf -- '--ulimit=%s\n' "${limit//unlimited/-1}"
+}
+
 # Overlay is quick but does not work everywhere, such as within a container; vfs copies the whole image for each step.
 choose_driver() {
     driver=overlay
@@ -95,7 +102,8 @@ if ! [ -f "$archive" ]; then
     cp -a "$wheels" "$context/image-parts/wheels"
 
     say 'image: building'
-    build_tool bud --layers --pull-never --tag "$image" \
+    # Without these, buildah 1.39 raises both limits to a million, which a root without CAP_SYS_RESOURCE cannot.
+    build_tool bud --layers --pull-never --tag "$image" "$(own_limit nofile n)" "$(own_limit nproc u)" \
         --build-arg BASE="$base_image" --build-arg GO="$base_image" --build-arg KOPIA=ready \
         --build-arg PACKAGES=ready "$context" >"$cache_dir/image.log" 2>&1 ||
         die "buildah failed: $(tail -n 3 "$cache_dir/image.log" | tr '\n' ' ') (all of it: $cache_dir/image.log)"

@@ -14,6 +14,7 @@ e2fsprogs mkfs.ext4
 iproute2 ip
 iptables iptables
 mount losetup
+netavark /usr/lib/podman/netavark
 openssl openssl
 procps sysctl
 runc runc
