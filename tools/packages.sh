@@ -11,6 +11,7 @@ containerd containerd
 containernetworking-plugins /usr/lib/cni/bridge
 debootstrap debootstrap
 e2fsprogs mkfs.ext4
+git git
 iproute2 ip
 iptables iptables
 mount losetup
