@@ -39,8 +39,10 @@ def kopia_program() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _kopia_on_path(kopia_program: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", f"{kopia_program.parent}:{os.environ['PATH']}")
+def _kopia_on_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if request.node.get_closest_marker("processes"):
+        kopia_program: Path = request.getfixturevalue("kopia_program")
+        monkeypatch.setenv("PATH", f"{kopia_program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("VELERO_SCRATCH_DIR", str(tmp_path))
     for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "KOPIA_PASSWORD"))]:
         monkeypatch.delenv(name)

@@ -21,6 +21,8 @@ from tests.datamover.support.data_paths import backup_data_path, restore_data_pa
 from tests.datamover.support.thorough import EXAMPLES, PATIENCE_SECONDS
 from tests.datamover.support.trees import describe_tree
 
+pytestmark = pytest.mark.processes
+
 _ROOT = os.geteuid() == 0
 _numbers = count(1)
 

@@ -16,6 +16,8 @@ from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import backup_data_path, build_data_path, restore_data_path
 from tests.support.clock import LoopClock
 
+pytestmark = pytest.mark.processes
+
 
 def _put_sync(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace `sync` by a script."""

@@ -113,6 +113,7 @@ async def test_kubeconfig_of_the_environment_is_used(
     assert server.requests[0][2] == "Bearer t2"
 
 
+@pytest.mark.processes
 async def test_exec_plugin_is_asked_for_a_token(server: Server, tmp_path: Path) -> None:
     plugin = tmp_path / "plugin"
     credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t3"}}
