@@ -42,11 +42,11 @@ async def test_token_that_is_replaced_counts_from_then_on(apiserver: ApiServer, 
     assert (before.status, after.status) == (401, 200)
 
 
-async def test_token_that_cannot_be_read_for_a_moment_may_be_asked_for_again(apiserver: ApiServer, token: Path) -> None:
+async def test_an_unreadable_token_is_read_again(apiserver: ApiServer, token: Path) -> None:
     token.write_text(apiserver.token)
     transport, _ = await load_transport(None)
     token.unlink()
-    with pytest.raises(UnauthorizedError, match="cannot be had"):
+    with pytest.raises(UnauthorizedError, match="cannot get credentials"):
         await transport.request(Request("GET", "/version"))
     await transport.close()
     assert UnauthorizedError.retry
