@@ -15,11 +15,14 @@ build_tool() {
     BUILDAH_ISOLATION=chroot buildah --root "$store/$driver" --runroot "$store/$driver-run" --storage-driver "$driver" "$@"
 }
 
-# Prints a limit of this process ($1 is its name, $2 its letter for ulimit) as an option of buildah.
+# Prints a limit of this process ($1 is its name, $2 its letter for ulimit) as an option of buildah, at most $3: buildah 1.28
+# of Debian 12 lowers its own limits before it applies the option, and no limit can be raised again.
 own_limit() {
-    local limit
-    limit="$1=$(ulimit "-S$2"):$(ulimit "-H$2")"
-    printf -- '--ulimit=%s\n' "${limit//unlimited/-1}"
+    local soft hard
+    soft="$(ulimit "-S$2")" hard="$(ulimit "-H$2")"
+    [ "$soft" != unlimited ] && [ "$soft" -le "$3" ] || soft="$3"
+    [ "$hard" != unlimited ] && [ "$hard" -le "$3" ] || hard="$3"
+    printf -- '--ulimit=%s=%s:%s\n' "$1" "$soft" "$hard"
 }
 
 # Overlay is quick but does not work everywhere, such as within a container; vfs copies the whole image for each step.
@@ -103,7 +106,7 @@ if ! [ -f "$archive" ]; then
 
     say 'image: building'
     # Without these, buildah 1.39 raises both limits to a million, which a root without CAP_SYS_RESOURCE cannot.
-    build_tool bud --layers --pull-never --tag "$image" "$(own_limit nofile n)" "$(own_limit nproc u)" \
+    build_tool bud --layers --pull-never --tag "$image" "$(own_limit nofile n 16384)" "$(own_limit nproc u 32768)" \
         --build-arg BASE="$base_image" --build-arg GO="$base_image" --build-arg KOPIA=ready \
         --build-arg PACKAGES=ready "$context" >"$cache_dir/image.log" 2>&1 ||
         die "buildah failed: $(tail -n 3 "$cache_dir/image.log" | tr '\n' ' ') (all of it: $cache_dir/image.log)"
