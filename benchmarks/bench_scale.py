@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bench_scale`: many agents and many loads before a real API server.
+"""`python -m benchmarks.bench_scale`: many agents and many transfers before a real API server.
 
 Knows which scenarios there are, in which order, and how much time each has. Does not know
 targets: who reads the last line does. That line comes whatever befell the scenarios.
@@ -36,10 +36,10 @@ _USUAL_SECONDS: Final = {"few": 70, "many": 470, "waiting": 280, "growth": 200, 
 """All scenarios in their order, and what each takes on four quiet cores, about."""
 
 _FEW_SHARE: Final = 5
-"""Few agents show what one load costs with a fifth of the loads."""
+"""Few agents show what one transfer costs with a fifth of the transfers."""
 
 _KILLS_SHARE: Final = 0.6
-"""Leaders are killed during so many of the loads, and paused during the others."""
+"""Leaders are killed during so many of the transfers, and paused during the others."""
 
 _STUCK_SECONDS: Final = 60
 """So long after the time is up even a call that blocks everything is broken off."""
@@ -82,45 +82,45 @@ class Benchmark:
         return False
 
     async def _few(self, doors: Doors) -> None:
-        effort = self._effort(_FEW_AGENTS, self._arguments.loads // _FEW_SHARE)
+        effort = self._effort(_FEW_AGENTS, self._arguments.transfers // _FEW_SHARE)
         self.report.few = await measure_many(doors, "few", effort, log=_say)
 
     async def _many(self, doors: Doors) -> None:
-        effort = self._effort(self._arguments.agents, self._arguments.loads)
+        effort = self._effort(self._arguments.agents, self._arguments.transfers)
         self.report.many = await measure_many(doors, "many", effort, log=_say, idle=self._arguments.idle)
 
     async def _waiting(self, doors: Doors) -> None:
         self.report.waiting = await measure_waiting(doors, "waiting", self._arguments.waiting, log=_say)
 
     async def _growth(self, doors: Doors) -> None:
-        effort = Effort(1, self._arguments.loads // 2, mover_seconds=0.2)
+        effort = Effort(1, self._arguments.transfers // 2, mover_seconds=0.2)
         self.report.growth = await measure_growth(doors, "growth", effort, log=_say)
 
     async def _kills(self, doors: Doors) -> None:
         disturbs = [kill_leader] * self._arguments.kills
-        effort = self._effort(_LEADER_AGENTS, int(self._arguments.loads * _KILLS_SHARE))
+        effort = self._effort(_LEADER_AGENTS, int(self._arguments.transfers * _KILLS_SHARE))
         self.report.kills = await measure_leaders(doors, "kills", effort, disturbs=disturbs, log=_say)
 
     async def _pauses(self, doors: Doors) -> None:
         disturbs = [pause_leader] * self._arguments.pauses
-        loads = self._arguments.loads
-        effort = self._effort(_LEADER_AGENTS, loads - int(loads * _KILLS_SHARE))
+        transfers = self._arguments.transfers
+        effort = self._effort(_LEADER_AGENTS, transfers - int(transfers * _KILLS_SHARE))
         self.report.pauses = await measure_leaders(doors, "pauses", effort, disturbs=disturbs, log=_say)
 
-    def _effort(self, agents: int, loads: int) -> Effort:
-        """Return the effort of so many agents: with fewer slots movers are faster, so that loads wait as long."""
-        return Effort(agents, loads, mover_seconds=agents * 2 / self._arguments.rate)
+    def _effort(self, agents: int, transfers: int) -> Effort:
+        """Return the effort of so many agents: with fewer slots movers are faster, so that transfers wait as long."""
+        return Effort(agents, transfers, mover_seconds=agents * 2 / self._arguments.rate)
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench_scale", description="Many agents and many loads.")
+    parser = argparse.ArgumentParser(prog="bench_scale", description="Many agents and many transfers.")
     parser.add_argument("--scenario", action="append", choices=_USUAL_SECONDS, help="only this one; may be repeated")
     parser.add_argument("--agents", type=int, default=50, help="of the scenario many (default: 50)")
     parser.add_argument(
-        "--loads", type=int, default=2000, help="of the scenario many (default: 2000); others have a share of it"
+        "--transfers", type=int, default=2000, help="of the scenario many (default: 2000); others have a share of it"
     )
-    parser.add_argument("--waiting", type=int, default=10_000, help="loads that wait (default: 10000)")
-    parser.add_argument("--rate", type=float, default=10.0, help="loads a second that movers allow (default: 10)")
+    parser.add_argument("--waiting", type=int, default=10_000, help="transfers that wait (default: 10000)")
+    parser.add_argument("--rate", type=float, default=10.0, help="transfers a second that movers allow (default: 10)")
     parser.add_argument("--kills", type=int, default=20, help="times a leader is killed (default: 20)")
     parser.add_argument("--pauses", type=int, default=10, help="times a leader is paused (default: 10)")
     parser.add_argument(
@@ -129,7 +129,7 @@ def _parse() -> argparse.Namespace:
         default=usual_minutes(),
         help="how long all of it may take; what is not done then is null (default here: %(default)g)",
     )
-    parser.add_argument("--no-idle", dest="idle", action="store_false", help="leave out the minutes without a load")
+    parser.add_argument("--no-idle", dest="idle", action="store_false", help="leave out the minutes without a transfer")
     parser.add_argument(
         "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
     )

@@ -16,22 +16,22 @@ QUEUE_LENGTH: Final = 100
 SLOTS: Final = 2
 
 LEAST_SECONDS: Final = 300.0
-_SECONDS_A_LOAD: Final = 1.0
-"""What is waited for at the longest: so long, and so long for each load."""
+_SECONDS_A_TRANSFER: Final = 1.0
+"""What is waited for at the longest: so long, and so long for each transfer."""
 
 SETTLE_SECONDS: Final = 10.0
 LEADER_NODE: Final = "no-live-agent"
-"""A node without a live agent's pod: its agent may lead, and gets no load."""
+"""A node without a live agent's pod: its agent may lead, and gets no transfer."""
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done: agents, loads, places of the queue, and how long a mover moves data."""
+    """How much is done: agents, transfers, places of the queue, and how long a mover moves data."""
 
     agents: int
-    loads: int
+    transfers: int
     mover_seconds: float = 1.0
     processes: int = 4
     queue_length: int = QUEUE_LENGTH
@@ -39,13 +39,13 @@ class Effort:
     @property
     def patience_seconds(self) -> float:
         """How long to wait for all of it."""
-        return LEAST_SECONDS + self.loads * _SECONDS_A_LOAD
+        return LEAST_SECONDS + self.transfers * _SECONDS_A_TRANSFER
 
 
 async def prepare(scene: Scene, effort: Effort) -> Sequence[Volume]:
-    """Have everything watched and simulated, and make the volumes that loads are about."""
+    """Have everything watched and simulated, and make the volumes that transfers are about."""
     await scene.watch()
     await scene.stage.add_workloads()
-    volumes = await scene.stage.add_volumes(effort.loads)
+    volumes = await scene.stage.add_volumes(effort.transfers)
     await scene.simulate(seconds=effort.mover_seconds)
     return volumes

@@ -1,4 +1,4 @@
-"""One agent for long: its memory before its first load and after its last.
+"""One agent for long: its memory before its first transfer and after its last.
 
 Knows the course of it. Does not know targets.
 """
@@ -22,18 +22,18 @@ _REST_SECONDS: Final = 30.0
 
 @dataclass(frozen=True)
 class Growth:
-    """One agent: its memory before its first load, and after its last."""
+    """One agent: its memory before its first transfer, and after its last."""
 
-    loads: int
+    transfers: int
     idle_mib: float
     after_mib: float
     peak_mib: float
-    cpu_ms_per_load: float
+    cpu_ms_per_transfer: float
     verdict: Verdict
 
 
 async def measure_growth(doors: Doors, name: str, effort: Effort, *, log: Log) -> Growth:
-    """Have one agent, which never leads, carry out many loads."""
+    """Have one agent, which never leads, carry out many transfers."""
     async with open_scene(doors, name, nodes=1) as scene:
         await scene.stage.set_up(queue_length=effort.queue_length, slots=_SLOTS)
         volumes = await prepare(scene, effort)
@@ -43,12 +43,12 @@ async def measure_growth(doors: Doors, name: str, effort: Effort, *, log: Log) -
         await scene.wait_ready(worker)
         await asyncio.sleep(SETTLE_SECONDS)
         idle_mib, cpu_seconds = worker.child.memory_mib, worker.child.cpu_seconds
-        await scene.stage.create_loads(volumes)
-        await scene.wait_until(lambda seen: seen.done >= effort.loads, seconds=effort.patience_seconds)
+        await scene.stage.create_transfers(volumes)
+        await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.patience_seconds)
         cpu_seconds = worker.child.cpu_seconds - cpu_seconds
         peak_mib = worker.child.memory_mib
         await asyncio.sleep(_REST_SECONDS)
         after_mib = worker.child.memory_mib
-        log(f"{name}: {idle_mib:.1f} MiB before, {after_mib:.1f} MiB after {effort.loads} loads")
-        cpu_ms = cpu_seconds / effort.loads * 1000
-        return Growth(effort.loads, idle_mib, after_mib, max(peak_mib, after_mib), cpu_ms, scene.judge())
+        log(f"{name}: {idle_mib:.1f} MiB before, {after_mib:.1f} MiB after {effort.transfers} transfers")
+        cpu_ms = cpu_seconds / effort.transfers * 1000
+        return Growth(effort.transfers, idle_mib, after_mib, max(peak_mib, after_mib), cpu_ms, scene.judge())

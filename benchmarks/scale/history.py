@@ -1,6 +1,6 @@
-"""What was seen of loads and of their limits, one line each, in a file that grows.
+"""What was seen of transfers and of their limits, one line each, in a file that grows.
 
-Knows the line's form, and how far the loads are by the lines so far. Does not know how they
+Knows the line's form, and how far the transfers are by the lines so far. Does not know how they
 were seen (`benchmarks.scale.watcher`) nor what is allowed (`benchmarks.scale.judge`). Reads
 custom resources by itself: what is checked must not be read by its own code.
 """
@@ -11,7 +11,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["FINAL", "HELD", "RUNNING", "History", "LimitChange", "Sight", "sight_of_limits", "sight_of_load", "to_line"]
+__all__ = [
+    "FINAL",
+    "HELD",
+    "RUNNING",
+    "History",
+    "LimitChange",
+    "Sight",
+    "sight_of_limits",
+    "sight_of_transfer",
+    "to_line",
+]
 
 HELD: Final = frozenset({"Accepted", "Prepared"})
 RUNNING: Final = frozenset({"InProgress", "Canceling"})
@@ -22,7 +32,7 @@ _NODE_LABEL: Final = "nodeagent.io/node"
 
 @dataclass(frozen=True)
 class Sight:
-    """One version of a load.
+    """One version of a transfer.
 
     `seen_at` is Unix time in seconds. `queue` is the namespace of its volume. `marked`: its
     agent has not let go of it yet. `gone`: it was deleted.
@@ -51,16 +61,16 @@ class LimitChange:
     slots: int
 
 
-def sight_of_load(event: dict[str, Any], *, seen_at: float) -> Sight:
-    """Return what a watch event of a load shows."""
-    load = event["object"]
-    meta, spec, status = load["metadata"], load["spec"], load.get("status") or {}
+def sight_of_transfer(event: dict[str, Any], *, seen_at: float) -> Sight:
+    """Return what a watch event of a transfer shows."""
+    transfer = event["object"]
+    meta, spec, status = transfer["metadata"], transfer["spec"], transfer.get("status") or {}
     node = (meta.get("labels") or {}).get(_NODE_LABEL, "")
     volume = spec.get("targetVolume") or spec.get("pod") or {"namespace": spec.get("sourceNamespace", "")}
     return Sight(
         version=int(meta["resourceVersion"]),
         seen_at=seen_at,
-        kind=load["kind"],
+        kind=transfer["kind"],
         uid=meta["uid"],
         name=meta["name"],
         created=meta["creationTimestamp"],
@@ -124,20 +134,20 @@ class History:
             self._admitted.add(sight.uid)
 
     @property
-    def loads(self) -> int:
-        """How many loads there were."""
+    def transfers(self) -> int:
+        """How many transfers there were."""
         return len(self._newest)
 
     @property
     def admitted(self) -> int:
-        """How many loads were accepted so far."""
+        """How many transfers were accepted so far."""
         return len(self._admitted)
 
     @property
     def done(self) -> int:
-        """How many loads are final, cleaned up and let go."""
+        """How many transfers are final, cleaned up and let go."""
         return sum(1 for sight in self._newest.values() if sight.phase in FINAL and not sight.marked)
 
     def newest(self) -> Iterable[Sight]:
-        """Return each load as it was seen last."""
+        """Return each transfer as it was seen last."""
         return self._newest.values()

@@ -1,7 +1,7 @@
 """Whether limits and order were kept, by everything that was seen.
 
-Knows what may never be: more loads Accepted or Prepared than `prepareQueueLength`, more in
-transfer on a node than `loadConcurrency`, a load that goes back, one that ends twice. Does not
+Knows what may never be: more transfers Accepted or Prepared than `prepareQueueLength`, more in
+progress on a node than `loadConcurrency`, a transfer that goes back, one that ends twice. Does not
 know the agents; pure.
 """
 
@@ -20,10 +20,10 @@ _RANK: Final = {"New": 0, "Accepted": 1, "Prepared": 2, "InProgress": 3, "Cancel
 
 @dataclass
 class Verdict:
-    """What came of all loads.
+    """What came of all transfers.
 
     `violations` tells each resourceVersion at which something was not as it must be. `admissions` are the
-    first sights of accepted loads, in order.
+    first sights of accepted transfers, in order.
     """
 
     violations: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class _Ceiling:
 
 
 class _Court:
-    """The state of all loads at one resourceVersion."""
+    """The state of all transfers at one resourceVersion."""
 
     def __init__(self) -> None:
         self.verdict = Verdict()
@@ -73,7 +73,7 @@ class _Court:
             ceiling.set(limits.slots, len(self._running[node]))
 
     def see(self, sight: Sight) -> None:
-        """Take one version of a load."""
+        """Take one version of a transfer."""
         before = self._newest.get(sight.uid)
         self._check_way(before, sight)
         self._newest[sight.uid] = sight
@@ -95,7 +95,7 @@ class _Court:
         number = len(self._held)
         self.verdict.most_held = max(self.verdict.most_held, number)
         if self._queue.exceeded_by(number):
-            self._complain(sight, f"{number} loads are Accepted or Prepared")
+            self._complain(sight, f"{number} transfers are Accepted or Prepared")
 
     def _count_running(self, before: Sight | None, sight: Sight) -> None:
         if before is not None:
@@ -110,14 +110,14 @@ class _Court:
             self._slots[sight.node] = ceiling = _Ceiling()
             ceiling.set(self._slot_limit, 0)
         if ceiling.exceeded_by(len(running)):
-            self._complain(sight, f"{len(running)} loads run on node {sight.node}")
+            self._complain(sight, f"{len(running)} transfers run on node {sight.node}")
 
     def _complain(self, sight: Sight, what: str) -> None:
         self.verdict.violations.append(f"at {sight.version}: {what} ({sight.kind} {sight.name})")
 
 
 def judge(sights: Iterable[Sight], limits: Iterable[LimitChange]) -> Verdict:
-    """Return what came of the loads, going through every resourceVersion in order."""
+    """Return what came of the transfers, going through every resourceVersion in order."""
     court = _Court()
     everything: list[Sight | LimitChange] = [*limits, *sights]
     for seen in sorted(everything, key=lambda seen: seen.version):
@@ -134,7 +134,7 @@ def count_disorder(waiting: Iterable[Sight], admissions: Sequence[Sight], *, aft
     Namespaces take turns; inside one the oldest goes first, then by name.
 
     Args:
-        waiting: all loads that waited when the first of `admissions` was accepted; none came later.
+        waiting: all transfers that waited when the first of `admissions` was accepted; none came later.
         admissions: the accepted ones of them, in order.
         after: the namespace that was served before; empty where that is not known.
     """

@@ -1,4 +1,4 @@
-"""Leaders that are killed, or paused for longer than their lease lasts, while loads run.
+"""Leaders that are killed, or paused for longer than their lease lasts, while transfers run.
 
 Knows the course of it, with real agents, each a process of its own. Does not know targets.
 """
@@ -30,9 +30,9 @@ Disturb = Callable[[Scene, dict[str, Serving]], Awaitable[float]]
 
 @dataclass(frozen=True)
 class Leaders:
-    """Leaders that were killed or paused while loads ran.
+    """Leaders that were killed or paused while transfers ran.
 
-    `good` counts those after which another one led in time; none where not all loads completed.
+    `good` counts those after which another one led in time; none where not all transfers completed.
     """
 
     times: int
@@ -43,7 +43,7 @@ class Leaders:
 
 
 async def measure_leaders(doors: Doors, name: str, effort: Effort, *, disturbs: Sequence[Disturb], log: Log) -> Leaders:
-    """Do one thing after the other to whoever leads, while loads run."""
+    """Do one thing after the other to whoever leads, while transfers run."""
     async with open_scene(doors, name, nodes=effort.agents, lease_seconds=_LEASE_SECONDS) as scene:
         await scene.stage.set_up(queue_length=effort.queue_length, slots=SLOTS)
         volumes = await prepare(scene, effort)
@@ -53,18 +53,18 @@ async def measure_leaders(doors: Doors, name: str, effort: Effort, *, disturbs: 
         agents = {serving.node: serving for serving in servings}
         await scene.wait_for_leader()
         began = time.monotonic()
-        await scene.stage.create_loads(volumes)
+        await scene.stage.create_transfers(volumes)
         took: list[float] = []
         for number, disturb in enumerate(disturbs, start=1):
-            share = effort.loads * number // (len(disturbs) + 1)
+            share = effort.transfers * number // (len(disturbs) + 1)
             # A new leader has admitted some before it is its turn.
             await scene.wait_until(partial(_admitted, share), seconds=effort.patience_seconds)
             took.append(await disturb(scene, agents))
             log(f"{name}: {number} of {len(disturbs)}, another one led after {took[-1]:.1f} s")
-        await scene.wait_until(lambda seen: seen.done >= effort.loads, seconds=effort.patience_seconds)
+        await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.patience_seconds)
         verdict = scene.judge()
         good = sum(1 for seconds in took if seconds <= scene.lease_seconds + _GRACE_SECONDS)
-        complete = verdict.ends == {"Completed": effort.loads}
+        complete = verdict.ends == {"Completed": effort.transfers}
         return Leaders(len(disturbs), good if complete else 0, max(took), time.monotonic() - began, verdict)
 
 

@@ -1,6 +1,6 @@
-"""Builds what agents and loads find in a cluster: nodes, agents' pods, volumes, the loads themselves.
+"""Builds what agents and transfers find in a cluster: nodes, agents' pods, volumes, the transfers themselves.
 
-Pure. Knows the least that an API server accepts and an agent needs. The loads are as large as
+Pure. Knows the least that an API server accepts and an agent needs. The transfers are as large as
 recorded ones.
 """
 
@@ -21,10 +21,10 @@ __all__ = [
     "build_claim",
     "build_config",
     "build_content",
-    "build_load",
     "build_location",
     "build_node",
     "build_snapshot",
+    "build_transfer",
     "build_workload",
     "node_name",
 ]
@@ -129,11 +129,11 @@ def build_content(namespace: str, name: str) -> JsonDict:
 
 @dataclass(frozen=True)
 class Volume:
-    """What one load is about.
+    """What one transfer is about.
 
     `app` is the namespace of its volume. `workload` is the pod, as stored, whose volume a
     PodVolumeBackup or PodVolumeRestore is about. `source` is the snapshot of a DataUpload and
-    the target claim of a DataDownload; they have the load's name where it is empty.
+    the target claim of a DataDownload; they have the transfer's name where it is empty.
     """
 
     kind: str
@@ -143,29 +143,29 @@ class Volume:
     source: str = ""
 
 
-def build_load(volume: Volume, namespace: str) -> JsonDict:
-    """Return a New load on `volume`, for the agents of `namespace`."""
+def build_transfer(volume: Volume, namespace: str) -> JsonDict:
+    """Return a New transfer on `volume`, for the agents of `namespace`."""
     name, app, source = volume.name, volume.app, volume.source or volume.name
     match volume.kind:
         case "DataUpload":
-            load = data_upload(name)
-            load["spec"] |= {"sourceNamespace": app, "sourcePVC": "data"}
-            load["spec"]["csiSnapshot"]["volumeSnapshot"] = source
+            transfer = data_upload(name)
+            transfer["spec"] |= {"sourceNamespace": app, "sourcePVC": "data"}
+            transfer["spec"]["csiSnapshot"]["volumeSnapshot"] = source
         case "DataDownload":
-            load = data_download(name)
-            load["spec"]["targetVolume"] |= {"namespace": app, "pvc": source}
+            transfer = data_download(name)
+            transfer["spec"]["targetVolume"] |= {"namespace": app, "pvc": source}
         case "PodVolumeBackup":
-            load = pod_volume_backup(name)
-            load["spec"]["node"] = volume.workload["spec"]["nodeName"]
+            transfer = pod_volume_backup(name)
+            transfer["spec"]["node"] = volume.workload["spec"]["nodeName"]
         case _:
-            load = pod_volume_restore(name)
-    if "pod" in load["spec"]:
+            transfer = pod_volume_restore(name)
+    if "pod" in transfer["spec"]:
         meta = volume.workload["metadata"]
-        load["spec"]["pod"] |= {"namespace": app, "name": meta["name"], "uid": meta["uid"]}
-    labels = load["metadata"]["labels"]
-    load["metadata"] = {"name": name, "namespace": namespace, "labels": labels}
-    del load["status"]
-    return load
+        transfer["spec"]["pod"] |= {"namespace": app, "name": meta["name"], "uid": meta["uid"]}
+    labels = transfer["metadata"]["labels"]
+    transfer["metadata"] = {"name": name, "namespace": namespace, "labels": labels}
+    del transfer["status"]
+    return transfer
 
 
 def _content_name(namespace: str, name: str) -> str:

@@ -1,6 +1,6 @@
-"""Loads of all kinds, carried out by few or many agents; and many agents without any load.
+"""Transfers of all kinds, carried out by few or many agents; and many agents without any transfer.
 
-Knows the course of it, and what requests and bytes come to for each load. Does not know targets.
+Knows the course of it, and what requests and bytes come to for each transfer. Does not know targets.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ class Idle:
 
 @dataclass(frozen=True)
 class Many:
-    """Loads of all kinds, carried out by agents; `store` is what everybody wrote for them."""
+    """Transfers of all kinds, carried out by agents; `store` is what everybody wrote for them."""
 
     agents: int
-    loads: int
+    transfers: int
     seconds: float
     counts: Counts
     store: Store
@@ -48,19 +48,19 @@ class Many:
     idle: Idle | None = None
 
     @property
-    def requests_per_load(self) -> float:
-        """API requests of the agents for each load."""
-        return self.counts.total / self.loads
+    def requests_per_transfer(self) -> float:
+        """API requests of the agents for each transfer."""
+        return self.counts.total / self.transfers
 
     @property
-    def writes_per_load(self) -> float:
-        """Writes of the agents for each load."""
-        return self.counts.writes / self.loads
+    def writes_per_transfer(self) -> float:
+        """Writes of the agents for each transfer."""
+        return self.counts.writes / self.transfers
 
     @property
-    def watch_bytes_per_load(self) -> float:
-        """Bytes delivered to watches for each load."""
-        return self.counts.watch_bytes / self.loads
+    def watch_bytes_per_transfer(self) -> float:
+        """Bytes delivered to watches for each transfer."""
+        return self.counts.watch_bytes / self.transfers
 
     @property
     def conflict_share(self) -> float:
@@ -69,7 +69,7 @@ class Many:
 
 
 async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idle: bool = False) -> Many:
-    """Have loads of all kinds carried out; then, if `idle`, see what agents without any load ask."""
+    """Have transfers of all kinds carried out; then, if `idle`, see what agents without any transfer ask."""
     async with open_scene(doors, name, nodes=effort.agents) as scene:
         await scene.stage.set_up(queue_length=effort.queue_length, slots=SLOTS)
         volumes = await prepare(scene, effort)
@@ -80,18 +80,19 @@ async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idl
         await scene.wait_ready(standby)
         log(f"{name}: {effort.agents} agents are ready")
         before, store, created_at = doors.count(), doors.read_store(), time.monotonic()
-        await scene.stage.create_loads(volumes)
-        await scene.wait_until(lambda seen: seen.done >= effort.loads, seconds=effort.patience_seconds)
+        await scene.stage.create_transfers(volumes)
+        await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.patience_seconds)
         counts, seconds = doors.count(before), time.monotonic() - created_at
         store = doors.read_store().since(store)
-        log(f"{name}: {effort.loads} loads in {seconds:.0f} s, {counts.total / effort.loads:.1f} requests each")
+        requests = counts.total / effort.transfers
+        log(f"{name}: {effort.transfers} transfers in {seconds:.0f} s, {requests:.1f} requests each")
         found = await _measure_idle(scene, effort, standby, began) if idle else None
-        return Many(effort.agents, effort.loads, seconds, counts, store, scene.judge(), found)
+        return Many(effort.agents, effort.transfers, seconds, counts, store, scene.judge(), found)
 
 
 async def _measure_idle(scene: Scene, effort: Effort, standby: Serving, began: float) -> Idle:
-    """Count what agents ask while there is no load, in a time in which all their watches are renewed."""
-    await scene.stage.delete_loads()
+    """Count what agents ask while there is no transfer, in a time in which all their watches are renewed."""
+    await scene.stage.delete_transfers()
     await scene.wait_until(lambda seen: all(sight.gone for sight in seen.newest()), seconds=LEAST_SECONDS)
     first, last = _WATCH_RENEWALS_SECONDS
     await asyncio.sleep(max(SETTLE_SECONDS, began + first - time.monotonic()))

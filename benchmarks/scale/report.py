@@ -39,10 +39,10 @@ class Report:
         return {
             "limit_violations": sum(violations) if violations else None,
             "conflict_share": round(max(conflicts), 5) if conflicts else None,
-            "requests_per_cr_5_agents": round(few.requests_per_load, 2) if few else None,
-            "requests_per_cr_50_agents": round(many.requests_per_load, 2) if many else None,
-            "watch_bytes_per_cr_5_agents": round(few.watch_bytes_per_load) if few else None,
-            "watch_bytes_per_cr_50_agents": round(many.watch_bytes_per_load) if many else None,
+            "requests_per_cr_5_agents": round(few.requests_per_transfer, 2) if few else None,
+            "requests_per_cr_50_agents": round(many.requests_per_transfer, 2) if many else None,
+            "watch_bytes_per_cr_5_agents": round(few.watch_bytes_per_transfer) if few else None,
+            "watch_bytes_per_cr_50_agents": round(many.watch_bytes_per_transfer) if many else None,
             "idle_requests_per_s_50_agents": round(idle.requests_per_s, 2) if idle else None,
             "admissions_per_s": round(waiting.admissions_per_s, 1) if waiting else None,
             "agent_idle_mib": round(growth.idle_mib, 1) if growth else None,
@@ -73,7 +73,7 @@ class Report:
             if one:
                 yield f"\nrequests per transfer, {name}:"
                 for (verb, resource), number in one.counts.by_verb_and_resource().most_common(30):
-                    yield f"  {verb:7} {resource:28} {number / one.loads:7.3f}"
+                    yield f"  {verb:7} {resource:28} {number / one.transfers:7.3f}"
                 yield f"\nconflicts, {name}:"
                 for (verb, resource), number in one.counts.conflicts_by_verb_and_resource().most_common():
                     yield f"  {verb:7} {resource:28} {number:7}"
@@ -82,11 +82,11 @@ class Report:
         rows: dict[str, list[tuple[str, str]]] = {}
         for one in (self.few, self.many):
             if one:
-                rows[f"{one.agents} agents, {one.loads} transfers"] = list(_rows_of_many(one))
+                rows[f"{one.agents} agents, {one.transfers} transfers"] = list(_rows_of_many(one))
         if self.waiting:
-            rows[f"{self.waiting.loads} pending transfers"] = list(_rows_of_waiting(self.waiting))
+            rows[f"{self.waiting.transfers} pending transfers"] = list(_rows_of_waiting(self.waiting))
         if self.growth:
-            rows[f"one agent, {self.growth.loads} transfers"] = list(_rows_of_growth(self.growth))
+            rows[f"one agent, {self.growth.transfers} transfers"] = list(_rows_of_growth(self.growth))
         for name, leaders in (("killed", self.kills), ("paused", self.pauses)):
             if leaders:
                 rows[f"leader {name} {leaders.times} times"] = list(_rows_of_leaders(leaders))
@@ -106,12 +106,12 @@ class Report:
 
 def _rows_of_many(one: Many) -> Iterator[tuple[str, str]]:
     yield "seconds", f"{one.seconds:.0f}"
-    yield "requests per transfer (writes)", f"{one.requests_per_load:.1f} ({one.writes_per_load:.1f})"
+    yield "requests per transfer (writes)", f"{one.requests_per_transfer:.1f} ({one.writes_per_transfer:.1f})"
     yield "writes with a conflict", f"{one.conflict_share:.2%}"
     yield "requests rejected with 429", f"{one.counts.refused}"
-    yield "bytes to watches per transfer", f"{one.watch_bytes_per_load:,.0f}"
-    yield "objects written to etcd per transfer, by all components", f"{one.store.writes / one.loads:.1f}"
-    yield "growth of etcd's file per transfer", f"{one.store.file_bytes / one.loads / 1024:.0f} KiB"
+    yield "bytes to watches per transfer", f"{one.watch_bytes_per_transfer:,.0f}"
+    yield "objects written to etcd per transfer, by all components", f"{one.store.writes / one.transfers:.1f}"
+    yield "growth of etcd's file per transfer", f"{one.store.file_bytes / one.transfers / 1024:.0f} KiB"
     yield from _rows_of_verdict(one.verdict)
     if one.idle:
         yield "without transfers: requests per second", f"{one.idle.requests_per_s:.2f}"
@@ -119,7 +119,7 @@ def _rows_of_many(one: Many) -> Iterator[tuple[str, str]]:
 
 
 def _rows_of_waiting(one: Waiting) -> Iterator[tuple[str, str]]:
-    yield "memory per pending transfer", f"{one.kib_per_load:.2f} KiB"
+    yield "memory per pending transfer", f"{one.kib_per_transfer:.2f} KiB"
     yield "CPU of the leader while they are pending", f"{one.cpu_percent:.1f} %"
     yield "admissions per second", f"{one.admissions_per_s:.0f}"
     yield "CPU per admission", f"{one.cpu_ms_per_admission:.1f} ms"
@@ -131,7 +131,7 @@ def _rows_of_growth(one: Growth) -> Iterator[tuple[str, str]]:
     yield "memory before the first transfer", f"{one.idle_mib:.1f} MiB"
     yield "memory after the last transfer", f"{one.after_mib:.1f} MiB"
     yield "peak memory", f"{one.peak_mib:.1f} MiB"
-    yield "CPU per transfer", f"{one.cpu_ms_per_load:.0f} ms"
+    yield "CPU per transfer", f"{one.cpu_ms_per_transfer:.0f} ms"
     yield from _rows_of_verdict(one.verdict)
 
 

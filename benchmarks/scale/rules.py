@@ -1,7 +1,7 @@
-"""What storage, scheduler, kubelet and mover do about one load: one look, and what is missing is done.
+"""What storage, scheduler, kubelet and mover do about one transfer: one look, and what is missing is done.
 
 Knows the rules. Does not know how the objects were seen (`benchmarks.scale.world`). Level-based
-like the real controllers: all objects of a load have its name, so one look sees all of them.
+like the real controllers: all objects of a transfer have its name, so one look sees all of them.
 """
 
 import json
@@ -38,9 +38,9 @@ _BACKUPS: Final = frozenset({"DataUpload", "PodVolumeBackup"})
 
 @dataclass(frozen=True)
 class Seen:
-    """All objects of one load, as JSON; None where there is none. `target` is in another namespace."""
+    """All objects of one transfer, as JSON; None where there is none. `target` is in another namespace."""
 
-    load: JsonDict | None
+    transfer: JsonDict | None
     pod: JsonDict | None
     claim: JsonDict | None
     target: JsonDict | None
@@ -57,9 +57,9 @@ class Shape:
     nodes: tuple[str, ...]
 
 
-def volume_name(namespace: str, load: str) -> str:
-    """Return the name of the volume that is made for the claim of a load."""
-    return f"pv-{namespace}-{load}"
+def volume_name(namespace: str, transfer: str) -> str:
+    """Return the name of the volume that is made for the claim of a transfer."""
+    return f"pv-{namespace}-{transfer}"
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Rules:
     _placed: dict[str, str] = field(default_factory=dict)
 
     async def look(self, name: str, seen: Seen) -> Requeue | None:
-        """Do what is missing for the load of that name."""
+        """Do what is missing for the transfer of that name."""
         # What another look did a moment ago, or an agent meanwhile, is done.
         with suppress(ConflictError, NotFoundError, AlreadyExistsError):
             if seen.snapshot is not None:
@@ -140,8 +140,8 @@ class Rules:
             self._placed.pop(meta["uid"], None)
             if seen.claim is None or (seen.claim.get("status") or {}).get("phase") == "Bound":
                 await set_status(self.client, PODS, pod, {"phase": "Running"})
-        elif phase == "Running" and seen.load is not None:
-            return await self._move_data(pod, seen.load)
+        elif phase == "Running" and seen.transfer is not None:
+            return await self._move_data(pod, seen.transfer)
         return None
 
     async def _place(self, pod: JsonDict) -> None:
@@ -156,9 +156,9 @@ class Rules:
         path = PODS.path(self.namespace, meta["name"], subresource="binding")
         await self.client.transport.request(Request("POST", path, body=body))
 
-    async def _move_data(self, pod: JsonDict, load: JsonDict) -> Requeue | None:
-        """Tell how far it is, so many times, then end well; not before the load is InProgress."""
-        if (load.get("status") or {}).get("phase") != "InProgress":
+    async def _move_data(self, pod: JsonDict, transfer: JsonDict) -> Requeue | None:
+        """Tell how far it is, so many times, then end well; not before the transfer is InProgress."""
+        if (transfer.get("status") or {}).get("phase") != "InProgress":
             return None
         uid, now = pod["metadata"]["uid"], self.clock.monotonic()
         began, told = self._started.setdefault(uid, (now, 0))
@@ -168,25 +168,25 @@ class Rules:
             return Requeue(due - now)
         if told < self.shape.tells:
             self._started[uid] = (began, told + 1)
-            await self._tell(load, uid, told + 1)
+            await self._tell(transfer, uid, told + 1)
             return Requeue(max(0.0, due + every - self.clock.monotonic()))
-        message = BACKUP_DONE if load["kind"] in _BACKUPS else RESTORE_DONE
+        message = BACKUP_DONE if transfer["kind"] in _BACKUPS else RESTORE_DONE
         ended = {"name": "mover", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
         terminated = {"terminated": {"exitCode": 0, "message": message}}
         status = {"phase": "Succeeded", "containerStatuses": [ended | {"state": terminated}]}
         await set_status(self.client, PODS, pod, status)
         return None
 
-    async def _tell(self, load: JsonDict, uid: str, number: int) -> None:
+    async def _tell(self, transfer: JsonDict, uid: str, number: int) -> None:
         done = _TOTAL_BYTES * number // (self.shape.tells + 1)
         message = ProgressMessage(total_bytes=_TOTAL_BYTES, done_bytes=done, sent_bytes=done // 2)
-        meta = load["metadata"]
+        meta = transfer["metadata"]
         about = {"namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
         event = {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
             "metadata": {"name": f"{meta['name']}.{uid}.{number}", "namespace": meta["namespace"]},
-            "involvedObject": about | {"apiVersion": load["apiVersion"], "kind": load["kind"]},
+            "involvedObject": about | {"apiVersion": transfer["apiVersion"], "kind": transfer["kind"]},
             "type": "Normal",
             "reason": str(DataPathReason.PROGRESS),
             "message": message.to_json(),

@@ -124,14 +124,14 @@ class Scene:
                 child.check()
             if time.monotonic() > until:
                 history = self.history
-                told = f"{history.loads} loads, {history.admitted} admitted, {history.done} done"
+                told = f"{history.transfers} transfers, {history.admitted} admitted, {history.done} done"
                 raise BenchmarkError(
                     f"{self.stage.namespace}: waited {seconds:.0f} s in vain; {told}; see {self.folder}"
                 )
             await asyncio.sleep(_LOOK_SECONDS)
 
     def judge(self) -> Verdict:
-        """Return what came of all loads so far."""
+        """Return what came of all transfers so far."""
         self.history.read_on()
         return judge(self.history.sights, self.history.limits)
 

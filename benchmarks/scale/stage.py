@@ -1,6 +1,6 @@
-"""One scenario's place: a namespace with agents' rights and configuration, nodes, volumes, loads.
+"""One scenario's place: a namespace with agents' rights and configuration, nodes, volumes, transfers.
 
-Knows what has to be there before loads are created, and how many are created at a time. Does
+Knows what has to be there before transfers are created, and how many are created at a time. Does
 not know who carries them out.
 """
 
@@ -21,10 +21,10 @@ from benchmarks.scale.manifests import (
     build_claim,
     build_config,
     build_content,
-    build_load,
     build_location,
     build_node,
     build_snapshot,
+    build_transfer,
     build_workload,
     node_name,
 )
@@ -52,9 +52,9 @@ from nodeagent.runtime.tasks import work_in_parallel
 from nodeagent.runtime.transport import load_transport
 from tests.testbed.api import Resource as BedResource
 
-__all__ = ["LOAD_RESOURCES", "Stage", "open_client", "set_status"]
+__all__ = ["TRANSFER_RESOURCES", "Stage", "open_client", "set_status"]
 
-LOAD_RESOURCES: Final = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
+TRANSFER_RESOURCES: Final = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
 _NAMESPACES: Final = BedResource("/api/v1", "namespaces", namespaced=False)
 _AT_A_TIME: Final = 24
 _T = TypeVar("_T")
@@ -77,7 +77,7 @@ async def set_status(client: KubeClient, resource: Resource, obj: JsonDict, stat
 
 @dataclass
 class Stage:
-    """A namespace in which loads are carried out by agents on `nodes` nodes."""
+    """A namespace in which transfers are carried out by agents on `nodes` nodes."""
 
     doors: Doors
     namespace: str
@@ -87,7 +87,7 @@ class Stage:
     _workloads: dict[tuple[str, int], JsonDict] = field(default_factory=dict)
 
     async def set_up(self, *, queue_length: int | None, slots: int, apps: int = 10) -> None:
-        """Make everything that is there before a load."""
+        """Make everything that is there before a transfer."""
         api = self.doors.server.api
         for namespace in [self.namespace, *(app_namespace(self.namespace, number) for number in range(apps))]:
             api.create(_NAMESPACES, {"metadata": {"name": namespace}})
@@ -109,18 +109,18 @@ class Stage:
         await self._each([(kind, n) for kind in KINDS[2:] for n in range(self.nodes)], self._add_workload)
 
     async def add_volumes(self, count: int, *, first: int = 0) -> list[Volume]:
-        """Make what so many loads of all four kinds in turn are about, and return it."""
+        """Make what so many transfers of all four kinds in turn are about, and return it."""
         volumes = [self._plan(number) for number in range(first, first + count)]
         await self._each(volumes, self._add_volume)
         return volumes
 
-    async def create_loads(self, volumes: Sequence[Volume]) -> None:
-        """Create the loads, as a backup does: as fast as it goes."""
-        await self._each(volumes, self._create_load)
+    async def create_transfers(self, volumes: Sequence[Volume]) -> None:
+        """Create the transfers, as a backup does: as fast as it goes."""
+        await self._each(volumes, self._create_transfer)
 
-    async def delete_loads(self) -> None:
-        """Delete all loads."""
-        for resource in LOAD_RESOURCES.values():
+    async def delete_transfers(self) -> None:
+        """Delete all transfers."""
+        for resource in TRANSFER_RESOURCES.values():
             await self.client.transport.request(Request("DELETE", resource.path(self.namespace)))
 
     def _plan(self, number: int) -> Volume:
@@ -165,6 +165,6 @@ class Stage:
         snapshot, status = build_snapshot(app, name)
         await set_status(self.client, VOLUME_SNAPSHOTS, await self.client.create(VOLUME_SNAPSHOTS, snapshot), status)
 
-    async def _create_load(self, volume: Volume) -> None:
-        load = build_load(volume, self.namespace)
-        await self.client.create(LOAD_RESOURCES[volume.kind], load)
+    async def _create_transfer(self, volume: Volume) -> None:
+        transfer = build_transfer(volume, self.namespace)
+        await self.client.create(TRANSFER_RESOURCES[volume.kind], transfer)

@@ -1,6 +1,6 @@
 """A long queue before one dispatcher: what it costs while it waits, how fast it is admitted.
 
-Knows the course of it. Does not know targets. Nobody carries the loads out: they are admitted
+Knows the course of it. Does not know targets. Nobody carries the transfers out: they are admitted
 to nodes whose agents are said to live and do not.
 """
 
@@ -21,10 +21,10 @@ __all__ = ["Waiting", "measure_waiting"]
 
 @dataclass(frozen=True)
 class Waiting:
-    """A long queue before one dispatcher; `disorder` is that of the loads that waited before the first was admitted."""
+    """A long admission queue; `disorder` is that of the transfers that were pending before the first was admitted."""
 
-    loads: int
-    kib_per_load: float
+    transfers: int
+    kib_per_transfer: float
     cpu_percent: float
     cpu_ms_per_admission: float
     admissions_per_s: float
@@ -32,8 +32,8 @@ class Waiting:
     verdict: Verdict
 
 
-async def measure_waiting(doors: Doors, name: str, loads: int, *, log: Log) -> Waiting:
-    """Let many loads wait for a place, then give all of them one."""
+async def measure_waiting(doors: Doors, name: str, transfers: int, *, log: Log) -> Waiting:
+    """Let many transfers wait for a place, then give all of them one."""
     async with open_scene(doors, name, nodes=3) as scene:
         stage = scene.stage
         await stage.set_up(queue_length=QUEUE_LENGTH, slots=SLOTS)
@@ -46,22 +46,22 @@ async def measure_waiting(doors: Doors, name: str, loads: int, *, log: Log) -> W
         await scene.wait_for_leader()
         await asyncio.sleep(SETTLE_SECONDS)
         before_mib = leader.child.memory_mib
-        volumes = [Volume(KINDS[n % 2], f"load-{n:05}", apps[n % 10], source="shared") for n in range(loads)]
-        await stage.create_loads(volumes)
-        log(f"{name}: {loads} loads are created")
-        waiting = loads - min(loads, QUEUE_LENGTH)
+        volumes = [Volume(KINDS[n % 2], f"transfer-{n:05}", apps[n % 10], source="shared") for n in range(transfers)]
+        await stage.create_transfers(volumes)
+        log(f"{name}: {transfers} transfers are created")
+        waiting = transfers - min(transfers, QUEUE_LENGTH)
         await _wait_for_queue(scene, leader, waiting)
         cpu_seconds = leader.child.cpu_seconds
         await asyncio.sleep(SETTLE_SECONDS)
         cpu_percent = (leader.child.cpu_seconds - cpu_seconds) / SETTLE_SECONDS * 100
         kib = (leader.child.memory_mib - before_mib) * 1024 / max(1, waiting)
-        log(f"{name}: {kib:.2f} KiB for each load that waits")
+        log(f"{name}: {kib:.2f} KiB for each transfer that waits")
         await scene.end(leader.child)
         scene.history.read_on()
         earlier = scene.judge().admissions
-        await stage.set_limits(queue_length=max(loads, QUEUE_LENGTH), slots=SLOTS)
+        await stage.set_limits(queue_length=max(transfers, QUEUE_LENGTH), slots=SLOTS)
         leader = await scene.serve(LEADER_NODE)
-        await scene.wait_until(lambda seen: seen.admitted >= loads, seconds=LEAST_SECONDS + loads / 10)
+        await scene.wait_until(lambda seen: seen.admitted >= transfers, seconds=LEAST_SECONDS + transfers / 10)
         verdict = scene.judge()
         later = verdict.admissions[len(earlier) :]
         span = later[-1].seen_at - later[0].seen_at
@@ -71,11 +71,11 @@ async def measure_waiting(doors: Doors, name: str, loads: int, *, log: Log) -> W
         disorder = count_disorder(left, later, after=earlier[-1].queue)
         log(f"{name}: {len(later) / span:.0f} admissions a second, {disorder} out of order")
         cpu_ms = leader.child.cpu_seconds / len(later) * 1000
-        return Waiting(loads, kib, cpu_percent, cpu_ms, len(later) / span, disorder, verdict)
+        return Waiting(transfers, kib, cpu_percent, cpu_ms, len(later) / span, disorder, verdict)
 
 
 async def _wait_for_queue(scene: Scene, leader: Serving, waiting: int) -> None:
-    """Return once the leader itself says that so many loads wait, and each of them was told why."""
+    """Return once the leader itself says that so many transfers wait, and each of them was told why."""
     async with aiohttp.ClientSession() as session, asyncio.timeout(LEAST_SECONDS):
         while True:
             async with session.get(f"http://127.0.0.1:{leader.port}/status") as answer:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scale.watcher`: sees every version of every load, and of their limits.
+"""`python -m benchmarks.scale.watcher`: sees every version of every transfer, and of their limits.
 
 A process of its own, with a client of its own: nothing of the product sees for it. Knows how
 to miss nothing, or to say so. Does not judge (`benchmarks.scale.judge`).
@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from benchmarks.scale.history import LimitChange, Sight, sight_of_limits, sight_of_load, to_line
+from benchmarks.scale.history import LimitChange, Sight, sight_of_limits, sight_of_transfer, to_line
 from tests.testbed.api import Api, Json, Resource
 
 __all__ = ["READY", "main"]
@@ -65,7 +65,7 @@ class _Watcher:
         if meta["namespace"] != self._namespace:
             return
         if resource is not _CONFIG_MAPS:
-            self.seen.put(sight_of_load(event, seen_at=time.time()))
+            self.seen.put(sight_of_transfer(event, seen_at=time.time()))
         elif meta["name"] == self._config_map and event["type"] != "DELETED":
             self.seen.put(sight_of_limits(event["object"]))
 

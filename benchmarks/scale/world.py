@@ -1,6 +1,6 @@
 """`python -m benchmarks.scale.world`: storage, scheduler, kubelets and movers for one namespace, simulated.
 
-Knows how the objects of a load are seen. Does not know what is done about them
+Knows how the objects of a transfer are seen. Does not know what is done about them
 (`benchmarks.scale.rules`).
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.scale.kubelet import KubeletAddress, serve_logs
 from benchmarks.scale.process import build_parser, run_process, say_ready
 from benchmarks.scale.rules import Rules, Seen, Shape, volume_name
-from benchmarks.scale.stage import LOAD_RESOURCES, open_client
+from benchmarks.scale.stage import TRANSFER_RESOURCES, open_client
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import (
@@ -33,7 +33,7 @@ _WORKERS = 48
 
 
 class World:
-    """Sees all objects of the loads of one namespace, and looks at a load whenever one changed."""
+    """Sees all objects of the transfers of one namespace, and looks at a transfer whenever one changed."""
 
     def __init__(self, client: KubeClient, namespace: str, shape: Shape) -> None:
         clock = SystemClock()
@@ -43,7 +43,7 @@ class World:
         self._queue: WorkQueue[str] = WorkQueue(clock, name="world", workers=_WORKERS)
         self._rules = Rules(client, clock, namespace, shape, self._count_pods)
         self._targets: dict[str, JsonDict] = {}
-        self._loads = [self._follow(Selection(resource, namespace)) for resource in LOAD_RESOURCES.values()]
+        self._transfers = [self._follow(Selection(resource, namespace)) for resource in TRANSFER_RESOURCES.values()]
         self._pods = self._follow(Selection(PODS, namespace, label_selector=OWNER_UID_LABEL))
         self._snapshots = self._follow(Selection(VOLUME_SNAPSHOTS, namespace))
         self._claims = self._follow(Selection(PERSISTENT_VOLUME_CLAIMS))
@@ -51,7 +51,7 @@ class World:
 
     async def run(self, ready: asyncio.Event) -> None:
         """Work until canceled; `ready` is set once nothing is missed any more."""
-        informers = [*self._loads, self._pods, self._snapshots, self._claims, self._volumes]
+        informers = [*self._transfers, self._pods, self._snapshots, self._claims, self._volumes]
         async with asyncio.TaskGroup() as group:
             for informer in informers:
                 group.create_task(informer.run(), name="world")
@@ -77,10 +77,10 @@ class World:
 
     def _seen(self, name: str) -> Seen:
         own = self._namespace
-        loads = (informer.get(own, name) for informer in self._loads)
+        transfers = (informer.get(own, name) for informer in self._transfers)
         target = self._targets.get(name)
         return Seen(
-            load=next((load for load in loads if load is not None), None),
+            transfer=next((transfer for transfer in transfers if transfer is not None), None),
             pod=self._pods.get(own, name),
             claim=self._claims.get(own, name),
             target=target and self._claims.get(target["metadata"]["namespace"], name),

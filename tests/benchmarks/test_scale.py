@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.scale.budget import Budget
 from benchmarks.scale.counts import Counts
-from benchmarks.scale.history import History, LimitChange, Sight, sight_of_limits, sight_of_load, to_line
+from benchmarks.scale.history import History, LimitChange, Sight, sight_of_limits, sight_of_transfer, to_line
 from benchmarks.scale.judge import count_disorder, judge
-from benchmarks.scale.manifests import KINDS, Volume, build_config, build_load
+from benchmarks.scale.manifests import KINDS, Volume, build_config, build_transfer
 from benchmarks.scale.report import Report
 
 pytestmark = pytest.mark.processes
@@ -61,12 +61,12 @@ def limits(version: int = 1, *, queue_length: int | None = 2, slots: int = 1) ->
 
 def test_a_good_course_is_no_violation() -> None:
     phases = ("New", "Accepted", "Prepared", "InProgress", "Completed")
-    course = [sight(10 * n + step, f"load-{n}", phase) for n in (1, 2) for step, phase in enumerate(phases)]
+    course = [sight(10 * n + step, f"transfer-{n}", phase) for n in (1, 2) for step, phase in enumerate(phases)]
     verdict = judge(reversed(course), [limits()])
     assert verdict.violations == []
     assert (verdict.most_held, verdict.most_running) == (1, 1)
     assert verdict.ends == {"Completed": 2}
-    assert [one.name for one in verdict.admissions] == ["load-1", "load-2"]
+    assert [one.name for one in verdict.admissions] == ["transfer-1", "transfer-2"]
 
 
 def test_every_version_with_too_many_places_taken_is_a_violation() -> None:
@@ -94,22 +94,22 @@ def test_slots_are_counted_for_each_node() -> None:
 @pytest.mark.parametrize(
     ("was", "then"), [("Prepared", "Accepted"), ("Completed", "Accepted"), ("Completed", "Failed")]
 )
-def test_a_load_that_goes_back_is_a_violation(was: str, then: str) -> None:
+def test_a_transfer_that_goes_back_is_a_violation(was: str, then: str) -> None:
     assert len(judge([sight(2, "x", was), sight(3, "x", then)], [limits()]).violations) == 1
 
 
-def test_a_load_that_is_gone_takes_no_place() -> None:
+def test_a_transfer_that_is_gone_takes_no_place() -> None:
     course = [sight(2, "x", "Accepted"), replace(sight(3, "x", "Accepted"), gone=True), sight(4, "y", "Accepted")]
     assert judge(course, [limits(queue_length=1)]).violations == []
 
 
 def test_no_limit_is_never_exceeded() -> None:
-    course = [sight(n, f"load-{n}", "Accepted") for n in range(2, 50)]
+    course = [sight(n, f"transfer-{n}", "Accepted") for n in range(2, 50)]
     assert judge(course, [limits(queue_length=None)]).violations == []
 
 
 def test_disorder_is_counted_between_namespaces_and_inside_one() -> None:
-    waiting = [sight(n, f"load-{n}", "New", queue=queue) for n, queue in enumerate("abab")]
+    waiting = [sight(n, f"transfer-{n}", "New", queue=queue) for n, queue in enumerate("abab")]
     good = [waiting[0], waiting[1], waiting[2], waiting[3]]
     assert count_disorder(waiting, good) == 0
     assert count_disorder(waiting, good, after="b") == 0
@@ -120,9 +120,9 @@ def test_disorder_is_counted_between_namespaces_and_inside_one() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_down_is_read_again(kind: str, tmp_path: Path) -> None:
-    load = build_load(Volume(kind, "load", "app-1", _WORKLOAD), "velero")
-    load["metadata"] |= {"uid": "u", "resourceVersion": "7", "creationTimestamp": "2026-11-21T12:00:00Z"}
-    seen = sight_of_load({"type": "ADDED", "object": load}, seen_at=1.0)
+    transfer = build_transfer(Volume(kind, "transfer", "app-1", _WORKLOAD), "velero")
+    transfer["metadata"] |= {"uid": "u", "resourceVersion": "7", "creationTimestamp": "2026-11-21T12:00:00Z"}
+    seen = sight_of_transfer({"type": "ADDED", "object": transfer}, seen_at=1.0)
     later = replace(seen, version=8, phase="Completed", marked=False)
     path = tmp_path / "history"
     path.write_text(to_line(limits()) + to_line(seen))
@@ -136,7 +136,7 @@ def test_what_is_written_down_is_read_again(kind: str, tmp_path: Path) -> None:
         history.read_on()
         file.write(to_line(later)[20:])
     history.read_on()
-    assert (history.loads, history.done) == (1, 1)
+    assert (history.transfers, history.done) == (1, 1)
 
 
 def test_limits_are_read_from_the_agents_config_map() -> None:

@@ -1,1 +1,1 @@
-"""Whatever dies in mid-transfer, on a real kubelet: longer than what every change has to pass."""
+"""Whatever dies while data moves, on a real kubelet: longer than what every change has to pass."""

@@ -43,7 +43,7 @@ def seed(agent: Bed) -> Iterator[Seed]:
 
 @pytest.fixture
 def quartet(seed: Seed, request: pytest.FixtureRequest) -> Iterator[Quartet]:
-    """Four loads that are not made yet."""
+    """Four transfers that are not made yet."""
     quartet = Quartet(seed, request.node.name.rpartition("_")[2])
     yield quartet
     seed.gate.open()

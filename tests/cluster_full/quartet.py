@@ -1,4 +1,4 @@
-"""One load of each kind, held in mid-transfer, and what is true when it was well.
+"""One transfer of each kind, held while data moves, and what holds when it ended as expected.
 
 The volumes are `local` ones: the paths of CSI volumes are covered by tests from the recordings
 (tests/exposer/test_workload.py).
@@ -55,7 +55,7 @@ class Seed:
 
     Attributes:
         bed: Where it is.
-        gate: What every storage location of its loads is behind.
+        gate: What every storage location of its transfers is behind.
         space: Its namespace.
         kept: The Completed DataUpload and PodVolumeBackup, by kind.
     """
@@ -92,23 +92,23 @@ class Seed:
         backup["metadata"]["name"] = f"{self.space}-seed-pvb"
         backup["spec"]["backupStorageLocation"] = self.place.name
         self.bed.user.apply(upload, backup)
-        for load in (upload, backup):
-            self.kept[load["kind"]] = wait_until(self.bed, RESOURCES[load["kind"]], load, "Completed")
+        for transfer in (upload, backup):
+            self.kept[transfer["kind"]] = wait_until(self.bed, RESOURCES[transfer["kind"]], transfer, "Completed")
 
 
 @dataclass
 class Quartet:
-    """Four loads of a scenario, uploads into a repository that has nothing yet.
+    """Four transfers of a scenario, uploads into a repository that has nothing yet.
 
     Attributes:
         seed: Whose data they move.
         name: The scenario's.
-        loads: The loads as they were made, by kind.
+        transfers: The transfers as they were made, by kind.
     """
 
     seed: Seed
     name: str
-    loads: dict[str, Json] = field(default_factory=dict)
+    transfers: dict[str, Json] = field(default_factory=dict)
 
     @property
     def bed(self) -> Bed:
@@ -134,7 +134,7 @@ class Quartet:
         self.bed.user.wait(name, "jsonpath={.status.phase}=Ready", namespace=NAMESPACE)
 
     def make(self) -> None:
-        """Make the loads and what they are about."""
+        """Make the transfers and what they are about."""
         seed, place = self.seed, self.place
         label = f"{seed.space}-{self.name}"
         self.bed.user.apply(*place.build(url=seed.gate.url))
@@ -151,37 +151,37 @@ class Quartet:
         restore = self.reader.restore("data", backup=seed.kept["PodVolumeBackup"])
         restore["metadata"]["name"] = f"{label}-pvr"
         restore["spec"]["backupStorageLocation"] = seed.place.name
-        self.loads = {load["kind"]: load for load in (upload, download, backup, restore)}
+        self.transfers = {transfer["kind"]: transfer for transfer in (upload, download, backup, restore)}
         claim = seed.volume.target(target)
         claim["spec"]["resources"]["requests"]["storage"] = "128Mi"
-        self.bed.user.apply(claim, *self.loads.values())
+        self.bed.user.apply(claim, *self.transfers.values())
 
     def hold(self) -> None:
-        """Have the gate shut and make the loads; returns when all of them are held in mid-transfer."""
+        """Have the gate shut and make the transfers; returns when all of them are held while data moves."""
         self.seed.gate.shut()
         self.make()
         self.wait("InProgress")
         self.seed.gate.wait_held(*(str(pod["status"]["podIP"]) for pod in self.pods().values()))
 
     def wait(self, *phases: str) -> dict[str, Json]:
-        """Wait until all loads are in one of the phases; returns them by kind."""
-        return wait_all(self.bed, self.loads.values(), *phases)
+        """Wait until all transfers are in one of the phases; returns them by kind."""
+        return wait_all(self.bed, self.transfers.values(), *phases)
 
     def pods(self) -> dict[str, Json]:
-        """The mover pods by kind of their loads."""
+        """The mover pods by kind of their transfers."""
         found = {}
-        for kind, load in self.loads.items():
-            pod = self.bed.api.get(PODS, NAMESPACE, load["metadata"]["name"])
+        for kind, transfer in self.transfers.items():
+            pod = self.bed.api.get(PODS, NAMESPACE, transfer["metadata"]["name"])
             if pod is None:
-                raise BedError(f"{kind} {load['metadata']['name']} has no mover pod")
+                raise BedError(f"{kind} {transfer['metadata']['name']} has no mover pod")
             found[kind] = pod
         return found
 
     def cancel(self) -> None:
         """Have all of them canceled."""
-        for kind, load in self.loads.items():
+        for kind, transfer in self.transfers.items():
             body = {"spec": {"cancel": True}}
-            self.bed.api.patch(RESOURCES[kind], body, name=load["metadata"]["name"], namespace=NAMESPACE)
+            self.bed.api.patch(RESOURCES[kind], body, name=transfer["metadata"]["name"], namespace=NAMESPACE)
 
     def differences(self, ended: dict[str, Json], folder: Path) -> list[str]:
         """What of the data is not as it was; nothing where all is well."""
@@ -197,9 +197,9 @@ class Quartet:
         return found + _differences(pod, self._folder(self.reader.name))
 
     def remove(self) -> None:
-        """Have everything of the scenario deleted; nothing may hold a load back."""
+        """Have everything of the scenario deleted; nothing may hold a transfer back."""
         bed, space = self.bed, self.seed.space
-        names = [f"{load['kind'].lower()}/{load['metadata']['name']}" for load in self.loads.values()]
+        names = [f"{transfer['kind'].lower()}/{transfer['metadata']['name']}" for transfer in self.transfers.values()]
         bed.user.kubectl("delete", *names, "-n", NAMESPACE, "--ignore-not-found", "--timeout=60s")
         self.reader.delete()
         mine = [f"pvc/back-{self.name}", f"pvc/{self.reader.name}"]
@@ -214,16 +214,16 @@ class Quartet:
         return self.bed.folder / "volumes" / name
 
 
-def wait_all(bed: Bed, loads: Iterable[Json], *phases: str, seconds: float = _END_SECONDS) -> dict[str, Json]:
-    """Wait until all loads are in one of some phases, any final one if none is named; returns them by kind.
+def wait_all(bed: Bed, transfers: Iterable[Json], *phases: str, seconds: float = _END_SECONDS) -> dict[str, Json]:
+    """Wait until all transfers are in one of some phases, any final one if none is named; returns them by kind.
 
     Raises:
         BedError: One is not in time, or has ended otherwise.
     """
-    loads, deadline = list(loads), time.monotonic() + seconds
+    transfers, deadline = list(transfers), time.monotonic() + seconds
     while True:
-        found = {load["kind"]: _read(bed, load) for load in loads}
-        told = {kind: load.get("status", {}) for kind, load in found.items()}
+        found = {transfer["kind"]: _read(bed, transfer) for transfer in transfers}
+        told = {kind: transfer.get("status", {}) for kind, transfer in found.items()}
         if all((status.get("phase", "") in phases) if phases else is_final(found[k]) for k, status in told.items()):
             return found
         wrong = [kind for kind in told if phases and is_final(found[kind]) and told[kind]["phase"] not in phases]
@@ -233,7 +233,7 @@ def wait_all(bed: Bed, loads: Iterable[Json], *phases: str, seconds: float = _EN
 
 
 def leftovers(bed: Bed, *, seconds: float = _CLEAN_SECONDS) -> list[str]:
-    """What loads have left behind, given so many seconds to go."""
+    """What transfers have left behind, given so many seconds to go."""
     deadline = time.monotonic() + seconds
     while (left := _leftovers(bed)) and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
@@ -261,9 +261,9 @@ def _is_owned(item: Json) -> bool:
     return _OWNER_LABEL in (item["metadata"].get("labels") or {})
 
 
-def _read(bed: Bed, load: Json) -> Json:
+def _read(bed: Bed, transfer: Json) -> Json:
     try:
-        return bed.api.get(RESOURCES[load["kind"]], NAMESPACE, load["metadata"]["name"]) or {}
+        return bed.api.get(RESOURCES[transfer["kind"]], NAMESPACE, transfer["metadata"]["name"]) or {}
     except OSError:
         # An API server that was killed is not back yet.
         return {}

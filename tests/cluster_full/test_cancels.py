@@ -1,4 +1,4 @@
-"""A cancel in each phase, with a load of each kind: all end Canceled, and nothing is left."""
+"""A cancel in each phase, with a transfer of each kind: all end Canceled, and nothing is left."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
 
 
 def _expect_canceled(quartet: Quartet) -> None:
-    for load in quartet.wait("Canceled").values():
-        assert load["status"]["completionTimestamp"]
-        assert "cancel" in load["status"]["message"]
-        assert "snapshotID" not in load["status"]
+    for transfer in quartet.wait("Canceled").values():
+        assert transfer["status"]["completionTimestamp"]
+        assert "cancel" in transfer["status"]["message"]
+        assert "snapshotID" not in transfer["status"]
     assert leftovers(quartet.bed) == []
 
 
@@ -76,7 +76,7 @@ def test_prepared(quartet: Quartet) -> None:
         seed.volume.take_snapshots(["first"])
         seed.bed.user.apply(*first.place.build(url=seed.gate.url))
         upload = seed.volume.upload(f"{seed.space}-first-du", snapshot="first", location=first.place.name)
-        first.loads = {"DataUpload": upload}
+        first.transfers = {"DataUpload": upload}
         seed.bed.user.apply(upload)
         wait_until(seed.bed, UPLOADS, upload, "InProgress")
         pod = seed.bed.api.get(PODS, NAMESPACE, upload["metadata"]["name"]) or {}
@@ -108,7 +108,7 @@ def test_canceling(quartet: Quartet) -> None:
         movers.append(mover)
     quartet.cancel()
     quartet.wait("Canceling")
-    names = [f"{load['kind'].lower()}/{load['metadata']['name']}" for load in quartet.loads.values()]
+    names = [f"{transfer['kind'].lower()}/{transfer['metadata']['name']}" for transfer in quartet.transfers.values()]
     quartet.bed.user.kubectl("delete", *names, "-n", NAMESPACE, "--wait=false")
     for mover in movers:
         mover.go_on()

@@ -1,4 +1,4 @@
-"""SIGKILL in mid-transfer, to whatever takes part in it, with a load of each kind."""
+"""SIGKILL while data moves, to each process that takes part in it, with a transfer of each kind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SECONDS = 90
 
 @pytest.fixture
 def held(seed: Seed, request: pytest.FixtureRequest) -> Iterator[Quartet]:
-    """Four loads in mid-transfer."""
+    """Four transfers, held while data moves."""
     quartet = Quartet(seed, re.sub("[^a-z]", "", request.node.name.removeprefix("test_"))[:20])
     quartet.hold()
     yield quartet
@@ -41,18 +41,18 @@ def held(seed: Seed, request: pytest.FixtureRequest) -> Iterator[Quartet]:
 
 def _expect_completed(quartet: Quartet, folder: Path) -> None:
     ended = quartet.wait("Completed")
-    for load in ended.values():
-        assert "message" not in load["status"]
+    for transfer in ended.values():
+        assert "message" not in transfer["status"]
     assert leftovers(quartet.bed) == []
     assert quartet.differences(ended, folder) == []
 
 
 def _expect_failed(quartet: Quartet, told: str) -> None:
     ended = quartet.wait("Failed")
-    for kind, load in ended.items():
-        assert re.search(told, load["status"]["message"], re.IGNORECASE), f"{kind}: {load['status']['message']}"
-        assert "snapshotID" not in load["status"]
-        assert load["status"]["completionTimestamp"]
+    for kind, transfer in ended.items():
+        assert re.search(told, transfer["status"]["message"], re.IGNORECASE), f"{kind}: {transfer['status']['message']}"
+        assert "snapshotID" not in transfer["status"]
+        assert transfer["status"]["completionTimestamp"]
     assert leftovers(quartet.bed) == []
 
 

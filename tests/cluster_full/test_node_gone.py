@@ -1,4 +1,4 @@
-"""A node that is killed with movers of all kinds in mid-transfer. It comes last: nobody brings the node back."""
+"""A node that is killed while movers of all kinds move data. It comes last: the node does not come back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def impatient(agent: Bed) -> Bed:
 
 @pytest.fixture
 def held(impatient: Bed, seed: Seed) -> Iterator[list[Json]]:
-    """A load of each kind whose mover is on the node, held in mid-transfer."""
+    """A transfer of each kind whose mover is on the node, held while data moves."""
     bed, place = impatient, Place(impatient, f"{seed.space}-far")
     bed.user.apply(*place.build(url=seed.gate.url))
     pods = [_pod(seed, "far-writer"), _pod(seed, "far-reader", waits=True), _pod(seed, "far-source", claim="far")]
@@ -59,18 +59,18 @@ def held(impatient: Bed, seed: Seed) -> Iterator[list[Json]]:
     bed.user.wait("pod/far-reader", running, namespace=seed.space, seconds=90)
     seed.gate.shut()
     bed.user.kubectl("cordon", _OTHER)
-    loads = _loads(seed, place)
-    bed.user.apply(*loads)
-    wait_all(bed, loads, "InProgress")
+    transfers = _transfers(seed, place)
+    bed.user.apply(*transfers)
+    wait_all(bed, transfers, "InProgress")
     bed.user.kubectl("uncordon", _OTHER)
-    movers = [bed.api.get(PODS, NAMESPACE, load["metadata"]["name"]) or {} for load in loads]
+    movers = [bed.api.get(PODS, NAMESPACE, transfer["metadata"]["name"]) or {} for transfer in transfers]
     assert [mover["spec"]["nodeName"] for mover in movers] == [_NODE] * len(movers)
     seed.gate.wait_held(*(mover["status"]["podIP"] for mover in movers))
-    yield loads
+    yield transfers
     seed.gate.open()
 
 
-def _loads(seed: Seed, place: Place) -> list[Json]:
+def _transfers(seed: Seed, place: Place) -> list[Json]:
     far = Volume(seed.bed, seed.space, "far")
     far.take_snapshots(["far"])
     upload = far.upload(f"{seed.space}-far-du", snapshot="far", location=place.name)
@@ -78,9 +78,9 @@ def _loads(seed: Seed, place: Place) -> list[Json]:
     kept = seed.kept["DataUpload"]["status"]["snapshotID"]
     download = seed.volume.download("far-target", snapshot_id=kept, location=seed.place.name)
     download["metadata"]["name"] = f"{seed.space}-far-dd"
-    backup = _pod_load(seed, "PodVolumeBackup", "far-writer", place.name)
+    backup = _pod_transfer(seed, "PodVolumeBackup", "far-writer", place.name)
     backup["spec"]["node"] = _NODE
-    restore = _pod_load(seed, "PodVolumeRestore", "far-reader", seed.place.name)
+    restore = _pod_transfer(seed, "PodVolumeRestore", "far-reader", seed.place.name)
     restore["spec"] |= {
         "snapshotID": seed.kept["PodVolumeBackup"]["status"]["snapshotID"],
         "sourceNamespace": seed.space,
@@ -90,7 +90,7 @@ def _loads(seed: Seed, place: Place) -> list[Json]:
     return [upload, download, backup, restore]
 
 
-def _pod_load(seed: Seed, kind: str, pod_name: str, location: str) -> Json:
+def _pod_transfer(seed: Seed, kind: str, pod_name: str, location: str) -> Json:
     pod = seed.bed.api.get(PODS, seed.space, pod_name) or {}
     reference = {key: pod["metadata"][key] for key in ("namespace", "name", "uid")}
     spec = {
@@ -133,12 +133,12 @@ def _pod(seed: Seed, name: str, *, waits: bool = False, claim: str = "") -> Json
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": seed.space, "name": name}, "spec": spec}
 
 
-def test_its_loads_fail_and_name_it(held: list[Json], impatient: Bed) -> None:
+def test_its_transfers_fail_and_name_it(held: list[Json], impatient: Bed) -> None:
     kill_node()
     ended = wait_all(impatient, held, "Failed", seconds=_FAILED_SECONDS)
-    for kind, load in ended.items():
-        assert _NODE in load["status"]["message"], f"{kind}: {load['status']['message']}"
-        assert load["status"]["completionTimestamp"]
+    for kind, transfer in ended.items():
+        assert _NODE in transfer["status"]["message"], f"{kind}: {transfer['status']['message']}"
+        assert transfer["status"]["completionTimestamp"]
     # Its pods end when whoever runs the cluster says that it will not come back.
     impatient.user.kubectl("delete", "node", _NODE)
     assert leftovers(impatient, seconds=180) == []

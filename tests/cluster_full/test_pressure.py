@@ -28,9 +28,9 @@ _ENOUGH_FOR_A_MOVER_ALONE = "72Mi"
 
 
 def _expect_failed(quartet: Quartet, told: str) -> None:
-    for kind, load in quartet.wait("Failed").items():
-        assert re.search(told, load["status"]["message"], re.IGNORECASE), f"{kind}: {load['status']['message']}"
-        assert "snapshotID" not in load["status"]
+    for kind, transfer in quartet.wait("Failed").items():
+        assert re.search(told, transfer["status"]["message"], re.IGNORECASE), f"{kind}: {transfer['status']['message']}"
+        assert "snapshotID" not in transfer["status"]
     assert leftovers(quartet.bed) == []
 
 

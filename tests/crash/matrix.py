@@ -31,7 +31,7 @@ CHANGES = {
     "PodVolumeBackup": ([], []),
     "PodVolumeRestore": ([], []),
 }
-"""What a Completed load makes in its volume's namespace, and what it takes away."""
+"""What a Completed transfer makes in its volume's namespace, and what it takes away."""
 
 _AT_A_TIME = 16
 _SETTLE_SECONDS = 20
@@ -80,7 +80,7 @@ class Matrix:
                 await world.play(fuse)
             except TimeoutError as error:
                 at = fuse.counted[fuse.at] if fuse.at < len(fuse.counted) else "no request"
-                status = world.load.get("status")
+                status = world.transfer.get("status")
                 raise AssertionError(f"{fuse.fault.name} at {fuse.at} ({at}): {world.kind} is {status}") from error
 
 
@@ -113,22 +113,22 @@ async def _leaving(client: KubeClient, spaces: set[str]) -> bool:
 
 async def summarize(world: World, cluster: RealCluster) -> JsonDict:
     """Return what a run is judged by, beside what it made; what differs from run to run is left out."""
-    load = world.load
-    status = {key: value for key, value in load["status"].items() if not key.endswith("Timestamp")}
-    moved = cluster.moved.get(load["metadata"]["uid"], "")
+    transfer = world.transfer
+    status = {key: value for key, value in transfer["status"].items() if not key.endswith("Timestamp")}
+    moved = cluster.moved.get(transfer["metadata"]["uid"], "")
     result: JsonDict = {
         "status": status,
-        "stamps": sorted(key for key in load["status"] if key.endswith("Timestamp")),
-        "finalizers": load["metadata"].get("finalizers"),
+        "stamps": sorted(key for key in transfer["status"] if key.endswith("Timestamp")),
+        "finalizers": transfer["metadata"].get("finalizers"),
         "data": moved.replace(world.name, "*"),
     }
     if world.kind == "DataDownload":
         claim, volume = await world.target()
         result["target"] = (claim["status"]["phase"], volume.get("spec", {}).get("persistentVolumeReclaimPolicy"))
         result["data"] = volume.get("metadata", {}).get("name") == moved
-    elif "pod" in load["spec"]:
-        result["data"] = moved.replace(load["spec"]["pod"]["uid"], "*")
-        status["path"] = status.get("path", "").replace(load["metadata"]["uid"], "*")
+    elif "pod" in transfer["spec"]:
+        result["data"] = moved.replace(transfer["spec"]["pod"]["uid"], "*")
+        status["path"] = status.get("path", "").replace(transfer["metadata"]["uid"], "*")
     return result
 
 

@@ -236,7 +236,7 @@ class Site:
 
     def states(self, world: World) -> list[JsonDict]:
         """Return every state of a transfer, in order."""
-        return self.bench.seen[world.load["metadata"]["uid"]]
+        return self.bench.seen[world.transfer["metadata"]["uid"]]
 
     async def are_done(self) -> bool:
         """Whether all transfers are final and cleaned up."""

@@ -1,4 +1,4 @@
-"""Whatever breaks at whatever write, a load reaches the same end, before a real kube-apiserver.
+"""Whatever breaks at whatever write, a transfer reaches the same end, before a real kube-apiserver.
 
 Everything beside the API server is simulated: no kubelet, no storage, no controllers. `make test`
 has a good run of each kind and stops the agent at each write of a DataDownload; `make

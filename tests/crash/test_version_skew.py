@@ -1,6 +1,6 @@
 """Agents of this and of the previous version share the work on transfers, before a real kube-apiserver.
 
-One of them is killed in mid-transfer and the other version takes its place, as in an upgrade of
+One of them is killed while data moves and the other version takes its place, as in an upgrade of
 the DaemonSet, or in a rollback. `make crash-matrix-skew` runs this; PREVIOUS names the revision.
 """
 
@@ -143,7 +143,7 @@ async def _replace_both_while_agent_is_unavailable(site: Site, *, leader: Versio
 
 
 def _is_queued(world: World) -> bool:
-    status = world.load.get("status") or {}
+    status = world.transfer.get("status") or {}
     return "prepareQueueLength" in status.get("message", "") and not status.get("phase")
 
 
@@ -155,7 +155,7 @@ async def _are_queued(site: Site, number: int) -> bool:
 async def _wait_all(site: Site, what: str, holds: Callable[[JsonDict], bool]) -> None:
     async def do_all() -> bool:
         await site.read()
-        return all(holds(world.load.get("status") or {}) for world in site.worlds)
+        return all(holds(world.transfer.get("status") or {}) for world in site.worlds)
 
     await wait_for(f"all transfers are {what}", do_all, seconds=_STEP_SECONDS)
 
@@ -197,14 +197,14 @@ async def _expect_all_completed(site: Site) -> None:
 
 async def _expect_completed(site: Site, world: World, after: Listing) -> None:
     phases = [Phase((each.get("status") or {}).get("phase") or Phase.NEW) for each in site.states(world)]
-    assert [phase for phase, _ in groupby(phases)] == _GOOD_PATH, f"{world.kind}: {world.load}"
+    assert [phase for phase, _ in groupby(phases)] == _GOOD_PATH, f"{world.kind}: {world.transfer}"
     result = await summarize(world, site.bench.cluster)
     assert result["status"] == _RESULTS[world.kind], world.kind
     assert result["data"], world.kind
-    assert not world.load["metadata"].get("finalizers"), world.kind
+    assert not world.transfer["metadata"].get("finalizers"), world.kind
     if site.last_node_agent.version is Version.CURRENT:
         # An older one leaves annotations that it does not know.
-        marks = [*world.load["metadata"].get("annotations", {}), *world.load["metadata"].get("labels", {})]
+        marks = [*world.transfer["metadata"].get("annotations", {}), *world.transfer["metadata"].get("labels", {})]
         assert not [mark for mark in marks if mark.startswith("nodeagent.io/")], world.kind
     assert compare(site.before[world.space], after[world.space], hide=world.name) == CHANGES[world.kind], world.kind
 

@@ -1,4 +1,4 @@
-"""Worlds on one API server: each has two namespaces, one load, and agents that may be stopped.
+"""Worlds on one API server: each has two namespaces, one transfer, and agents that may be stopped.
 
 The agent is the whole one, as `serve` wires it, so the dispatcher's writes are among those it is
 stopped at. Left out are the Lease's, whose number time decides, and the repository controller.
@@ -82,14 +82,14 @@ async def open_client(apiserver: ApiServer, fuse: Fuse | None = None) -> AsyncIt
 
 @dataclass
 class World:
-    """One load of a kind; its volume is in a namespace of its own, and so are its agents unless `namespace` says so."""
+    """One transfer of a kind; its volume has its own namespace, and so have its agents unless `namespace` is set."""
 
     apiserver: ApiServer
     client: KubeClient
     kind: str
     name: str = field(default_factory=lambda: f"crash-{secrets.token_hex(4)}")
     namespace: str = ""
-    load: JsonDict = field(default_factory=dict)
+    transfer: JsonDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.namespace = self.namespace or self.name
@@ -100,7 +100,7 @@ class World:
         return f"{self.name}-app"
 
     async def prepare(self) -> None:
-        """Make all that a load needs, and an agent."""
+        """Make all that a transfer needs, and an agent."""
         await self.prepare_agents()
         await self.prepare_volume()
 
@@ -123,12 +123,12 @@ class World:
         await self._create(PODS, agent)
 
     async def begin(self) -> None:
-        """Make the load's volume, and the load."""
-        # A VolumeSnapshotContent has no namespace, and its name is the load's.
-        self.load = self._put(LOADS[self.kind](self.name), self.namespace)
-        spec = self.load["spec"]
+        """Make the transfer's volume, and the transfer."""
+        # A VolumeSnapshotContent has no namespace, and its name is the transfer's.
+        self.transfer = self._put(LOADS[self.kind](self.name), self.namespace)
+        spec = self.transfer["spec"]
         if "pod" in spec:
-            pod = self._put(workload_pod(self.load), self.space)
+            pod = self._put(workload_pod(self.transfer), self.space)
             for container in [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]:
                 container["image"] = "none"
             spec["pod"] |= {"namespace": self.space, "uid": (await self._create(PODS, pod))["metadata"]["uid"]}
@@ -139,10 +139,10 @@ class World:
             await self._make_snapshot(spec)
         if "sourceNamespace" in spec:
             spec["sourceNamespace"] = self.space
-        self.load = await self.client.create(LOAD_RESOURCES[self.kind], self.load)
+        self.transfer = await self.client.create(LOAD_RESOURCES[self.kind], self.transfer)
 
     async def play(self, fuse: Fuse) -> None:
-        """Run agents until the load is done: one behind the fuse, then another one."""
+        """Run agents until the transfer is done: one behind the fuse, then another one."""
         spec = await read_spec(self.client, self._settings, self.namespace)
         async with open_client(self.apiserver, fuse) as client, _running(client, spec):
             while not (fuse.blown.is_set() and fuse.fault.stops) and not await self.is_done():
@@ -152,15 +152,15 @@ class World:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def is_done(self) -> bool:
-        """Whether the load has left the agent's hands, cleaned up."""
-        meta = self.load["metadata"]
-        self.load = await self.client.get(LOAD_RESOURCES[self.kind], meta["namespace"], meta["name"])
-        labels = self.load["metadata"].get("labels", {})
-        return "completionTimestamp" in self.load.get("status", {}) and NODE_LABEL not in labels
+        """Whether the transfer has left the agent's hands, cleaned up."""
+        meta = self.transfer["metadata"]
+        self.transfer = await self.client.get(LOAD_RESOURCES[self.kind], meta["namespace"], meta["name"])
+        labels = self.transfer["metadata"].get("labels", {})
+        return "completionTimestamp" in self.transfer.get("status", {}) and NODE_LABEL not in labels
 
     async def target(self) -> tuple[JsonDict, JsonDict]:
         """The claim that a DataDownload restores into, and its volume (empty: none)."""
-        name = self.load["spec"]["targetVolume"]["pvc"]
+        name = self.transfer["spec"]["targetVolume"]["pvc"]
         claim = await self.client.get(PERSISTENT_VOLUME_CLAIMS, self.space, name)
         volume = await self.client.read(PERSISTENT_VOLUMES, "", claim["spec"].get("volumeName", "none"))
         return claim, volume or {}

@@ -1,6 +1,6 @@
 """The benchmark of scale, in small: real agents, a real API server, simulated kubelets and movers.
 
-One leader is killed and one is stopped for longer than its lease while loads of all kinds run.
+One leader is killed and one is stopped for longer than its lease while transfers of all kinds run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def doors(apiserver: ApiServer, tmp_path: Path) -> Doors:
 
 @pytest.mark.timeout(300)
 async def test_limits_are_kept_while_leaders_die_and_come_back(doors: Doors) -> None:
-    effort = Effort(agents=5, loads=100, mover_seconds=0.5, queue_length=20)
+    effort = Effort(agents=5, transfers=100, mover_seconds=0.5, queue_length=20)
 
     result = await measure_leaders(doors, "scale", effort, disturbs=[kill_leader, pause_leader], log=lambda _: None)
 

@@ -1,1 +1,1 @@
-"""Loads and faults at random, for as long as one likes: every load ends, explained, and nothing is left."""
+"""Transfers and faults at random, for as long as one likes: every transfer ends, explained, and nothing is left."""

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WORKERS = 8
-_LOADS_AT_A_TIME = 16
-_LEAST_LOADS = 200
+_TRANSFERS_AT_A_TIME = 16
+_LEAST_TRANSFERS = 200
 _LEAST_FAULTS = 100
 _LEAST_OF_EACH = 5
 _WITHOUT_TROUBLE = 3
@@ -68,7 +68,7 @@ class Soak:
         troubles = Deck([*TROUBLES, *[NO_TROUBLE] * _WITHOUT_TROUBLE], random.Random(chance.random()))
         with ExitStack() as stack:
             install_agent(self.bed.user, self.bed.env)
-            stack.enter_context(configured(self.bed, loadConcurrency={"globalConfig": _LOADS_AT_A_TIME}))
+            stack.enter_context(configured(self.bed, loadConcurrency={"globalConfig": _TRANSFERS_AT_A_TIME}))
             wrong = Place(self.bed, WRONG_LOCATION).build(secret_key="notthesecretofanybody")
             self.bed.user.apply(*wrong)
             grounds = [
@@ -107,7 +107,7 @@ class Soak:
         journal = self.journal
         names = [*(trouble.name for trouble in TROUBLES), *build_chaos(self.bed)]
         often = all(journal.faults[name] >= _LEAST_OF_EACH for name in names)
-        return often and len(journal.entries) >= _LEAST_LOADS and journal.faults.total() >= _LEAST_FAULTS
+        return often and len(journal.entries) >= _LEAST_TRANSFERS and journal.faults.total() >= _LEAST_FAULTS
 
     def _watch_memory(self) -> None:
         while not self._over.wait(_SAMPLE_SECONDS):
@@ -147,7 +147,7 @@ def _all_at_once(works: list[Callable[[], None]]) -> None:
 
 
 def main() -> int:
-    """Run the soak; 0 only if every load ended as it should and nothing is left."""
+    """Run the soak; 0 only if every transfer ended as it should and nothing is left."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1200.0, help="how long (default: 1200)")
     parser.add_argument("--seed", type=int, default=None, help="of the chance (default: another one each time)")

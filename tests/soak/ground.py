@@ -1,4 +1,4 @@
-"""A worker's own volumes, storage location and repository, and how it makes a load of each kind.
+"""A worker's own volumes, storage location and repository, and how it makes a transfer of each kind.
 
 Data is put into volumes from outside, where the bed keeps them: random each time, so that
 nothing of it is in the repository yet and a shut gate holds it.
@@ -49,7 +49,7 @@ class Ground:
     Attributes:
         bed: Where it is.
         gate: Behind which its storage location is.
-        name: Its namespace, its location and the beginning of its loads' names.
+        name: Its namespace, its location and the beginning of its transfers' names.
     """
 
     bed: Bed
@@ -66,15 +66,17 @@ class Ground:
         api.create(CLAIMS, build_claim(self.name, "data", size="64Mi"))
         api.create(PODS, self._pod("writer", waits=False))
         for kind in ("DataUpload", "PodVolumeBackup"):
-            load = self.make(kind, f"{self.name}-{kind.lower()}-seed")
-            api.create(RESOURCES[kind], load)
-            ended = self.wait(load, is_final)
+            transfer = self.make(kind, f"{self.name}-{kind.lower()}-seed")
+            api.create(RESOURCES[kind], transfer)
+            ended = self.wait(transfer, is_final)
             if ended["status"]["phase"] != "Completed":
-                raise BedError(f"{kind} {load['metadata']['name']} ended before anything was broken: {ended['status']}")
+                raise BedError(
+                    f"{kind} {transfer['metadata']['name']} ended before anything was broken: {ended['status']}"
+                )
             self._kept[kind] = ended["status"]["snapshotID"]
 
     def make(self, kind: str, name: str) -> Json:
-        """Make what a load of a kind is about; returns the load, which is not made yet."""
+        """Make what a transfer of a kind is about; returns the transfer, which is not made yet."""
         match kind:
             case "DataUpload":
                 return self._upload(name)
@@ -85,38 +87,38 @@ class Ground:
             case "PodVolumeBackup":
                 writer = self._wait_pod("writer", lambda pod: pod.get("status", {}).get("phase") == "Running")
                 _fill(Path(_POD_VOLUMES.format(uid=writer["metadata"]["uid"])))
-                return self._pod_load(kind, name, writer, {"node": _NODE})
+                return self._pod_transfer(kind, name, writer, {"node": _NODE})
         self.bed.api.create(PODS, self._pod(name, waits=True))
         reader = self._wait_pod(name, _waits)
-        return self._pod_load(
+        return self._pod_transfer(
             kind, name, reader, {"snapshotID": self._kept["PodVolumeBackup"], "sourceNamespace": self.name}
         )
 
-    def wait(self, load: Json, until: Callable[[Json], bool], *, seconds: float = _SECONDS) -> Json:
-        """Wait until something is true of a load; returns it, empty where it is gone.
+    def wait(self, transfer: Json, until: Callable[[Json], bool], *, seconds: float = _SECONDS) -> Json:
+        """Wait until something is true of a transfer; returns it, empty where it is gone.
 
         Raises:
             BedError: It did not come true in time.
         """
-        resource, name = RESOURCES[load["kind"]], load["metadata"]["name"]
+        resource, name = RESOURCES[transfer["kind"]], transfer["metadata"]["name"]
         deadline = time.monotonic() + seconds
         while found := self.bed.api.get(resource, NAMESPACE, name):
             if until(found):
                 return found
             if time.monotonic() > deadline:
-                raise BedError(f"{load['kind']} {name} after {seconds:.0f} s: {found.get('status')}")
+                raise BedError(f"{transfer['kind']} {name} after {seconds:.0f} s: {found.get('status')}")
             time.sleep(_LOOK_SECONDS)
         return {}
 
-    def mover(self, load: Json) -> Json:
-        """The mover pod of a load, empty where there is none."""
-        return self.bed.api.get(PODS, NAMESPACE, load["metadata"]["name"]) or {}
+    def mover(self, transfer: Json) -> Json:
+        """The mover pod of a transfer, empty where there is none."""
+        return self.bed.api.get(PODS, NAMESPACE, transfer["metadata"]["name"]) or {}
 
-    def remove(self, load: Json) -> None:
-        """Have a load deleted, and what it was about."""
-        api, name = self.bed.api, load["metadata"]["name"]
-        api.delete(RESOURCES[load["kind"]], NAMESPACE, name)
-        self.wait(load, lambda _: False)
+    def remove(self, transfer: Json) -> None:
+        """Have a transfer deleted, and what it was about."""
+        api, name = self.bed.api, transfer["metadata"]["name"]
+        api.delete(RESOURCES[transfer["kind"]], NAMESPACE, name)
+        self.wait(transfer, lambda _: False)
         for resource in (PODS, CLAIMS, SNAPSHOTS):
             api.delete(resource, self.name, name)
 
@@ -136,7 +138,7 @@ class Ground:
             time.sleep(_LOOK_SECONDS)
         return Volume(self.bed, self.name).upload(name, snapshot=name, location=self.name)
 
-    def _pod_load(self, kind: str, name: str, pod: Json, spec: Json) -> Json:
+    def _pod_transfer(self, kind: str, name: str, pod: Json, spec: Json) -> Json:
         metadata: Json = {"namespace": NAMESPACE, "name": name}
         if kind == "PodVolumeRestore":
             owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}

@@ -1,6 +1,6 @@
 """What was done and what became of it, kept by all who take part; and the verdict.
 
-Knows no cluster: loads and faults are told to it.
+Knows no cluster: transfers and faults are told to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Ending", "Entry", "Journal"]
 
 @dataclass(frozen=True)
 class Ending:
-    """How a load may end: its phases, and what its message must say where it is Failed.
+    """How a transfer may end: its phases, and what its message must say where it is Failed.
 
     `gone` stands among the phases for one that was deleted.
     """
@@ -33,7 +33,7 @@ class Ending:
 
 @dataclass
 class Entry:
-    """One load: what happened to it, how it may end, how it did."""
+    """One transfer: what happened to it, how it may end, how it did."""
 
     kind: str
     name: str
@@ -56,7 +56,7 @@ class Entry:
 
 @dataclass
 class Journal:
-    """All loads and faults."""
+    """All transfers and faults."""
 
     entries: list[Entry] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class Journal:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, entry: Entry) -> None:
-        """Note a load that was made."""
+        """Note a transfer that was made."""
         with self._lock:
             self.entries.append(entry)
 
@@ -80,10 +80,10 @@ class Journal:
 
     @property
     def not_final(self) -> list[Entry]:
-        """Loads that came to no end."""
+        """Transfers that came to no end."""
         return [entry for entry in self.entries if not entry.final]
 
     @property
     def unexplained(self) -> list[Entry]:
-        """Loads whose end is none that was to be expected, or does not say why."""
+        """Transfers whose end is none that was to be expected, or does not say why."""
         return [entry for entry in self.entries if entry.final and not entry.explained]

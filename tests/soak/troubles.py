@@ -1,4 +1,4 @@
-"""Faults that are meant for one load, and how that load may end by them."""
+"""Faults that are meant for one transfer, and how that transfer may end by them."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Trouble:
 
     Attributes:
         name: What it is called.
-        kinds: The kinds of load that it may befall.
-        ending: How such a load may end.
-        spoil: Changes the load before it is made.
-        strike: Happens once it was made; `holds` says that it has to be in mid-transfer then.
+        kinds: The kinds of transfer that it may befall.
+        ending: How such a transfer may end.
+        spoil: Changes the transfer before it is made.
+        strike: Happens once it was made; `holds` says that its data has to be moving then.
     """
 
     name: str
@@ -58,53 +58,55 @@ class Trouble:
     holds: bool = False
 
 
-def hold(ground: Ground, load: Json) -> None:
-    """Return once a load is held in mid-transfer by its ground's gate, which is shut.
+def hold(ground: Ground, transfer: Json) -> None:
+    """Return once a transfer is held while data moves by its ground's gate, which is shut.
 
     Raises:
         BedError: It is not.
     """
-    moving = ground.wait(load, lambda found: is_final(found) or found.get("status", {}).get("phase") == "InProgress")
+    moving = ground.wait(
+        transfer, lambda found: is_final(found) or found.get("status", {}).get("phase") == "InProgress"
+    )
     if not moving or is_final(moving):
-        raise BedError(f"{load['metadata']['name']} ended before it was held: {moving.get('status')}")
-    ground.gate.wait_held(str(ground.mover(load)["status"]["podIP"]))
+        raise BedError(f"{transfer['metadata']['name']} ended before it was held: {moving.get('status')}")
+    ground.gate.wait_held(str(ground.mover(transfer)["status"]["podIP"]))
 
 
-def _kill_mover(ground: Ground, load: Json, _chance: random.Random) -> None:
-    belongs = of_pod(ground.mover(load))
+def _kill_mover(ground: Ground, transfer: Json, _chance: random.Random) -> None:
+    belongs = of_pod(ground.mover(transfer))
     wait_for_one("the mover", lambda process: is_mover(process) and belongs(process)).kill()
 
 
-def _kill_kopia(ground: Ground, load: Json, _chance: random.Random) -> None:
-    belongs = of_pod(ground.mover(load))
+def _kill_kopia(ground: Ground, transfer: Json, _chance: random.Random) -> None:
+    belongs = of_pod(ground.mover(transfer))
     wait_for_one("kopia", lambda process: is_kopia(process) and belongs(process)).kill()
 
 
-def _delete_pod(ground: Ground, load: Json, _chance: random.Random) -> None:
-    belongs = of_pod(ground.mover(load))
+def _delete_pod(ground: Ground, transfer: Json, _chance: random.Random) -> None:
+    belongs = of_pod(ground.mover(transfer))
     mover = wait_for_one("the mover", lambda process: is_mover(process) and belongs(process))
-    ground.bed.api.delete(PODS, NAMESPACE, load["metadata"]["name"])
+    ground.bed.api.delete(PODS, NAMESPACE, transfer["metadata"]["name"])
     # Until then the gate stays shut: let go, it might come to its end before the kubelet ends it.
     mover.wait_gone()
 
 
-def _stall(ground: Ground, _load: Json, _chance: random.Random) -> None:
+def _stall(ground: Ground, _transfer: Json, _chance: random.Random) -> None:
     time.sleep(_STALL_SECONDS)
 
 
-def _cancel(ground: Ground, load: Json, chance: random.Random) -> None:
+def _cancel(ground: Ground, transfer: Json, chance: random.Random) -> None:
     time.sleep(chance.uniform(0, _LONGEST_WHIM_SECONDS))
     body = {"spec": {"cancel": True}}
-    ground.bed.api.patch(RESOURCES[load["kind"]], body, name=load["metadata"]["name"], namespace=NAMESPACE)
+    ground.bed.api.patch(RESOURCES[transfer["kind"]], body, name=transfer["metadata"]["name"], namespace=NAMESPACE)
 
 
-def _delete(ground: Ground, load: Json, chance: random.Random) -> None:
+def _delete(ground: Ground, transfer: Json, chance: random.Random) -> None:
     time.sleep(chance.uniform(0, _LONGEST_WHIM_SECONDS))
-    ground.bed.api.delete(RESOURCES[load["kind"]], NAMESPACE, load["metadata"]["name"])
+    ground.bed.api.delete(RESOURCES[transfer["kind"]], NAMESPACE, transfer["metadata"]["name"])
 
 
-def _fail_provisioning(ground: Ground, load: Json, _chance: random.Random) -> None:
-    name = load["metadata"]["name"]
+def _fail_provisioning(ground: Ground, transfer: Json, _chance: random.Random) -> None:
+    name = transfer["metadata"]["name"]
     _set_fault(ground, name, f"provision {NAMESPACE}/{name} fail:the disk is full")
     time.sleep(_STALL_SECONDS)
     _set_fault(ground, name, "")
@@ -121,17 +123,17 @@ def _set_fault(ground: Ground, name: str, line: str) -> None:
         ground.bed.api.patch(CONFIG_MAPS, {"data": {"faults": text}}, name=config_map, namespace=namespace)
 
 
-def _lose_location(load: Json) -> None:
-    load["spec"]["backupStorageLocation"] = "soak-nowhere"
+def _lose_location(transfer: Json) -> None:
+    transfer["spec"]["backupStorageLocation"] = "soak-nowhere"
 
 
-def _take_wrong_keys(load: Json) -> None:
-    load["spec"]["backupStorageLocation"] = WRONG_LOCATION
+def _take_wrong_keys(transfer: Json) -> None:
+    transfer["spec"]["backupStorageLocation"] = WRONG_LOCATION
 
 
-def _lose_source(load: Json) -> None:
-    spec = load["spec"]
-    match load["kind"]:
+def _lose_source(transfer: Json) -> None:
+    spec = transfer["spec"]
+    match transfer["kind"]:
         case "DataUpload":
             spec["csiSnapshot"]["volumeSnapshot"] = "nobody-took-it"
         case "PodVolumeBackup":

@@ -1,4 +1,4 @@
-"""One worker of the soak: a load after the other, each with the fault that chance has for it."""
+"""One worker of the soak: a transfer after the other, each with the fault that chance has for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _END_SECONDS = 300
 
 @dataclass
 class Worker:
-    """Makes loads on its ground until it is told to stop.
+    """Makes transfers on its ground until it is told to stop.
 
     `kinds` and `troubles` are shared by all workers, so that all come up equally often.
     """
@@ -44,7 +44,7 @@ class Worker:
     stop: Callable[[], bool]
 
     def run(self) -> None:
-        """Work; what a load is about may be impossible to make, which is told, and the next one is tried."""
+        """Work; what a transfer is about may be impossible to make, which is told, and the next one is tried."""
         number = 0
         while not self.stop():
             number += 1
@@ -64,30 +64,30 @@ class Worker:
             self.journal.say(f"{kind} {name} ({trouble.name}): {entry.phase or 'not final'}{told}")
 
     def _play(self, entry: Entry, trouble: Trouble) -> None:
-        """Make a load, let its fault happen, see how it ends, remove it."""
+        """Make a transfer, let its fault happen, see how it ends, remove it."""
         ground = self.ground
-        load = ground.make(entry.kind, entry.name)
+        transfer = ground.make(entry.kind, entry.name)
         if trouble.spoil is not None:
-            trouble.spoil(load)
+            trouble.spoil(transfer)
             self.journal.injected(trouble.name)
         if trouble.holds:
             ground.gate.shut()
         try:
-            ground.bed.api.create(RESOURCES[entry.kind], load)
+            ground.bed.api.create(RESOURCES[entry.kind], transfer)
             self.journal.add(entry)
             if trouble.holds:
-                hold(ground, load)
+                hold(ground, transfer)
             if trouble.strike is not None:
-                trouble.strike(ground, load, self.chance)
+                trouble.strike(ground, transfer, self.chance)
                 self.journal.injected(trouble.name)
         finally:
             ground.gate.open()
-            self._note_end(entry, load)
-        ground.remove(load)
+            self._note_end(entry, transfer)
+        ground.remove(transfer)
 
-    def _note_end(self, entry: Entry, load: Json) -> None:
+    def _note_end(self, entry: Entry, transfer: Json) -> None:
         found: Json = {"status": {"phase": ""}}
         with suppress(BedError):
-            found = self.ground.wait(load, is_final, seconds=_END_SECONDS)
+            found = self.ground.wait(transfer, is_final, seconds=_END_SECONDS)
         entry.phase = found["status"]["phase"] if found else "gone"
         entry.message = found.get("status", {}).get("message", "")
