@@ -1,7 +1,7 @@
-"""`python -m benchmarks.bench_mover`: what the mover costs beside kopia alone, on one machine.
+"""`python -m benchmarks.bench_mover`: what the data mover costs beside kopia alone, on one machine.
 
 Knows its command line, the namespaces it runs in, and what it prints. Does not know which runs
-there are, nor targets: who reads the last line does.
+there are, nor targets: the reader of the last line does.
 """
 
 import argparse
@@ -30,7 +30,7 @@ __all__ = ["main"]
 _FIGURES: Final = "figures of the data mover"
 _INSIDE: Final = "--inside"
 _NAMESPACES: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""A mount namespace for the service account and what is thrown away, one of processes: nothing outlives this one."""
+"""A mount namespace for the service account and temporary file systems; a PID namespace: no process outlives it."""
 
 
 async def _measure(plan: Plan, folder: Path, stages: Stages) -> Figures:
@@ -44,7 +44,7 @@ async def _measure(plan: Plan, folder: Path, stages: Stages) -> Figures:
 
 
 def _table(plan: Plan, figures: Figures, stages: Stages) -> list[str]:
-    """Return the lines that tell the run."""
+    """Return the lines that describe the run."""
     tree = plan.tree
     moved = f"{tree.total_bytes / 1e9:.2f} GB in {tree.large_files} large and {tree.small_files:,} small files"
     asked = "" if figures.pairs == plan.pairs else " (there was no time for more)"

@@ -1,7 +1,7 @@
 """`python -m benchmarks.bench_scale`: many agents and many transfers before a real API server.
 
 Knows which scenarios there are, in which order, and how much time each has. Does not know
-targets: who reads the last line does. That line comes whatever befell the scenarios.
+targets: the reader of the last line does. That line is printed whatever happened in the scenarios.
 """
 
 import argparse
@@ -41,8 +41,8 @@ _FEW_SHARE: Final = 5
 _KILLS_SHARE: Final = 0.6
 """Leaders are killed during so many of the transfers, and paused during the others."""
 
-_STUCK_SECONDS: Final = 60
-"""So long after the time is up even a call that blocks everything is broken off."""
+_BLOCKED_SECONDS: Final = 60
+"""So long after the time is up even a call that blocks everything is interrupted."""
 
 _FIGURES: Final = "figures of scale"
 _FEW_AGENTS: Final = 5
@@ -68,7 +68,7 @@ class Benchmark:
         return all(good)
 
     async def _measure(self, doors: Doors, name: str, seconds: float) -> bool:
-        """Measure one scenario in so many seconds; what goes wrong with it is told and harms no other."""
+        """Measure one scenario in so many seconds; a failure of it is reported and affects no other."""
         _say(f"-- {name}, {seconds:.0f} s at most")
         try:
             async with asyncio.timeout(seconds):
@@ -108,7 +108,7 @@ class Benchmark:
         self.report.pauses = await measure_leaders(doors, "pauses", effort, disturbs=disturbs, log=_say)
 
     def _effort(self, agents: int, transfers: int) -> Effort:
-        """Return the effort of so many agents: with fewer slots movers are faster, so that transfers wait as long."""
+        """Return the effort of so many agents: with fewer slots movers are faster, so that pending times are equal."""
         return Effort(agents, transfers, mover_seconds=agents * 2 / self._arguments.rate)
 
 
@@ -119,7 +119,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--transfers", type=int, default=2000, help="of the scenario many (default: 2000); others have a share of it"
     )
-    parser.add_argument("--waiting", type=int, default=10_000, help="transfers that wait (default: 10000)")
+    parser.add_argument("--waiting", type=int, default=10_000, help="pending transfers (default: 10000)")
     parser.add_argument("--rate", type=float, default=10.0, help="transfers a second that movers allow (default: 10)")
     parser.add_argument("--kills", type=int, default=20, help="times a leader is killed (default: 20)")
     parser.add_argument("--pauses", type=int, default=10, help="times a leader is paused (default: 10)")
@@ -138,15 +138,15 @@ def _parse() -> argparse.Namespace:
 
 
 @contextmanager
-def _breaking_off(minutes: float) -> Iterator[None]:
+def _interrupting(minutes: float) -> Iterator[None]:
     """Let nothing go on for much longer than `minutes`, be it a call that blocks the event loop."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        raise BenchmarkError(f"broken off: it went on for more than {minutes:g} minutes")
+        raise BenchmarkError(f"interrupted: not done within {minutes:g} minutes")
 
     before = signal.signal(signal.SIGALRM, stop)
     # And again, where the next scenario blocks as well.
-    signal.setitimer(signal.ITIMER_REAL, minutes * 60 + _STUCK_SECONDS, _STUCK_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, minutes * 60 + _BLOCKED_SECONDS, _BLOCKED_SECONDS)
     try:
         yield
     finally:
@@ -158,7 +158,7 @@ def _measure(benchmark: Benchmark, minutes: float, folder: Path) -> bool:
     """Measure in `folder`; return whether nothing is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _breaking_off(minutes), open_doors(folder) as doors:
+        with _interrupting(minutes), open_doors(folder) as doors:
             return asyncio.run(benchmark.run(doors))
     except Exception:  # noqa: BLE001 - servers that do not start or end: what was measured counts
         _say(traceback.format_exc())

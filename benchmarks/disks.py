@@ -1,6 +1,6 @@
 """File systems that hold the files of one run and go as a whole: in memory, or on the disk.
 
-Knows how they are made in this mount namespace, and that nobody waits for the removal of each
+Knows how they are made in this mount namespace, and that no run waits for the removal of each
 file. Does not know what is put there.
 Source: mount(8), "Loop-device support": the loop device goes with the mount; mke2fs(8); ext4(5).
 """
@@ -28,7 +28,7 @@ _LAZILY: Final = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
 """The image is new, all of it reads as zero already."""
 
 _VOLUME: Final = "loop,noinit_itable"
-"""Nothing is written in the background but what somebody wrote."""
+"""Nothing is written in the background but what a program wrote."""
 
 _CACHE: Final = f"{_VOLUME},barrier=0"
 """kopia flushes each file of its cache. Through a file on another file system a flush costs two of the disk's, so
@@ -71,7 +71,7 @@ class Disks:
 
     @contextmanager
     def cache(self) -> Iterator[Path]:
-        """Return an empty folder for what nobody needs later, on a file system of its own as well, until it is left."""
+        """Return an empty folder for temporary files, on a file system of its own as well, until it is left."""
         with self._fresh(_CACHE) as files:
             try:
                 yield files

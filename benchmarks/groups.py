@@ -17,7 +17,7 @@ _MIB: Final = 1 << 20
 
 @contextmanager
 def memory_group(limit_mib: int) -> Iterator[Path | None]:
-    """Make a group whose processes get no more than that, without swap; None where nobody may make one.
+    """Make a group whose processes get no more than that, without swap; None without the permission to make one.
 
     It is removed at the end, when all processes in it have ended.
     """

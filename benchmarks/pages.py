@@ -16,7 +16,7 @@ def _marks(name: str) -> tuple[str, str]:
 
 
 def check_page(page: Path, name: str) -> None:
-    """Return if the page has a place for the figures called `name`.
+    """Check that the page has the marks for the figures called `name`.
 
     Raises:
         BenchmarkError: it has none, or cannot be read.
@@ -26,11 +26,11 @@ def check_page(page: Path, name: str) -> None:
     except OSError as e:
         raise BenchmarkError(f"{page} cannot be read: {e.strerror}") from e
     if [text.count(mark) for mark in _marks(name)] != [1, 1]:
-        raise BenchmarkError(f"{page} has no place for the figures: the lines {' and '.join(_marks(name))}")
+        raise BenchmarkError(f"{page} has no marks for the figures: the lines {' and '.join(_marks(name))}")
 
 
 def record(page: Path, name: str, lines: Iterable[str]) -> None:
-    """Let the lines be what stands between the marks of `name` in the page."""
+    """Replace what is between the marks of `name` in the page with the lines."""
     begin, end = _marks(name)
     head, _, rest = page.read_text().partition(begin)
     _, _, tail = rest.partition(end)

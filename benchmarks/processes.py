@@ -2,7 +2,7 @@
 
 Knows how a process's peak is read, and what several processes had at one time. Does not know
 what is run.
-Source: proc(5): VmHWM is the largest resident set a process ever had; `execve` starts it anew,
+Source: proc(5): VmHWM is the largest resident set a process ever had; `execve` resets it,
 and so does a 5 written to `clear_refs`.
 """
 
@@ -22,7 +22,7 @@ _PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 _KIB_A_MIB: Final = 1024
 _SHOWN_BYTES: Final = 4000
 _LIMIT_SECONDS: Final = 600.0
-"""Far more than any command takes; kopia alone goes on for a quarter of an hour when its storage is gone."""
+"""Far more than any command takes; kopia alone goes on for a quarter of an hour when its storage was removed."""
 
 
 class BenchmarkError(Exception):
@@ -116,10 +116,10 @@ class _Peaks:
     together: int = 0
 
     def look(self, pid: int) -> None:
-        """Take in what a process and its children had since the last look."""
+        """Take in what a process and its children had since the last sample."""
         own = _take_peak(pid)
         children: list[int] = []
-        # A process that went away meanwhile has told its last.
+        # A process that ended meanwhile reports no more.
         with suppress(OSError):
             pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             children += [_take_peak(int(child)) for child in pids]
@@ -138,7 +138,7 @@ async def _sample(pid: int, peaks: _Peaks) -> None:
 def _take_peak(pid: int) -> int:
     """Return a process's peak since this was last asked, in KiB.
 
-    Nothing is missed but what comes and goes between its reading and its beginning anew, microseconds later.
+    Nothing is missed but what comes and goes between its reading and its reset, microseconds later.
     Where the kernel has no `clear_refs` it is the peak since the beginning, which is never less.
     """
     with suppress(OSError):

@@ -25,7 +25,7 @@ from tests.datamover.support.s3server import S3Server
 __all__ = ["FULL", "LEAST_PAIRS", "QUICK", "Benchmark", "Plan", "pairs_fit"]
 
 LEAST_PAIRS: Final = 3
-"""So many are run however long they take: a median of fewer says nothing."""
+"""So many are run however long they take: a median of fewer means nothing."""
 
 _LIMIT_MIB: Final = 256
 _SHOWN_DIFFERENCES: Final = 10
@@ -148,11 +148,11 @@ class Benchmark:
                         figures.bare_restores.append(await self._bare.restore(snapshot_id, target))
 
     async def _limited(self, tree: Path, files: str) -> bool | None:
-        """Return whether a tree goes out and comes back unchanged within a memory limit; None: nobody may set one."""
+        """Return whether a tree is restored unchanged within a memory limit; None: no permission to set one."""
         name = f"{files}within {_LIMIT_MIB} MiB"
         with memory_group(_LIMIT_MIB) as group:
             if group is None:
-                self._stages.say("nobody may make control groups here: what a memory limit does is not measured")
+                self._stages.say("no permission to make control groups: the effect of a memory limit is not measured")
                 return None
             self._s3.make_bucket(BARE_BUCKET)
             self._fresh_bucket(BUCKET)
@@ -185,6 +185,6 @@ class Benchmark:
         self._settle()
 
     def _settle(self) -> None:
-        """Let nothing wait to be written to the disk, and the disk have taken back what was thrown away."""
+        """Let nothing wait to be written to the disk, and the disk have freed what was deleted."""
         with self._stages.stage("waiting for the disk before a run"):
             os.sync()

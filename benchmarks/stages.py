@@ -1,6 +1,6 @@
 """Where a benchmark's time goes, stage by stage, and what it does at the moment.
 
-Knows a clock and whoever looks on. Does not know what is done in a stage.
+Knows a clock and standard error. Does not know what is done in a stage.
 """
 
 import sys
@@ -42,7 +42,7 @@ class Stages:
             self._open.pop()
 
     def say(self, text: str) -> None:
-        """Tell whoever looks on, with the time since the beginning."""
+        """Print to standard error, with the time since the beginning."""
         sys.stderr.write(f"[{self.seconds:4.0f} s] {text}\n")
 
     def line(self) -> str:

@@ -13,19 +13,19 @@ from typing import Final
 import aiohttp
 
 from benchmarks.scale.ports import free_ports
-from benchmarks.scale.process import build_parser, run_process, say_ready
+from benchmarks.scale.process import build_parser, report_ready, run_process
 from nodeagent.app import serve
 from nodeagent.runtime.settings import ListenAddress, Settings
 
 __all__ = ["main", "wait_until_ready"]
 
 _HOST: Final = "127.0.0.1"
-_LOOK_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 _OK: Final = 200
 
 
 async def wait_until_ready(port: int) -> None:
-    """Return once the agent that listens there says that it is ready."""
+    """Return once the agent that listens there reports that it is ready."""
     async with aiohttp.ClientSession() as session:
         while True:
             try:
@@ -34,7 +34,7 @@ async def wait_until_ready(port: int) -> None:
                         return
             except aiohttp.ClientConnectionError:
                 pass
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _run(arguments: argparse.Namespace) -> None:
@@ -52,7 +52,7 @@ async def _run(arguments: argparse.Namespace) -> None:
             group.create_task(serve(settings), name=f"agent of {node}")
         for port in ports:
             await wait_until_ready(port)
-        say_ready()
+        report_ready()
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ class Budget:
     """The time there is, from now on."""
 
     def __init__(self, minutes: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin now, on `clock`, which tells seconds."""
+        """Begin now, on `clock`, which returns seconds."""
         self._clock = clock
         self._until = clock() + minutes * 60 - _END_SECONDS
 

@@ -55,9 +55,9 @@ class Child:
             raise self.failed(f"ended with {self.process.returncode}")
 
     def failed(self, what: str) -> BenchmarkError:
-        """Return the error that says `what` and what the program said last."""
-        said = self.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
-        return BenchmarkError(f"{self.name} {what}: {said}")
+        """Return the error with `what` and the last output of the program."""
+        output = self.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
+        return BenchmarkError(f"{self.name} {what}: {output}")
 
     def pause(self) -> None:
         """Stop it where it is."""
@@ -90,7 +90,7 @@ class Child:
             BenchmarkError: it did not in time, or ended instead.
         """
         if self.process.stdout is None:
-            raise self.failed("prints nothing to us")
+            raise self.failed("has no standard output")
         try:
             async with asyncio.timeout(seconds):
                 line = await self.process.stdout.readline()

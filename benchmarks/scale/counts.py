@@ -49,16 +49,16 @@ class Counts:
 
     @property
     def conflicts(self) -> int:
-        """Writes that were refused because somebody else wrote first."""
+        """Writes that were rejected because another client wrote first."""
         return self.conflicts_by_verb_and_resource().total()
 
     @property
-    def refused(self) -> int:
-        """Requests that the server had no room for."""
+    def rejected(self) -> int:
+        """Requests that the server rejected as too many."""
         return sum(number for (_, _, code), number in self.requests.items() if code == "429")
 
     def conflicts_by_verb_and_resource(self) -> Counter[tuple[str, str]]:
-        """Refused writes by what was to be done to what."""
+        """Rejected writes by what was to be done to what."""
         found = self.requests.items()
         return Counter({(v, what): n for (v, what, code), n in found if v in _WRITES and code == _CONFLICT})
 
@@ -96,7 +96,7 @@ def read_counts(api: Api) -> Counts:
 
 @dataclass(frozen=True)
 class Store:
-    """What etcd has taken: objects written by anybody, and the size of its file."""
+    """What etcd has taken: objects written by all clients, and the size of its file."""
 
     writes: int
     file_bytes: int

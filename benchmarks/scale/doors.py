@@ -1,7 +1,7 @@
 """Two API servers on one store: one for the agents, one for all others.
 
 What the first one counts is the agents' alone, whatever simulated kubelets, movers and
-watchers ask of the second. Knows how both are reached, and the rights of the agents. Does not
+watchers ask of the second. Knows how both are reached, and the permissions of the agents. Does not
 know what happens behind them.
 """
 
@@ -35,7 +35,7 @@ class Doors:
     """How the API servers are reached.
 
     `agents_api` is the administrator's client of the agents' server; `own_share` what that
-    server asks itself while nobody else does. `environment` is what real agents run in, beside ours.
+    server asks itself while no other client does. `environment` is what real agents run in, beside ours.
     """
 
     server: ApiServer
@@ -57,7 +57,7 @@ class Doors:
         return counts if before is None else counts.since(before, idle=self.own_share)
 
     def read_store(self) -> Store:
-        """Return what etcd has taken so far, from whomever."""
+        """Return what etcd has stored so far, from all clients."""
         return read_store(self.server.plane.endpoint.etcd_port)
 
     def install_agents(self, namespace: str) -> Path:

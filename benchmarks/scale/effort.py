@@ -21,14 +21,14 @@ _SECONDS_A_TRANSFER: Final = 1.0
 
 SETTLE_SECONDS: Final = 10.0
 LEADER_NODE: Final = "no-live-agent"
-"""A node without a live agent's pod: its agent may lead, and gets no transfer."""
+"""A node without a live agent's pod: its agent may be the leader, and gets no transfer."""
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done: agents, transfers, places of the queue, and how long a mover moves data."""
+    """How much is done: agents, transfers, the admission quota, and how long a mover moves data."""
 
     agents: int
     transfers: int
@@ -37,7 +37,7 @@ class Effort:
     queue_length: int = QUEUE_LENGTH
 
     @property
-    def patience_seconds(self) -> float:
+    def limit_seconds(self) -> float:
         """How long to wait for all of it."""
         return LEAST_SECONDS + self.transfers * _SECONDS_A_TRANSFER
 

@@ -17,7 +17,7 @@ __all__ = ["Growth", "measure_growth"]
 
 _SLOTS: Final = 10
 _REST_SECONDS: Final = 30.0
-"""After this a client has closed the connections that it needs no more."""
+"""After this a client has closed the connections that it no longer needs."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Growth:
 
 
 async def measure_growth(doors: Doors, name: str, effort: Effort, *, log: Log) -> Growth:
-    """Have one agent, which never leads, carry out many transfers."""
+    """Have one agent, which never is the leader, carry out many transfers."""
     async with open_scene(doors, name, nodes=1) as scene:
         await scene.stage.set_up(queue_length=effort.queue_length, slots=_SLOTS)
         volumes = await prepare(scene, effort)
@@ -44,7 +44,7 @@ async def measure_growth(doors: Doors, name: str, effort: Effort, *, log: Log) -
         await asyncio.sleep(SETTLE_SECONDS)
         idle_mib, cpu_seconds = worker.child.memory_mib, worker.child.cpu_seconds
         await scene.stage.create_transfers(volumes)
-        await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.patience_seconds)
+        await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.limit_seconds)
         cpu_seconds = worker.child.cpu_seconds - cpu_seconds
         peak_mib = worker.child.memory_mib
         await asyncio.sleep(_REST_SECONDS)

@@ -1,6 +1,6 @@
 """What was seen of transfers and of their limits, one line each, in a file that grows.
 
-Knows the line's form, and how far the transfers are by the lines so far. Does not know how they
+Knows the line's format, and how far the transfers are by the lines so far. Does not know how they
 were seen (`benchmarks.scale.watcher`) nor what is allowed (`benchmarks.scale.judge`). Reads
 custom resources by itself: what is checked must not be read by its own code.
 """
@@ -35,7 +35,7 @@ class Sight:
     """One version of a transfer.
 
     `seen_at` is Unix time in seconds. `queue` is the namespace of its volume. `marked`: its
-    agent has not let go of it yet. `gone`: it was deleted.
+    agent has not released it yet. `deleted`: a watch reported its deletion.
     """
 
     version: int
@@ -49,7 +49,7 @@ class Sight:
     node: str
     marked: bool
     message: str
-    gone: bool
+    deleted: bool
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def sight_of_transfer(event: dict[str, Any], *, seen_at: float) -> Sight:
         node=node,
         marked=bool(node or meta.get("finalizers")),
         message=status.get("message", ""),
-        gone=event["type"] == "DELETED",
+        deleted=event["type"] == "DELETED",
     )
 
 
@@ -95,7 +95,7 @@ def sight_of_limits(config_map: dict[str, Any]) -> LimitChange:
 
 
 def to_line(seen: Sight | LimitChange) -> str:
-    """Return the line that stands for what was seen."""
+    """Return the line that records what was seen."""
     return json.dumps({type(seen).__name__: asdict(seen)}) + "\n"
 
 
@@ -145,7 +145,7 @@ class History:
 
     @property
     def done(self) -> int:
-        """How many transfers are final, cleaned up and let go."""
+        """How many transfers are final, cleaned up and released."""
         return sum(1 for sight in self._newest.values() if sight.phase in FINAL and not sight.marked)
 
     def newest(self) -> Iterable[Sight]:

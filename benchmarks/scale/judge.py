@@ -22,7 +22,7 @@ _RANK: Final = {"New": 0, "Accepted": 1, "Prepared": 2, "InProgress": 3, "Cancel
 class Verdict:
     """What came of all transfers.
 
-    `violations` tells each resourceVersion at which something was not as it must be. `admissions` are the
+    `violations` names each resourceVersion at which something was not as it must be. `admissions` are the
     first sights of accepted transfers, in order.
     """
 
@@ -38,18 +38,18 @@ class _Ceiling:
 
     def __init__(self) -> None:
         self._limit: int | None = None
-        self._excused = 0
+        self._exempt = 0
 
     def set(self, limit: int | None, now: int) -> None:
-        """Let `limit` be in force; what is above it already may stay, and only sink."""
-        self._limit, self._excused = limit, now
+        """Apply `limit`; what is above it already may stay, and only sink."""
+        self._limit, self._exempt = limit, now
 
     def exceeded_by(self, number: int) -> bool:
-        """Whether `number` is too much; one that sinks is excused for less from then on."""
+        """Whether `number` is too much; one that sinks is exempt for less from then on."""
         if self._limit is None:
             return False
-        most = max(self._limit, self._excused)
-        self._excused = min(self._excused, number)
+        most = max(self._limit, self._exempt)
+        self._exempt = min(self._exempt, number)
         return number > most
 
 
@@ -66,7 +66,7 @@ class _Court:
         self._slot_limit = 1
 
     def change(self, limits: LimitChange) -> None:
-        """Let other limits be in force."""
+        """Apply other limits."""
         self._queue.set(limits.queue_length, len(self._held))
         self._slot_limit = limits.slots
         for node, ceiling in self._slots.items():
@@ -90,7 +90,7 @@ class _Court:
             self.verdict.ends[sight.phase] += 1
 
     def _count_held(self, sight: Sight) -> None:
-        holds = sight.phase in HELD and not sight.gone
+        holds = sight.phase in HELD and not sight.deleted
         (self._held.add if holds else self._held.discard)(sight.uid)
         number = len(self._held)
         self.verdict.most_held = max(self.verdict.most_held, number)
@@ -100,7 +100,7 @@ class _Court:
     def _count_running(self, before: Sight | None, sight: Sight) -> None:
         if before is not None:
             self._running[before.node].discard(sight.uid)
-        if sight.phase not in RUNNING or sight.gone:
+        if sight.phase not in RUNNING or sight.deleted:
             return
         running = self._running[sight.node]
         running.add(sight.uid)
@@ -129,27 +129,27 @@ def judge(sights: Iterable[Sight], limits: Iterable[LimitChange]) -> Verdict:
 
 
 def count_disorder(waiting: Iterable[Sight], admissions: Sequence[Sight], *, after: str = "") -> int:
-    """Return how many of `admissions` were not the next in turn.
+    """Return how many of `admissions` were not the next in the admission queue.
 
-    Namespaces take turns; inside one the oldest goes first, then by name.
+    Namespaces alternate; inside one the oldest goes first, then by name.
 
     Args:
-        waiting: all transfers that waited when the first of `admissions` was accepted; none came later.
+        waiting: all transfers that were pending when the first of `admissions` was accepted; none came later.
         admissions: the accepted ones of them, in order.
         after: the namespace that was served before; empty where that is not known.
     """
-    lines: dict[str, list[Sight]] = defaultdict(list)
+    queues: dict[str, list[Sight]] = defaultdict(list)
     for sight in waiting:
-        lines[sight.queue].append(sight)
-    for line in lines.values():
-        line.sort(key=lambda sight: (sight.created, sight.name))
+        queues[sight.queue].append(sight)
+    for queue in queues.values():
+        queue.sort(key=lambda sight: (sight.created, sight.name))
     wrong = 0
     for sight in admissions:
-        names = sorted(name for name, line in lines.items() if line)
-        turn = names[bisect_right(names, after) % len(names)] if after else sight.queue
-        line = lines[sight.queue]
-        if sight.queue != turn or line[0].uid != sight.uid:
+        names = sorted(name for name, queue in queues.items() if queue)
+        following = names[bisect_right(names, after) % len(names)] if after else sight.queue
+        queue = queues[sight.queue]
+        if sight.queue != following or queue[0].uid != sight.uid:
             wrong += 1
-        lines[sight.queue] = [other for other in line if other.uid != sight.uid]
+        queues[sight.queue] = [other for other in queue if other.uid != sight.uid]
         after = sight.queue
     return wrong

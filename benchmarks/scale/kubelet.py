@@ -1,7 +1,7 @@
 """The logs of simulated movers: what an API server asks a kubelet for.
 
 Knows the one address that all simulated nodes share. Does not know which movers there are:
-all of them said the same.
+all of them logged the same.
 Source: Kubernetes v1.34, pkg/kubelet/server/server.go (containerLogs).
 """
 
@@ -25,7 +25,7 @@ _LOG: Final = _LINE * 10
 
 @dataclass(frozen=True)
 class KubeletAddress:
-    """Where the kubelets listen, and with what they prove who they are."""
+    """Where the kubelets listen, and how they authenticate."""
 
     port: int
     certificate: Path

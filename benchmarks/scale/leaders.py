@@ -25,14 +25,14 @@ _GRACE_SECONDS: Final = 2.0
 """After the lease time: stand-bys try at different moments, and this machine is busy."""
 
 Disturb = Callable[[Scene, dict[str, Serving]], Awaitable[float]]
-"""What is done to whoever leads; returns after how many seconds another one led."""
+"""What is done to the leader; returns after how many seconds another agent became leader."""
 
 
 @dataclass(frozen=True)
 class Leaders:
     """Leaders that were killed or paused while transfers ran.
 
-    `good` counts those after which another one led in time; none where not all transfers completed.
+    `good` counts those after which another agent became leader in time; none where not all transfers completed.
     """
 
     times: int
@@ -43,7 +43,7 @@ class Leaders:
 
 
 async def measure_leaders(doors: Doors, name: str, effort: Effort, *, disturbs: Sequence[Disturb], log: Log) -> Leaders:
-    """Do one thing after the other to whoever leads, while transfers run."""
+    """Do one thing after the other to the leader, while transfers run."""
     async with open_scene(doors, name, nodes=effort.agents, lease_seconds=_LEASE_SECONDS) as scene:
         await scene.stage.set_up(queue_length=effort.queue_length, slots=SLOTS)
         volumes = await prepare(scene, effort)
@@ -57,11 +57,11 @@ async def measure_leaders(doors: Doors, name: str, effort: Effort, *, disturbs: 
         took: list[float] = []
         for number, disturb in enumerate(disturbs, start=1):
             share = effort.transfers * number // (len(disturbs) + 1)
-            # A new leader has admitted some before it is its turn.
-            await scene.wait_until(partial(_admitted, share), seconds=effort.patience_seconds)
+            # A new leader has admitted some before it is disturbed.
+            await scene.wait_until(partial(_admitted, share), seconds=effort.limit_seconds)
             took.append(await disturb(scene, agents))
-            log(f"{name}: {number} of {len(disturbs)}, another one led after {took[-1]:.1f} s")
-        await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.patience_seconds)
+            log(f"{name}: {number} of {len(disturbs)}, another agent became leader after {took[-1]:.1f} s")
+        await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.limit_seconds)
         verdict = scene.judge()
         good = sum(1 for seconds in took if seconds <= scene.lease_seconds + _GRACE_SECONDS)
         complete = verdict.ends == {"Completed": effort.transfers}
@@ -73,7 +73,7 @@ def _admitted(share: int, seen: History) -> bool:
 
 
 async def kill_leader(scene: Scene, agents: dict[str, Serving]) -> float:
-    """Kill whoever leads and start it anew; return after how many seconds another one led."""
+    """Kill the leader and start it again; return after how many seconds another agent became leader."""
     holder = await scene.wait_for_leader()
     node = holder.rpartition("_")[0]
     killed_at = time.monotonic()
@@ -84,7 +84,7 @@ async def kill_leader(scene: Scene, agents: dict[str, Serving]) -> float:
 
 
 async def pause_leader(scene: Scene, agents: dict[str, Serving]) -> float:
-    """Pause whoever leads for twice the lease time; return after how many seconds another one led."""
+    """Pause the leader for twice the lease time; return after how many seconds another agent became leader."""
     holder = await scene.wait_for_leader()
     leader = agents[holder.rpartition("_")[0]].child
     paused_at = time.monotonic()
@@ -102,4 +102,4 @@ async def _wait_for_another(scene: Scene, holder: str) -> None:
     try:
         await scene.wait_for_leader(other_than=holder)
     except TimeoutError as e:
-        raise BenchmarkError(f"nobody led after {holder}") from e
+        raise BenchmarkError(f"no agent became leader after {holder}") from e

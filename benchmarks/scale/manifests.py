@@ -32,7 +32,7 @@ __all__ = [
 KINDS: Final = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
 CONFIG_MAP: Final = "node-agent-config"
 _APPS: Final = 10
-"""Namespaces with volumes, which take turns."""
+"""Namespaces with volumes, which alternate in the admission queue."""
 
 _SNAPSHOTS: Final = "snapshot.storage.k8s.io/v1"
 

@@ -37,7 +37,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Many:
-    """Transfers of all kinds, carried out by agents; `store` is what everybody wrote for them."""
+    """Transfers of all kinds, carried out by agents; `store` is what all components wrote for them."""
 
     agents: int
     transfers: int
@@ -81,7 +81,7 @@ async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idl
         log(f"{name}: {effort.agents} agents are ready")
         before, store, created_at = doors.count(), doors.read_store(), time.monotonic()
         await scene.stage.create_transfers(volumes)
-        await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.patience_seconds)
+        await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.limit_seconds)
         counts, seconds = doors.count(before), time.monotonic() - created_at
         store = doors.read_store().since(store)
         requests = counts.total / effort.transfers
@@ -93,7 +93,7 @@ async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idl
 async def _measure_idle(scene: Scene, effort: Effort, standby: Serving, began: float) -> Idle:
     """Count what agents ask while there is no transfer, in a time in which all their watches are renewed."""
     await scene.stage.delete_transfers()
-    await scene.wait_until(lambda seen: all(sight.gone for sight in seen.newest()), seconds=LEAST_SECONDS)
+    await scene.wait_until(lambda seen: all(sight.deleted for sight in seen.newest()), seconds=LEAST_SECONDS)
     first, last = _WATCH_RENEWALS_SECONDS
     await asyncio.sleep(max(SETTLE_SECONDS, began + first - time.monotonic()))
     before, cpu_seconds = scene.stage.doors.count(), standby.child.cpu_seconds

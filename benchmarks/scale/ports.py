@@ -1,6 +1,6 @@
 """Ports for servers that are about to be started.
 
-Knows which ports nobody else takes meanwhile. Does not know who listens there.
+Knows which ports no other program takes meanwhile. Does not know who listens there.
 """
 
 import os
@@ -22,7 +22,7 @@ _OFFERED: Final = count()
 
 
 def free_ports(number: int) -> list[int]:
-    """Return so many ports that nobody uses now, and that nobody is given as a connection's own end."""
+    """Return so many ports that are free, and that the kernel gives to no connection."""
     first = _LEAST_PORT + os.getpid() % _RANGES * _PORTS_A_RANGE
     ports: list[int] = []
     while len(ports) < number:

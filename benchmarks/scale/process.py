@@ -1,4 +1,4 @@
-"""What the processes of a scene share: the way to their cluster, what they log, and how they say that they are ready.
+"""What the processes of a scene share: the way to their cluster, what they log, and how they report readiness.
 
 Does not know what they do.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.scale.watcher import READY
 from core.logs import set_up_logging
 
-__all__ = ["build_parser", "run_process", "say_ready"]
+__all__ = ["build_parser", "report_ready", "run_process"]
 
 
 def build_parser(name: str) -> argparse.ArgumentParser:
@@ -24,8 +24,8 @@ def build_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def say_ready() -> None:
-    """Tell whoever started the process that nothing is missed from now on."""
+def report_ready() -> None:
+    """Report to the parent process that nothing is missed from now on."""
     sys.stdout.write(f"{READY}\n")
     sys.stdout.flush()
 
@@ -33,7 +33,7 @@ def say_ready() -> None:
 def run_process(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], Coroutine[None, None, None]]
 ) -> int:
-    """Run the process as its command line says; return its exit code."""
+    """Run the process by its command line; return its exit code."""
     arguments = parser.parse_args()
     set_up_logging("warning", "text")
     asyncio.run(run(arguments))

@@ -108,7 +108,7 @@ def _rows_of_many(one: Many) -> Iterator[tuple[str, str]]:
     yield "seconds", f"{one.seconds:.0f}"
     yield "requests per transfer (writes)", f"{one.requests_per_transfer:.1f} ({one.writes_per_transfer:.1f})"
     yield "writes with a conflict", f"{one.conflict_share:.2%}"
-    yield "requests rejected with 429", f"{one.counts.refused}"
+    yield "requests rejected with 429", f"{one.counts.rejected}"
     yield "bytes to watches per transfer", f"{one.watch_bytes_per_transfer:,.0f}"
     yield "objects written to etcd per transfer, by all components", f"{one.store.writes / one.transfers:.1f}"
     yield "growth of etcd's file per transfer", f"{one.store.file_bytes / one.transfers / 1024:.0f} KiB"

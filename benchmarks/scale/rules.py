@@ -1,7 +1,7 @@
-"""What storage, scheduler, kubelet and mover do about one transfer: one look, and what is missing is done.
+"""What storage, scheduler, kubelet and mover do about one transfer: each call does what is missing.
 
 Knows the rules. Does not know how the objects were seen (`benchmarks.scale.world`). Level-based
-like the real controllers: all objects of a transfer have its name, so one look sees all of them.
+like the real controllers: all objects of a transfer have its name, so one call sees all of them.
 """
 
 import json
@@ -50,10 +50,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Shape:
-    """What movers do: how long they move data, how often they tell, on which nodes they run."""
+    """What movers do: how long they move data, how often they report progress, on which nodes they run."""
 
     seconds: float
-    tells: int
+    reports: int
     nodes: tuple[str, ...]
 
 
@@ -72,11 +72,11 @@ class Rules:
     shape: Shape
     count_pods: Callable[[], Counter[str]]
     _started: dict[str, tuple[float, int]] = field(default_factory=dict)
-    _placed: dict[str, str] = field(default_factory=dict)
+    _assigned: dict[str, str] = field(default_factory=dict)
 
-    async def look(self, name: str, seen: Seen) -> Requeue | None:
+    async def reconcile(self, name: str, seen: Seen) -> Requeue | None:
         """Do what is missing for the transfer of that name."""
-        # What another look did a moment ago, or an agent meanwhile, is done.
+        # What another call did a moment ago, or an agent meanwhile, is done.
         with suppress(ConflictError, NotFoundError, AlreadyExistsError):
             if seen.snapshot is not None:
                 await self._ready(name, seen.snapshot)
@@ -133,42 +133,42 @@ class Rules:
             await force_delete(self.client, PODS, self.namespace, meta["name"], uid=meta["uid"])
             return None
         if not pod["spec"].get("nodeName"):
-            await self._place(pod)
+            await self._schedule(pod)
             return None
         phase = (pod.get("status") or {}).get("phase", "Pending")
         if phase == "Pending":
-            self._placed.pop(meta["uid"], None)
+            self._assigned.pop(meta["uid"], None)
             if seen.claim is None or (seen.claim.get("status") or {}).get("phase") == "Bound":
                 await set_status(self.client, PODS, pod, {"phase": "Running"})
         elif phase == "Running" and seen.transfer is not None:
             return await self._move_data(pod, seen.transfer)
         return None
 
-    async def _place(self, pod: JsonDict) -> None:
+    async def _schedule(self, pod: JsonDict) -> None:
         """Bind a pod to the node it needs, or to the one with the fewest movers."""
         meta = pod["metadata"]
-        counts = self.count_pods() + Counter(self._placed.values())
+        counts = self.count_pods() + Counter(self._assigned.values())
         fewest = min(self.shape.nodes, key=lambda node: (counts[node], node))
         node = _needed_node(pod) or fewest
-        self._placed[meta["uid"]] = node
+        self._assigned[meta["uid"]] = node
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}}
         body = json.dumps(binding | {"target": {"apiVersion": "v1", "kind": "Node", "name": node}}).encode()
         path = PODS.path(self.namespace, meta["name"], subresource="binding")
         await self.client.transport.request(Request("POST", path, body=body))
 
     async def _move_data(self, pod: JsonDict, transfer: JsonDict) -> Requeue | None:
-        """Tell how far it is, so many times, then end well; not before the transfer is InProgress."""
+        """Report progress so many times, then complete; not before the transfer is InProgress."""
         if (transfer.get("status") or {}).get("phase") != "InProgress":
             return None
         uid, now = pod["metadata"]["uid"], self.clock.monotonic()
-        began, told = self._started.setdefault(uid, (now, 0))
-        every = self.shape.seconds / (self.shape.tells + 1)
-        due = began + every * (told + 1)
+        began, reported = self._started.setdefault(uid, (now, 0))
+        every = self.shape.seconds / (self.shape.reports + 1)
+        due = began + every * (reported + 1)
         if now < due:
             return Requeue(due - now)
-        if told < self.shape.tells:
-            self._started[uid] = (began, told + 1)
-            await self._tell(transfer, uid, told + 1)
+        if reported < self.shape.reports:
+            self._started[uid] = (began, reported + 1)
+            await self._report(transfer, uid, reported + 1)
             return Requeue(max(0.0, due + every - self.clock.monotonic()))
         message = BACKUP_DONE if transfer["kind"] in _BACKUPS else RESTORE_DONE
         ended = {"name": "mover", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
@@ -177,8 +177,8 @@ class Rules:
         await set_status(self.client, PODS, pod, status)
         return None
 
-    async def _tell(self, transfer: JsonDict, uid: str, number: int) -> None:
-        done = _TOTAL_BYTES * number // (self.shape.tells + 1)
+    async def _report(self, transfer: JsonDict, uid: str, number: int) -> None:
+        done = _TOTAL_BYTES * number // (self.shape.reports + 1)
         message = ProgressMessage(total_bytes=_TOTAL_BYTES, done_bytes=done, sent_bytes=done // 2)
         meta = transfer["metadata"]
         about = {"namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}

@@ -1,4 +1,4 @@
-"""One scenario running: its stage, who watches, who simulates, who serves.
+"""One scenario running: its stage, and the processes that watch, simulate and serve.
 
 Knows what is started in which order, and how to wait for what the watcher sees. Does not know
 what is measured (`benchmarks.scale.scenarios`).
@@ -26,13 +26,13 @@ from core.models.names import DISPATCHER_LEASE
 
 __all__ = ["Scene", "Serving", "open_scene", "warm_up"]
 
-_LOOK_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 _READY_SECONDS: Final = 120.0
 
 
 @dataclass
 class Serving:
-    """A real `serve` process, and the port where it tells about itself."""
+    """A real `serve` process, and the port of its status page."""
 
     child: Child
     node: str
@@ -51,21 +51,21 @@ class Scene:
 
     async def watch(self) -> None:
         """Have everything seen from now on."""
-        arguments = self._place(self.stage.doors.others)
+        arguments = self._cluster_flags(self.stage.doors.others)
         await self._start("watcher", [*arguments, "--config-map", CONFIG_MAP, "--out", str(self.history.path)])
 
-    async def simulate(self, *, seconds: float, tells: int = 1) -> None:
-        """Have storage, kubelets and movers simulated; a mover takes so many seconds and tells so often."""
-        arguments = self._place(self.stage.doors.others)
+    async def simulate(self, *, seconds: float, reports: int = 1) -> None:
+        """Have storage, kubelets and movers simulated; a mover takes so many seconds and reports so often."""
+        arguments = self._cluster_flags(self.stage.doors.others)
         nodes = [word for number in range(self.stage.nodes) for word in ("--node", node_name(number))]
         kubelet = self.stage.doors.kubelet
         arguments += ["--kubelet-port", str(kubelet.port), "--certificate", str(kubelet.certificate)]
-        arguments += ["--key", str(kubelet.key), "--seconds", str(seconds), "--tells", str(tells)]
+        arguments += ["--key", str(kubelet.key), "--seconds", str(seconds), "--reports", str(reports)]
         await self._start("world", [*arguments, *nodes])
 
     async def host_agents(self, nodes: Sequence[str], *, processes: int) -> None:
         """Have the agents of `nodes` run in so many processes."""
-        arguments = self._place(self.stage.agents)
+        arguments = self._cluster_flags(self.stage.agents)
         arguments += ["--config-map", CONFIG_MAP, "--lease-seconds", str(self.lease_seconds)]
         shares = [nodes[number::processes] for number in range(processes)]
         async with asyncio.TaskGroup() as group:
@@ -76,7 +76,7 @@ class Scene:
     async def serve(self, node: str) -> Serving:
         """Start a real agent for `node`; it may not be ready yet."""
         port = free_ports(1)[0]
-        arguments = ["serve", *self._place(self.stage.agents)]
+        arguments = ["serve", *self._cluster_flags(self.stage.agents)]
         arguments += ["--node-name", node, "--node-agent-configmap", CONFIG_MAP]
         arguments += [f"--lease-duration={self.lease_seconds}s", f"--metrics-address=127.0.0.1:{port}"]
         log = self.folder / f"serve-{node}.log"
@@ -88,7 +88,7 @@ class Scene:
         return Serving(child, node, port)
 
     async def wait_ready(self, serving: Serving) -> None:
-        """Return once the agent says that it is ready."""
+        """Return once the agent reports that it is ready."""
         try:
             async with asyncio.timeout(_READY_SECONDS):
                 await wait_until_ready(serving.port)
@@ -96,18 +96,18 @@ class Scene:
             raise serving.child.failed(f"was not ready within {_READY_SECONDS:.0f} s") from e
 
     async def read_holder(self) -> str:
-        """Return who leads; empty where nobody does."""
+        """Return the leader's identity; empty without a leader."""
         lease = await self.stage.client.read(LEASES, self.stage.namespace, DISPATCHER_LEASE)
         return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
 
     async def wait_for_leader(self, *, other_than: str = "", seconds: float = _READY_SECONDS) -> str:
-        """Return who leads, once somebody does who is not `other_than`."""
+        """Return the leader's identity, once there is a leader that is not `other_than`."""
         async with asyncio.timeout(seconds):
             while True:
                 holder = await self.read_holder()
                 if holder not in {"", other_than}:
                     return holder
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
 
     async def wait_until(self, condition: Callable[[History], bool], *, seconds: float) -> None:
         """Return once `condition` holds of what was seen.
@@ -124,11 +124,11 @@ class Scene:
                 child.check()
             if time.monotonic() > until:
                 history = self.history
-                told = f"{history.transfers} transfers, {history.admitted} admitted, {history.done} done"
+                reached = f"{history.transfers} transfers, {history.admitted} admitted, {history.done} done"
                 raise BenchmarkError(
-                    f"{self.stage.namespace}: waited {seconds:.0f} s in vain; {told}; see {self.folder}"
+                    f"{self.stage.namespace}: timed out after {seconds:.0f} s: {reached}; see {self.folder}"
                 )
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def judge(self) -> Verdict:
         """Return what came of all transfers so far."""
@@ -145,7 +145,7 @@ class Scene:
         self.children.remove(child)
         await child.end()
 
-    def _place(self, kubeconfig: Path) -> list[str]:
+    def _cluster_flags(self, kubeconfig: Path) -> list[str]:
         return ["--kubeconfig", str(kubeconfig), "--namespace", self.stage.namespace]
 
     async def _start(self, program: str, arguments: Sequence[str]) -> Child:

@@ -1,4 +1,4 @@
-"""One scenario's place: a namespace with agents' rights and configuration, nodes, volumes, transfers.
+"""One scenario's cluster: a namespace with agents' permissions and configuration, nodes, volumes, transfers.
 
 Knows what has to be there before transfers are created, and how many are created at a time. Does
 not know who carries them out.
@@ -105,11 +105,11 @@ class Stage:
         await self.client.patch(CONFIG_MAPS, self.namespace, CONFIG_MAP, {"data": data})
 
     async def add_workloads(self) -> None:
-        """Give each node a pod that runs and one that waits for its data."""
+        """Give each node a pod that runs and one that is waiting for its data."""
         await self._each([(kind, n) for kind in KINDS[2:] for n in range(self.nodes)], self._add_workload)
 
     async def add_volumes(self, count: int, *, first: int = 0) -> list[Volume]:
-        """Make what so many transfers of all four kinds in turn are about, and return it."""
+        """Make the volumes of so many transfers, all four kinds alternating, and return them."""
         volumes = [self._plan(number) for number in range(first, first + count)]
         await self._each(volumes, self._add_volume)
         return volumes
@@ -124,9 +124,9 @@ class Stage:
             await self.client.transport.request(Request("DELETE", resource.path(self.namespace)))
 
     def _plan(self, number: int) -> Volume:
-        kind, turn = KINDS[number % len(KINDS)], number // len(KINDS)
-        workload = self._workloads.get((kind, turn % self.nodes))
-        app = workload["metadata"]["namespace"] if workload else app_namespace(self.namespace, turn)
+        kind, count = KINDS[number % len(KINDS)], number // len(KINDS)
+        workload = self._workloads.get((kind, count % self.nodes))
+        app = workload["metadata"]["namespace"] if workload else app_namespace(self.namespace, count)
         # Contents of snapshots have no namespace: what another scenario left must not be in the way.
         return Volume(kind, f"{self.namespace}-{kind.lower()}-{number:05}", app, workload or {})
 

@@ -1,7 +1,7 @@
-"""A long queue before one dispatcher: what it costs while it waits, how fast it is admitted.
+"""A long admission queue: what it costs while transfers are pending, how fast they are admitted.
 
-Knows the course of it. Does not know targets. Nobody carries the transfers out: they are admitted
-to nodes whose agents are said to live and do not.
+Knows the course of it. Does not know targets. No agent carries the transfers out: they are admitted
+to nodes whose agents have Ready pods and do not run.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Waiting:
 
 
 async def measure_waiting(doors: Doors, name: str, transfers: int, *, log: Log) -> Waiting:
-    """Let many transfers wait for a place, then give all of them one."""
+    """Let many transfers be pending for the quota, then raise it for all of them."""
     async with open_scene(doors, name, nodes=3) as scene:
         stage = scene.stage
         await stage.set_up(queue_length=QUEUE_LENGTH, slots=SLOTS)
@@ -55,7 +55,7 @@ async def measure_waiting(doors: Doors, name: str, transfers: int, *, log: Log) 
         await asyncio.sleep(SETTLE_SECONDS)
         cpu_percent = (leader.child.cpu_seconds - cpu_seconds) / SETTLE_SECONDS * 100
         kib = (leader.child.memory_mib - before_mib) * 1024 / max(1, waiting)
-        log(f"{name}: {kib:.2f} KiB for each transfer that waits")
+        log(f"{name}: {kib:.2f} KiB for each pending transfer")
         await scene.end(leader.child)
         scene.history.read_on()
         earlier = scene.judge().admissions
@@ -64,18 +64,18 @@ async def measure_waiting(doors: Doors, name: str, transfers: int, *, log: Log) 
         await scene.wait_until(lambda seen: seen.admitted >= transfers, seconds=LEAST_SECONDS + transfers / 10)
         verdict = scene.judge()
         later = verdict.admissions[len(earlier) :]
-        span = later[-1].seen_at - later[0].seen_at
+        seconds = later[-1].seen_at - later[0].seen_at
         taken = {sight.uid for sight in earlier}
         left = [sight for sight in scene.history.newest() if sight.uid not in taken]
-        # The first ones were admitted while others were still being created: there is no order to hold them to.
+        # The first ones were admitted while others were still being created: no order applies to them.
         disorder = count_disorder(left, later, after=earlier[-1].queue)
-        log(f"{name}: {len(later) / span:.0f} admissions a second, {disorder} out of order")
+        log(f"{name}: {len(later) / seconds:.0f} admissions a second, {disorder} out of order")
         cpu_ms = leader.child.cpu_seconds / len(later) * 1000
-        return Waiting(transfers, kib, cpu_percent, cpu_ms, len(later) / span, disorder, verdict)
+        return Waiting(transfers, kib, cpu_percent, cpu_ms, len(later) / seconds, disorder, verdict)
 
 
 async def _wait_for_queue(scene: Scene, leader: Serving, waiting: int) -> None:
-    """Return once the leader itself says that so many transfers wait, and each of them was told why."""
+    """Return once the leader reports so many pending transfers, and each of them has a message."""
     async with aiohttp.ClientSession() as session, asyncio.timeout(LEAST_SECONDS):
         while True:
             async with session.get(f"http://127.0.0.1:{leader.port}/status") as answer:
@@ -83,8 +83,8 @@ async def _wait_for_queue(scene: Scene, leader: Serving, waiting: int) -> None:
             if report["queue"].get("phases", {}).get("New", 0) >= waiting:
                 break
             await asyncio.sleep(1)
-    told = LEAST_SECONDS + waiting / 10
+    limit_seconds = LEAST_SECONDS + waiting / 10
     await scene.wait_until(
         lambda seen: sum(1 for sight in seen.newest() if sight.phase == "New" and sight.message) >= waiting,
-        seconds=told,
+        seconds=limit_seconds,
     )

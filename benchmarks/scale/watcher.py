@@ -1,7 +1,7 @@
 """`python -m benchmarks.scale.watcher`: sees every version of every transfer, and of their limits.
 
 A process of its own, with a client of its own: nothing of the product sees for it. Knows how
-to miss nothing, or to say so. Does not judge (`benchmarks.scale.judge`).
+to miss nothing, or to report it. Does not judge (`benchmarks.scale.judge`).
 """
 
 import argparse
@@ -54,7 +54,7 @@ class _Watcher:
                 # The server ends a watch that cannot keep up with it; nothing is missed from its last version on.
                 for event in self._api.watch(resource, version, name=name, seconds=_WATCH_SECONDS):
                     if event["type"] == "ERROR":
-                        raise OSError(event["object"].get("message", "the watch was refused"))  # noqa: TRY301 - told below
+                        raise OSError(event["object"].get("message", "the watch was rejected"))  # noqa: TRY301 - reported below
                     version = event["object"]["metadata"]["resourceVersion"]
                     self._take(resource, event)
         except Exception as e:  # noqa: BLE001 - the main thread ends with it

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.scale.kubelet import KubeletAddress, serve_logs
-from benchmarks.scale.process import build_parser, run_process, say_ready
+from benchmarks.scale.process import build_parser, report_ready, run_process
 from benchmarks.scale.rules import Rules, Seen, Shape, volume_name
 from benchmarks.scale.stage import TRANSFER_RESOURCES, open_client
 from core.clock import SystemClock
@@ -33,7 +33,7 @@ _WORKERS = 48
 
 
 class World:
-    """Sees all objects of the transfers of one namespace, and looks at a transfer whenever one changed."""
+    """Sees all objects of the transfers of one namespace, and reconciles a transfer whenever one changed."""
 
     def __init__(self, client: KubeClient, namespace: str, shape: Shape) -> None:
         clock = SystemClock()
@@ -58,7 +58,7 @@ class World:
             for informer in informers:
                 await informer.synced.wait()
             ready.set()
-            await self._queue.run(lambda name: self._rules.look(name, self._seen(name)))
+            await self._queue.run(lambda name: self._rules.reconcile(name, self._seen(name)))
 
     def _follow(self, selection: Selection) -> Informer[JsonDict]:
         return Informer(self._client, selection, clock=self._clock, trim=_trim, on_change=self._on_change)
@@ -102,12 +102,12 @@ async def _run(arguments: argparse.Namespace) -> None:
     client = await open_client(arguments.kubeconfig)
     ready = asyncio.Event()
     kubelet = KubeletAddress(arguments.kubelet_port, arguments.certificate, arguments.key)
-    shape = Shape(arguments.seconds, arguments.tells, tuple(arguments.node))
+    shape = Shape(arguments.seconds, arguments.reports, tuple(arguments.node))
     try:
         async with serve_logs(kubelet), asyncio.TaskGroup() as group:
             group.create_task(World(client, arguments.namespace, shape).run(ready), name="world")
             await ready.wait()
-            say_ready()
+            report_ready()
     finally:
         await client.transport.close()
 
@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument("--certificate", type=Path, required=True)
     parser.add_argument("--key", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--tells", type=int, default=1)
+    parser.add_argument("--reports", type=int, default=1)
     return run_process(parser, _run)
 
 

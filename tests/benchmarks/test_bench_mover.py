@@ -47,7 +47,7 @@ _NUMBERS = (
 @pytest.mark.cluster
 @pytest.mark.lane(name="apart")
 @pytest.mark.timeout(600)
-def test_the_last_line_tells_every_figure(tmp_path: Path) -> None:
+def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
     """Needs root, for its namespaces and its control group; what runs beside it needs the processors more."""
     done = subprocess.run(
         ["nice", "-n", "10", sys.executable, "-m", "benchmarks.bench_mover", "--quick", "--folder", tmp_path],
@@ -132,7 +132,7 @@ def test_a_page_keeps_the_figures_and_its_text(tmp_path: Path) -> None:
     for lines in (["a", "b"], ["c"]):
         record(page, "x", lines)
     assert page.read_text() == "before\n<!-- x: begin -->\nc\n<!-- x: end -->\nafter\n"
-    with pytest.raises(BenchmarkError, match="has no place for the figures"):
+    with pytest.raises(BenchmarkError, match="has no marks for the figures"):
         check_page(page, "y")
 
 

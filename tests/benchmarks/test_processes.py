@@ -17,7 +17,7 @@ _TAKE = f"""
 import mmap, re, subprocess, sys, time
 
 def given_back_mib():
-    # The peak beyond what is there; it begins anew once it has been read.
+    # The peak beyond what is there; it is reset once it has been read.
     status = open("/proc/self/status").read()
     peak, now = (int(re.search(name + r":\\s+(\\d+)", status)[1]) for name in ("VmHWM", "VmRSS"))
     return (peak - now) >> 10
@@ -32,7 +32,7 @@ def wait_for_look():
     give_up = time.monotonic() + 30
     while given_back_mib() >= {_NUDGE_MIB // 2}:
         if time.monotonic() > give_up:
-            sys.exit("nobody looked at the peak")
+            sys.exit("the peak was not sampled")
         time.sleep(0.001)
 
 def take():
@@ -67,6 +67,6 @@ async def test_peaks_at_one_time_are_added(tmp_path: Path) -> None:
     assert 2 * _TAKEN_MIB <= measured.together_mib <= measured.added_mib
 
 
-async def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+async def test_a_command_that_fails_is_reported_with_its_last_output(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match=r"ended with 3: oh no\n"):
         await run(tmp_path, "print('oh no', flush=True); sys.exit(3)")

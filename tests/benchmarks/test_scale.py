@@ -51,7 +51,7 @@ def sight(version: int, name: str, phase: str, *, node: str = "a", queue: str = 
         node=node,
         marked=True,
         message="",
-        gone=False,
+        deleted=False,
     )
 
 
@@ -69,7 +69,7 @@ def test_a_good_course_is_no_violation() -> None:
     assert [one.name for one in verdict.admissions] == ["transfer-1", "transfer-2"]
 
 
-def test_every_version_with_too_many_places_taken_is_a_violation() -> None:
+def test_every_version_above_the_quota_is_a_violation() -> None:
     course = [sight(2, "x", "Accepted"), sight(3, "y", "Accepted"), sight(4, "z", "Accepted")]
     course += [sight(5, "x", "Prepared"), sight(6, "x", "InProgress")]
     verdict = judge(course, [limits()])
@@ -98,8 +98,8 @@ def test_a_transfer_that_goes_back_is_a_violation(was: str, then: str) -> None:
     assert len(judge([sight(2, "x", was), sight(3, "x", then)], [limits()]).violations) == 1
 
 
-def test_a_transfer_that_is_gone_takes_no_place() -> None:
-    course = [sight(2, "x", "Accepted"), replace(sight(3, "x", "Accepted"), gone=True), sight(4, "y", "Accepted")]
+def test_a_deleted_transfer_uses_no_quota() -> None:
+    course = [sight(2, "x", "Accepted"), replace(sight(3, "x", "Accepted"), deleted=True), sight(4, "y", "Accepted")]
     assert judge(course, [limits(queue_length=1)]).violations == []
 
 
