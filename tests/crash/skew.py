@@ -29,8 +29,8 @@ from tests.crash.matrix import open_cluster
 from tests.crash.stoppable import FOLLOWER
 from tests.crash.worlds import World, open_client
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
-from tests.nodeagent.support.simulation import LOAD_RESOURCES
-from tests.nodeagent.support.transfers import LOADS, NODE
+from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
+from tests.nodeagent.support.transfers import NODE, TRANSFERS
 from tests.support.tools import previous_sources
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Bench:
 
     async def record(self, kind: str) -> None:
         """Follow all transfers of a kind until canceled."""
-        watch = watch_objects(self.client, Selection(LOAD_RESOURCES[kind]), clock=SystemClock())
+        watch = watch_objects(self.client, Selection(TRANSFER_RESOURCES[kind]), clock=SystemClock())
         async with aclosing(watch) as changes:
             async for change in changes:
                 if change.obj:
@@ -151,7 +151,7 @@ async def open_bench(apiserver: ApiServer, folder: Path) -> AsyncIterator[Bench]
             await client.create(NODES, node)
             await set_status(client, NODES, node, node["status"])
         bench = Bench(apiserver, client, cluster, folder)
-        recorders = [asyncio.create_task(bench.record(kind), name=f"record {kind}") for kind in LOADS]
+        recorders = [asyncio.create_task(bench.record(kind), name=f"record {kind}") for kind in TRANSFERS]
         try:
             yield bench
         finally:
@@ -176,7 +176,7 @@ class Site:
 
     async def prepare(self) -> None:
         """Create all that agents need, and the transfers."""
-        worlds = [self._build_world(kind) for kind in LOADS]
+        worlds = [self._build_world(kind) for kind in TRANSFERS]
         await worlds[0].prepare_agents()
         data = {"config.json": self.config}
         metadata = {"name": _CONFIG_MAP, "namespace": self.namespace}
@@ -191,7 +191,7 @@ class Site:
         world = self._build_world(kind)
         await self._begin(world)
         self.before[world.space] = (await list_everything(self.bench.client))[world.space]
-        self.before[self.namespace][f"{LOAD_RESOURCES[kind].plural} {world.name}"] += 1
+        self.before[self.namespace][f"{TRANSFER_RESOURCES[kind].plural} {world.name}"] += 1
 
     async def read(self) -> None:
         """Read all transfers."""

@@ -14,7 +14,7 @@ import pytest
 from tests.crash.matrix import CHANGES, LEDGER, open_matrix
 from tests.crash.worlds import is_write
 from tests.nodeagent.support.harness import Fault, Fuse
-from tests.nodeagent.support.transfers import LOADS
+from tests.nodeagent.support.transfers import TRANSFERS
 
 if TYPE_CHECKING:
     from core.models.base import JsonDict
@@ -58,7 +58,7 @@ async def _check(matrix: Matrix, kind: str, faults: list[Fault]) -> int:
 @pytest.mark.timeout(400)
 async def test_every_kind_completes(apiserver: ApiServer) -> None:
     async with open_matrix(apiserver) as matrix:
-        for kind in LOADS:
+        for kind in TRANSFERS:
             (found,) = await matrix.play(kind, [Fuse(counts=is_write)])
             _expect_good(kind, found)
 
@@ -72,7 +72,7 @@ async def test_the_agent_may_be_stopped_at_every_write_of_a_data_download(apiser
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_every_write_of_every_kind_may_be_the_one_that_breaks(apiserver: ApiServer, kind: str) -> None:
     async with open_matrix(apiserver) as matrix:
         assert await _check(matrix, kind, list(Fault)) >= len(Fault) * _LEAST_WRITES

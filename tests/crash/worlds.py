@@ -38,8 +38,8 @@ from nodeagent.startup import read_spec
 from tests.crash.controllers import set_status
 from tests.nodeagent.support.dispatching import agent_pod
 from tests.nodeagent.support.harness import Fuse
-from tests.nodeagent.support.simulation import LOAD_RESOURCES
-from tests.nodeagent.support.transfers import LOADS, NODE, workload_pod
+from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
+from tests.nodeagent.support.transfers import NODE, TRANSFERS, workload_pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -125,7 +125,7 @@ class World:
     async def begin(self) -> None:
         """Make the transfer's volume, and the transfer."""
         # A VolumeSnapshotContent has no namespace, and its name is the transfer's.
-        self.transfer = self._put(LOADS[self.kind](self.name), self.namespace)
+        self.transfer = self._put(TRANSFERS[self.kind](self.name), self.namespace)
         spec = self.transfer["spec"]
         if "pod" in spec:
             pod = self._put(workload_pod(self.transfer), self.space)
@@ -139,7 +139,7 @@ class World:
             await self._make_snapshot(spec)
         if "sourceNamespace" in spec:
             spec["sourceNamespace"] = self.space
-        self.transfer = await self.client.create(LOAD_RESOURCES[self.kind], self.transfer)
+        self.transfer = await self.client.create(TRANSFER_RESOURCES[self.kind], self.transfer)
 
     async def play(self, fuse: Fuse) -> None:
         """Run agents until the transfer is done: one behind the fuse, then another one."""
@@ -154,7 +154,7 @@ class World:
     async def is_done(self) -> bool:
         """Whether the transfer has left the agent's hands, cleaned up."""
         meta = self.transfer["metadata"]
-        self.transfer = await self.client.get(LOAD_RESOURCES[self.kind], meta["namespace"], meta["name"])
+        self.transfer = await self.client.get(TRANSFER_RESOURCES[self.kind], meta["namespace"], meta["name"])
         labels = self.transfer["metadata"].get("labels", {})
         return "completionTimestamp" in self.transfer.get("status", {}) and NODE_LABEL not in labels
 

@@ -66,7 +66,7 @@ async def test_an_edit_is_active_within_seconds_and_reported() -> None:
         before = scene.current.digest
         await scene.edit(_text(7))
         assert scene.slots == 7
-        assert [reason for reason, _ in scene.board.told] == ["ConfigActivated"]
+        assert [reason for reason, _ in scene.board.recorded] == ["ConfigActivated"]
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 1.0']
         (info,) = scene.shown("config_info")
         assert scene.current.digest in info
@@ -78,7 +78,7 @@ async def test_an_unknown_key_in_an_edit_is_tolerated_and_reported() -> None:
     async with _open_scene() as scene:
         await scene.edit('{"loadConcurrency": {"globalConfig": 7}, "priorityClass": "low"}')
         assert scene.slots == 7
-        ((reason, message),) = scene.board.told
+        ((reason, message),) = scene.board.recorded
         assert reason == "ConfigActivated"
         assert "warnings: priorityClass: unknown key; ignored (did you mean priorityClassName?)" in message
 
@@ -98,7 +98,7 @@ async def test_an_invalid_edit_is_rejected_and_reported(values: list[str], told:
     async with _open_scene(_text(4)) as scene:
         await scene.edit(*values)
         assert scene.slots == 4
-        ((reason, message),) = scene.board.told
+        ((reason, message),) = scene.board.recorded
         assert reason == "ConfigRejected"
         assert told in message
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
@@ -106,7 +106,7 @@ async def test_an_invalid_edit_is_rejected_and_reported(values: list[str], told:
         await scene.edit(_text(5))
         assert scene.slots == 5
         assert scene.current.valid
-        assert scene.board.told[-1][0] == "ConfigActivated"
+        assert scene.board.recorded[-1][0] == "ConfigActivated"
 
 
 @pytest.mark.looptime
@@ -115,7 +115,7 @@ async def test_a_deleted_config_map_leaves_the_active_configuration() -> None:
         await scene.client.delete(CONFIG_MAPS, NAMESPACE, NAME)
         await asyncio.sleep(_LIMIT_SECONDS)
         assert scene.slots == 4
-        ((reason, message),) = scene.board.told
+        ((reason, message),) = scene.board.recorded
         assert (reason, "does not exist" in message) == ("ConfigRejected", True)
 
 
@@ -130,7 +130,7 @@ async def test_an_edit_during_an_interrupted_watch_is_observed() -> None:
 @pytest.mark.looptime
 async def test_an_invalid_configuration_at_start_is_recorded_as_an_event_once() -> None:
     async with _open_scene(_text('"x"')) as scene:
-        assert [reason for reason, _ in scene.board.told] == ["ConfigInvalid"]
+        assert [reason for reason, _ in scene.board.recorded] == ["ConfigInvalid"]
         assert scene.slots == 1
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
 

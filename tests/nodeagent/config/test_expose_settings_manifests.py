@@ -1,4 +1,4 @@
-"""Configurations by loads: the pod and the claims of each, whole, as they are sent to the API server.
+"""Configurations by transfers: the pod and the claims of each, whole, as they are sent to the API server.
 
 Everything between a ConfigMap's document and a request is the product's: parsing, plan, kind,
 exposer, builders. The cluster is the exposers' small one.
@@ -88,7 +88,7 @@ def pod_volume(kind: str, **volume: Any) -> World:
     return scene.world
 
 
-LOADS: dict[str, tuple[str, Callable[[], World]]] = {
+TRANSFERS: dict[str, tuple[str, Callable[[], World]]] = {
     "upload": ("dataupload", lambda: BackupScene().world),
     "upload-block": ("dataupload", lambda: BackupScene(mode="Block").world),
     "upload-late": ("dataupload", late_backup),
@@ -114,10 +114,10 @@ def kind_of(recording: str, sent: Sent, document: JsonDict) -> Kind[Any]:
     return kinds[recording]
 
 
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("transfer", TRANSFERS)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-async def test_what_a_load_gets_is_its_golden_list(configuration: str, load: str) -> None:
-    recording, build = LOADS[load]
+async def test_what_a_transfer_gets_is_its_golden_list(configuration: str, transfer: str) -> None:
+    recording, build = TRANSFERS[transfer]
     world = build()
     sent = Sent(world)
     kind = kind_of(recording, sent, CONFIGURATIONS[configuration])
@@ -126,4 +126,4 @@ async def test_what_a_load_gets_is_its_golden_list(configuration: str, load: str
     await world.until_exposed(lambda: kind.ensure_exposed(cr, no_guard))
 
     made = [one for one in sent.created if one["kind"] in {PODS.kind, PERSISTENT_VOLUME_CLAIMS.kind}]
-    assert_golden(f"table/{configuration}-{load}", {"apiVersion": "v1", "kind": "List", "items": made})
+    assert_golden(f"table/{configuration}-{transfer}", {"apiVersion": "v1", "kind": "List", "items": made})

@@ -11,7 +11,7 @@ from tests.nodeagent.support.transfers import NODE, data_upload, mover_pod, pod_
 
 pytestmark = pytest.mark.looptime
 
-LOADS = {"DataUpload": data_upload, "PodVolumeBackup": pod_volume_backup, "PodVolumeRestore": pod_volume_restore}
+TRANSFERS = {"DataUpload": data_upload, "PodVolumeBackup": pod_volume_backup, "PodVolumeRestore": pod_volume_restore}
 LEFT = {
     # Its source snapshot is deleted with the expose objects.
     "DataUpload": {"persistentvolumeclaims": ["data"]},
@@ -22,7 +22,7 @@ LEFT = {
 
 def adopted(kind: str, phase: str) -> JsonDict:
     """Return a transfer that Velero moved to `phase`, as the dispatcher labels it."""
-    transfer = accepted(LOADS[kind]())
+    transfer = accepted(TRANSFERS[kind]())
     transfer["status"] |= {"phase": phase}
     return transfer
 
@@ -35,7 +35,7 @@ def put_pod_of_velero(world: World, transfer: JsonDict) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared", "InProgress"])
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_transfer_with_a_mover_of_velero_completes(kind: str, phase: str) -> None:
     transfer = adopted(kind, phase)
     async with open_world(transfer, mover=Mover(seconds=3)) as world:
@@ -48,15 +48,15 @@ async def test_a_transfer_with_a_mover_of_velero_completes(kind: str, phase: str
     assert world.left() == LEFT[kind]
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_mover_of_velero_is_no_reason_to_take_a_transfer_over(kind: str) -> None:
     transfer = adopted(kind, "Accepted")
     transfer["metadata"]["labels"] = {}
     async with open_world(transfer, mover=Mover(seconds=3)) as world:
         put_pod_of_velero(world, transfer)
-        before = world.load(kind)
+        before = world.transfer(kind)
         async with world.agent(node=NODE) as agent:
             await world.until(lambda: agent.not_synced() == [])
             # Virtual time: more than the agent needs for every step.
             await asyncio.sleep(60)
-    assert world.load(kind) == before
+    assert world.transfer(kind) == before

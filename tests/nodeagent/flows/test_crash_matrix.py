@@ -15,7 +15,7 @@ from core.kube.transport import Request
 from core.models.base import JsonDict
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import LOADS
+from tests.nodeagent.support.transfers import TRANSFERS
 
 pytestmark = pytest.mark.looptime
 
@@ -71,12 +71,12 @@ async def run_agents(kind: str, fuse: Fuse, world: World) -> None:
 
 async def cancel_in_progress(kind: str, world: World) -> None:
     await world.until(lambda: world.phase(kind) == "InProgress", every=STEP_SECONDS)
-    await world.stop(world.load(kind), "cancel")
+    await world.stop(world.transfer(kind), "cancel")
 
 
 async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
     """Return the results of a run with that fuse that must not differ from run to run."""
-    async with open_world(accepted(LOADS[kind]()), mover=scenario.mover) as world:
+    async with open_world(accepted(TRANSFERS[kind]()), mover=scenario.mover) as world:
         world.cluster.tick_seconds = STEP_SECONDS
         fuse.inner = world.kube
         before = world.everything()
@@ -97,7 +97,7 @@ def changes(before: list[str], after: list[str]) -> JsonDict:
 
 
 def summary(kind: str, world: World) -> JsonDict:
-    transfer = world.load(kind)
+    transfer = world.transfer(kind)
     status = {key: value for key, value in transfer["status"].items() if not key.endswith("Timestamp")}
     if status["phase"] != "Completed":
         # The last progress before a failure differs from run to run.
@@ -119,7 +119,7 @@ def summary(kind: str, world: World) -> JsonDict:
 
 
 def expected_changes(kind: str) -> JsonDict:
-    spec = LOADS[kind]()["spec"]
+    spec = TRANSFERS[kind]()["spec"]
     source = f"{spec.get('sourceNamespace')}/{spec.get('csiSnapshot', {}).get('volumeSnapshot')}"
     made, gone = CHANGES[kind]
     return {"made": made, "gone": [name.format(source=source) for name in gone]}
@@ -142,13 +142,13 @@ async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bo
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.lower())
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_every_write_may_fail(kind: str, fault: Fault) -> None:
     await check_matrix(kind, GOOD, fault)
 
 
 @pytest.mark.parametrize("fault", [*STOPS, Fault.SERVER_ERROR, Fault.LOST], ids=lambda fault: fault.name.lower())
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_every_read_may_fail(kind: str, fault: Fault) -> None:
     """A read has no conflicts, and one whose answer is lost equals one that is lost."""
     await check_matrix(kind, GOOD, fault, reads=True)
@@ -156,7 +156,7 @@ async def test_every_read_may_fail(kind: str, fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", STOPS, ids=lambda fault: fault.name.lower())
 @pytest.mark.parametrize("scenario", [BROKEN, CANCELED, LOST], ids=["broken", "canceled", "first mover lost"])
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_the_agent_may_be_stopped_at_every_write_of_a_failed_run(
     kind: str, scenario: Scenario, fault: Fault
 ) -> None:

@@ -9,7 +9,7 @@ from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import LOADS, NAMESPACE, NODE, data_upload
+from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload
 
 pytestmark = pytest.mark.looptime
 
@@ -58,17 +58,17 @@ async def limit_memory(world: World, transfer: JsonDict, limit: str) -> None:
     ids=["evicted", "rejected"],
 )
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared"])
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 @pytest.mark.cause("mover-lost-before")
 async def test_a_mover_pod_that_is_lost_before_its_start_is_recreated(
     kind: str, phase: str, status: JsonDict, text: str
 ) -> None:
-    transfer = accepted(LOADS[kind]())
+    transfer = accepted(TRANSFERS[kind]())
     async with open_world(transfer, mover=Mover(starts=phase != "Accepted")) as world:
         async with world.agent(slots=0 if phase == "Prepared" else 1):
             await world.until(lambda: world.phase(kind) == phase and pod_of(world, transfer) != {})
             lost = await set_status(world, transfer, status)
-            await world.until(lambda: text in world.load(kind)["status"].get("message", ""), seconds=5)
+            await world.until(lambda: text in world.transfer(kind)["status"].get("message", ""), seconds=5)
             assert world.phase(kind) == phase
             assert "MoverLost" in world.reasons()
             world.cluster.mover.starts = True
@@ -76,14 +76,14 @@ async def test_a_mover_pod_that_is_lost_before_its_start_is_recreated(
         async with world.agent():
             await world.until(lambda: world.done(kind))
         await asyncio.sleep(1)
-    found = world.load(kind)
+    found = world.transfer(kind)
     assert (found["status"]["phase"], found["status"].get("message")) == ("Completed", None)
     assert MOVER_LOST_ANNOTATION not in found["metadata"].get("annotations", {})
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_deleted_mover_pod_of_a_prepared_transfer_is_recreated(kind: str) -> None:
-    transfer = accepted(LOADS[kind]())
+    transfer = accepted(TRANSFERS[kind]())
     async with open_world(transfer) as world:
         async with world.agent(slots=0):
             await world.until(lambda: world.phase(kind) == "Prepared")
@@ -104,9 +104,9 @@ async def test_a_recreated_mover_pod_may_be_scheduled_to_another_node() -> None:
             world.cluster.node = "node-b"
             await set_status(world, transfer, EVICTED)
             await world.until(world.done)
-        status = world.load()["status"]
+        status = world.transfer()["status"]
         assert (status["phase"], status["node"], status.get("message")) == ("Completed", "node-b", None)
-        assert NODE_LABEL not in world.load()["metadata"]["labels"]
+        assert NODE_LABEL not in world.transfer()["metadata"]["labels"]
         assert "TakenOver" in world.reasons()
 
 
@@ -115,7 +115,7 @@ async def test_the_kubelet_of_another_node_may_reject_a_mover_pod() -> None:
     async with open_world(transfer, mover=Mover(starts=False)) as world, world.agent():
         await world.until(lambda: pod_of(world, transfer) != {})
         await set_status(world, transfer, REJECTED, node="node-b")
-        await world.until(lambda: "Pod was rejected" in world.load()["status"].get("message", ""), seconds=10)
+        await world.until(lambda: "Pod was rejected" in world.transfer()["status"].get("message", ""), seconds=10)
         world.cluster.mover.starts = True
         await world.until(world.done)
     assert world.phase() == "Completed"
@@ -127,10 +127,10 @@ async def test_a_mover_pod_on_a_node_without_an_agent_is_reported() -> None:
     async with open_world(transfer) as world, world.agent():
         world.cluster.node = "node-b"
         message = "data mover pod velero/du-1 is on node node-b, whose node agent has not taken it over yet"
-        await world.until(lambda: world.load()["status"].get("message") == message, seconds=10)
+        await world.until(lambda: world.transfer()["status"].get("message") == message, seconds=10)
         async with world.agent(node="node-b"):
             await world.until(world.done)
-    assert (world.phase(), world.load()["status"].get("message")) == ("Completed", None)
+    assert (world.phase(), world.transfer()["status"].get("message")) == ("Completed", None)
 
 
 async def test_pods_are_recreated_with_growing_pauses_until_the_prepare_timeout() -> None:
@@ -146,7 +146,7 @@ async def test_pods_are_recreated_with_growing_pauses_until_the_prepare_timeout(
         began = asyncio.get_running_loop().time()
         await world.until(observe, seconds=2000, every=2.0)
         assert 1800 <= asyncio.get_running_loop().time() - began < 1830
-    status = world.load()["status"]
+    status = world.transfer()["status"]
     assert status["phase"] == "Failed"
     assert status["message"].startswith("not prepared within 30m0s: ")
     assert "; lost data mover pods: " in status["message"]
@@ -155,10 +155,10 @@ async def test_pods_are_recreated_with_growing_pauses_until_the_prepare_timeout(
 
 
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared"])
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 @pytest.mark.cause("mover-killed-before")
 async def test_a_mover_pod_that_is_killed_three_times_is_not_recreated(kind: str, phase: str) -> None:
-    transfer = accepted(LOADS[kind]())
+    transfer = accepted(TRANSFERS[kind]())
     lost: list[str] = []
     async with open_world(transfer, mover=Mover(starts=phase != "Accepted")) as world, world.agent(slots=0):
         world.kube.logs[NAMESPACE, transfer["metadata"]["name"]] = "the last line of its log"
@@ -168,14 +168,14 @@ async def test_a_mover_pod_that_is_killed_three_times_is_not_recreated(kind: str
             await limit_memory(world, transfer, "64Mi")
             lost.append(await set_status(world, transfer, KILLED))
         await world.until(lambda: world.done(kind), seconds=30)
-    status = world.load(kind)["status"]
+    status = world.transfer(kind)["status"]
     assert status["phase"] == "Failed"
     assert status["message"] == (
         f"data mover pod velero/{transfer['metadata']['name']} was killed 3 times before its data path started: "
         "killed by signal 9 (exit code 137), probably out of memory (limit 64Mi); "
         "its log ends: the last line of its log"
     )
-    assert MOVER_LOST_ANNOTATION not in world.load(kind)["metadata"].get("annotations", {})
+    assert MOVER_LOST_ANNOTATION not in world.transfer(kind)["metadata"].get("annotations", {})
 
 
 async def test_a_mover_pod_that_is_lost_twenty_times_is_not_recreated() -> None:
@@ -195,7 +195,7 @@ async def test_a_mover_pod_that_is_lost_twenty_times_is_not_recreated() -> None:
                 seen.add(await set_status(world, transfer, EVICTED))
                 await asyncio.sleep(60)
     assert len(seen) == 20
-    assert world.load()["status"]["message"].startswith(
+    assert world.transfer()["status"]["message"].startswith(
         "data mover pod velero/du-1 was lost 20 times before its data path started: Evicted: The node was low"
     )
 
@@ -214,7 +214,7 @@ async def test_each_lost_mover_pod_has_a_timeout_of_its_own() -> None:
         await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
         await world.until(world.done, seconds=2000, every=2.0)
         assert 1800 <= asyncio.get_running_loop().time() - began < 1840
-    assert "not replaced within 30m0s" in world.load()["status"]["message"]
+    assert "not replaced within 30m0s" in world.transfer()["status"]["message"]
 
 
 async def test_a_prepared_transfer_fails_if_its_lost_mover_pod_is_not_replaced_in_time() -> None:
@@ -229,7 +229,7 @@ async def test_a_prepared_transfer_fails_if_its_lost_mover_pod_is_not_replaced_i
         await set_status(world, transfer, EVICTED)
         await world.until(world.done, seconds=2000, every=2.0)
         assert 1800 <= asyncio.get_running_loop().time() - began < 1830
-    status = world.load()["status"]
+    status = world.transfer()["status"]
     assert status["phase"] == "Failed"
     assert status["message"].startswith("data mover pod was lost and not replaced within 30m0s: ")
 
@@ -252,17 +252,17 @@ async def test_a_prepared_transfer_fails_if_its_lost_mover_pod_is_not_replaced_i
         ),
     ],
 )
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 @pytest.mark.cause("mover-lost")
 async def test_a_mover_pod_that_is_lost_while_running_fails_its_transfer_with_the_cause(
     kind: str, status: JsonDict, text: str
 ) -> None:
-    transfer = accepted(LOADS[kind]())
+    transfer = accepted(TRANSFERS[kind]())
     async with open_world(transfer, mover=Mover(seconds=1000)) as world, world.agent():
         await world.until(lambda: world.phase(kind) == "InProgress")
         await set_status(world, transfer, status)
         await world.until(lambda: world.done(kind), seconds=20)
-    found = world.load(kind)["status"]
+    found = world.transfer(kind)["status"]
     assert found["phase"] == "Failed"
     assert text in found["message"]
 
@@ -276,7 +276,7 @@ async def test_the_cause_of_a_pod_that_was_deleted_before_its_end_was_observed_i
         await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
         await world.until(world.done, seconds=20)
     assert world.phase() == "Failed"
-    assert "default-scheduler: preempting to accommodate" in world.load()["status"]["message"]
+    assert "default-scheduler: preempting to accommodate" in world.transfer()["status"]["message"]
 
 
 async def test_a_result_counts_although_its_pod_is_deleted_at_once() -> None:
@@ -288,4 +288,4 @@ async def test_a_result_counts_although_its_pod_is_deleted_at_once() -> None:
         await world.until(lambda: pod_of(world, transfer)["status"]["phase"] == "Succeeded")
         await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
         await world.until(world.done)
-    assert (world.phase(), world.load()["status"]["snapshotID"]) == ("Completed", "kopia-1")
+    assert (world.phase(), world.transfer()["status"]["snapshotID"]) == ("Completed", "kopia-1")

@@ -43,7 +43,7 @@ async def test_a_source_snapshot_that_is_not_deleted_in_time_fails_the_transfer(
             await world.until(lambda: world.phase() == "Failed", seconds=seconds + 20, every=1)
     meta = snapshot["metadata"]
     name = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
-    assert world.load()["status"]["message"] == (
+    assert world.transfer()["status"]["message"] == (
         f"timed out after {shown}: {name} is being deleted (finalizers: {FOREIGN})"
     )
 
@@ -55,7 +55,7 @@ async def test_a_backup_snapshot_that_is_not_ready_in_time_fails_the_transfer() 
         async with world.agent():
             world.cluster.tick_seconds = 5.0
             await world.until(lambda: world.phase() == "Failed", seconds=110, every=1)
-    message = world.load()["status"]["message"]
+    message = world.transfer()["status"]["message"]
     assert message == "timed out after 1m30s: VolumeSnapshot velero/du-1 is not ready yet"
 
 
@@ -64,7 +64,7 @@ async def test_a_handover_that_times_out_fails_the_transfer() -> None:
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         world.cluster.binds = False
         await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=110, every=1)
-        message = world.load("DataDownload")["status"]["message"]
+        message = world.transfer("DataDownload")["status"]["message"]
         assert message.startswith("data was moved, but not handed over within 1m30s: target PVC app3/data")
 
 

@@ -11,7 +11,7 @@ from core.kube.transport import Request, Response, Transport
 from core.models.names import CANCEL_REQUESTED_ANNOTATION, PENDING_REASON_ANNOTATION
 from tests.nodeagent.support.harness import accepted, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import LOADS, data_upload
+from tests.nodeagent.support.transfers import TRANSFERS, data_upload
 
 pytestmark = pytest.mark.looptime
 
@@ -39,9 +39,9 @@ class Silence(Transport):
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "DELETE"])
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_request_that_is_never_answered_delays_its_own_transfer_only(kind: str, method: str) -> None:
-    stuck, quick = accepted(LOADS[kind]("stuck")), accepted(data_upload("quick"))
+    stuck, quick = accepted(TRANSFERS[kind]("stuck")), accepted(data_upload("quick"))
     async with open_world(stuck, quick, mover=Mover(seconds=1)) as world:
         silence = Silence(world.kube, method, "stuck")
         async with world.agent(silence, slots=2):
@@ -56,7 +56,7 @@ async def test_the_timeout_of_a_cancel_continues_over_restarts_of_the_agent() ->
     async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world:
         async with world.agent():
             await world.until(lambda: world.phase() == "InProgress")
-            await world.stop(world.load(), "cancel")
+            await world.stop(world.transfer(), "cancel")
             await world.until(lambda: world.phase() == "Canceling")
         world.cluster.tick_seconds = 60.0
         began = asyncio.get_running_loop().time()
@@ -66,19 +66,19 @@ async def test_the_timeout_of_a_cancel_continues_over_restarts_of_the_agent() ->
         async with world.agent():
             await world.until(world.done, seconds=500, every=10)
         assert 3590 <= asyncio.get_running_loop().time() - began < 3700
-    cr = world.load()
+    cr = world.transfer()
     assert cr["status"]["phase"] == "Canceled"
     assert CANCEL_REQUESTED_ANNOTATION not in cr["metadata"].get("annotations", {})
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_no_pending_reason_is_left_on_a_completed_transfer(kind: str) -> None:
     """It is pending for its mover, for a slot and, where it has one, for its rebind, and each is reported."""
-    cr = accepted(LOADS[kind]())
+    cr = accepted(TRANSFERS[kind]())
     reported: list[str] = []
 
     def is_reported() -> bool:
-        stored = world.load(kind)
+        stored = world.transfer(kind)
         message = stored["status"].get("message", "")
         assert bool(message) == (PENDING_REASON_ANNOTATION in stored["metadata"].get("annotations", {}))
         if message and message not in reported:
@@ -100,6 +100,6 @@ async def test_no_pending_reason_is_left_on_a_completed_transfer(kind: str) -> N
             world.cluster.binds = True
             await world.until(lambda: world.done(kind))
     assert world.phase(kind) == "Completed"
-    assert "message" not in world.load(kind)["status"]
+    assert "message" not in world.transfer(kind)["status"]
     assert not is_reported()
     assert len(reported) == (3 if kind == "DataDownload" else 2)

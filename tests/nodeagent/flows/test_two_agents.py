@@ -7,7 +7,7 @@ import pytest
 from core.models.base import JsonDict
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import LOADS
+from tests.nodeagent.support.transfers import TRANSFERS
 
 __all__: list[str] = []
 
@@ -21,15 +21,15 @@ def running(world: World, kind: str) -> int:
 
 
 @pytest.mark.parametrize("end", ["Completed", "Failed", "Canceled"])
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_two_agents_of_one_node_run_a_transfer_once(kind: str, end: str) -> None:
     broken = {"exit_code": 11, "message": "no space left"} if end == "Failed" else {}
     mover = Mover(seconds=1000 if end == "Canceled" else 3, **broken)  # type: ignore[arg-type] # values of two types
-    async with open_world(accepted(LOADS[kind]()), mover=mover) as world, world.agent(), world.agent():
+    async with open_world(accepted(TRANSFERS[kind]()), mover=mover) as world, world.agent(), world.agent():
         before = world.everything()
         if end == "Canceled":
             await world.until(lambda: world.phase(kind) == "InProgress")
-            await world.stop(world.load(kind), "cancel")
+            await world.stop(world.transfer(kind), "cancel")
         await world.until(lambda: world.done(kind))
         await asyncio.sleep(20)
         assert world.phase(kind) == end
@@ -38,9 +38,9 @@ async def test_two_agents_of_one_node_run_a_transfer_once(kind: str, end: str) -
         assert len([reason for reason in world.reasons() if reason == end]) == 1
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_two_agents_of_one_node_share_its_slots(kind: str) -> None:
-    transfers: list[JsonDict] = [accepted(LOADS[kind](name)) for name in ("first", "second")]
+    transfers: list[JsonDict] = [accepted(TRANSFERS[kind](name)) for name in ("first", "second")]
     for transfer in transfers:
         ref = transfer["spec"].get("pod") or transfer["spec"].get("targetVolume") or transfer["spec"]["csiSnapshot"]
         key = "volumeSnapshot" if "volumeSnapshot" in ref else "pvc" if "pvc" in ref else "name"

@@ -13,8 +13,8 @@ from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import Fuse, accepted, open_world
-from tests.nodeagent.support.simulation import LOAD_RESOURCES, Mover
-from tests.nodeagent.support.transfers import LOADS, NAMESPACE, data_upload
+from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Mover
+from tests.nodeagent.support.transfers import NAMESPACE, TRANSFERS, data_upload
 
 __all__: list[str] = []
 
@@ -83,10 +83,10 @@ WRITES = {
 MOST_READS = {"DataUpload": 46, "DataDownload": 29, "PodVolumeBackup": 15, "PodVolumeRestore": 15}
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_healthy_transfer_costs_a_fixed_number_of_writes(kind: str) -> None:
-    transfer = accepted(LOADS[kind]())
-    plural = LOAD_RESOURCES[kind].plural
+    transfer = accepted(TRANSFERS[kind]())
+    plural = TRANSFER_RESOURCES[kind].plural
     async with open_world(transfer) as world:
         tally = Tally(world.kube)
         async with world.agent(tally):
@@ -99,10 +99,10 @@ async def test_a_healthy_transfer_costs_a_fixed_number_of_writes(kind: str) -> N
     assert not {409, 422} & set(tally.statuses)
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_long_transfer_costs_only_its_progress_in_addition(kind: str) -> None:
     async def run(seconds: float) -> dict[str, int]:
-        async with open_world(accepted(LOADS[kind]()), mover=Mover(seconds=seconds)) as world:
+        async with open_world(accepted(TRANSFERS[kind]()), mover=Mover(seconds=seconds)) as world:
             tally = Tally(world.kube)
             async with world.agent(tally):
                 await world.until(lambda: world.done(kind), seconds=5000)
@@ -120,7 +120,7 @@ async def test_the_last_progress_and_the_outcome_do_not_conflict() -> None:
             # The mover ends while its progress is still being written.
             await asyncio.sleep(10)
             assert world.phase() == "InProgress"
-            assert OUTCOME_ANNOTATION not in world.load()["metadata"].get("annotations", {})
+            assert OUTCOME_ANNOTATION not in world.transfer()["metadata"].get("annotations", {})
             gate.open.set()
             await world.until(world.done)
         assert world.phase() == "Completed"
@@ -129,13 +129,13 @@ async def test_the_last_progress_and_the_outcome_do_not_conflict() -> None:
 
 @pytest.mark.parametrize(("kind", "reads"), [("DataUpload", 0), ("PodVolumeBackup", 5)])
 async def test_a_transfer_pending_for_a_slot_is_not_read_at_each_change_of_its_pod(kind: str, reads: int) -> None:
-    transfer = accepted(LOADS[kind]())
+    transfer = accepted(TRANSFERS[kind]())
     name = transfer["metadata"]["name"]
     async with open_world(transfer) as world:
         tally = Tally(world.kube)
         async with world.agent(tally, slots=0) as agent:
             await world.until(lambda: world.phase(kind) == "Prepared")
-            assert "free slot" in world.load(kind)["status"]["message"]
+            assert "free slot" in world.transfer(kind)["status"]["message"]
             tally.requests.clear()
             for number in range(20):
                 change = {"metadata": {"annotations": {"changed": str(number)}}}
@@ -149,10 +149,10 @@ async def test_a_transfer_pending_for_a_slot_is_not_read_at_each_change_of_its_p
         assert world.phase(kind) == "Completed"
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_the_cost_of_pending_for_a_slot_does_not_grow_with_time(kind: str) -> None:
     async def wait(seconds: float) -> dict[str, int]:
-        async with open_world(accepted(LOADS[kind]())) as world:
+        async with open_world(accepted(TRANSFERS[kind]())) as world:
             tally = Tally(world.kube)
             async with world.agent(tally, slots=0):
                 await world.until(lambda: world.phase(kind) == "Prepared")

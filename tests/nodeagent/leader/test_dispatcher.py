@@ -23,7 +23,7 @@ async def test_one_write_accepts_a_transfer() -> None:
     scene.add("du", status={"message": "pending for something"}, finalizers=["other/finalizer"])
     async with scene.dispatching():
         await scene.until(lambda: scene.reasons("du") != [])
-    cr = scene.load("du")
+    cr = scene.transfer("du")
     assert cr["status"] == {"phase": "Accepted", "acceptedByNode": "node-a", "acceptedTimestamp": NOON}
     assert cr["metadata"]["finalizers"] == ["other/finalizer", DATA_MOVER_FINALIZER]
     assert cr["metadata"]["labels"][NODE_LABEL] == "node-a"
@@ -68,7 +68,7 @@ async def test_transfers_are_spread_over_the_live_agents() -> None:
         scene.add(f"du-{number}")
     async with scene.dispatching():
         await scene.until(lambda: len(scene.accepted) == 6)
-    nodes = [scene.load(name)["status"]["acceptedByNode"] for name in sorted(scene.accepted)]
+    nodes = [scene.transfer(name)["status"]["acceptedByNode"] for name in sorted(scene.accepted)]
     assert nodes == ["node-a", "node-b"] * 3
 
 
@@ -81,13 +81,13 @@ async def test_a_queued_transfer_is_reported_once() -> None:
         await scene.until(lambda: scene.message("du-3") != "")
         assert scene.message("du-2") == "queued at position 1: prepareQueueLength (1) reached"
         assert scene.message("du-3") == "queued at position 2: prepareQueueLength (1) reached"
-        version = scene.load("du-3")["metadata"]["resourceVersion"]
+        version = scene.transfer("du-3")["metadata"]["resourceVersion"]
         scene.set_status("du-1", phase="InProgress")
         await scene.until(lambda: scene.phase("du-2") == "Accepted")
     async with scene.dispatching():
         await scene.until(lambda: scene.ledger() == {"uid-of-du-2"})
     assert scene.message("du-2") == ""
-    assert scene.load("du-3")["metadata"]["resourceVersion"] == version
+    assert scene.transfer("du-3")["metadata"]["resourceVersion"] == version
 
 
 async def test_restores_go_first_only_where_that_is_configured() -> None:
@@ -138,7 +138,7 @@ async def test_a_transfer_that_can_never_start_fails_with_the_cause() -> None:
         await scene.until(lambda: scene.reasons("du-2") == ["Failed"], seconds=5)
     # Although no quota is left.
     assert scene.phases() == {"du-1": "Accepted", "du-2": "Failed"}
-    assert scene.load("du-2")["status"]["completionTimestamp"] == NOON
+    assert scene.transfer("du-2")["status"]["completionTimestamp"] == NOON
     assert scene.message("du-2") == "BackupStorageLocation x does not exist"
 
 
@@ -165,7 +165,7 @@ async def test_a_transfer_that_cannot_start_within_the_prepare_timeout_fails_wit
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=1900)
     assert scene.message("du") == "could not start within 30m0s: pending: LocationUnavailable"
-    assert "2026-11-21T12:30:00Z" <= scene.load("du")["status"]["completionTimestamp"] <= "2026-11-21T12:30:06Z"
+    assert "2026-11-21T12:30:00Z" <= scene.transfer("du")["status"]["completionTimestamp"] <= "2026-11-21T12:30:06Z"
 
 
 async def test_an_old_transfer_is_observed_for_a_minute_before_it_fails() -> None:
@@ -211,7 +211,7 @@ async def test_a_transfer_that_a_former_leader_reported_as_queued_is_not_written
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du-1") == "Accepted")
         await asyncio.sleep(30)
-    assert scene.load("du-2")["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
+    assert scene.transfer("du-2")["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
 
 
 async def test_a_queued_transfer_without_the_annotation_is_reported_by_one_write() -> None:
@@ -220,9 +220,9 @@ async def test_a_queued_transfer_without_the_annotation_is_reported_by_one_write
     scene.add("du-2", status={"message": "overwritten"})
     async with scene.dispatching():
         await scene.until(lambda: scene.reason("du-2") == "Queued")
-        version = scene.load("du-2")["metadata"]["resourceVersion"]
+        version = scene.transfer("du-2")["metadata"]["resourceVersion"]
         await asyncio.sleep(30)
-    assert scene.load("du-2")["metadata"]["resourceVersion"] == version
+    assert scene.transfer("du-2")["metadata"]["resourceVersion"] == version
 
 
 async def test_without_a_live_agent_transfers_are_pending_for_one() -> None:
@@ -239,7 +239,7 @@ async def test_without_a_live_agent_transfers_are_pending_for_one() -> None:
         assert scene.phase("du-2") == ""
         scene.kube.put(agent_pod("node-b"))
         await scene.until(lambda: scene.phase("du-2") == "Accepted", seconds=8)
-    assert scene.load("du-2")["status"]["acceptedByNode"] == "node-b"
+    assert scene.transfer("du-2")["status"]["acceptedByNode"] == "node-b"
 
 
 async def test_the_metrics_and_the_status_page_show_the_queue_as_it_is() -> None:
@@ -283,7 +283,7 @@ async def test_a_transfer_of_another_data_mover_is_ignored() -> None:
     scene.add("ours")
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("ours") == "Accepted")
-    assert scene.load("theirs") == theirs
+    assert scene.transfer("theirs") == theirs
 
 
 async def test_a_transfer_that_cannot_be_checked_delays_no_other() -> None:

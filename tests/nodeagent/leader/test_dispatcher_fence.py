@@ -50,14 +50,14 @@ async def test_a_reservation_is_released_only_behind_a_fence() -> None:
         scene.add("du-2")
         async with scene.dispatching():
             await scene.until(lambda: scene.phase("du-2") == "Accepted")
-            assert ACCEPT_FENCE_ANNOTATION in scene.load("du-1")["metadata"]["annotations"]
+            assert ACCEPT_FENCE_ANNOTATION in scene.transfer("du-1")["metadata"]["annotations"]
             gate.open.set()
             await asyncio.sleep(5)
             assert scene.phase("du-1") == ""
             del scene.kind.answers["du-1"]
             scene.set_status("du-2", phase="InProgress")
             await scene.until(lambda: scene.phase("du-1") == "Accepted")
-    assert "annotations" not in scene.load("du-1")["metadata"]
+    assert "annotations" not in scene.transfer("du-1")["metadata"]
     assert most_held(scene.kube) == 1
 
 
@@ -135,7 +135,7 @@ async def test_the_ledger_of_a_crashed_leader_is_settled() -> None:
         await scene.until(lambda: gate.waiting == 1)
     assert scene.ledger() == {"uid-of-done", "uid-of-gone", "uid-of-reserved"}
     scene.set_status("done", phase="Completed")
-    scene.kube.put(scene.load("taken") | {"status": {"phase": "Accepted"}})
+    scene.kube.put(scene.transfer("taken") | {"status": {"phase": "Accepted"}})
     await scene.dispatcher()._tools.client.delete(scene.kind.spec.resource, "velero", "gone")
     async with scene.dispatching():
         await scene.until(lambda: scene.accepted == ["reserved"])

@@ -85,7 +85,7 @@ async def agent(scene: Scene, transport: Transport, identity: str) -> AsyncItera
 
 
 async def carry(scene: Scene) -> None:
-    """Bring accepted loads on, as their agents would."""
+    """Bring accepted transfers on, as their agents would."""
     while True:
         for name, phase in scene.phases().items():
             if phase in FOLLOWING:
@@ -94,7 +94,7 @@ async def carry(scene: Scene) -> None:
 
 
 def admissions(scene: Scene) -> Counter[str]:
-    """Return how often each load became Accepted, over all history."""
+    """Return how often each transfer became Accepted, over all history."""
     found: Counter[str] = Counter()
     for happening in scene.kube._store.history:
         if happening.resource in RESOURCES.values() and happening.after is not None:
@@ -105,11 +105,11 @@ def admissions(scene: Scene) -> Counter[str]:
 
 
 async def run_with_pause(at: int, *, comes_back: bool) -> Scene:
-    """Return a scene whose first leader stood still at its request number `at`, once all loads are done."""
+    """Return a scene whose first leader stood still at its request number `at`, once all transfers are done."""
     scene = open_scene("node-a", "node-b", limit=2)
     scene.others += [ScriptedKind(model) for model in RESOURCES if model is not scene.kind.model]
     for number in range(8):
-        scene.add_kind(list(RESOURCES)[number % 4], f"load-{number}", queue=f"ns-{number % 3}")
+        scene.add_kind(list(RESOURCES)[number % 4], f"transfer-{number}", queue=f"ns-{number % 3}")
     pause = Pause(scene.kube, at)
     carrying = asyncio.create_task(carry(scene))
     async with agent(scene, pause, "a") as paused:
@@ -132,11 +132,11 @@ async def test_a_leader_paused_at_any_request_admits_nothing_twice_and_never_too
     for at in range(first, first + 8):
         scene = await run_with_pause(at, comes_back=True)
         assert most_held(scene.kube) <= 2, at
-        assert admissions(scene) == {f"load-{number}": 1 for number in range(8)}, at
+        assert admissions(scene) == {f"transfer-{number}": 1 for number in range(8)}, at
 
 
 @pytest.mark.parametrize("at", range(5, 45, 5))
 async def test_a_leader_killed_at_any_request_loses_nothing(at: int) -> None:
     scene = await run_with_pause(at, comes_back=False)
     assert most_held(scene.kube) <= 2
-    assert admissions(scene) == {f"load-{number}": 1 for number in range(8)}
+    assert admissions(scene) == {f"transfer-{number}": 1 for number in range(8)}

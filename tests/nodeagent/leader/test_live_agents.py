@@ -35,9 +35,9 @@ async def test_different_configurations_are_reported_after_a_minute_and_once() -
     active = {"node-1": "aaa", "node-2": "bbb", "node-3": "aaa"}
     async with _comparing(active) as board:
         await asyncio.sleep(55)
-        assert board.told == []
+        assert board.recorded == []
         await asyncio.sleep(600)
-        ((reason, message),) = board.told
+        ((reason, message),) = board.recorded
         assert reason == "ConfigsDiffer"
         assert "bbb on 1 (node-2), aaa on 2 (node-1, node-3)" in message
         active["node-2"] = "aaa"
@@ -54,7 +54,7 @@ async def test_an_edit_that_is_being_rolled_out_is_not_reported() -> None:
             await asyncio.sleep(30)
             active["node-2"] = digest
             await asyncio.sleep(30)
-        assert board.told == []
+        assert board.recorded == []
 
 
 @pytest.mark.parametrize("active", [{}, {"a": "x"}, {"a": "x", "b": "x"}], ids=["no agent", "one", "all alike"])

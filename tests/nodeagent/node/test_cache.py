@@ -67,9 +67,9 @@ async def test_a_cached_transfer_is_current_unless_it_is_older_than_the_last_wri
         await world.until(lambda: world.phase() == "Prepared")
         await asyncio.sleep(1)
         cache = cache_of(agent)
-        assert cache.current(KEY) == world.load()
+        assert cache.current(KEY) == world.transfer()
         world.kube.watches.silent = True
-        seen = world.load()
+        seen = world.transfer()
         by_others = await change(world, {"metadata": {"labels": {"a": "1"}}})
         assert cache.current(KEY) == seen
         cache.observe_written(DataUpload.parse(by_others))
@@ -90,5 +90,5 @@ async def test_a_deleted_transfer_is_forgotten() -> None:
         await asyncio.sleep(1)
         cache = cache_of(agent)
         assert cache.current(KEY) is None
-        cache.observe_written(DataUpload.parse(world.load()))
+        cache.observe_written(DataUpload.parse(world.transfer()))
         assert cache._written == {}

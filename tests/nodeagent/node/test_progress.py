@@ -11,7 +11,7 @@ from nodeagent.node.progress import MoverPending
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import LOADS, data_upload
+from tests.nodeagent.support.transfers import TRANSFERS, data_upload
 
 pytestmark = pytest.mark.looptime
 
@@ -35,14 +35,14 @@ def event(transfer: JsonDict, reason: str, message: str, *, number: int = 1) -> 
 
 
 def message_of(world: World, kind: str) -> str | None:
-    message = world.load(kind)["status"].get("message")
+    message = world.transfer(kind)["status"].get("message")
     return None if message is None else str(message)
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 @pytest.mark.cause("repository-not-made")
 async def test_a_pending_mover_is_reported_until_it_is_ready(kind: str) -> None:
-    transfer = accepted(LOADS[kind]())
+    transfer = accepted(TRANSFERS[kind]())
     async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase(kind) == "InProgress")
         for number, text in enumerate((UNMADE, STUCK, UNMADE), start=1):
@@ -68,7 +68,7 @@ async def test_a_mover_that_moves_data_is_not_pending() -> None:
         moved = json.dumps({"totalBytes": 10, "doneBytes": 5})
         world.kube.put(event(transfer, "Progress", moved, number=2))
         await world.until(lambda: message_of(world, "DataUpload") is None, seconds=2)
-        assert world.load()["status"]["progress"] == {"totalBytes": 10, "bytesDone": 5}
+        assert world.transfer()["status"]["progress"] == {"totalBytes": 10, "bytesDone": 5}
 
 
 async def test_a_restarted_agent_removes_an_outdated_message_and_reports_none() -> None:

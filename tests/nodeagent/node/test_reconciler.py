@@ -20,7 +20,7 @@ from tests.nodeagent.support.transfers import NODE, data_download, data_upload
 
 pytestmark = pytest.mark.looptime
 
-LOADS = {"DataUpload": data_upload, "DataDownload": data_download}
+TRANSFERS = {"DataUpload": data_upload, "DataDownload": data_download}
 
 
 async def run_to_the_end(transfer: JsonDict, *, mover: Mover | None = None) -> World:
@@ -33,7 +33,7 @@ async def run_to_the_end(transfer: JsonDict, *, mover: Mover | None = None) -> W
 
 async def test_a_data_upload_completes_and_leaves_no_objects() -> None:
     world = await run_to_the_end(accepted(data_upload()))
-    transfer = world.load()
+    transfer = world.transfer()
     assert transfer["status"] == transfer["status"] | {
         "phase": "Completed",
         "node": NODE,
@@ -50,7 +50,7 @@ async def test_a_data_upload_completes_and_leaves_no_objects() -> None:
 
 async def test_a_data_download_completes_into_its_target_pvc() -> None:
     world = await run_to_the_end(accepted(data_download()))
-    status = world.load("DataDownload")["status"]
+    status = world.transfer("DataDownload")["status"]
     assert (status["phase"], status["progress"]) == ("Completed", {"totalBytes": 1000, "bytesDone": 1000})
     assert "nodeOS" not in status
     claim, volume = world.target()
@@ -76,9 +76,9 @@ async def test_a_volume_has_the_owner_label_only_during_its_handover() -> None:
     assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_finished_transfer_has_no_marks_of_the_agent(kind: str) -> None:
-    meta = (await run_to_the_end(accepted(LOADS[kind]()))).load(kind)["metadata"]
+    meta = (await run_to_the_end(accepted(TRANSFERS[kind]()))).transfer(kind)["metadata"]
     assert not meta.get("finalizers")
     assert not {NODE_LABEL, EXPOSE_ON_GOING_LABEL} & meta["labels"].keys()
     assert OUTCOME_ANNOTATION not in meta.get("annotations", {})
@@ -92,7 +92,7 @@ async def test_every_change_is_recorded_as_one_event() -> None:
 async def test_progress_is_written_into_the_status() -> None:
     metrics = Metrics(NODE)
     async with open_world(accepted(data_upload())) as world, world.agent(metrics=metrics):
-        await world.until(lambda: world.load()["status"].get("progress", {}).get("bytesDone") == 400)
+        await world.until(lambda: world.transfer()["status"].get("progress", {}).get("bytesDone") == 400)
         assert world.phase() == "InProgress"
         assert b"nodeagent_rate_bytes_per_second{" in metrics.render()
         await world.until(world.done)
@@ -107,7 +107,7 @@ async def test_bytes_are_not_counted_again_after_a_restart() -> None:
     metrics = Metrics(NODE)
     async with open_world(accepted(data_upload()), mover=Mover(seconds=20)) as world:
         async with world.agent():
-            await world.until(lambda: world.load()["status"].get("progress", {}).get("bytesDone") == 400)
+            await world.until(lambda: world.transfer()["status"].get("progress", {}).get("bytesDone") == 400)
         async with world.agent(metrics=metrics):
             await world.until(world.done)
     text = metrics.render().decode()
@@ -126,11 +126,11 @@ async def test_bytes_are_not_counted_again_after_a_restart() -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_transfer_whose_mover_fails_is_failed(kind: str, mover: Mover, text: str) -> None:
-    world = await run_to_the_end(accepted(LOADS[kind]()), mover=mover)
+    world = await run_to_the_end(accepted(TRANSFERS[kind]()), mover=mover)
     assert world.phase(kind) == "Failed"
-    assert text in world.load(kind)["status"]["message"]
+    assert text in world.transfer(kind)["status"]["message"]
     assert world.left() == {"persistentvolumeclaims": ["data"]}
     assert world.reasons()[-1] == "Failed"
 
@@ -140,7 +140,7 @@ async def test_the_end_of_the_log_is_reported_if_the_mover_left_no_message(caplo
     async with open_world(accepted(data_upload()), mover=Mover(exit_code=11, message="")) as world, world.agent():
         world.kube.logs["velero", "du-1"] = "first line\nkopia: no space left\n"
         await world.until(world.done)
-        assert "kopia: no space left" in world.load()["status"]["message"]
+        assert "kopia: no space left" in world.transfer()["status"]["message"]
     taken = [record for record in caplog.records if record.getMessage().startswith("mover: ")]
     assert [record.getMessage() for record in taken] == ["mover: first line", "mover: kopia: no space left"]
     assert taken[0].__dict__["fields"]["name"] == "du-1"
@@ -148,20 +148,20 @@ async def test_the_end_of_the_log_is_reported_if_the_mover_left_no_message(caplo
 
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared", "InProgress"])
 @pytest.mark.parametrize("by", ["cancel", "deletion"])
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_cancel_request_is_honored_in_every_phase(kind: str, by: str, phase: str) -> None:
-    transfer = accepted(LOADS[kind]())
+    transfer = accepted(TRANSFERS[kind]())
     mover = Mover(starts=phase != "Accepted", seconds=100)
     async with open_world(transfer, mover=mover) as world, world.agent(slots=0 if phase == "Prepared" else 1):
         await world.until(lambda: world.phase(kind) == phase and world.kube.objects(PODS) != [])
         await world.stop(transfer, by)
         await world.until(lambda: world.done(kind) and world.kube.objects(PODS) == [])
         if by == "cancel":
-            status = world.load(kind)["status"]
+            status = world.transfer(kind)["status"]
             assert status["phase"] == "Canceled"
             assert {"startTimestamp", "completionTimestamp"} <= status.keys()
         else:
-            assert world.load(kind) == {}
+            assert world.transfer(kind) == {}
         await asyncio.sleep(1)
         assert world.left() == {"persistentvolumeclaims": ["data"]}
 
@@ -169,14 +169,14 @@ async def test_a_cancel_request_is_honored_in_every_phase(kind: str, by: str, ph
 async def test_a_mover_that_does_not_stop_is_deleted_after_an_hour() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")
-        await world.stop(world.load(), "cancel")
+        await world.stop(world.transfer(), "cancel")
         await world.until(lambda: world.phase() == "Canceling")
         world.cluster.tick_seconds = 60.0
         began = asyncio.get_running_loop().time()
         await world.until(world.done, seconds=4000, every=10)
         assert 3600 <= asyncio.get_running_loop().time() - began < 3700
         assert world.phase() == "Canceled"
-        assert "did not stop within 1h0m0s" in world.load()["status"]["message"]
+        assert "did not stop within 1h0m0s" in world.transfer()["status"]["message"]
         assert world.kube.objects(PODS) == []
 
 
@@ -184,10 +184,10 @@ async def test_a_mover_that_does_not_stop_is_deleted_after_an_hour() -> None:
 async def test_a_transfer_that_is_not_prepared_in_time_fails_with_its_cause() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(starts=False)) as world, world.agent():
         world.cluster.tick_seconds = 60.0
-        await world.until(lambda: world.load()["status"].get("message", "") != "", seconds=10)
+        await world.until(lambda: world.transfer()["status"].get("message", "") != "", seconds=10)
         assert world.reasons() != []
         await world.until(world.done, seconds=2000, every=10)
-        status = world.load()["status"]
+        status = world.transfer()["status"]
         assert status["phase"] == "Failed"
         assert status["message"].startswith("not prepared within 30m0s: ")
         assert "completionTimestamp" in status
@@ -200,7 +200,7 @@ async def test_a_transfer_whose_pod_disappears_is_failed() -> None:
         await world.cluster.client.delete(PODS, "velero", "du-1")
         await world.until(world.done)
         assert world.phase() == "Failed"
-        assert "data mover pod velero/du-1 is gone" in world.load()["status"]["message"]
+        assert "data mover pod velero/du-1 is gone" in world.transfer()["status"]["message"]
 
 
 async def test_a_mover_on_another_node_is_taken_over_by_that_nodes_agent() -> None:
@@ -208,7 +208,7 @@ async def test_a_mover_on_another_node_is_taken_over_by_that_nodes_agent() -> No
         world.cluster.node = "node-b"
         async with world.agent(node=NODE), world.agent(node="node-b"):
             await world.until(lambda: world.phase() == "InProgress")
-            transfer = world.load()
+            transfer = world.transfer()
             assert (transfer["metadata"]["labels"][NODE_LABEL], transfer["status"]["node"]) == ("node-b", "node-b")
             assert transfer["status"]["acceptedByNode"] == NODE
             await world.until(world.done)
@@ -269,7 +269,7 @@ async def test_a_volume_that_cannot_be_handed_over_is_deleted_and_the_transfer_f
         await world.cluster.client.delete(*world.claim_path(claim))
         await world.until(lambda: world.done("DataDownload"))
         assert world.phase("DataDownload") == "Failed"
-        assert "target PVC app3/data was deleted" in world.load("DataDownload")["status"]["message"]
+        assert "target PVC app3/data was deleted" in world.transfer("DataDownload")["status"]["message"]
         assert world.left() == {}
 
 
@@ -284,7 +284,7 @@ async def test_an_invalid_transfer_is_reported_once_and_not_changed() -> None:
             world.kube.put(broken | {"status": {"phase": "Accepted", "message": "touched"}})
             await asyncio.sleep(5)
         assert world.reasons() == ["Unreadable"]
-        assert world.load()["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
+        assert world.transfer()["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
 
 
 async def test_a_slow_transfer_does_not_delay_another_one() -> None:
@@ -294,12 +294,12 @@ async def test_a_slow_transfer_does_not_delay_another_one() -> None:
         world.unready_snapshot("unready")
         await world.until(lambda: world.done(name="quick"), seconds=10)
         assert world.phase(name="stuck") == "Accepted"
-        await world.until(lambda: "unready" in world.load(name="stuck")["status"].get("message", ""), seconds=10)
+        await world.until(lambda: "unready" in world.transfer(name="stuck")["status"].get("message", ""), seconds=10)
 
 
 async def test_the_status_page_has_transfers_and_slots() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(seconds=20)) as world, world.agent(slots=2) as agent:
-        await world.until(lambda: world.load()["status"].get("progress", {}).get("bytesDone") == 400)
+        await world.until(lambda: world.transfer()["status"].get("progress", {}).get("bytesDone") == 400)
         await asyncio.sleep(0.5)
         report = agent.report()
     assert report["slots"] == {"used": 1, "total": 2, "pending": 0}

@@ -24,7 +24,7 @@ async def test_an_object_that_is_rejected_as_invalid_fails_its_transfer_at_once(
         world.kube.fail_next("POST", "/pods", 422)
         await world.until(world.done, seconds=10)
         assert world.phase() == "Failed"
-        assert "create Pod velero/du-1: 422" in world.load()["status"]["message"]
+        assert "create Pod velero/du-1: 422" in world.transfer()["status"]["message"]
         await asyncio.sleep(1)
         assert world.left() == {"persistentvolumeclaims": ["data"]}
 
@@ -34,11 +34,11 @@ async def test_a_missing_permission_is_reported_and_retried() -> None:
     async with open_world(accepted(data_upload())) as world, world.agent():
         world.kube.fail_next("POST", "/pods", 403, times=4)
         await world.until(
-            lambda: "create Pod velero/du-1: 403" in world.load()["status"].get("message", ""), seconds=20
+            lambda: "create Pod velero/du-1: 403" in world.transfer()["status"].get("message", ""), seconds=20
         )
         await world.until(world.done)
         assert world.phase() == "Completed"
-        assert "message" not in world.load()["status"]
+        assert "message" not in world.transfer()["status"]
         assert world.reasons().count("Forbidden") == 1
 
 
@@ -66,13 +66,13 @@ async def test_a_mover_that_ends_before_its_start_fails_its_transfer(exit_code: 
         await end_pod(world, exit_code=exit_code, message=message)
         await world.until(world.done, seconds=10)
         assert world.phase() == "Failed"
-        assert text in world.load()["status"]["message"]
+        assert text in world.transfer()["status"]["message"]
 
 
 async def test_a_transfer_whose_pod_is_deleted_after_a_cancel_request_is_canceled() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")
-        await world.stop(world.load(), "cancel")
+        await world.stop(world.transfer(), "cancel")
         await world.until(lambda: world.phase() == "Canceling")
         await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
         await world.until(world.done, seconds=10)
@@ -84,11 +84,11 @@ async def test_a_handover_that_times_out_fails_the_transfer() -> None:
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         world.cluster.binds = False
-        await world.until(lambda: world.load("DataDownload")["status"].get("message", "") != "", seconds=30)
+        await world.until(lambda: world.transfer("DataDownload")["status"].get("message", "") != "", seconds=30)
         assert "Binding" in world.reasons()
         world.cluster.tick_seconds = 5
         await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=700, every=5)
-        message = world.load("DataDownload")["status"]["message"]
+        message = world.transfer("DataDownload")["status"]["message"]
         assert message.startswith("data was moved, but not handed over within 10m0s: target PVC app3/data")
 
 
@@ -108,10 +108,10 @@ async def test_a_rejected_step_after_the_data_path_is_reported_and_retried(
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         world.kube.fail_next(verb, path, 403, times=times)
-        await world.until(lambda: text in world.load("DataDownload")["status"].get("message", ""), seconds=20)
+        await world.until(lambda: text in world.transfer("DataDownload")["status"].get("message", ""), seconds=20)
         await world.until(lambda: world.done("DataDownload"))
         assert world.phase("DataDownload") == "Completed"
-        assert "message" not in world.load("DataDownload")["status"]
+        assert "message" not in world.transfer("DataDownload")["status"]
         assert world.reasons().count(reason) == 1
 
 
@@ -121,7 +121,7 @@ async def test_a_handover_that_is_rejected_until_its_timeout_fails_the_transfer(
         world.kube.fail_next("PATCH", "/persistentvolumes", 403, times=100_000)
         world.cluster.tick_seconds = 5
         await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=700, every=5)
-        message = world.load("DataDownload")["status"]["message"]
+        message = world.transfer("DataDownload")["status"]["message"]
         assert message.startswith("data was moved, but not handed over within 10m0s: patch PersistentVolume pvc-")
 
 
@@ -131,7 +131,7 @@ async def test_an_invalid_change_of_a_volume_fails_the_transfer_at_once() -> Non
         world.kube.fail_next("PATCH", "/persistentvolumes", 422)
         await world.until(lambda: world.done("DataDownload"), seconds=30)
         assert world.phase("DataDownload") == "Failed"
-        assert "422" in world.load("DataDownload")["status"]["message"]
+        assert "422" in world.transfer("DataDownload")["status"]["message"]
         assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 
@@ -166,7 +166,7 @@ async def test_a_recorded_outcome_is_completed_without_the_pod() -> None:
         world.cluster.binds = False
         async with world.agent():
             await world.until(
-                lambda: OUTCOME_ANNOTATION in world.load("DataDownload")["metadata"].get("annotations", {})
+                lambda: OUTCOME_ANNOTATION in world.transfer("DataDownload")["metadata"].get("annotations", {})
             )
             await world.until(lambda: world.kube.objects(PODS) == [])
         world.cluster.binds = True

@@ -1,4 +1,4 @@
-"""The agent's own pod, as a list of what is told and shown there."""
+"""The agent's own pod, as lists of what is recorded and shown there."""
 
 from dataclasses import dataclass, field
 
@@ -11,16 +11,16 @@ __all__ = ["FakeBoard"]
 class FakeBoard:
     """Keeps what the agent tells of itself; the next `broken` annotations are refused."""
 
-    told: list[tuple[str, str]] = field(default_factory=list)
+    recorded: list[tuple[str, str]] = field(default_factory=list)
     annotations: list[tuple[str, str]] = field(default_factory=list)
     broken: int = 0
 
     @property
     def reasons(self) -> list[str]:
-        return [reason for reason, _ in self.told]
+        return [reason for reason, _ in self.recorded]
 
     async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
-        self.told.append((reason, message))
+        self.recorded.append((reason, message))
 
     async def annotate(self, key: str, value: str) -> None:
         if self.broken:

@@ -187,12 +187,12 @@ class Scene:
                 spec[part]["namespace"] = queue
         return self.kube.put(cr)
 
-    def loads(self) -> list[JsonDict]:
+    def transfers(self) -> list[JsonDict]:
         """Return the transfers of all kinds."""
         return [cr for resource in RESOURCES.values() for cr in self.kube.objects(resource)]
 
-    def load(self, name: str) -> JsonDict:
-        return next(cr for cr in self.loads() if cr["metadata"]["name"] == name)
+    def transfer(self, name: str) -> JsonDict:
+        return next(cr for cr in self.transfers() if cr["metadata"]["name"] == name)
 
     def phase(self, name: str) -> str:
         return self._status(name, "phase")
@@ -202,7 +202,7 @@ class Scene:
 
     def reason(self, name: str) -> str:
         """Return the pending reason in the annotation; empty where there is none."""
-        annotations = self.load(name)["metadata"].get("annotations") or {}
+        annotations = self.transfer(name)["metadata"].get("annotations") or {}
         return str(annotations.get(PENDING_REASON_ANNOTATION, ""))
 
     def _status(self, name: str, key: str) -> str:
@@ -216,7 +216,7 @@ class Scene:
 
     def set_status(self, name: str, **status: object) -> None:
         """Write status fields, as the owning agent would."""
-        cr = self.load(name)
+        cr = self.transfer(name)
         self.kube.put(cr | {"status": cr.get("status", {}) | status})
 
     def ledger(self) -> set[str]:

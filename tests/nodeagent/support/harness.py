@@ -50,7 +50,7 @@ from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.status import StatusWriter
-from tests.nodeagent.support.simulation import LOAD_RESOURCES, Cluster, Mover
+from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Cluster, Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, workload_pod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -165,14 +165,14 @@ class World:
     kube: FakeKube
     cluster: Cluster
 
-    def load(self, kind: str = "DataUpload", name: str = "") -> JsonDict:
+    def transfer(self, kind: str = "DataUpload", name: str = "") -> JsonDict:
         """Return the only transfer of `kind`, or the one of that name."""
-        transfers = [o for o in self.kube.objects(LOAD_RESOURCES[kind]) if name in {"", o["metadata"]["name"]}]
+        transfers = [o for o in self.kube.objects(TRANSFER_RESOURCES[kind]) if name in {"", o["metadata"]["name"]}]
         return transfers[0] if transfers else {}
 
     def phase(self, kind: str = "DataUpload", name: str = "") -> str:
         """Return the phase of the transfer, empty if it does not exist."""
-        return str(self.load(kind, name).get("status", {}).get("phase", ""))
+        return str(self.transfer(kind, name).get("status", {}).get("phase", ""))
 
     def reasons(self) -> list[str]:
         """Return the reasons of the agent's Events, in order."""
@@ -217,7 +217,7 @@ class World:
 
     async def stop(self, transfer: JsonDict, by: str) -> None:
         """Request the cancel of a transfer by `cancel` or by `deletion`."""
-        resource, name = LOAD_RESOURCES[transfer["kind"]], transfer["metadata"]["name"]
+        resource, name = TRANSFER_RESOURCES[transfer["kind"]], transfer["metadata"]["name"]
         if by == "cancel":
             await self.cluster.client.patch(resource, NAMESPACE, name, {"spec": {"cancel": True}})
         else:
@@ -231,7 +231,7 @@ class World:
 
     def done(self, kind: str = "DataUpload", name: str = "") -> bool:
         """Return whether the transfer is cleaned up and released."""
-        meta = self.load(kind, name).get("metadata")
+        meta = self.transfer(kind, name).get("metadata")
         return meta is None or NODE_LABEL not in meta.get("labels", {})
 
     @asynccontextmanager

@@ -32,7 +32,7 @@ from core.models.names import OWNER_UID_LABEL
 from tests.nodeagent.support.transfers import NODE
 from tests.support.fakekube import FakeKube
 
-__all__ = ["BACKUP_DONE", "LOAD_RESOURCES", "RESTORE_DONE", "Cluster", "Controllers", "Mover"]
+__all__ = ["BACKUP_DONE", "RESTORE_DONE", "TRANSFER_RESOURCES", "Cluster", "Controllers", "Mover"]
 
 BACKUP_DONE = json.dumps(
     {
@@ -43,7 +43,7 @@ BACKUP_DONE = json.dumps(
     }
 )
 RESTORE_DONE = json.dumps({"target": {"byPath": "/uid", "volumeMode": "Filesystem"}, "totalBytes": 1000})
-LOAD_RESOURCES = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
+TRANSFER_RESOURCES = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
 CANCELED = "the data path is canceled"
 
 
@@ -166,7 +166,7 @@ class Controllers(ABC):
                 await self._move_data(pod)
 
     async def _move_data(self, pod: JsonDict) -> None:
-        transfer = await self._load_of(pod)
+        transfer = await self._transfer_of(pod)
         if transfer is None or self.mover.stubborn:
             return
         status = transfer.get("status") or {}
@@ -206,9 +206,9 @@ class Controllers(ABC):
         }
         await self._make(EVENTS, event)
 
-    async def _load_of(self, pod: JsonDict) -> JsonDict | None:
+    async def _transfer_of(self, pod: JsonDict) -> JsonDict | None:
         uids = {reference["uid"] for reference in pod["metadata"].get("ownerReferences", [])}
-        transfers = [o for resource in LOAD_RESOURCES.values() for o in await self._all(resource)]
+        transfers = [o for resource in TRANSFER_RESOURCES.values() for o in await self._all(resource)]
         return next((transfer for transfer in transfers if transfer["metadata"]["uid"] in uids), None)
 
     async def _data_of(self, pod: JsonDict) -> str:

@@ -7,9 +7,9 @@ from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 
 __all__ = [
-    "LOADS",
     "NAMESPACE",
     "NODE",
+    "TRANSFERS",
     "data_download",
     "data_upload",
     "mover_pod",
@@ -29,7 +29,7 @@ def _first_recorded(kind: str) -> JsonDict:
     return transfer
 
 
-def _load(kind: str, name: str, *, node: str, meta: JsonDict, status: JsonDict) -> JsonDict:
+def _build(kind: str, name: str, *, node: str, meta: JsonDict, status: JsonDict) -> JsonDict:
     transfer = _first_recorded(kind)
     metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-of-{name}", "resourceVersion": "1"}
     metadata["creationTimestamp"] = "2026-11-21T11:00:00Z"
@@ -41,26 +41,26 @@ def _load(kind: str, name: str, *, node: str, meta: JsonDict, status: JsonDict) 
 
 def data_upload(name: str = "du-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
     """Return a DataUpload, New and unowned unless `node` and `status` differ."""
-    return _load("dataupload", name, node=node, meta=dict(meta), status=status or {})
+    return _build("dataupload", name, node=node, meta=dict(meta), status=status or {})
 
 
 def data_download(name: str = "dd-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
     """Return a DataDownload, New and unowned unless `node` and `status` differ."""
-    return _load("datadownload", name, node=node, meta=dict(meta), status=status or {})
+    return _build("datadownload", name, node=node, meta=dict(meta), status=status or {})
 
 
 def pod_volume_backup(
     name: str = "pvb-1", *, node: str = "", status: JsonDict | None = None, **meta: object
 ) -> JsonDict:
     """Return a PodVolumeBackup whose pod is on `NODE`, New and unowned unless `node` and `status` differ."""
-    return _load("podvolumebackup", name, node=node, meta=dict(meta), status=status or {})
+    return _build("podvolumebackup", name, node=node, meta=dict(meta), status=status or {})
 
 
 def pod_volume_restore(
     name: str = "pvr-1", *, node: str = "", status: JsonDict | None = None, **meta: object
 ) -> JsonDict:
     """Return a PodVolumeRestore, New and unowned unless `node` and `status` differ."""
-    return _load("podvolumerestore", name, node=node, meta=dict(meta), status=status or {})
+    return _build("podvolumerestore", name, node=node, meta=dict(meta), status=status or {})
 
 
 def workload_pod(transfer: JsonDict, *, node: str = NODE, status: JsonDict | None = None, **meta: object) -> JsonDict:
@@ -108,7 +108,7 @@ def mover_pod(transfer: JsonDict, *, node: str = NODE, **status: object) -> Json
     }
 
 
-LOADS = {
+TRANSFERS = {
     "DataUpload": data_upload,
     "DataDownload": data_download,
     "PodVolumeBackup": pod_volume_backup,

@@ -12,7 +12,7 @@ from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upl
 
 pytestmark = pytest.mark.looptime
 
-LOADS = {"DataUpload": data_upload, "DataDownload": data_download}
+TRANSFERS = {"DataUpload": data_upload, "DataDownload": data_download}
 FOREIGN = "example.com/keep"
 
 
@@ -25,10 +25,10 @@ def reported(world: World) -> list[str]:
     return [event["message"] for event in world.kube.objects(EVENTS) if event["reason"] == "CleanupBlocked"]
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 @pytest.mark.cause("cleanup-blocked")
 async def test_a_blocked_cleanup_is_reported_once_and_continues_when_it_can(kind: str) -> None:
-    transfer = accepted(LOADS[kind]())
+    transfer = accepted(TRANSFERS[kind]())
     name = transfer["metadata"]["name"]
     async with (
         open_world(transfer, mover=Mover(exit_code=11, message="no space left")) as world,
@@ -37,7 +37,7 @@ async def test_a_blocked_cleanup_is_reported_once_and_continues_when_it_can(kind
         await world.until(lambda: world.phase(kind) == "InProgress")
         await hold_claim(world, name, finalizers=[FOREIGN])
         await world.until(lambda: world.phase(kind) == "Failed")
-        status = world.load(kind)["status"]
+        status = world.transfer(kind)["status"]
         world.cluster.tick_seconds = 5.0
         await asyncio.sleep(580)
         assert reported(world) == []
@@ -46,7 +46,7 @@ async def test_a_blocked_cleanup_is_reported_once_and_continues_when_it_can(kind
         claim = f"PersistentVolumeClaim velero/{name} is being deleted (finalizers: {FOREIGN})"
         assert reported(world) == [f"not cleaned up within 10m0s, will retry: {claim}"]
         assert [entry["pendingMessage"] for entry in agent.report()["transfers"]] == [claim]
-        assert world.load(kind)["status"] == status
+        assert world.transfer(kind)["status"] == status
         await hold_claim(world, name, finalizers=[])
         await world.until(lambda: world.done(kind), seconds=100, every=1)
 

@@ -9,7 +9,7 @@ from core.kube.resources import PODS
 from nodeagent.transfers.mover_pod import add_log_end
 from tests.nodeagent.support.harness import accepted, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import LOADS, NAMESPACE, data_upload
+from tests.nodeagent.support.transfers import NAMESPACE, TRANSFERS, data_upload
 
 LOG_LIMIT_BYTES = 4 * 1024 * 1024
 
@@ -42,12 +42,12 @@ def copied(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("exit_code", [0, 11, 137], ids=["completed", "failed", "killed"])
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_the_log_of_a_mover_is_copied_before_its_pod_is_deleted(
     kind: str, exit_code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    transfer = accepted(LOADS[kind]())
+    transfer = accepted(TRANSFERS[kind]())
     name = transfer["metadata"]["name"]
     message = "no space left on device" if exit_code else None
     async with open_world(transfer, mover=Mover(exit_code=exit_code, message=message)) as world:
@@ -59,7 +59,7 @@ async def test_the_log_of_a_mover_is_copied_before_its_pod_is_deleted(
     assert {(extra["kind"], extra["name"], extra["uid"]) for _, extra in lines} == {
         (kind, name, transfer["metadata"]["uid"])
     }
-    status = world.load(kind)["status"]
+    status = world.transfer(kind)["status"]
     assert (
         status.get("message")
         == {
@@ -82,8 +82,8 @@ async def test_the_end_of_a_long_log_is_copied(caplog: pytest.LogCaptureFixture)
     lines = [line for line, _ in copied(caplog)]
     assert lines == text[-len(lines) :]
     assert LOG_LIMIT_BYTES / 2 < sum(map(len, lines)) <= LOG_LIMIT_BYTES
-    assert text[-1] in world.load()["status"]["message"]
-    assert len(world.load()["status"]["message"]) < 2000
+    assert text[-1] in world.transfer()["status"]["message"]
+    assert len(world.transfer()["status"]["message"]) < 2000
 
 
 @pytest.mark.looptime
@@ -95,7 +95,7 @@ async def test_the_end_of_the_log_is_kept_if_the_outcome_is_written_twice() -> N
             await world.until(lambda: world.kube.objects(PODS)[0]["status"]["phase"] == "Running")
             world.kube.fail_next("PATCH", "/datauploads/", 409, times=2)
             await world.until(world.done)
-    assert "its log ends: kopia said why" in world.load()["status"]["message"]
+    assert "its log ends: kopia said why" in world.transfer()["status"]["message"]
 
 
 @pytest.mark.looptime

@@ -45,7 +45,7 @@ async def test_a_pending_transfer_that_is_deleted_leaves_nothing_behind(why: str
         scene.kind.answers["second"] = NOT_READY
     async with scene.dispatching():
         await scene.until(lambda: scene.message("second") != "", seconds=10)
-        assert scene.load("second")["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
+        assert scene.transfer("second")["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
         await delete(scene, "second")
         await scene.until(lambda: scene.kind.cleaned == ["second"], seconds=10)
         await scene.until(lambda: scene.phases() == {"first": "Accepted"}, seconds=10)
@@ -60,7 +60,7 @@ async def test_a_transfer_that_is_deleted_before_it_has_our_finalizer_is_cleaned
         await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=1)
         await asyncio.sleep(60)
     assert scene.kind.cleaned == ["du"]
-    assert scene.load("du")["metadata"]["finalizers"] == ["another/finalizer"]
+    assert scene.transfer("du")["metadata"]["finalizers"] == ["another/finalizer"]
 
 
 @pytest.mark.parametrize("model", [DataDownload, PodVolumeBackup, PodVolumeRestore])
@@ -93,7 +93,7 @@ async def test_an_accepted_transfer_has_no_annotations_of_the_one_it_was_copied_
     scene.add("du", labels={NODE_LABEL: "long-gone"}, annotations=marks | {"theirs": "stays"})
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Accepted", seconds=10)
-    meta = scene.load("du")["metadata"]
+    meta = scene.transfer("du")["metadata"]
     assert (meta["annotations"], meta["labels"][NODE_LABEL]) == ({"theirs": "stays"}, "node-a")
 
 

@@ -151,7 +151,7 @@ async def test_a_transfer_for_a_full_node_can_be_canceled() -> None:
     async with scene.dispatching():
         await scene.until(lambda: len(scene.accepted) == MOST)
         await asyncio.sleep(10)
-        held = scene.load(f"a{MOST}")
+        held = scene.transfer(f"a{MOST}")
         scene.kube.put(held | {"spec": held["spec"] | {"cancel": True}})
         await scene.until(lambda: scene.phase(f"a{MOST}") == "Canceled", seconds=2)
 
@@ -162,11 +162,11 @@ async def test_a_transfer_that_is_bound_to_a_node_is_adopted_for_that_node_alone
     scene.kind = ScriptedKind(bound_to_node=True, nodes={"pvb": "node-c"})
     scene.add("pvb", status={"phase": "Accepted"})
     async with scene.dispatching():
-        await scene.until(lambda: NODE_LABEL in scene.load("pvb")["metadata"]["labels"], seconds=5)
+        await scene.until(lambda: NODE_LABEL in scene.transfer("pvb")["metadata"]["labels"], seconds=5)
         await asyncio.sleep(60)
-    assert scene.load("pvb")["metadata"]["labels"][NODE_LABEL] == "node-c"
+    assert scene.transfer("pvb")["metadata"]["labels"][NODE_LABEL] == "node-c"
 
 
 def accepted_by_node(scene: Scene) -> Counter[str]:
-    stored = [scene.load(name) for name in scene.phases() if scene.phase(name) == "Accepted"]
+    stored = [scene.transfer(name) for name in scene.phases() if scene.phase(name) == "Accepted"]
     return Counter(cr["metadata"]["labels"][NODE_LABEL] for cr in stored)

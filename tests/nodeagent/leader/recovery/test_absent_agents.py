@@ -43,7 +43,7 @@ def bound_scene(*live: str) -> Scene:
 def add(scene: Scene, phase: str, annotations: dict[str, str] | None = None) -> JsonDict:
     """Add a transfer of node-a; a running one has its mover there."""
     status: JsonDict = {"phase": phase, "acceptedTimestamp": LoopClock().now().isoformat(timespec="seconds")}
-    load = scene.add(
+    transfer = scene.add(
         "du",
         status=status,
         labels={NODE_LABEL: "node-a"},
@@ -51,8 +51,8 @@ def add(scene: Scene, phase: str, annotations: dict[str, str] | None = None) -> 
         annotations=annotations or {},
     )
     if phase in RUNNING:
-        scene.kube.put(mover_pod(load, phase="Running"))
-    return load
+        scene.kube.put(mover_pod(transfer, phase="Running"))
+    return transfer
 
 
 async def remove_node(scene: Scene, name: str) -> None:
@@ -98,7 +98,7 @@ async def test_an_accepted_transfer_of_a_lost_node_is_reassigned_if_possible() -
         await asyncio.sleep(5)
         # Its agent's pod is still there, and says that it is Ready.
         await remove_node(scene, "node-a")
-        await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=30)
+        await scene.until(lambda: scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=30)
     assert scene.phase("du") == "Accepted"
 
 
@@ -133,18 +133,18 @@ async def test_a_report_of_an_unavailable_agent_is_removed_once_the_agent_is_rea
     message: str, annotations: dict[str, str]
 ) -> None:
     scene = bound_scene("node-a")
-    load = add(scene, "Prepared")
-    load["metadata"]["annotations"] = annotations
-    scene.kube.put(load | {"status": load["status"] | {"message": message}})
+    transfer = add(scene, "Prepared")
+    transfer["metadata"]["annotations"] = annotations
+    scene.kube.put(transfer | {"status": transfer["status"] | {"message": message}})
     async with scene.dispatching():
         await scene.until(lambda: scene.message("du") == "", seconds=10)
-    assert PENDING_REASON_ANNOTATION not in scene.load("du")["metadata"].get("annotations", {})
+    assert PENDING_REASON_ANNOTATION not in scene.transfer("du")["metadata"].get("annotations", {})
 
 
 async def test_messages_of_other_reasons_stay_while_the_agent_is_ready() -> None:
     scene = bound_scene("node-a")
-    load = add(scene, "Prepared")
-    scene.kube.put(load | {"status": load["status"] | {"message": "waiting for a free slot on node node-a"}})
+    transfer = add(scene, "Prepared")
+    scene.kube.put(transfer | {"status": transfer["status"] | {"message": "waiting for a free slot on node node-a"}})
     async with scene.dispatching():
         await asyncio.sleep(60)
     assert scene.message("du") == "waiting for a free slot on node node-a"
@@ -162,9 +162,9 @@ async def test_the_prepare_timeout_continues_while_the_agent_is_unavailable() ->
 
 async def test_a_prepared_transfer_fails_if_its_agent_never_comes_back() -> None:
     scene = bound_scene("node-b")
-    load = add(scene, "Prepared")
+    transfer = add(scene, "Prepared")
     # It has waited for its slot for long; that alone is no reason.
-    scene.kube.put(load | {"status": load["status"] | {"acceptedTimestamp": "2026-11-21T09:00:00Z"}})
+    scene.kube.put(transfer | {"status": transfer["status"] | {"acceptedTimestamp": "2026-11-21T09:00:00Z"}})
     async with scene.dispatching():
         await asyncio.sleep(1750)
         assert scene.phase("du") == "Prepared"
@@ -178,9 +178,9 @@ async def test_a_transfer_whose_mover_is_lost_while_its_agent_is_unavailable_fai
     evicted: bool, canceled: bool
 ) -> None:
     scene = bound_scene("node-b")
-    load = add(scene, "InProgress")
-    scene.kube.put(load | {"spec": load["spec"] | {"cancel": canceled}})
-    pod = mover_pod(load, phase="Running")
+    transfer = add(scene, "InProgress")
+    scene.kube.put(transfer | {"spec": transfer["spec"] | {"cancel": canceled}})
+    pod = mover_pod(transfer, phase="Running")
     scene.kube.put(pod)
     async with scene.dispatching():
         await asyncio.sleep(60)
@@ -225,8 +225,8 @@ async def test_the_log_of_a_mover_is_copied_before_cleanup_for_an_unavailable_ag
 ) -> None:
     caplog.set_level("INFO")
     scene = bound_scene("node-b")
-    load = add(scene, "Failed")
-    scene.kube.put(mover_pod(load, phase="Running"))
+    transfer = add(scene, "Failed")
+    scene.kube.put(mover_pod(transfer, phase="Running"))
     scene.kube.logs[NAMESPACE, "du"] = "first words\nlast words\n"
     async with scene.dispatching():
         await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=60)
@@ -241,14 +241,14 @@ async def test_the_log_of_a_mover_is_copied_before_cleanup_for_an_unavailable_ag
 @pytest.mark.parametrize("by", ["cancel", "deletion"])
 async def test_an_unanswered_cancel_request_is_forced(by: str, phase: str, limit: timedelta) -> None:
     scene = bound_scene("node-b")
-    load = add(scene, phase)
+    transfer = add(scene, phase)
     client = KubeClient(scene.kube, Retry(LoopClock()))
     async with scene.dispatching():
         await scene.until(lambda: scene.message("du") != "", seconds=45)
         if by == "cancel":
             await client.patch(DATA_UPLOADS, NAMESPACE, "du", {"spec": {"cancel": True}})
         else:
-            await client.delete(DATA_UPLOADS, NAMESPACE, load["metadata"]["name"])
+            await client.delete(DATA_UPLOADS, NAMESPACE, transfer["metadata"]["name"])
         await asyncio.sleep(limit.total_seconds() - 10)
         assert scene.phase("du") == phase
         await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=100)
@@ -268,7 +268,7 @@ async def test_the_time_of_a_cancel_request_survives_a_change_of_the_leader() ->
     for _ in range(4):
         async with scene.dispatching():
             await asyncio.sleep(60)
-    assert CANCEL_REQUESTED_ANNOTATION in scene.load("du")["metadata"]["annotations"]
+    assert CANCEL_REQUESTED_ANNOTATION in scene.transfer("du")["metadata"]["annotations"]
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Canceled", seconds=400)
     assert asyncio.get_running_loop().time() - began < 420
@@ -281,11 +281,11 @@ async def test_a_result_is_taken_over_by_another_agent(kept: bool, lost: bool) -
     add(scene, "InProgress", {OUTCOME_ANNOTATION: '{"phase":"Completed"}'} if kept else {})
     if not kept:
         ended = [{"state": {"terminated": {"exitCode": 0, "message": "{}"}}}]
-        scene.kube.put(mover_pod(scene.load("du"), phase="Succeeded", containerStatuses=ended))
+        scene.kube.put(mover_pod(scene.transfer("du"), phase="Succeeded", containerStatuses=ended))
     if lost:
         await remove_node(scene, "node-a")
     async with scene.dispatching():
-        await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=45)
+        await scene.until(lambda: scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=45)
         await scene.until(lambda: scene.reasons("du") == ["Reassigned"], seconds=5)
     assert scene.phase("du") == "InProgress"
 
@@ -302,17 +302,17 @@ async def test_a_recorded_result_is_kept_until_an_agent_is_ready(lost: bool) -> 
         await asyncio.sleep(120)
         assert scene.phase("du") == "InProgress"
         scene.kube.put(agent_pod("node-b"))
-        await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=45)
+        await scene.until(lambda: scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=45)
     assert scene.phase("du") == "InProgress"
 
 
 @pytest.mark.parametrize("known_from", ["status", "volume", "nothing"])
 async def test_a_node_with_a_long_name_is_named_in_full_if_the_name_is_known(known_from: str) -> None:
     scene, long = bound_scene("node-b"), "n" * 70
-    load = add(scene, "Prepared")
-    load["metadata"]["labels"][NODE_LABEL] = label_value(long)
-    load["status"] |= {"node": long} if known_from == "status" else {}
-    scene.kube.put(load)
+    transfer = add(scene, "Prepared")
+    transfer["metadata"]["labels"][NODE_LABEL] = label_value(long)
+    transfer["status"] |= {"node": long} if known_from == "status" else {}
+    scene.kube.put(transfer)
     scene.kind.nodes["du"] = long if known_from == "volume" else "node-b"
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=30)

@@ -268,7 +268,7 @@ async def test_malformed_objects_block_no_other(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("load", "left"),
+    ("transfer", "left"),
     [
         pytest.param(entry("du", node_label="n", finalizer=True, phase=Phase.ACCEPTED), True, id="accepted"),
         pytest.param(entry("du", node_label="n", finalizer=True, phase=Phase.COMPLETED), True, id="clean-up is due"),
@@ -276,6 +276,6 @@ async def test_malformed_objects_block_no_other(caplog: pytest.LogCaptureFixture
         pytest.param(entry("du"), False, id="without an agent"),
     ],
 )
-def test_only_a_transfer_that_may_have_leaked_objects_causes_a_collection(load: object, left: bool) -> None:
-    assert may_have_leaked({"du": load}, {}) is left  # type: ignore[dict-item] # an entry
-    assert may_have_leaked({"du": load}, {"du": load}) is False  # type: ignore[dict-item] # an entry
+def test_only_a_transfer_that_may_have_leaked_objects_causes_a_collection(transfer: object, left: bool) -> None:
+    assert may_have_leaked({"du": transfer}, {}) is left  # type: ignore[dict-item] # an entry
+    assert may_have_leaked({"du": transfer}, {"du": transfer}) is False  # type: ignore[dict-item] # an entry

@@ -41,10 +41,10 @@ async def test_an_accepted_transfer_is_reassigned_after_its_agent_is_unavailable
         await asyncio.sleep(60)
         scene.kube.put(agent_pod("node-a", ready=False))
         await asyncio.sleep(25)
-        assert scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-a"
-        await scene.until(lambda: scene.load("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=15)
+        assert scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == "node-a"
+        await scene.until(lambda: scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=15)
         await scene.until(lambda: scene.reasons("du") == ["Reassigned"])
-    assert scene.load("du")["status"] == status | {"acceptedByNode": "node-b"}
+    assert scene.transfer("du")["status"] == status | {"acceptedByNode": "node-b"}
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ async def test_a_transfer_accepted_by_veleros_agent_is_adopted(
     scene = open_scene("node-a", "node-b")
     scene.add("du", status=status, finalizers=[DATA_MOVER_FINALIZER])
     if pod_node:
-        scene.kube.put(mover_pod(scene.load("du"), node=pod_node))
+        scene.kube.put(mover_pod(scene.transfer("du"), node=pod_node))
     async with scene.dispatching():
-        await scene.until(lambda: NODE_LABEL in scene.load("du")["metadata"]["labels"], seconds=5)
-    assert scene.load("du")["metadata"]["labels"][NODE_LABEL] == node
-    assert scene.load("du")["status"]["phase"] == status["phase"]
+        await scene.until(lambda: NODE_LABEL in scene.transfer("du")["metadata"]["labels"], seconds=5)
+    assert scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == node
+    assert scene.transfer("du")["status"]["phase"] == status["phase"]
 
 
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
@@ -77,7 +77,7 @@ async def test_a_transfer_created_with_its_phase_and_without_a_node_fails(phase:
     async with scene.dispatching():
         await scene.until(lambda: scene.phases() == {"made": "Failed", "next": "Accepted"}, seconds=15)
     expected = f"cannot determine the owning agent in phase {phase}: no node label and no data mover pod"
-    assert scene.load("made")["status"]["message"] == expected
+    assert scene.transfer("made")["status"]["message"] == expected
 
 
 async def test_an_orphaned_final_transfer_is_cleaned_up_and_its_marks_removed() -> None:
@@ -87,17 +87,17 @@ async def test_an_orphaned_final_transfer_is_cleaned_up_and_its_marks_removed() 
     marks = {OUTCOME_ANNOTATION: "{}", "other": "1"}
     scene.add("left", status={"phase": "Failed"}, annotations=marks, labels=labels, finalizers=[DATA_MOVER_FINALIZER])
     scene.add("done", status={"phase": "Completed"})
-    done = scene.load("done")
+    done = scene.transfer("done")
     async with scene.dispatching():
         await scene.until(lambda: scene.kind.cleaned == ["synced"], seconds=5)
         await scene.until(lambda: scene.kind.cleaned == ["synced", "left"], seconds=40)
         await asyncio.sleep(1)
-    assert scene.load("synced")["metadata"]["finalizers"] == ["other/one"]
-    left = scene.load("left")["metadata"]
+    assert scene.transfer("synced")["metadata"]["finalizers"] == ["other/one"]
+    left = scene.transfer("left")["metadata"]
     assert "finalizers" not in left
     assert left["labels"] == {"other": "1"}
     assert left["annotations"] == {"other": "1"}
-    assert scene.load("done") == done
+    assert scene.transfer("done") == done
 
 
 async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page() -> None:
@@ -123,7 +123,7 @@ async def test_a_transfer_that_failed_before_admission_is_cleaned_up() -> None:
     scene.add("du", finalizers=["other/one"])
     async with scene.dispatching():
         await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=10)
-        await scene.until(lambda: scene.load("du")["metadata"]["finalizers"] == ["other/one"], seconds=1)
+        await scene.until(lambda: scene.transfer("du")["metadata"]["finalizers"] == ["other/one"], seconds=1)
     assert scene.phase("du") == "Failed"
 
 
@@ -137,9 +137,9 @@ async def test_a_deleted_new_transfer_loses_our_finalizer() -> None:
 
 async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once() -> None:
     scene = open_scene("node-a")
-    load = scene.add("du")
-    del load["spec"]["sourceNamespace"]
-    scene.kube.put(load)
+    transfer = scene.add("du")
+    del transfer["spec"]["sourceNamespace"]
+    scene.kube.put(transfer)
     foreign = scene.add("foreign")
     foreign["spec"] = {"datamover": "foreign-mover"}
     scene.kube.put(foreign)
@@ -174,17 +174,19 @@ async def test_a_recorded_transfer_synced_from_another_cluster_loses_its_finaliz
     scene = open_scene("node-a")
     versions = [each["object"] for each in json.loads((RECORDINGS / f"{recording}.json").read_text())]
     synced = [
-        load for load in versions if load["metadata"].get("finalizers") and load["status"].get("phase") == "Completed"
+        transfer
+        for transfer in versions
+        if transfer["metadata"].get("finalizers") and transfer["status"].get("phase") == "Completed"
     ]
     scene.kube.put(synced[-1])
-    (before,) = scene.loads()
+    (before,) = scene.transfers()
     scene.kind, *scene.others = real_kinds(scene.kube)  # type: ignore[assignment] # as good as scripted ones
     async with scene.dispatching():
-        await scene.until(lambda: "finalizers" not in scene.loads()[0]["metadata"], seconds=20)
+        await scene.until(lambda: "finalizers" not in scene.transfers()[0]["metadata"], seconds=20)
         await asyncio.sleep(60)
-    (after,) = scene.loads()
-    for load in (before, after):
-        del load["metadata"]["resourceVersion"]
+    (after,) = scene.transfers()
+    for transfer in (before, after):
+        del transfer["metadata"]["resourceVersion"]
     del before["metadata"]["finalizers"]
     assert after == before
     assert scene.kube.objects(EVENTS) == []

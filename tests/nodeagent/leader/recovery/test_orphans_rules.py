@@ -19,41 +19,41 @@ def every_case() -> Iterator[tuple[Entry, OwnerState]]:
     """Yield every transfer with every owner state; without a label no agent can be unavailable."""
     reasons = ("", PendingReason.AGENT_UNAVAILABLE, PendingReason.WAITING_FOR_SLOT)
     for phase, label, finalizer, reason, ours in product(Phase, ("", "node-a"), ANY, reasons, ANY):
-        load = entry("du", phase=phase, node_label=label, finalizer=finalizer, reason=reason, managed=ours)
+        transfer = entry("du", phase=phase, node_label=label, finalizer=finalizer, reason=reason, managed=ours)
         if phase is Phase.NEW and not ours:
             yield (
-                replace(load, fault="spec: Field required"),
+                replace(transfer, fault="spec: Field required"),
                 OwnerState(unavailable=False, node_lost=False, bound=False),
             )
         for away, lost, bound in product(ANY if label else (False,), ANY if label else (False,), ANY):
-            yield load, OwnerState(unavailable=away, node_lost=lost, bound=bound)
+            yield transfer, OwnerState(unavailable=away, node_lost=lost, bound=bound)
 
 
-def expected(load: Entry, owner: OwnerState) -> RecoveryAction:
+def expected(transfer: Entry, owner: OwnerState) -> RecoveryAction:
     """Return the expected step; the first matching row counts."""
     gone = owner.unavailable or owner.node_lost
     table = [
-        (bool(load.fault) and not load.node_label, RecoveryAction.REPORT_INVALID),
-        (not load.managed, RecoveryAction.NOTHING),
-        (load.phase is Phase.NEW, RecoveryAction.NOTHING),
-        (load.phase.final and not load.finalizer, RecoveryAction.NOTHING),
-        (load.phase.final and bool(load.node_label) and not gone, RecoveryAction.NOTHING),
-        (load.phase.final, RecoveryAction.CLEAN_UP),
-        (not load.node_label, RecoveryAction.ADOPT),
-        (gone and load.phase is Phase.ACCEPTED and not owner.bound, RecoveryAction.REASSIGN),
+        (bool(transfer.fault) and not transfer.node_label, RecoveryAction.REPORT_INVALID),
+        (not transfer.managed, RecoveryAction.NOTHING),
+        (transfer.phase is Phase.NEW, RecoveryAction.NOTHING),
+        (transfer.phase.final and not transfer.finalizer, RecoveryAction.NOTHING),
+        (transfer.phase.final and bool(transfer.node_label) and not gone, RecoveryAction.NOTHING),
+        (transfer.phase.final, RecoveryAction.CLEAN_UP),
+        (not transfer.node_label, RecoveryAction.ADOPT),
+        (gone and transfer.phase is Phase.ACCEPTED and not owner.bound, RecoveryAction.REASSIGN),
         (owner.node_lost, RecoveryAction.END),
         (owner.unavailable, RecoveryAction.WAIT_FOR_AGENT),
-        (load.reason == "AgentUnavailable", RecoveryAction.CLEAR_REPORT),
+        (transfer.reason == "AgentUnavailable", RecoveryAction.CLEAR_REPORT),
         (True, RecoveryAction.NOTHING),
     ]
     return next(care for applies, care in table if applies)
 
 
 def test_every_case_matches_the_table() -> None:
-    for load, owner in every_case():
-        assert decide_recovery(load, owner) is expected(load, owner), (load, owner)
+    for transfer, owner in every_case():
+        assert decide_recovery(transfer, owner) is expected(transfer, owner), (transfer, owner)
 
 
 @pytest.mark.parametrize("care", RecoveryAction, ids=str)
 def test_every_step_is_needed_by_some_case(care: RecoveryAction) -> None:
-    assert any(decide_recovery(load, owner) is care for load, owner in every_case())
+    assert any(decide_recovery(transfer, owner) is care for transfer, owner in every_case())

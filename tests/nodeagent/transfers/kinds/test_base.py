@@ -66,9 +66,9 @@ async def ask(kind: str, raw: JsonDict, document: JsonDict, *, repositories: lis
         "podvolumerestore": PodVolumeRestoreKind(client, noting, lambda: settings, names),
     }
     adapter = kinds[kind.removeprefix("block-")]
-    load: Transfer = adapter.parse(raw)
+    transfer: Transfer = adapter.parse(raw)
 
-    await adapter.ensure_exposed(load, no_guard)
+    await adapter.ensure_exposed(transfer, no_guard)
     (request,) = noting.requests
     return request
 

@@ -84,12 +84,12 @@ def downloads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None)
     return DataDownloadKind(client(world), exposer or FakeExposer(), lambda: SETTINGS, frozenset({"velero", ""}))
 
 
-async def admission(kind: DataUploadKind | DataDownloadKind, load: JsonDict) -> Admission:
+async def admission(kind: DataUploadKind | DataDownloadKind, transfer: JsonDict) -> Admission:
     adapter: Kind[Any] = kind
-    return await adapter.check_admission(adapter.parse(load), kind.client)
+    return await adapter.check_admission(adapter.parse(transfer), kind.client)
 
 
-async def test_a_load_whose_world_is_ready_may_start() -> None:
+async def test_a_transfer_whose_world_is_ready_may_start() -> None:
     verdicts = [
         (await admission(uploads(READY_WORLD), data_upload())).verdict,
         (await admission(downloads(READY_WORLD), data_download())).verdict,
@@ -161,13 +161,13 @@ async def test_a_missing_snapshot_fails() -> None:
 @pytest.mark.parametrize("change", [{"snapshotType": "Magic"}, {"csiSnapshot": None}], ids=["type", "no snapshot"])
 @pytest.mark.cause("snapshot-type")
 async def test_another_snapshot_type_is_refused_and_leaves_nothing_to_clean(change: JsonDict) -> None:
-    load = data_upload()
-    load["spec"] |= change
+    transfer = data_upload()
+    transfer["spec"] |= change
     exposer = FakeExposer()
     kind = uploads(READY_WORLD, exposer)
-    assert (await admission(kind, load)).verdict is AdmissionState.FAILED
-    if load["spec"]["csiSnapshot"] is None:
-        assert await kind.clean_up(kind.parse(load)) is None
+    assert (await admission(kind, transfer)).verdict is AdmissionState.FAILED
+    if transfer["spec"]["csiSnapshot"] is None:
+        assert await kind.clean_up(kind.parse(transfer)) is None
         assert exposer.cleaned == 0
 
 
@@ -189,14 +189,14 @@ async def test_a_bound_target_claim_fails() -> None:
 
 
 @pytest.mark.parametrize(("datamover", "ours"), [("", True), ("velero", True), ("another", False)])
-def test_only_loads_for_this_mover_are_managed(datamover: str, ours: bool) -> None:
+def test_only_transfers_for_this_mover_are_managed(datamover: str, ours: bool) -> None:
     cases: list[tuple[Kind[Any], JsonDict]] = [(uploads({}), data_upload()), (downloads({}), data_download())]
-    for kind, load in cases:
-        load["spec"]["datamover"] = datamover
-        assert kind.managed(kind.parse(load)) is ours
+    for kind, transfer in cases:
+        transfer["spec"]["datamover"] = datamover
+        assert kind.managed(kind.parse(transfer)) is ours
 
 
-def test_a_load_queues_for_its_volumes_namespace() -> None:
+def test_a_transfer_queues_for_its_volumes_namespace() -> None:
     assert uploads({}).queue_namespace(uploads({}).parse(data_upload())) == "app"
     assert downloads({}).queue_namespace(downloads({}).parse(data_download())) == "app3"
 
@@ -234,10 +234,10 @@ def test_a_result_of_the_other_kind_is_refused() -> None:
 )
 async def test_the_kept_volume_is_dropped_unless_it_was_handed_over(phase: Phase, dropped: list[KeptVolume]) -> None:
     kept = Outcome(phase=Phase.COMPLETED, pv_name="pv-1", reclaim_policy="Retain")
-    load = data_download(status={"phase": str(phase)}, annotations={OUTCOME_ANNOTATION: kept.to_json()})
+    transfer = data_download(status={"phase": str(phase)}, annotations={OUTCOME_ANNOTATION: kept.to_json()})
     exposer = FakeExposer()
     kind = downloads({}, exposer)
-    assert await kind.clean_up(kind.parse(load)) is None
+    assert await kind.clean_up(kind.parse(transfer)) is None
     assert (exposer.dropped, exposer.cleaned) == (dropped, 1)
 
 

@@ -25,7 +25,7 @@ from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
 
-LOADS = {"PodVolumeBackup": pod_volume_backup, "PodVolumeRestore": pod_volume_restore}
+TRANSFERS = {"PodVolumeBackup": pod_volume_backup, "PodVolumeRestore": pod_volume_restore}
 BUILT_IN = frozenset({"velero", ""})
 LOCATION = {
     "apiVersion": "velero.io/v1",
@@ -44,32 +44,32 @@ def kind_of(name: str, kube: FakeKube, *, reachable: bool = True, names: frozens
     return PodVolumeRestoreKind(client, exposer, lambda: settings, names)
 
 
-async def admission(load: JsonDict, *objects: JsonDict, reachable: bool = True) -> Admission:
-    """Return what is said of `load` in a cluster that holds `objects`."""
+async def admission(transfer: JsonDict, *objects: JsonDict, reachable: bool = True) -> Admission:
+    """Return what is said of `transfer` in a cluster that holds `objects`."""
     kube = FakeKube()
     for obj in objects:
         kube.put(obj)
-    kind = kind_of(load["kind"], kube, reachable=reachable)
-    return await kind.check_admission(kind.parse(load), KubeClient(kube, Retry(LoopClock())))
+    kind = kind_of(transfer["kind"], kube, reachable=reachable)
+    return await kind.check_admission(kind.parse(transfer), KubeClient(kube, Retry(LoopClock())))
 
 
-@pytest.mark.parametrize("name", LOADS)
-async def test_a_load_goes_to_the_node_of_its_pod(name: str) -> None:
-    load = LOADS[name]()
-    assert await admission(load, LOCATION, workload_pod(load)) == Admission(AdmissionState.READY, node=NODE)
+@pytest.mark.parametrize("name", TRANSFERS)
+async def test_a_transfer_goes_to_the_node_of_its_pod(name: str) -> None:
+    transfer = TRANSFERS[name]()
+    assert await admission(transfer, LOCATION, workload_pod(transfer)) == Admission(AdmissionState.READY, node=NODE)
 
 
-@pytest.mark.parametrize("name", LOADS)
+@pytest.mark.parametrize("name", TRANSFERS)
 @pytest.mark.cause("pod-volumes-off")
 async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
-    load, restic = LOADS[name](), LOADS[name]()
+    transfer, restic = TRANSFERS[name](), TRANSFERS[name]()
     restic["spec"]["uploaderType"] = "restic"
-    pod = workload_pod(load)
+    pod = workload_pod(transfer)
     answers = [
         await admission(restic, LOCATION, pod),
-        await admission(load, pod),
-        await admission(load, LOCATION),
-        await admission(load, LOCATION, pod, reachable=False),
+        await admission(transfer, pod),
+        await admission(transfer, LOCATION),
+        await admission(transfer, LOCATION, pod, reachable=False),
     ]
 
     assert {answer.verdict for answer in answers} == {AdmissionState.FAILED}
@@ -83,44 +83,46 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
 
 @pytest.mark.cause("wrong-node")
 async def test_a_backup_for_another_node_than_its_pods_fails() -> None:
-    load = pod_volume_backup()
-    answer = await admission(load, LOCATION, workload_pod(load, node="node-b"))
+    transfer = pod_volume_backup()
+    answer = await admission(transfer, LOCATION, workload_pod(transfer, node="node-b"))
     expected = "workload pod app/writer runs on node node-b, and not on node-a"
     assert answer == Admission(AdmissionState.FAILED, "WrongNode", expected)
 
 
 async def test_a_restore_waits_for_its_pod_without_end() -> None:
-    load = pod_volume_restore()
-    answer = await admission(load, LOCATION, workload_pod(load, status={"phase": "Pending"}))
+    transfer = pod_volume_restore()
+    answer = await admission(transfer, LOCATION, workload_pod(transfer, status={"phase": "Pending"}))
     assert (answer.verdict, answer.reason, answer.indefinite) == (AdmissionState.PENDING, "WorkloadNotWaiting", True)
 
 
-async def test_the_node_of_a_load_is_known_before_it_is_exposed() -> None:
+async def test_the_node_of_a_transfer_is_known_before_it_is_exposed() -> None:
     kube = FakeKube()
     backup, restore = pod_volume_backup(), pod_volume_restore()
     kube.put(workload_pod(restore, node="node-c"))
-    nodes = [await (k := kind_of(load["kind"], kube)).read_node(k.parse(load)) for load in (backup, restore)]
+    nodes = [
+        await (k := kind_of(transfer["kind"], kube)).read_node(k.parse(transfer)) for transfer in (backup, restore)
+    ]
     assert nodes == [backup["spec"]["node"], "node-c"]
 
 
 @pytest.mark.parametrize(("names", "ours"), [({""}, True), ({"velero"}, True), ({"other"}, False)])
 def test_pod_volumes_are_the_built_in_movers(names: set[str], ours: bool) -> None:
-    for name, make in LOADS.items():
+    for name, make in TRANSFERS.items():
         kind = kind_of(name, FakeKube(), names=frozenset(names))
         assert kind.managed(kind.parse(make())) is ours
 
 
-async def run(load: JsonDict, *, mover: Mover | None = None) -> World:
-    async with open_world(accepted(load), mover=mover) as world, world.agent():
-        await world.until(lambda: world.done(load["kind"]))
+async def run(transfer: JsonDict, *, mover: Mover | None = None) -> World:
+    async with open_world(accepted(transfer), mover=mover) as world, world.agent():
+        await world.until(lambda: world.done(transfer["kind"]))
         return world
 
 
 async def test_a_backup_completes_with_the_fields_that_its_definition_has() -> None:
     world = await run(pod_volume_backup())
-    load = world.load("PodVolumeBackup")
-    stamps = {key for key in load["status"] if key.endswith("Timestamp")}
-    assert {key: value for key, value in load["status"].items() if key not in stamps} == {
+    transfer = world.transfer("PodVolumeBackup")
+    stamps = {key for key in transfer["status"] if key.endswith("Timestamp")}
+    assert {key: value for key, value in transfer["status"].items() if key not in stamps} == {
         "phase": "Completed",
         "path": "/uid",
         "snapshotID": "kopia-1",
@@ -128,8 +130,8 @@ async def test_a_backup_completes_with_the_fields_that_its_definition_has() -> N
         "progress": {"totalBytes": 1000, "bytesDone": 1000},
     }
     assert stamps == {"acceptedTimestamp", "startTimestamp", "completionTimestamp"}
-    assert POD_VOLUME_FINALIZER not in load["metadata"].get("finalizers", [])
-    assert NODE_LABEL not in load["metadata"]["labels"]
+    assert POD_VOLUME_FINALIZER not in transfer["metadata"].get("finalizers", [])
+    assert NODE_LABEL not in transfer["metadata"]["labels"]
     assert world.left() == {"pods": ["writer"]}
 
 
@@ -155,50 +157,53 @@ async def test_a_backup_is_counted_as_the_peer_counts_it() -> None:
 
 async def test_a_restore_completes_and_tells_its_node() -> None:
     world = await run(pod_volume_restore())
-    status = world.load("PodVolumeRestore")["status"]
+    status = world.transfer("PodVolumeRestore")["status"]
     assert (status["phase"], status["node"]) == ("Completed", NODE)
     assert not {"nodeOS", "acceptedByNode", "path", "snapshotID"} & status.keys()
     assert world.left() == {"pods": ["writer"]}
 
 
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared", "InProgress"])
-@pytest.mark.parametrize("name", LOADS)
-async def test_a_load_fails_when_its_workload_goes(name: str, phase: str) -> None:
+@pytest.mark.parametrize("name", TRANSFERS)
+async def test_a_transfer_fails_when_its_workload_goes(name: str, phase: str) -> None:
     """An empty volume must not become a good backup, nor pass for a filled one."""
-    load = accepted(LOADS[name]())
-    ref = load["spec"]["pod"]
-    async with open_world(load, mover=Mover(seconds=5, starts=phase != "Accepted")) as world:
+    transfer = accepted(TRANSFERS[name]())
+    ref = transfer["spec"]["pod"]
+    async with open_world(transfer, mover=Mover(seconds=5, starts=phase != "Accepted")) as world:
         async with world.agent(slots=0 if phase == "Prepared" else 1):
             await world.until(lambda: world.phase(name) == phase)
             await world.cluster.client.delete(PODS, ref["namespace"], ref["name"])
         # A new agent has a slot for it.
         async with world.agent():
             await world.until(lambda: world.done(name))
-    status = world.load(name)["status"]
+    status = world.transfer(name)["status"]
     expected = f"workload pod {ref['namespace']}/writer is gone: it does not exist"
     assert (status["phase"], status["message"]) == ("Failed", expected)
     assert world.left() == {}
 
 
-@pytest.mark.parametrize("name", LOADS)
-async def test_a_load_that_waits_for_a_slot_sees_within_ten_seconds_that_its_workload_is_gone(name: str) -> None:
-    load = accepted(LOADS[name]())
-    ref = load["spec"]["pod"]
-    async with open_world(load) as world, world.agent(slots=0):
+@pytest.mark.parametrize("name", TRANSFERS)
+async def test_a_transfer_that_waits_for_a_slot_sees_within_ten_seconds_that_its_workload_is_gone(name: str) -> None:
+    transfer = accepted(TRANSFERS[name]())
+    ref = transfer["spec"]["pod"]
+    async with open_world(transfer) as world, world.agent(slots=0):
         await world.until(lambda: world.phase(name) == "Prepared")
         await asyncio.sleep(60)
         await world.cluster.client.delete(PODS, ref["namespace"], ref["name"])
         await world.until(lambda: world.phase(name) == "Failed", seconds=10)
-    assert world.load(name)["status"]["message"] == f"workload pod {ref['namespace']}/writer is gone: it does not exist"
+    assert (
+        world.transfer(name)["status"]["message"]
+        == f"workload pod {ref['namespace']}/writer is gone: it does not exist"
+    )
 
 
 async def test_what_the_mover_said_is_told_beside_the_cause() -> None:
-    load = accepted(pod_volume_backup())
+    transfer = accepted(pod_volume_backup())
     mover = Mover(seconds=3, exit_code=11, message="cannot read /uid/file")
-    async with open_world(load, mover=mover) as world, world.agent():
+    async with open_world(transfer, mover=mover) as world, world.agent():
         await world.until(lambda: world.phase("PodVolumeBackup") == "InProgress")
         await world.cluster.client.delete(PODS, "app", "writer")
         await world.until(lambda: world.done("PodVolumeBackup"))
-    assert world.load("PodVolumeBackup")["status"]["message"] == (
+    assert world.transfer("PodVolumeBackup")["status"]["message"] == (
         "workload pod app/writer is gone: it does not exist; the data mover reported: cannot read /uid/file"
     )
