@@ -32,7 +32,7 @@ RAN = "tests-that-ran"
 _FIRST = ("test_crossing.py", "test_causes.py")
 """Tests of other lanes wait for them."""
 
-_LAST = "test_rights.py"
+_LAST = "test_permissions.py"
 """It judges what all others did."""
 
 

@@ -27,11 +27,11 @@ _USER = f"system:serviceaccount:{NAMESPACE}:node-agent"
 _FORBIDDEN = 403
 _MAKERS = {
     "test_bad_input.py",
-    "test_by_hand.py",
     "test_cancel.py",
     "test_configuration.py",
     "test_crossing.py",
     "test_demo.py",
+    "test_examples.py",
     "test_leaving_workloads.py",
     "test_pod_volumes.py",
     "test_unschedulable.py",
