@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.runtime.permissions import PERMISSIONS, Permission, Scope
 from tests.cluster.conftest import RAN
-from tests.support.access import Access, access_of_event, refused
+from tests.support.access import Access, access_of_event, not_permitted
 from tests.testbed.demonstration.manifests import NAMESPACE
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_no_request_was_denied(events: list[dict[str, Any]]) -> None:
 
 def test_every_request_is_covered_by_a_right_that_is_told(events: list[dict[str, Any]]) -> None:
     assert events
-    assert refused(map(access_of_event, events), NAMESPACE) == []
+    assert not_permitted(map(access_of_event, events), NAMESPACE) == []
 
 
 def test_every_right_is_used_unless_there_is_a_reason(agent: Bed, events: list[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from core.kube.errors import ForbiddenError
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from exposer.ownership import create_pod
-from tests.support.scripted import answer, refusal, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client
 
 _POD: JsonDict = {"metadata": {"namespace": "velero", "name": "du-1"}, "spec": {"priorityClassName": "low", "x": 1}}
 _NO_CLASS = 'pods "du-1" is forbidden: no PriorityClass with name low was found'
@@ -29,7 +29,7 @@ async def test_a_deleted_class_is_omitted(caplog: pytest.LogCaptureFixture) -> N
     def script(request: Request) -> Response:
         pod = json.loads(request.body or b"")
         sent.append(pod["spec"])
-        return refusal(403, _NO_CLASS, "Forbidden") if "priorityClassName" in pod["spec"] else answer(pod, 201)
+        return rejection(403, _NO_CLASS, "Forbidden") if "priorityClassName" in pod["spec"] else answer(pod, 201)
 
     created = await create_pod(scripted_client(script), _POD)
     assert created["spec"] == {"x": 1}
@@ -41,4 +41,4 @@ async def test_a_deleted_class_is_omitted(caplog: pytest.LogCaptureFixture) -> N
 async def test_any_other_rejection_is_raised(message: str) -> None:
     pod = {"metadata": _POD["metadata"], "spec": {"x": 1}} if "Priority" in message else _POD
     with pytest.raises(ForbiddenError):
-        await create_pod(scripted_client(lambda _: refusal(403, message, "Forbidden")), pod)
+        await create_pod(scripted_client(lambda _: rejection(403, message, "Forbidden")), pod)

@@ -15,7 +15,7 @@ from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from nodeagent.runtime.preflight import check_cluster
 from nodeagent.runtime.transport import load_transport
-from tests.support.access import access_of_event, refused
+from tests.support.access import access_of_event, not_permitted
 from tests.support.apiserver import ApiServer
 from tests.support.tools import tool
 
@@ -52,7 +52,7 @@ async def test_the_agents_account_has_all_rights_it_asks_for(installed: ApiServe
         await check_cluster(client, "velero")
     events = [event for event in installed.audit_events() if event["user"]["username"] == _USER]
     assert events
-    assert refused(map(access_of_event, events), "velero") == []
+    assert not_permitted(map(access_of_event, events), "velero") == []
     assert not [event for event in events if event.get("responseStatus", {}).get("code") == 403]
 
 

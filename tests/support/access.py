@@ -8,7 +8,7 @@ from typing import Any
 from core.kube.transport import Request
 from nodeagent.runtime.permissions import PERMISSIONS, Scope
 
-__all__ = ["Access", "access_of", "access_of_event", "refused"]
+__all__ = ["Access", "access_of", "access_of_event", "not_permitted"]
 
 _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/v[^/]+"
@@ -50,7 +50,7 @@ def access_of(request: Request) -> Access:
     return Access(verb, parts["group"] or "", path, parts["namespace"] or "", name)
 
 
-def refused(accesses: Iterable[Access], own_namespace: str) -> list[Access]:
+def not_permitted(accesses: Iterable[Access], own_namespace: str) -> list[Access]:
     """Return the accesses that the agent's roles do not permit."""
     return sorted({access for access in accesses if not _allowed(access, own_namespace)})
 

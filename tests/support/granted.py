@@ -12,7 +12,7 @@ import pytest
 
 from core.clock import Clock
 from core.kube.transport import Request
-from tests.support.access import Access, access_of, refused
+from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube
 
 __all__ = ["only_granted_requests"]
@@ -59,7 +59,7 @@ def only_granted_requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(FakeKube, "__init__", build_watched)
     yield
-    if missing := refused(accesses, _NAMESPACE):
+    if missing := not_permitted(accesses, _NAMESPACE):
         pytest.fail(
             f"nodeagent/runtime/permissions.py and deploy/agent/rbac.yaml do not allow: {missing}", pytrace=False
         )

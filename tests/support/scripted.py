@@ -10,7 +10,7 @@ from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 
-__all__ = ["ScriptedTransport", "answer", "refusal", "scripted_client"]
+__all__ = ["ScriptedTransport", "answer", "rejection", "scripted_client"]
 
 
 class ScriptedTransport:
@@ -38,5 +38,5 @@ def answer(body: Any, status: int = 200) -> Response:
     return Response(status, json.dumps(body).encode())
 
 
-def refusal(status: int, message: str, reason: str = "") -> Response:
+def rejection(status: int, message: str, reason: str = "") -> Response:
     return answer({"kind": "Status", "message": message, "reason": reason}, status)

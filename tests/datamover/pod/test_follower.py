@@ -12,7 +12,7 @@ from core.kube.transport import Request, Response
 from datamover.kinds import TRANSFER_KINDS
 from datamover.pod.follower import TransferFollower, WatchedTransfer
 from datamover.runtime.cancellation import Canceler
-from tests.support.scripted import ScriptedTransport, answer, refusal
+from tests.support.scripted import ScriptedTransport, answer, rejection
 
 
 def _broken(_: Request) -> Response:
@@ -22,7 +22,7 @@ def _broken(_: Request) -> Response:
 @pytest.mark.parametrize(
     ("script", "reported"),
     [
-        (lambda _: refusal(403, "may not"), "403"),
+        (lambda _: rejection(403, "may not"), "403"),
         (lambda _: answer({"metadata": {}, "items": [{"metadata": {}}]}), "invalid DataUpload"),
         (_broken, "DataUpload velero/du-1 cannot be watched: ZeroDivisionError"),
     ],

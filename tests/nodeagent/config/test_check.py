@@ -17,7 +17,7 @@ from nodeagent.config.check import _flag_value, check_names
 from nodeagent.config.keys import Finding
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_in, read_document
-from tests.support.scripted import answer, refusal, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client
 
 _ROOT = Path(__file__).parents[3]
 _TEN = _ROOT / "tests" / "data" / "ten-mistakes.yaml"
@@ -201,7 +201,7 @@ async def test_names_missing_in_the_cluster_are_reported_with_a_hint() -> None:
 
 async def test_a_resource_that_cannot_be_listed_is_reported() -> None:
     config = parse_config(json.dumps(_NAMES)).config
-    findings = await check_names(scripted_client(lambda _: refusal(403, "not you")), config)
+    findings = await check_names(scripted_client(lambda _: rejection(403, "not you")), config)
     assert [finding.problem.split(" could")[0] for finding in findings] == [
         "storage classes",
         "priority classes",

@@ -17,7 +17,7 @@ from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.parse import parse_config
 from nodeagent.startup import read_template
 from tests.exposer.support.inputs import daemonset
-from tests.support.scripted import answer, refusal, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client
 
 DEFAULTS = ExposeSettings(AgentTemplate("mover:1"), mover=MoverOptions(log_level="debug"))
 GIB = 1024**3
@@ -132,7 +132,7 @@ def daemonsets(*names: str) -> KubeClient:
 
     def script(request: Request) -> Response:
         found = served.get(request.path)
-        return refusal(404, "not found") if found is None else answer(found)
+        return rejection(404, "not found") if found is None else answer(found)
 
     return scripted_client(script)
 

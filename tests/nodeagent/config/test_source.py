@@ -5,7 +5,7 @@ import pytest
 from core.errors import ConfigError
 from core.kube.transport import Request, Response
 from nodeagent.config.source import read_config
-from tests.support.scripted import answer, refusal, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client
 
 
 def _config_map(**fields: object) -> Response:
@@ -31,8 +31,8 @@ async def test_the_only_key_of_the_config_map_is_read_whatever_its_name() -> Non
 @pytest.mark.parametrize(
     ("response", "expected"),
     [
-        (refusal(404, "not found"), "ConfigMap velero/agent-config does not exist"),
-        (refusal(403, "may not"), "cannot be read.*403"),
+        (rejection(404, "not found"), "ConfigMap velero/agent-config does not exist"),
+        (rejection(403, "may not"), "cannot be read.*403"),
         (_config_map(), "exactly one key.*found: none"),
         (_config_map(data={"b": "{}", "a": "{}"}), "exactly one key.*found: a, b"),
         (_config_map(data={"a": "[1]"}), "ConfigMap velero/agent-config: .*not a JSON object"),

@@ -8,7 +8,7 @@ from core.errors import ConfigError
 from core.kube.errors import UnreachableError
 from core.kube.transport import Request, Response
 from nodeagent.runtime.preflight import check_cluster
-from tests.support.scripted import answer, refusal, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client
 
 
 class _Cluster:
@@ -24,7 +24,7 @@ class _Cluster:
             key = (asked["verb"], asked["resource"], asked["namespace"])
             return answer({"status": {"allowed": key not in self.denied}}, 201)
         if any(kind in request.path for kind in self.absent):
-            return refusal(404, "the server could not find the requested resource")
+            return rejection(404, "the server could not find the requested resource")
         return answer({"metadata": {}, "items": []})
 
 
@@ -85,7 +85,7 @@ async def test_a_cluster_without_the_snapshot_api_is_warned_about(caplog: pytest
 
 @pytest.mark.parametrize(
     "response",
-    [refusal(401, "Unauthorized"), refusal(403, "no reviews for you"), refusal(503, "not now")],
+    [rejection(401, "Unauthorized"), rejection(403, "no reviews for you"), rejection(503, "not now")],
     ids=["unauthorized", "forbidden", "unavailable"],
 )
 async def test_a_rejected_check_is_an_error(response: Response) -> None:

@@ -21,7 +21,7 @@ from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.outcome import Outcome
 from tests.nodeagent.support.transfers import data_download, data_upload
-from tests.support.scripted import answer, refusal, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client
 
 SETTINGS = ExposeSettings(AgentTemplate(image="mover:1"))
 LOCATION = {
@@ -40,7 +40,7 @@ READY_WORLD: dict[str, JsonDict] = {LOCATION_PATH: LOCATION, SECRET_PATH: {"data
 def client(world: Mapping[str, JsonDict]) -> KubeClient:
     def script(request: Request) -> Response:
         found = world.get(request.path)
-        return answer(found) if found is not None else refusal(404, "not found")
+        return answer(found) if found is not None else rejection(404, "not found")
 
     return scripted_client(script)
 
