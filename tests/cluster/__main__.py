@@ -1,8 +1,8 @@
 """`python -m tests.cluster ARGUMENT…`: the tests of this tier, in the cluster that it is started in.
 
 Most of what they do is to wait, so they run in several processes at the same time, called lanes
-(`pytest.mark.lane`): within one they come one after another. What tests of different lanes could
-take away from each other stands in `tests.cluster.sharing`. The arguments are pytest's.
+(`pytest.mark.lane`): within one they come one after another. What tests of different lanes share is
+in `tests.cluster.sharing`. The arguments are pytest's.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tests.testbed.layout import ROOT
 __all__ = ["FOLDERS", "LANES", "LAST", "main"]
 
 LANES = {
-    "changing": "what the agents' nodes, pods and configuration go through",
-    "waiting": "loads that wait, and one by hand",
-    "failing": "loads that fail or are ended",
-    "moving": "loads that move data",
+    "changing": "changes of the agents' nodes, pods and configuration",
+    "waiting": "transfers that are pending, and those of the examples",
+    "failing": "transfers that fail, are canceled or deleted",
+    "moving": "transfers that move data",
     "apart": "what has nothing to do with the agents of the cluster",
 }
 """Those that run at the same time."""
@@ -29,7 +29,7 @@ LAST = "last"
 """The lane that runs when all others have ended."""
 
 FOLDERS = ("cluster", "image", "benchmarks")
-"""Where tests of this tier are: to look into all other folders takes longer than some of the tests."""
+"""Where tests of this tier are: to collect all other folders takes longer than some of the tests."""
 
 _PASSED, _NONE = 0, 5
 """How pytest ends. Source: https://docs.pytest.org/en/stable/reference/exit-codes.html"""
@@ -42,10 +42,10 @@ def main(arguments: list[str]) -> int:
         running = {pool.submit(_run, lane, arguments): lane for lane in LANES}
         for done in as_completed(running):
             lane, ended = running[done], done.result()
-            _tell(f"{lane}: {LANES[lane]}\n{ended.stdout}")
+            _report(f"{lane}: {LANES[lane]}\n{ended.stdout}")
             codes.add(ended.returncode)
     last = _run(LAST, arguments)
-    _tell(f"{LAST}: what all of them did\n{last.stdout}")
+    _report(f"{LAST}: what all of them asked for\n{last.stdout}")
     codes.add(last.returncode)
     if codes == {_NONE}:
         return _NONE
@@ -60,7 +60,7 @@ def _run(lane: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""What keeps a load from going on: mover pods that cannot start, storage that fails, claims nobody made.
+"""What blocks a transfer: mover pods that cannot start, storage that fails, claims that do not exist.
 
-A broken mover pod is put where the agent finds it, labelled and owned as if an earlier run had
-made it: so the real scheduler and the real kubelet say what is wrong, and no other load is hit.
+A broken mover pod is put where the agent finds it, labeled and owned as if an earlier run had
+created it: so the real scheduler and the real kubelet report the cause, and no other transfer is affected.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ __all__ = [
     "MISSING",
     "break_storage",
     "build_mover",
-    "build_pod_volume_load",
+    "build_pod_volume_transfer",
     "build_target",
     "build_waiting_pod",
     "tainted",
 ]
 
-MISSING = "nobody-made-it"
+MISSING = "missing"
 
 _TAINT_KEY, _TAINT_EFFECT = "causes.node-agent.test/held", "NoSchedule"
 _TAINT = f"{_TAINT_KEY}:{_TAINT_EFFECT}"
 
 HELD_TOLERATION = {"key": _TAINT_KEY, "operator": "Exists", "effect": _TAINT_EFFECT}
-"""For pods of others on a node that is `tainted` beside them."""
+"""For pods of other tests on a node that is `tainted` at the same time."""
 
 
-def build_mover(load: Json, *, spec: Mapping[str, object], container: Mapping[str, object]) -> Json:
-    """A mover pod of `load` that does nothing, changed by fields of its spec and of its container."""
-    meta = load["metadata"]
-    owner = {"apiVersion": load["apiVersion"], "kind": load["kind"], "name": meta["name"], "uid": meta["uid"]}
+def build_mover(transfer: Json, *, spec: Mapping[str, object], container: Mapping[str, object]) -> Json:
+    """A mover pod of `transfer` that does nothing, changed by fields of its spec and of its container."""
+    meta = transfer["metadata"]
+    owner = {"apiVersion": transfer["apiVersion"], "kind": transfer["kind"], "name": meta["name"], "uid": meta["uid"]}
     sleeper = {
         "name": "mover",
         "image": AGENT_IMAGE,
@@ -72,7 +72,7 @@ def build_mover(load: Json, *, spec: Mapping[str, object], container: Mapping[st
 
 
 def build_waiting_pod(namespace: str, name: str) -> Json:
-    """A workload's pod that no node takes, with an init container that would wait for its data."""
+    """A workload pod that fits no node, with an init container that would wait for its data."""
     mount = {"volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
     container = {"image": AGENT_IMAGE, "command": ["sleep", "infinity"], **mount}
     return {
@@ -88,7 +88,7 @@ def build_waiting_pod(namespace: str, name: str) -> Json:
     }
 
 
-def build_pod_volume_load(kind: str, name: str, *, pod: Mapping[str, str], location: str) -> Json:
+def build_pod_volume_transfer(kind: str, name: str, *, pod: Mapping[str, str], location: str) -> Json:
     """A PodVolumeBackup or PodVolumeRestore of the volume `scratch` of a pod: its namespace, name and uid."""
     spec = {
         "pod": {"kind": "Pod", **pod},
@@ -106,9 +106,9 @@ def build_pod_volume_load(kind: str, name: str, *, pod: Mapping[str, str], locat
 
 @contextmanager
 def break_storage(bed: Bed, space: str, faults: Iterable[tuple[str, str, str]]) -> Iterator[None]:
-    """Let the storage go wrong: what (`provision`, `snapshot`), for which NAMESPACE/NAME, and in which way.
+    """Make the storage fail: what (`provision`, `snapshot`), for which NAMESPACE/NAME, and in which way.
 
-    `space` tells them apart from those of others, who may break it at the same time.
+    `space` separates the faults from those of other tests, which may break the storage at the same time.
     """
     _own_faults(bed, space, {"data": {space: "\n".join(" ".join(fault) for fault in faults)}})
     try:
@@ -118,18 +118,18 @@ def break_storage(bed: Bed, space: str, faults: Iterable[tuple[str, str, str]]) 
 
 
 def _own_faults(bed: Bed, owner: str, content: Mapping[str, object]) -> None:
-    """Have this be all that an owner has of the ConfigMap with the storage's faults."""
+    """Apply `content` as all that `owner` manages in the ConfigMap with the storage's faults."""
     namespace, name = CONFIG_MAP
     metadata = {"namespace": namespace, "name": name}
     faults = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content}
-    # The API server knows whose key is whose, and removes what its owner names no more.
+    # A server-side apply removes the keys that their owner no longer names.
     options = ["--server-side", f"--field-manager={owner}", "-f", "-"]
     bed.user.kubectl("apply", *options, stdin=json.dumps(faults))
 
 
 @contextmanager
 def tainted(bed: Bed, *nodes: str) -> Iterator[None]:
-    """Let some nodes take no new pod that does not tolerate it."""
+    """Taint some nodes while the context lasts."""
     bed.user.kubectl("taint", "nodes", *nodes, _TAINT)
     try:
         yield
@@ -138,7 +138,7 @@ def tainted(bed: Bed, *nodes: str) -> Iterator[None]:
 
 
 def build_target(volume: Volume, name: str, *, storage_class: str) -> Json:
-    """A claim of that class which waits for a volume that a DataDownload makes."""
+    """A target PVC of that class, for the volume that a DataDownload creates."""
     claim = volume.target(name)
     claim["spec"]["storageClassName"] = storage_class
     return claim

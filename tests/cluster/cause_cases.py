@@ -1,6 +1,6 @@
-"""Every cause of a wait or a failure that the bed can bring about, and what has to be said of it.
+"""Every cause of a pending or failed transfer that the test bed can produce, and what must be reported.
 
-Knows the words of scheduler, kubelet and storage. Brings nothing about (`tests.cluster.breakage`).
+Knows the messages of scheduler, kubelet and storage. `tests.cluster.breakage` produces the causes.
 """
 
 from __future__ import annotations
@@ -13,49 +13,49 @@ from tests.cluster.breakage import MISSING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AWAY", "CASES", "ELSEWHERE", "HELD", "OPEN", "Case", "called"]
+__all__ = ["CASES", "ELSEWHERE", "HELD", "OPEN", "UNAVAILABLE", "Case", "called"]
 
 OPEN = "open"
 """A storage location that can be used."""
 
 HELD = "held"
-"""One that can be used once the broken mover pods are in their places."""
+"""One that can be used once the broken mover pods exist."""
 
-AWAY = "away"
+UNAVAILABLE = "unavailable"
 """One that never can."""
 
 ELSEWHERE = "elsewhere"
-"""A storage class whose volumes are on a node that takes no new pods for a while."""
+"""A storage class whose volumes are on a node that is tainted for a while."""
 
 _HUGE = {"resources": {"requests": {"cpu": "1000"}}}
-_NO_IMAGE = "localhost:1/nobody-built-it:dev"
+_NO_IMAGE = "localhost:1/missing:dev"
 _SECRET_VOLUME = {"volumes": [{"name": "keys", "secret": {"secretName": MISSING}}]}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One cause. Things of the test's own are called by words here: `called` tells how in the cluster.
+    """One cause. Objects of the test have short names here: `called` returns those in the cluster.
 
     Attributes:
-        told: What the load's message must say, as a pattern; `{name}` is the load, `{space}` its volume's namespace.
-        reason: The reason of the Event on the load.
-        visible: The reason of the Event by which the cluster says it, on a pod or claim of the load's name; empty:
-            it is there before the load.
-        kind: The load's kind.
+        message: Pattern of the transfer's message; `{name}` is the transfer, `{space}` its volume's namespace.
+        reason: The reason of the Event on the transfer.
+        visible: The reason of the Event by which the cluster reports it, on a pod or claim of the transfer's name;
+            empty: it exists before the transfer.
+        kind: The transfer's kind.
         pod: The mover pod that the agent finds: fields of its spec.
         container: And of its container.
         bound: That pod is bound to its node by the test, past the scheduler.
-        fault: What is wrong with the storage of the load's claim.
+        fault: What is wrong with the storage of the transfer's claim.
         snapshot: What is wrong with its source snapshot.
         source: Its claim, if not the module's.
         storage_class: Of its claim.
-        foreign: That pod is nobody's.
+        foreign: That pod has no owner.
         location: Its storage location, if the case does not need a special one.
-        heals: It is completed once nothing is broken any more.
-        expected: Good runs wait for it too.
+        heals: It completes once nothing is broken anymore.
+        expected: It also occurs in healthy transfers.
     """
 
-    told: str
+    message: str
     reason: str
     visible: str = ""
     kind: str = "DataUpload"
@@ -72,25 +72,25 @@ class Case:
     expected: bool = False
 
     @property
-    def place(self) -> str:
-        """Its storage location: those that find a mover pod are held until it is there."""
+    def used_location(self) -> str:
+        """Its storage location: that of cases with a mover pod is unavailable until the pod exists."""
         return self.location or (OPEN if self.pod is None else HELD)
 
     @property
     def permanent(self) -> bool:
-        """Whether the load fails for it."""
+        """Whether the transfer fails because of it."""
         return self.reason == "Failed"
 
 
 def called(space: str, word: str) -> str:
-    """What a load, its snapshot or target, a location or a class is called: tests beside have such as well."""
+    """Return the name of a transfer, its snapshot or target, a location or a class: unique among all tests."""
     return f"{space}-{word}"
 
 
 def _broken(
-    told: str, reason: str, visible: str, *, spec: Mapping[str, object] | None = None, **container: object
+    message: str, reason: str, visible: str, *, spec: Mapping[str, object] | None = None, **container: object
 ) -> Case:
-    return Case(told, reason, visible, pod=spec or {}, container=container)
+    return Case(message, reason, visible, pod=spec or {}, container=container)
 
 
 _NO_NODE = r"Pod velero/{name} cannot be scheduled: 0/\d+ nodes are available: .*"
@@ -197,13 +197,11 @@ CASES = {
         expected=True,
         heals=True,
     ),
-    "source-claim-missing": Case(
-        "PersistentVolumeClaim {space}/nobody-made-it does not exist", "Failed", source=MISSING
-    ),
+    "source-claim-missing": Case("PersistentVolumeClaim {space}/missing does not exist", "Failed", source=MISSING),
     "location-unavailable": Case(
-        f"BackupStorageLocation velero/{{space}}-{AWAY} is Unavailable: the bucket was taken away",
+        f"BackupStorageLocation velero/{{space}}-{UNAVAILABLE} is Unavailable: the bucket was deleted",
         "LocationUnavailable",
-        location=AWAY,
+        location=UNAVAILABLE,
     ),
     "target-claim-missing": Case(
         f"PersistentVolumeClaim {{space}}/{MISSING} to restore into does not exist",
@@ -232,7 +230,7 @@ CASES = {
         storage_class=MISSING,
     ),
     "workload-gone": Case(
-        "workload pod {space}/nobody-made-it is gone: it does not exist",
+        "workload pod {space}/missing is gone: it does not exist",
         "Failed",
         kind="PodVolumeBackup",
         source=MISSING,

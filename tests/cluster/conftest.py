@@ -1,4 +1,4 @@
-"""Fixtures of the tests that run inside the bed: the cluster around them, and an agent in it."""
+"""Fixtures of the tests that run inside the test bed: the cluster around them, and an agent in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.configuration import ONE_SLOT, build_concurrency, put_in_force
+from tests.cluster.configuration import ONE_SLOT, activate, build_concurrency
 from tests.cluster.sharing import Shared, has_alone
 from tests.testbed.api import Api
 from tests.testbed.demonstration.manifests import build_namespace
@@ -27,13 +27,13 @@ __all__ = ["RAN", "Bed", "agent", "bed", "module_space", "new_namespace", "one_s
 _OUTSIDE = "not in a cluster: python -m tests.testbed run -- pytest -m cluster"
 
 RAN = "tests-that-ran"
-"""A folder of the bed: one file for each module of which tests have run, whichever process ran them."""
+"""A folder of the test bed: one file for each module of which tests have run, whichever process ran them."""
 
 _FIRST = ("test_crossing.py", "test_causes.py")
 """Tests of other lanes wait for them."""
 
 _LAST = "test_permissions.py"
-"""It judges what all others did."""
+"""It checks the requests of all others."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -51,12 +51,12 @@ class Bed:
 
     @property
     def api(self) -> Api:
-        """A client with the administrator's rights."""
+        """A client with the administrator's permissions."""
         return self.user.api
 
     @property
     def folder(self) -> Path:
-        """Where the bed keeps its files."""
+        """Where the test bed keeps its files."""
         return Path(self.env["BED_DIR"])
 
 
@@ -77,27 +77,27 @@ def agent(bed: Bed) -> Bed:
     with has_alone(bed, Shared.INSTALLATION):
         if not installed.exists():
             install_agent(bed.user, bed.env)
-            _allow_loads(bed)
+            _set_slots(bed)
             installed.touch()
     return bed
 
 
 @pytest.fixture
 def one_slot(agent: Bed) -> Iterator[str]:
-    """A node that carries out one load at a time while the test runs, so that a second one stays Prepared."""
-    _allow_loads(agent, one_slot=ONE_SLOT)
+    """A node with one slot while the test runs, so that a second transfer stays Prepared."""
+    _set_slots(agent, one_slot=ONE_SLOT)
     yield ONE_SLOT
-    _allow_loads(agent)
+    _set_slots(agent)
 
 
-def _allow_loads(bed: Bed, *, one_slot: str = "") -> None:
-    """Let each node carry out many loads at a time, but for one; returns when their agents do."""
-    put_in_force(bed, json.dumps({"loadConcurrency": build_concurrency(one_slot=one_slot)}))
+def _set_slots(bed: Bed, *, one_slot: str = "") -> None:
+    """Give each node many slots, but the named one only one; return when their agents use them."""
+    activate(bed, json.dumps({"loadConcurrency": build_concurrency(one_slot=one_slot)}))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def ran(bed: Bed, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Notes that the tests of a module have run."""
+    """Record that the tests of a module have run."""
     folder = bed.folder / RAN
     folder.mkdir(exist_ok=True)
     yield
@@ -106,7 +106,7 @@ def ran(bed: Bed, request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def space(bed: Bed) -> Iterator[str]:
-    """A namespace that this test has for itself; it is removed behind it, with its volumes."""
+    """A namespace that this test has for itself; it is deleted after it, with its volumes."""
     with new_namespace(bed) as name:
         yield name
 
@@ -120,7 +120,7 @@ def module_space(bed: Bed) -> Iterator[str]:
 
 @contextmanager
 def new_namespace(bed: Bed) -> Iterator[str]:
-    """A namespace for as long as the context lasts; it is removed behind it, with its volumes."""
+    """A namespace for as long as the context lasts; it is deleted after that, with its volumes."""
     name = f"test-{secrets.token_hex(4)}"
     bed.user.apply(build_namespace(name))
     yield name

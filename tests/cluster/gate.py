@@ -1,6 +1,6 @@
-"""A way to the bed's S3 server that can be shut while data moves.
+"""A proxy before the test bed's S3 server that can be shut while data moves.
 
-Whoever reaches the server through a gate is held in mid-transfer by construction: a shut gate
+A data mover that reaches the server through a gate is held in mid-transfer by construction: a shut gate
 lets a connection carry what a repository is opened with, and stops in the middle of its first
 large blob, until it is opened. Knows nothing of S3.
 """
@@ -29,7 +29,7 @@ _PASSES_BYTES = 1 << 20
 HELD_BYTES = 24 << 20
 """Random data of this size does not pass a shut gate: it is one blob of about 20 MiB, and more."""
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _WAIT_SECONDS = 120
 
 
@@ -37,7 +37,7 @@ class Gate:
     """A proxy before the S3 server."""
 
     def __init__(self) -> None:
-        """Be open, and serve nobody yet."""
+        """Start open, without a connection."""
         self.port = 0
         self._held: dict[int, str] = {}
         self._writers: set[asyncio.StreamWriter] = set()
@@ -61,7 +61,7 @@ class Gate:
         self._loop.call_soon_threadsafe(self._opened.set)
 
     def wait_held(self, *addresses: str) -> None:
-        """Return once a transfer of each of these pods is held.
+        """Return once the data path of each of these pods is held.
 
         Raises:
             BedError: One is not; it may have ended.
@@ -70,7 +70,7 @@ class Gate:
         while set(addresses) - set(self._held.values()):
             if time.monotonic() > deadline:
                 raise BedError(f"of {addresses} only {sorted(set(self._held.values()))} are held")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     async def serve(self, ready: threading.Event) -> None:
         """Serve until `end`; `ready` is set when the port is known. No connection is left behind."""
@@ -80,11 +80,11 @@ class Gate:
             ready.set()
             await self._ended.wait()
         self._opened.set()
-        # Not by canceling: asyncio's streams complain of that as of a fault.
+        # Not by canceling: asyncio's streams log that as an error.
         while carrying := asyncio.all_tasks() - {asyncio.current_task()}:
             for writer in self._writers:
                 writer.transport.abort()
-            await asyncio.wait(carrying, timeout=_LOOK_SECONDS)
+            await asyncio.wait(carrying, timeout=_POLL_SECONDS)
 
     def end(self) -> None:
         """Let `serve` return; connections that are left are dropped."""

@@ -1,4 +1,4 @@
-"""kopia as a person runs it against the bed's bucket, with the identity that all peers share."""
+"""kopia as a person runs it against the test bed's bucket, with the identity that Velero uses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class HandKopia:
         return done.stdout
 
     def create(self) -> None:
-        """Create the repository, as any peer would."""
+        """Create the repository, as Velero would."""
         self.run("repository", "create", *self.storage, *_IDENTITY)
 
     def connect(self) -> None:
@@ -66,8 +66,8 @@ class HandKopia:
 
 @contextmanager
 def open_kopia(bed: Bed, volume_namespace: str, *, prefix: str = "", password: str = PASSWORD) -> Iterator[HandKopia]:
-    """A kopia that keeps its settings and its cache in a folder of its own, which goes with it."""
-    with tempfile.TemporaryDirectory(prefix="kopia-by-hand-") as folder:
+    """A kopia that keeps its settings and its cache in a folder of its own, which is deleted with it."""
+    with tempfile.TemporaryDirectory(prefix="handkopia-") as folder:
         env = {
             "PATH": os.environ["PATH"],
             "HOME": folder,
@@ -77,12 +77,12 @@ def open_kopia(bed: Bed, volume_namespace: str, *, prefix: str = "", password: s
             "AWS_ACCESS_KEY_ID": bed.env["BED_S3_ACCESS_KEY"],
             "AWS_SECRET_ACCESS_KEY": bed.env["BED_S3_SECRET_KEY"],
         }
-        place = f"{prefix}/kopia/{volume_namespace}/".lstrip("/")
+        repository = f"{prefix}/kopia/{volume_namespace}/".lstrip("/")
         storage = (
             "s3",
             f"--bucket={bed.env['BED_S3_BUCKET']}",
             f"--endpoint={urlsplit(bed.env['BED_S3_URL']).netloc}",
             "--disable-tls",
-            f"--prefix={place}",
+            f"--prefix={repository}",
         )
         yield HandKopia(env, storage)

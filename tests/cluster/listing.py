@@ -1,7 +1,7 @@
-"""A list of all there is, to tell what a load has left behind.
+"""A list of all objects, to find those that a transfer leaves behind.
 
-Knows that other tests run beside: what carries a word of theirs is left out. Does not know
-what a load may leave.
+Leaves out what carries a name of other tests, which run at the same time. Does not know what
+a transfer may leave.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ __all__ = ["everything"]
 
 _PASSING = {"events", "leases", "componentstatuses"}
 
-_WORDS = re.compile(r"\btest-[0-9a-f]{8}\b|\b(?:app|demo|example)\b")
-"""What tests call their things by: namespaces of their own, the names of `examples/`, and the demonstration's."""
+_NAMES = re.compile(r"\btest-[0-9a-f]{8}\b|\b(?:app|demo|example)\b")
+"""Names of tests: namespaces of their own, the names of `examples/`, and the demonstration's."""
 
 
 def everything(bed: Bed, *own: str) -> set[str]:
     """Every object of the agents' namespace, of some others, and of none, as `kind/name`.
 
-    Left out are Events and Leases, and what other tests have: things of theirs carry a word of
-    theirs, be it in their name, in a label, or in the name of the claim or snapshot they are for.
+    Left out are Events and Leases, and what belongs to other tests: it carries one of
+    their names, be it in its name, in a label, or in the name of its claim or snapshot.
 
     Args:
-        bed: Where to look.
-        own: The caller's words, of which its namespace is one.
+        bed: The cluster to list.
+        own: The caller's names, of which its namespace is one.
     """
     found = set()
     for kind, resource in _kinds(bed.api):
         for item in bed.api.objects(resource):
             meta = item["metadata"]
-            if not _words(item) <= set(own):
+            if not _test_names(item) <= set(own):
                 continue
             if not resource.namespaced:
                 found.add(f"{kind}/{meta['name']}")
@@ -49,13 +49,13 @@ def everything(bed: Bed, *own: str) -> set[str]:
     return found
 
 
-def _words(item: Json) -> set[str]:
-    """The words of tests that an object carries."""
+def _test_names(item: Json) -> set[str]:
+    """The names of tests that an object carries."""
     meta, spec = item["metadata"], item.get("spec") or {}
-    stands_for = spec.get("claimRef") or spec.get("volumeSnapshotRef") or {}
+    bound_to = spec.get("claimRef") or spec.get("volumeSnapshotRef") or {}
     labels = (meta.get("labels") or {}).values()
-    said = [meta["name"], stands_for.get("namespace", ""), stands_for.get("name", ""), *labels]
-    return {word for text in said for word in _WORDS.findall(text)}
+    texts = [meta["name"], bound_to.get("namespace", ""), bound_to.get("name", ""), *labels]
+    return {name for text in texts for name in _NAMES.findall(text)}
 
 
 def _kinds(api: Api) -> Iterator[tuple[str, Resource]]:

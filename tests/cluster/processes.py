@@ -1,6 +1,6 @@
-"""The processes behind pods and components of the bed: found, held, killed.
+"""The processes behind pods and components of the test bed: found, held, killed.
 
-All nodes' processes are seen from the bed's own namespace, whatever namespaces they are in.
+All nodes' processes are visible from the test bed's own namespace, whatever namespaces they are in.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["Process", "find_all", "is_agent", "is_kopia", "is_mover", "of_pod", "wait_for_one"]
 
 _WAIT_SECONDS = 120
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process as it was seen: its id and its command line."""
+    """A process as it was observed: its id and its command line."""
 
     pid: int
     argv: tuple[str, ...]
@@ -50,7 +50,7 @@ class Process:
         self._wait_state("ZX")
 
     def hold(self) -> None:
-        """Stop it; returns when it does nothing any more."""
+        """Stop it; returns when it does nothing anymore."""
         self.send(signal.SIGSTOP)
         self._wait_state("T")
 
@@ -68,7 +68,7 @@ class Process:
         while (state := _state(self.pid)) not in wanted:
             if state in "ZX" or time.monotonic() > deadline:
                 raise BedError(f"process {self.pid} ({self.argv[0]}) is {state}, not {wanted}")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 def find_all(matches: Callable[[Process], bool]) -> list[Process]:
@@ -96,14 +96,14 @@ def wait_for_one(what: str, matches: Callable[[Process], bool]) -> Process:
     while len(found := find_all(matches)) != 1:
         if time.monotonic() > deadline:
             raise BedError(f"{what}: {len(found)} processes instead of one: {found}")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return found[0]
 
 
 def of_pod(pod: Json) -> Callable[[Process], bool]:
     """Whether a process belongs to a pod."""
     uid = pod["metadata"]["uid"]
-    # In the name of a group of systemd's the dashes are underscores; the bed's groups are the kubelet's own.
+    # In the name of a group of systemd's the dashes are underscores; the test bed's groups are the kubelet's own.
     return lambda process: f"pod{uid}" in _read(f"/proc/{process.pid}/cgroup")
 
 

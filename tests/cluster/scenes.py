@@ -1,4 +1,4 @@
-"""What tests of loads are made of: a volume with snapshots, storage locations, storage classes.
+"""What tests of transfers are made of: a volume with snapshots, storage locations, storage classes.
 
 Everything is done as a user does it, with kubectl.
 """
@@ -52,13 +52,13 @@ _READY = "jsonpath={.status.readyToUse}=true"
 
 @dataclass(frozen=True)
 class Place:
-    """A storage location of the bed's bucket, with a prefix of its own; its name is both."""
+    """A storage location in the test bed's bucket; its name is also its prefix."""
 
     bed: Bed
     name: str
 
     def build(self, *, url: str = "", secret_key: str = "", bucket: str = "") -> list[Json]:
-        """The Secret and the BackupStorageLocation; what is given is put in the place of what is right."""
+        """The Secret and the BackupStorageLocation; arguments replace the valid values."""
         env = dict(self.bed.env)
         if secret_key:
             env["BED_S3_SECRET_KEY"] = secret_key
@@ -114,7 +114,7 @@ class Volume:
     claim: str = "data"
 
     def fill(self, script: str, *, size: str = "64Mi", block: bool = False) -> None:
-        """Make the claim and run a Python script over it, which finds it at `/data`: a folder, or a device."""
+        """Create the claim and run a Python script over it, which finds it at `/data`: a folder, or a device."""
         user = self.bed.user
         claim = build_claim(self.namespace, self.claim, size=size)
         pod = build_pod(self.namespace, f"fill-{self.claim}", claim=self.claim, script=["-c", script], folders={})
@@ -140,7 +140,7 @@ class Volume:
         return body
 
     def target(self, name: str) -> Json:
-        """A claim that waits for the volume that a DataDownload makes."""
+        """A target PVC, for the volume that a DataDownload creates."""
         return build_claim(self.namespace, name, size="64Mi", restored_into=f"{self.namespace}.{name}.x7k2p")
 
     def download(self, name: str, *, snapshot_id: str, location: str) -> Json:
@@ -153,7 +153,7 @@ class Volume:
 
 
 def build_class(name: str, *, waits: bool, node: str = "") -> Json:
-    """A storage class of the bed's: whether its volumes wait for a pod, and the one node they may be on."""
+    """A storage class of the test bed: whether its volumes wait for a pod, and the one node they may be on."""
     topology = {"matchLabelExpressions": [{"key": "kubernetes.io/hostname", "values": [node]}]}
     return {
         "apiVersion": "storage.k8s.io/v1",
@@ -166,47 +166,47 @@ def build_class(name: str, *, waits: bool, node: str = "") -> Json:
 
 
 def follow(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int, since: str = "") -> Iterator[Json]:
-    """Yield every version of some loads until all of them are final.
+    """Yield every version of some transfers until all of them are final.
 
-    With `since`, a resource version, those after it; else how they are now comes first.
+    With `since`, a resource version, those after it; else their current versions come first.
 
     Raises:
-        BedError: They did not become final in time; the message tells how they are.
+        BedError: They did not become final in time; the message has their status.
     """
     yield from _versions(bed.api.watch(resource, since, seconds=seconds), names, is_final)
 
 
 def wait_released(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int = 120) -> None:
-    """Wait until nothing is left to clean up behind some loads.
+    """Wait for the cleanup of some transfers.
 
     Raises:
-        BedError: Something still is.
+        BedError: It is not done in time.
     """
     for _ in _versions(bed.api.watch(resource, "", seconds=seconds), names, _is_released):
         pass
 
 
-def is_final(load: Json) -> bool:
-    """Whether a load has come to an end."""
-    return load.get("status", {}).get("phase") in FINAL
+def is_final(transfer: Json) -> bool:
+    """Whether a transfer is in a final phase."""
+    return transfer.get("status", {}).get("phase") in FINAL
 
 
-def _is_released(load: Json) -> bool:
-    return is_final(load) and not load["metadata"].get("finalizers")
+def _is_released(transfer: Json) -> bool:
+    return is_final(transfer) and not transfer["metadata"].get("finalizers")
 
 
 def _versions(events: Iterable[Json], names: Iterable[str], done: Callable[[Json], bool]) -> Iterator[Json]:
     latest: dict[str, Json] = {name: {} for name in names}
     for event in events:
-        load = event["object"]
-        name = load["metadata"]["name"]
+        transfer = event["object"]
+        name = transfer["metadata"]["name"]
         if name not in latest:
             continue
         if event["type"] == "DELETED":
-            raise BedError(f"{load['kind']} {name} was deleted")
-        yield load
-        latest[name] = load
+            raise BedError(f"{transfer['kind']} {name} was deleted")
+        yield transfer
+        latest[name] = transfer
         if all(map(done, latest.values())):
             return
-    left = {name: load.get("status") for name, load in latest.items() if not done(load)}
+    left = {name: transfer.get("status") for name, transfer in latest.items() if not done(transfer)}
     raise BedError(f"still not done when the watch ended: {left}")

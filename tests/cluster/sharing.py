@@ -1,7 +1,7 @@
-"""What tests that run in several processes at the same time share of one cluster, and who has it when.
+"""What tests that run in several processes at the same time share of one cluster, and which of them may use it.
 
-Knows files that are locked. Does not know the tests: each says itself what it needs, and that
-nobody may disturb, or that it disturbs.
+Knows files that are locked. Does not know the tests: each declares what it relies on, and what it
+needs to have alone.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ __all__ = ["Shared", "has_alone", "relies_on"]
 
 
 class Shared(StrEnum):
-    """What one test can take away from others. Whoever needs several takes them in this order."""
+    """What one test can disturb for others. A test that needs several locks them in this order."""
 
     INSTALLATION = "installation"
-    """The agent's objects in the cluster, as they are made once for all."""
+    """The agent's objects in the cluster, as they are created once for all tests."""
 
     AGENTS = "agents"
-    """That agents run, how many loads each has accepted, and how soon it gets round to one."""
+    """That agents run, how many transfers each has accepted, and how soon it reconciles one."""
 
     GROUND = "ground"
-    """Nodes that take pods, and the parts of the configuration that count for every load."""
+    """Nodes that take pods, and the parts of the configuration that apply to every transfer."""
 
 
 @contextmanager
 def has_alone(bed: Bed, what: Shared) -> Iterator[None]:
-    """Have something for oneself: waits for all who rely on it, and lets them wait; others come later."""
+    """Lock something exclusively: waits for all tests that rely on it; later ones wait for this one."""
     with _locked(bed, f"{what}-next", fcntl.LOCK_EX), _locked(bed, what, fcntl.LOCK_EX):
         yield
 
 
 @contextmanager
 def relies_on(bed: Bed, what: Shared) -> Iterator[None]:
-    """Be one of those who need something as it is: waits for whoever has it alone, or is to have it next."""
+    """Share something unchanged: waits for a test that has it alone, or that is next to have it alone."""
     with ExitStack() as mine:
         with _locked(bed, f"{what}-next", fcntl.LOCK_SH):
             mine.enter_context(_locked(bed, what, fcntl.LOCK_SH))
@@ -51,6 +51,6 @@ def relies_on(bed: Bed, what: Shared) -> Iterator[None]:
 @contextmanager
 def _locked(bed: Bed, name: str, mode: int) -> Iterator[None]:
     with (bed.folder / f"{name}.lock").open("w") as file:
-        # It goes with the file, and so with the process.
+        # The lock ends with the file, and so with the process.
         fcntl.flock(file, mode)
         yield

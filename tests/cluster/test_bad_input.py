@@ -1,4 +1,4 @@
-"""Loads that cannot succeed end soon, say on what object and why, and leave nothing behind.
+"""Transfers that cannot succeed fail soon, name object and cause, and leave nothing behind.
 
 All of them run at the same time, once for all tests here.
 """
@@ -32,11 +32,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark
 _LIMIT_SECONDS = 120
 _PERMANENT_SECONDS = 30
 _PERMANENT = {"credentials-wrong", "password-wrong", "location-missing", "snapshot-missing"}
-"""Causes that nobody waits for: all others are waited for a while, as they may pass."""
+"""Causes that fail a transfer immediately: all others are retried for a while, as they may pass."""
 
 _BLACK_HOLE = "10.97.66.0/24"
 _SILENT = "http://10.97.66.6:7070"
-"""Where packets vanish: the connection is neither made nor refused."""
+"""Where packets are dropped: the connection is neither made nor refused."""
 _REFUSING = "http://10.97.0.1:1"
 _WRONG_KEY = "notthesecretofanybody"
 _NO_SNAPSHOT = "0123456789abcdef0123456789abcdef"
@@ -44,11 +44,11 @@ _NO_SNAPSHOT = "0123456789abcdef0123456789abcdef"
 
 @dataclass(frozen=True)
 class Case:
-    """Something wrong with a load.
+    """Something wrong with a transfer.
 
     Attributes:
         cause: Its name in `docs/troubleshooting.md`.
-        told: What its message must say, as a pattern; `{place}` is its location, `{space}` the volume's namespace.
+        message: Pattern of its message; `{location}` is its location, `{space}` the volume's namespace.
         location: What is wrong with its location; None: there is none.
         spoil: Goes wrong once its repository is Ready.
         ready: Whether its repository is made Ready before.
@@ -58,7 +58,7 @@ class Case:
     """
 
     cause: str
-    told: str
+    message: str
     location: Mapping[str, str] | None = field(default_factory=dict)
     spoil: Callable[[Place, str], None] | None = None
     ready: bool = False
@@ -67,37 +67,35 @@ class Case:
     snapshot: str = ""
 
 
-def _lose_keys(place: Place, _space: str) -> None:
+def _replace_keys(place: Place, _space: str) -> None:
     place.bed.user.apply(*place.build(secret_key=_WRONG_KEY))
 
 
-def _move_away(place: Place, _space: str) -> None:
+def _change_url(place: Place, _space: str) -> None:
     place.bed.user.apply(*place.build(url=_REFUSING))
 
 
 def _create_with_password(place: Place, space: str) -> None:
-    with open_kopia(place.bed, space, prefix=place.name, password="somebody-else-set-it") as kopia:
+    with open_kopia(place.bed, space, prefix=place.name, password="another-password") as kopia:
         kopia.create()
 
 
 def _change_password(place: Place, space: str) -> None:
     with open_kopia(place.bed, space, prefix=place.name) as kopia:
         kopia.connect()
-        kopia.run("repository", "change-password", "--new-password=somebody-changed-it")
+        kopia.run("repository", "change-password", "--new-password=changed-password")
 
 
-_AT = r"backup repository {space}-{place}-kopia \(s3://[a-z-]+/{place}/kopia/{space}/ at http://[\d.:]+\): "
-_NOT_READY = r"BackupRepository velero/{space}-{place}-kopia is not ready: " + _AT
+_AT = r"backup repository {space}-{location}-kopia \(s3://[a-z-]+/{location}/kopia/{space}/ at http://[\d.:]+\): "
+_NOT_READY = r"BackupRepository velero/{space}-{location}-kopia is not ready: " + _AT
 
 _CASES = {
     "silent": Case("storage-silent", _NOT_READY + "the storage did not answer within 30 s", {"url": _SILENT}),
-    "no-location": Case("location-missing", "BackupStorageLocation velero/{place} does not exist", None),
+    "no-location": Case("location-missing", "BackupStorageLocation velero/{location} does not exist", None),
     "no-location-to-restore-from": Case(
-        "location-missing", "BackupStorageLocation velero/{place} does not exist", None, download=True
+        "location-missing", "BackupStorageLocation velero/{location} does not exist", None, download=True
     ),
-    "no-snapshot": Case(
-        "snapshot-missing", "VolumeSnapshot {space}/nobody-took-it does not exist", snapshot="nobody-took-it"
-    ),
+    "no-snapshot": Case("snapshot-missing", "VolumeSnapshot {space}/missing does not exist", snapshot="missing"),
     "no-snapshot-to-restore": Case(
         "snapshot-not-in-repository",
         f"snapshot {_NO_SNAPSHOT}: it is not in the repository$",
@@ -108,7 +106,7 @@ _CASES = {
         "credentials-wrong", _NOT_READY + "the secret access key is not accepted: ", {"secret_key": _WRONG_KEY}
     ),
     "wrong-keys-later": Case(
-        "credentials-wrong", _AT + "the secret access key is not accepted: ", ready=True, spoil=_lose_keys
+        "credentials-wrong", _AT + "the secret access key is not accepted: ", ready=True, spoil=_replace_keys
     ),
     "wrong-password": Case(
         "password-wrong", _NOT_READY + "the repository password does not match: ", prepare=_create_with_password
@@ -116,18 +114,18 @@ _CASES = {
     "wrong-password-later": Case(
         "password-wrong", _AT + "the repository password does not match: ", ready=True, spoil=_change_password
     ),
-    "no-bucket": Case("bucket-missing", _NOT_READY + "the bucket does not exist: ", {"bucket": "nobody-made-it"}),
+    "no-bucket": Case("bucket-missing", _NOT_READY + "the bucket does not exist: ", {"bucket": "missing-bucket"}),
     "refusing": Case("storage-refuses", _NOT_READY + "the endpoint cannot be reached: ", {"url": _REFUSING}),
-    "refusing-later": Case("storage-refuses", _AT + "the endpoint cannot be reached: ", ready=True, spoil=_move_away),
+    "refusing-later": Case("storage-refuses", _AT + "the endpoint cannot be reached: ", ready=True, spoil=_change_url),
 }
 
 
 @dataclass
 class Ended:
-    """What became of all loads: each as it ended, by its case's name, and all objects before and after."""
+    """What became of all transfers: each as it ended, by its case's name, and all objects before and after."""
 
     space: str
-    loads: dict[str, Json] = field(default_factory=dict)
+    transfers: dict[str, Json] = field(default_factory=dict)
     handles: set[str] = field(default_factory=set)
     before: set[str] = field(default_factory=set)
     after: set[str] = field(default_factory=set)
@@ -145,8 +143,8 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
         agent.user.apply(*_build(volume, ready=True))
         for resource, download in ((DOWNLOADS, True), (UPLOADS, False)):
             names = {_called(module_space, name): name for name, case in _CASES.items() if case.download is download}
-            for load in follow(agent, resource, names, seconds=_LIMIT_SECONDS + 30):
-                result.loads[names[load["metadata"]["name"]]] = load
+            for transfer in follow(agent, resource, names, seconds=_LIMIT_SECONDS + 30):
+                result.transfers[names[transfer["metadata"]["name"]]] = transfer
             wait_released(agent, resource, names)
     result.after = everything(agent, module_space)
     yield result
@@ -154,12 +152,12 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
 
 
 def _called(space: str, name: str) -> str:
-    """What the things of a case are called: the load, its snapshot or its target, its location."""
+    """Return the name of the objects of a case: the transfer, its snapshot or its target, its location."""
     return f"{space}-{name}"
 
 
 def _prepare(volume: Volume, result: Ended) -> None:
-    """Make everything that the loads need, as far as they shall have it."""
+    """Create what the transfers need, except what their cases lack."""
     bed, space = volume.bed, volume.namespace
     volume.fill("open('/data/file', 'wb').write(bytes(range(256)) * 4096)")
     taken = (name for name, case in _CASES.items() if not case.download and not case.snapshot)
@@ -181,7 +179,7 @@ def _prepare(volume: Volume, result: Ended) -> None:
 
 
 def _make_ready(bed: Bed, space: str) -> None:
-    """Have the repositories made Ready that shall be, then spoil them."""
+    """Create the repositories of the cases that need one, and spoil each once it is Ready."""
     cases = [(Place(bed, _called(space, name)), case) for name, case in _CASES.items() if case.ready]
     bed.user.apply(*(place.repository(space) for place, _ in cases))
     for place, case in cases:
@@ -224,31 +222,33 @@ def _remove(bed: Bed, ended: Ended) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.cause(c.cause)) for n, c in _CASES.items()])
-def test_it_fails_soon_and_tells_on_what_object_and_why(ended: Ended, name: str) -> None:
-    load = ended.loads[name]
-    status = load["status"]
+def test_it_fails_soon_and_names_object_and_cause(ended: Ended, name: str) -> None:
+    transfer = ended.transfers[name]
+    status = transfer["status"]
     assert status["phase"] == "Failed"
-    told = _CASES[name].told.format(place=_called(ended.space, name), space=ended.space)
-    assert re.match(told, status["message"]), status["message"]
+    message = _CASES[name].message.format(location=_called(ended.space, name), space=ended.space)
+    assert re.match(message, status["message"]), status["message"]
     assert "\n" not in status["message"]
     assert _WRONG_KEY not in status["message"]
-    began, done = load["metadata"]["creationTimestamp"], status["completionTimestamp"]
+    began, done = transfer["metadata"]["creationTimestamp"], status["completionTimestamp"]
     assert datetime.fromisoformat(done) - datetime.fromisoformat(began) <= timedelta(seconds=_LIMIT_SECONDS)
 
 
 @pytest.mark.parametrize("name", [name for name, case in _CASES.items() if case.cause in _PERMANENT])
-def test_a_permanent_cause_ends_the_load_within_half_a_minute(ended: Ended, name: str) -> None:
-    """Since the load began to run: how long its pod takes to start is the machine's matter."""
-    status = ended.loads[name]["status"]
+def test_a_permanent_cause_fails_the_transfer_within_half_a_minute(ended: Ended, name: str) -> None:
+    """Counted from `startTimestamp`: how long the pod takes to start depends on the machine."""
+    status = ended.transfers[name]["status"]
     taken = datetime.fromisoformat(status["completionTimestamp"]) - datetime.fromisoformat(status["startTimestamp"])
     assert taken <= timedelta(seconds=_PERMANENT_SECONDS)
 
 
-def test_describe_tells_the_same(agent: Bed, ended: Ended) -> None:
-    for load in ended.loads.values():
-        described = agent.user.kubectl("describe", f"{load['kind']}/{load['metadata']['name']}", "-n", NAMESPACE)
+def test_describe_shows_the_same(agent: Bed, ended: Ended) -> None:
+    for transfer in ended.transfers.values():
+        described = agent.user.kubectl(
+            "describe", f"{transfer['kind']}/{transfer['metadata']['name']}", "-n", NAMESPACE
+        )
         events = described.partition("Events:")[2]
-        assert load["status"]["message"] in events
+        assert transfer["status"]["message"] in events
 
 
 def test_nothing_is_left_but_the_resources_themselves(agent: Bed, ended: Ended) -> None:

@@ -1,4 +1,4 @@
-"""Loads that somebody ends while data moves: nothing of them is left, in the cluster nor in the repository."""
+"""Transfers canceled or deleted while data moves: nothing is left in the cluster, nor in the repository."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
 def _wait_moving(bed: Bed, names: list[str]) -> dict[str, Json]:
     """Wait until data of the uploads moves; returns them as they are then, by name."""
     moving: dict[str, Json] = {}
-    for load in follow(bed, UPLOADS, names, seconds=120):
-        if load.get("status", {}).get("progress", {}).get("bytesDone"):
-            moving[load["metadata"]["name"]] = load
+    for transfer in follow(bed, UPLOADS, names, seconds=120):
+        if transfer.get("status", {}).get("progress", {}).get("bytesDone"):
+            moving[transfer["metadata"]["name"]] = transfer
         if len(moving) == len(names):
             return moving
     pytest.fail("they ended before their data moved")
 
 
 def test_a_cancel_in_mid_transfer_ends_canceled(ended: Ended) -> None:
-    phases = list(dict.fromkeys(load["status"]["phase"] for load in ended.versions))
+    phases = list(dict.fromkeys(transfer["status"]["phase"] for transfer in ended.versions))
     assert phases == ["InProgress", "Canceling", "Canceled"]
     status = ended.versions[-1]["status"]
     assert "canceled" in status["message"]
@@ -96,7 +96,7 @@ def test_a_cancel_in_mid_transfer_ends_canceled(ended: Ended) -> None:
     assert 0 < status["progress"]["bytesDone"] < _BYTES
 
 
-def test_a_deletion_in_mid_transfer_lets_it_go(agent: Bed, ended: Ended) -> None:
+def test_a_deletion_in_mid_transfer_is_completed(agent: Bed, ended: Ended) -> None:
     assert ended.interrupted["status"]["phase"] == "InProgress"
     assert agent.api.get(UPLOADS, NAMESPACE, ended.interrupted["metadata"]["name"]) is None
 

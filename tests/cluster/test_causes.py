@@ -1,7 +1,7 @@
-"""Whatever keeps a load from going on is told on it within seconds, in the words of whoever knows.
+"""The cause of a pending or failed transfer is reported on it within seconds, with the component's own message.
 
-All causes are brought about at the same time, on the real scheduler and kubelet, once for all
-tests here; then what can heal is healed.
+All causes are produced at the same time, on the real scheduler and kubelet, once for all tests
+here; then what can heal is healed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import pytest
 from tests.cluster.breakage import (
     break_storage,
     build_mover,
-    build_pod_volume_load,
+    build_pod_volume_transfer,
     build_target,
     build_waiting_pod,
     tainted,
 )
-from tests.cluster.cause_cases import AWAY, CASES, ELSEWHERE, HELD, OPEN, Case, called
+from tests.cluster.cause_cases import CASES, ELSEWHERE, HELD, OPEN, UNAVAILABLE, Case, called
 from tests.cluster.listing import everything
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
 from tests.cluster.sharing import Shared, has_alone, relies_on
@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark
 _PROMISED = timedelta(seconds=10)
 _PERMANENT = timedelta(seconds=30)
 _ROUNDING = timedelta(seconds=2)
-"""Both ends of a span are told in whole seconds."""
+"""Both timestamps of a duration are in whole seconds."""
 
 _RESOURCES = {
     "DataUpload": UPLOADS,
@@ -53,23 +53,23 @@ _RESOURCES = {
     "PodVolumeBackup": BACKUPS,
     "PodVolumeRestore": RESTORES,
 }
-_PLACES = (OPEN, HELD, AWAY)
+_LOCATIONS = (OPEN, HELD, UNAVAILABLE)
 _NODE, _TAINTED = "bed-1", "bed-2"
-"""Where the bed makes volumes, and the node that takes no new pods while causes are brought about."""
-_UNAVAILABLE = {"phase": "Unavailable", "message": "the bucket was taken away"}
-_TELL_SECONDS = 120
+"""Where the test bed creates volumes, and the node that is tainted while the causes last."""
+_UNAVAILABLE_STATUS = {"phase": "Unavailable", "message": "the bucket was deleted"}
+_REPORT_SECONDS = 120
 _HEAL_SECONDS = 150
 
 
 @dataclass
-class Told:
-    """What became of all loads, by their cases' names.
+class Reports:
+    """What became of all transfers, by their cases' names.
 
     Attributes:
         space: The namespace of their volume.
-        versions: Each load as it was when its message named its cause.
-        events: Those of the agent's namespace, once all causes were told.
-        healed: Loads as they ended, whose cause was healed.
+        versions: Each transfer as it was when its message named its cause.
+        events: Those of the agent's namespace, once all causes were reported.
+        healed: Transfers as they ended, whose cause was healed.
         left: All objects that are new since before.
     """
 
@@ -81,19 +81,19 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(agent: Bed, module_space: str) -> Iterator[Told]:
-    """Every cause at the same time, until each was told; then healed, or its load canceled."""
+def reports(agent: Bed, module_space: str) -> Iterator[Reports]:
+    """Every cause at the same time, until each was reported; then healed, or its transfer canceled."""
     if _TAINTED not in agent.env["BED_NODES"].split():
         pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
     volume = Volume(agent, module_space)
-    result = Told(module_space)
+    result = Reports(module_space)
     with ExitStack() as broken:
         broken.enter_context(break_storage(agent, module_space, _faults(module_space)))
         before = _prepare(volume)
-        # Others would be in the way of seconds that are promised.
+        # Other tests would delay what is promised within seconds.
         with has_alone(agent, Shared.AGENTS), relies_on(agent, Shared.GROUND):
             broken.enter_context(tainted(agent, _TAINTED))
-            _bring_about(volume, result)
+            _produce_causes(volume, result)
             broken.close()
             _end(agent, result)
             result.left = everything(agent, module_space) - before
@@ -101,20 +101,20 @@ def told(agent: Bed, module_space: str) -> Iterator[Told]:
     _remove(agent, module_space)
 
 
-def _bring_about(volume: Volume, result: Told) -> None:
-    """Make all loads and what stands in their way; returns when each has told its cause."""
+def _produce_causes(volume: Volume, result: Reports) -> None:
+    """Create all transfers and what blocks them; return when each has reported its cause."""
     bed = volume.bed
     since = {kind: bed.api.snapshot(resource)[1] for kind, resource in _RESOURCES.items()}
-    bed.user.apply(*(_build_load(volume, name, case) for name, case in CASES.items()))
-    _place_movers(bed, volume.namespace)
+    bed.user.apply(*(_build_transfer(volume, name, case) for name, case in CASES.items()))
+    _create_movers(bed, volume.namespace)
     bed.user.apply(*_locations(bed, volume.namespace, OPEN, HELD))
     for kind in _RESOURCES:
-        result.versions |= _wait_told(bed, kind, volume.namespace, since=since[kind])
+        result.versions |= _wait_reported(bed, kind, volume.namespace, since=since[kind])
     result.events = bed.api.objects(EVENTS, NAMESPACE)
 
 
 def _faults(space: str) -> Iterator[tuple[str, str, str]]:
-    """What goes wrong with the storage."""
+    """The faults of the storage."""
     for name, case in CASES.items():
         if case.fault:
             yield "provision", f"{NAMESPACE}/{called(space, name)}", case.fault
@@ -124,15 +124,15 @@ def _faults(space: str) -> Iterator[tuple[str, str, str]]:
 
 def _locations(bed: Bed, space: str, *available: str) -> Iterator[Json]:
     """The storage locations, of which some are available and the others not."""
-    for word in _PLACES:
+    for word in _LOCATIONS:
         secret, location = Place(bed, called(space, word)).build()
         usable = word in available
-        location["status"] = {"phase": "Available", "message": ""} if usable else _UNAVAILABLE
+        location["status"] = {"phase": "Available", "message": ""} if usable else _UNAVAILABLE_STATUS
         yield from (secret, location)
 
 
 def _prepare(volume: Volume) -> set[str]:
-    """Make what the loads need, as far as they shall have it; returns all objects that there are then."""
+    """Create what the transfers need, except what their cases lack; return all objects that exist then."""
     bed, space = volume.bed, volume.namespace
     volume.fill("open('/data/file', 'wb').write(bytes(range(256)) * 256)")
     uploads = {called(space, name): case for name, case in CASES.items() if case.kind == "DataUpload"}
@@ -157,88 +157,88 @@ def _prepare(volume: Volume) -> set[str]:
     return everything(bed, space)
 
 
-def _build_load(volume: Volume, name: str, case: Case) -> Json:
+def _build_transfer(volume: Volume, name: str, case: Case) -> Json:
     space = volume.namespace
-    load_name, location = called(space, name), called(space, case.place)
+    transfer_name, location = called(space, name), called(space, case.used_location)
     if case.kind == "DataUpload":
-        load = volume.upload(load_name, snapshot=load_name, location=location)
-        load["spec"]["sourcePVC"] = case.source or volume.claim
+        transfer = volume.upload(transfer_name, snapshot=transfer_name, location=location)
+        transfer["spec"]["sourcePVC"] = case.source or volume.claim
         storage_class = called(space, ELSEWHERE) if case.storage_class == ELSEWHERE else case.storage_class or "bed"
-        load["spec"]["csiSnapshot"]["storageClass"] = storage_class
-        return load
+        transfer["spec"]["csiSnapshot"]["storageClass"] = storage_class
+        return transfer
     if case.kind == "DataDownload":
-        load = volume.download(load_name, snapshot_id="0", location=location)
-        load["spec"]["targetVolume"]["pvc"] = case.source or load_name
-        return load
+        transfer = volume.download(transfer_name, snapshot_id="0", location=location)
+        transfer["spec"]["targetVolume"]["pvc"] = case.source or transfer_name
+        return transfer
     pod = volume.bed.api.get(PODS, space, case.source or "pending")
     uid = pod["metadata"]["uid"] if pod else "0"
     ref = {"namespace": space, "name": case.source or "pending", "uid": uid}
-    return build_pod_volume_load(case.kind, load_name, pod=ref, location=location)
+    return build_pod_volume_transfer(case.kind, transfer_name, pod=ref, location=location)
 
 
-def _place_movers(bed: Bed, space: str) -> None:
-    """Make the broken mover pods of loads that nobody has accepted yet."""
+def _create_movers(bed: Bed, space: str) -> None:
+    """Create the broken mover pods of transfers that no agent has accepted yet."""
     pods = []
     for name, case in CASES.items():
         if case.pod is None:
             continue
-        load = bed.api.get(_RESOURCES[case.kind], NAMESPACE, called(space, name))
-        assert load is not None
-        assert load.get("status", {}).get("phase", "") in {"", "New"}
+        transfer = bed.api.get(_RESOURCES[case.kind], NAMESPACE, called(space, name))
+        assert transfer is not None
+        assert transfer.get("status", {}).get("phase", "") in {"", "New"}
         bound = {"nodeName": _NODE} if case.bound else {}
-        pod = build_mover(load, spec={**case.pod, **bound}, container=case.container)
+        pod = build_mover(transfer, spec={**case.pod, **bound}, container=case.container)
         if case.foreign:
             del pod["metadata"]["ownerReferences"], pod["metadata"]["labels"]
         pods.append(pod)
     bed.user.apply(*pods)
 
 
-def _wait_told(bed: Bed, kind: str, space: str, *, since: str) -> dict[str, Json]:
-    """Wait until the message of each load of a kind names its cause; returns the loads as they were then."""
+def _wait_reported(bed: Bed, kind: str, space: str, *, since: str) -> dict[str, Json]:
+    """Wait until the message of each transfer of a kind names its cause; returns the transfers as they were then."""
     names = _names_of(kind, space)
-    wanted = {load_name: _pattern(name, space) for load_name, name in names.items()}
+    wanted = {transfer_name: _pattern(name, space) for transfer_name, name in names.items()}
     found: dict[str, Json] = {}
     last: dict[str, str] = {}
-    for event in bed.api.watch(_RESOURCES[kind], since, seconds=_TELL_SECONDS):
-        load = event["object"]
-        name, message = load["metadata"]["name"], load.get("status", {}).get("message", "")
+    for event in bed.api.watch(_RESOURCES[kind], since, seconds=_REPORT_SECONDS):
+        transfer = event["object"]
+        name, message = transfer["metadata"]["name"], transfer.get("status", {}).get("message", "")
         if name not in wanted or names[name] in found:
             continue
         last[name] = message
         if wanted[name].search(message):
-            found[names[name]] = load
+            found[names[name]] = transfer
         if len(found) == len(wanted):
             return found
-    raise BedError(f"never told: { {each: last.get(each) for each, name in names.items() if name not in found} }")
+    raise BedError(f"never reported: { {each: last.get(each) for each, name in names.items() if name not in found} }")
 
 
 def _names_of(kind: str, space: str) -> dict[str, str]:
-    """The cases of a kind, by what their loads are called."""
+    """The cases of a kind, by what their transfers are called."""
     return {called(space, name): name for name, case in CASES.items() if case.kind == kind}
 
 
 def _pattern(name: str, space: str) -> re.Pattern[str]:
-    """What has to be told of a case."""
-    return re.compile(CASES[name].told.format(name=called(space, name), space=space))
+    """The message that must be reported for a case."""
+    return re.compile(CASES[name].message.format(name=called(space, name), space=space))
 
 
-def _end(bed: Bed, result: Told) -> None:
-    """Wait for the loads that heal, and cancel those that do not."""
+def _end(bed: Bed, result: Reports) -> None:
+    """Wait for the transfers that heal, and cancel those that do not."""
     for name, case in CASES.items():
         if not case.heals and not case.permanent:
             cancel = {"spec": {"cancel": True}}
             bed.api.patch(_RESOURCES[case.kind], cancel, name=called(result.space, name), namespace=NAMESPACE)
     for kind, resource in _RESOURCES.items():
         names = _names_of(kind, result.space)
-        for load in follow(bed, resource, names, seconds=_HEAL_SECONDS):
-            result.healed[names[load["metadata"]["name"]]] = load
+        for transfer in follow(bed, resource, names, seconds=_HEAL_SECONDS):
+            result.healed[names[transfer["metadata"]["name"]]] = transfer
         wait_released(bed, resource, names)
 
 
 def _remove(bed: Bed, space: str) -> None:
     names = [f"{case.kind}/{called(space, name)}" for name, case in CASES.items()]
-    names += [f"backupstoragelocation.velero.io/{called(space, word)}" for word in _PLACES]
-    names += [f"secret/{called(space, word)}-keys" for word in _PLACES]
+    names += [f"backupstoragelocation.velero.io/{called(space, word)}" for word in _LOCATIONS]
+    names += [f"secret/{called(space, word)}-keys" for word in _LOCATIONS]
     names += [f"backuprepository.velero.io/{space}-{called(space, word)}-kopia" for word in (OPEN, HELD)]
     names += [f"pod/{called(space, name)}" for name, case in CASES.items() if case.foreign]
     names += [f"storageclass/{called(space, ELSEWHERE)}"]
@@ -246,7 +246,7 @@ def _remove(bed: Bed, space: str) -> None:
 
 
 def _params(*, permanent: bool | None = None, heals: bool | None = None) -> list[ParameterSet]:
-    """The cases of some nature."""
+    """The cases that are permanent or not, and heal or not."""
     return [
         pytest.param(name, marks=pytest.mark.cause(name))
         for name, case in CASES.items()
@@ -255,58 +255,58 @@ def _params(*, permanent: bool | None = None, heals: bool | None = None) -> list
 
 
 def _time(event: Json) -> datetime:
-    """When an Event was seen first, in whole seconds."""
+    """When an Event occurred first, in whole seconds."""
     text = event.get("firstTimestamp") or event["eventTime"]
     return datetime.fromisoformat(text).replace(microsecond=0)
 
 
-def _first(told: Told, name: str, reason: str, *, about_load: bool) -> Json:
-    """The first Event with a reason about a load, or about its pod or claim."""
+def _first(reports: Reports, name: str, reason: str, *, about_transfer: bool) -> Json:
+    """The first Event with a reason about a transfer, or about its pod or claim."""
     kind = CASES[name].kind
-    about = [event for event in told.events if event["involvedObject"]["name"] == called(told.space, name)]
-    events = [e for e in about if e["reason"] == reason and (e["involvedObject"]["kind"] == kind) is about_load]
+    about = [event for event in reports.events if event["involvedObject"]["name"] == called(reports.space, name)]
+    events = [e for e in about if e["reason"] == reason and (e["involvedObject"]["kind"] == kind) is about_transfer]
     assert events, [(e["involvedObject"]["kind"], e["reason"]) for e in about]
     return min(events, key=_time)
 
 
 @pytest.mark.parametrize("name", _params())
-def test_the_message_and_an_event_tell_the_cause_soon_after_the_cluster_shows_it(told: Told, name: str) -> None:
-    case, load = CASES[name], told.versions[name]
-    said = _first(told, name, case.reason, about_load=True)
-    began = load["status"].get("acceptedTimestamp") or load["metadata"]["creationTimestamp"]
+def test_message_and_event_report_the_cause_soon_after_the_cluster_shows_it(reports: Reports, name: str) -> None:
+    case, transfer = CASES[name], reports.versions[name]
+    event = _first(reports, name, case.reason, about_transfer=True)
+    began = transfer["status"].get("acceptedTimestamp") or transfer["metadata"]["creationTimestamp"]
     since = datetime.fromisoformat(began)
     if case.visible:
-        since = max(since, _time(_first(told, name, case.visible, about_load=False)))
+        since = max(since, _time(_first(reports, name, case.visible, about_transfer=False)))
 
-    assert _pattern(name, told.space).search(said["message"])
-    assert said["type"] == ("Normal" if case.expected else "Warning")
-    assert _time(said) - since <= _PROMISED + _ROUNDING
+    assert _pattern(name, reports.space).search(event["message"])
+    assert event["type"] == ("Normal" if case.expected else "Warning")
+    assert _time(event) - since <= _PROMISED + _ROUNDING
 
 
 @pytest.mark.parametrize("name", _params(permanent=True))
-def test_a_permanent_cause_ends_the_load_soon(told: Told, name: str) -> None:
-    load = told.healed[name]
-    status = load["status"]
+def test_a_permanent_cause_fails_the_transfer_soon(reports: Reports, name: str) -> None:
+    transfer = reports.healed[name]
+    status = transfer["status"]
     assert status["phase"] == "Failed"
-    began = status.get("acceptedTimestamp") or load["metadata"]["creationTimestamp"]
+    began = status.get("acceptedTimestamp") or transfer["metadata"]["creationTimestamp"]
     assert datetime.fromisoformat(status["completionTimestamp"]) - datetime.fromisoformat(began) <= _PERMANENT
 
 
 @pytest.mark.parametrize("name", _params(heals=True))
-def test_the_message_goes_with_its_cause(told: Told, name: str) -> None:
-    status = told.healed[name]["status"]
+def test_the_message_goes_with_its_cause(reports: Reports, name: str) -> None:
+    status = reports.healed[name]["status"]
     assert status["phase"] == "Completed"
     assert "message" not in status
 
 
-def test_what_never_healed_was_canceled(told: Told) -> None:
-    phases = {name: load["status"]["phase"] for name, load in told.healed.items()}
-    stuck = {name for name, case in CASES.items() if not case.heals and not case.permanent}
-    assert {name for name, phase in phases.items() if phase == "Canceled"} == stuck
+def test_what_never_healed_was_canceled(reports: Reports) -> None:
+    phases = {name: transfer["status"]["phase"] for name, transfer in reports.healed.items()}
+    blocked = {name for name, case in CASES.items() if not case.heals and not case.permanent}
+    assert {name for name, phase in phases.items() if phase == "Canceled"} == blocked
 
 
-def test_nothing_is_left_of_the_loads_but_themselves(told: Told) -> None:
-    names = {called(told.space, name): case for name, case in CASES.items()}
+def test_nothing_is_left_but_the_transfers_themselves(reports: Reports) -> None:
+    names = {called(reports.space, name): case for name, case in CASES.items()}
     kinds = {f"{NAMESPACE} {case.kind.lower()}.velero.io/{name}" for name, case in names.items()}
     foreign = {f"{NAMESPACE} pod/{name}" for name, case in names.items() if case.foreign}
-    assert told.left - kinds == foreign
+    assert reports.left - kinds == foreign

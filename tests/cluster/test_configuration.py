@@ -1,4 +1,4 @@
-"""An edited configuration is in force for loads that start later, and what runs stays as it began."""
+"""An edited configuration applies to transfers that start later; a running one keeps its own."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ _SECONDS = 60
 
 
 @dataclass
-class Seen:
+class Observed:
     """What became of two backups, one that ran while the configuration was edited and one that came after.
 
     Attributes:
         priority_class: What the edited configuration names.
         pods: Their movers; of the first as it was before the edit and after it.
         ended: The two, as they ended.
-        told: Reasons of the Events on the agents' pods.
+        reasons: Reasons of the Events on the agents' pods.
     """
 
     priority_class: str
     pods: dict[str, Json]
     ended: list[Json]
-    told: set[str]
+    reasons: set[str]
 
 
 @pytest.fixture(scope="module")
-def seen(agent: Bed, module_space: str) -> Iterator[Seen]:
-    """Edit the configuration twice while a backup is held in mid-transfer: well, then badly; then back up again."""
+def observed(agent: Bed, module_space: str) -> Iterator[Observed]:
+    """Edit the configuration twice while a backup is held: validly, then invalidly; then back up again."""
     priority_class = f"{module_space}-mover"
     metadata = {"name": priority_class}
     body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": metadata}
@@ -69,29 +69,29 @@ def seen(agent: Bed, module_space: str) -> Iterator[Seen]:
         changes = {"priorityClassName": priority_class, "podLabels": {"example.com/edited": "yes"}}
         # With one slot, which the first has, the second stays Prepared.
         with configured(agent, loadConcurrency=build_concurrency(one_slot=ONE_SLOT), **changes):
-            _edit_badly(agent)
+            _edit_invalidly(agent)
             agent.user.apply(second)
             wait_until(agent, BACKUPS, second, "Prepared")
             pods |= {"after": find_mover(agent, first), "second": find_mover(agent, second)}
             gate.open()
             ended = [wait_until(agent, BACKUPS, item, "Completed") for item in (first, second)]
-            told = {event["reason"] for event in _events_of_agents(agent)}
-        yield Seen(priority_class, pods, ended, told)
+            reasons = {event["reason"] for event in _events_of_agents(agent)}
+        yield Observed(priority_class, pods, ended, reasons)
         wait_released(agent, BACKUPS, [item["metadata"]["name"] for item in (first, second)])
     app.delete(wait=False)
     agent.user.kubectl("delete", "priorityclass", priority_class)
 
 
-def _edit_badly(bed: Bed) -> None:
-    """Write a document with a mistake; returns once both agents have said that they refuse it."""
-    bad = {_KEY: '{"podLabels": ["edited"], "priorityClassName": "system-node-critical"}'}
+def _edit_invalidly(bed: Bed) -> None:
+    """Write an invalid document; return once all agents have reported that they reject it."""
+    invalid = {_KEY: '{"podLabels": ["edited"], "priorityClassName": "system-node-critical"}'}
     metadata = {"namespace": NAMESPACE, "name": _NAME}
-    bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": bad})
+    bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": invalid})
     agents = len(bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL))
     deadline = time.monotonic() + _SECONDS
     while len([event for event in _events_of_agents(bed) if event["reason"] == "ConfigRejected"]) < agents:
         if time.monotonic() > deadline:
-            raise BedError("not every agent has refused the bad configuration")
+            raise BedError("not every agent has rejected the invalid configuration")
         time.sleep(0.1)
 
 
@@ -100,27 +100,27 @@ def _events_of_agents(bed: Bed) -> list[Json]:
     return [e for e in bed.api.objects(_EVENTS, NAMESPACE) if e["involvedObject"]["name"] in names]
 
 
-def test_a_running_load_is_left_alone(seen: Seen) -> None:
-    before, after = seen.pods["before"], seen.pods["after"]
+def test_a_running_transfer_is_left_alone(observed: Observed) -> None:
+    before, after = observed.pods["before"], observed.pods["after"]
     assert before["metadata"]["uid"] == after["metadata"]["uid"]
     assert after["spec"] == before["spec"]
     assert "priorityClassName" not in after["spec"]
-    assert seen.ended[0]["status"]["phase"] == "Completed"
+    assert observed.ended[0]["status"]["phase"] == "Completed"
 
 
-def test_a_later_load_has_the_last_good_configuration(seen: Seen) -> None:
-    mover = seen.pods["second"]
+def test_a_later_transfer_has_the_last_valid_configuration(observed: Observed) -> None:
+    mover = observed.pods["second"]
     assert mover["metadata"]["labels"]["example.com/edited"] == "yes"
     spec = mover["spec"]
-    assert (spec["priorityClassName"], spec["priority"]) == (seen.priority_class, 7)
+    assert (spec["priorityClassName"], spec["priority"]) == (observed.priority_class, 7)
     assert spec["preemptionPolicy"] == "Never"
-    assert seen.ended[1]["status"]["phase"] == "Completed"
+    assert observed.ended[1]["status"]["phase"] == "Completed"
 
 
-def test_each_edit_is_told_on_the_agents_pods(seen: Seen) -> None:
-    assert seen.told >= {"ConfigActivated", "ConfigRejected"}
+def test_each_edit_is_reported_on_the_agents_pods(observed: Observed) -> None:
+    assert observed.reasons >= {"ConfigActivated", "ConfigRejected"}
 
 
-def test_the_document_is_as_it_was_before(agent: Bed, seen: Seen) -> None:
+def test_the_document_is_as_it_was_before(agent: Bed, observed: Observed) -> None:
     document = (agent.api.get(CONFIG_MAPS, NAMESPACE, _NAME) or {})["data"][_KEY]
     assert "priorityClassName" not in document

@@ -49,11 +49,11 @@ with open("/data", "r+b") as device:
 
 @dataclass
 class Moved:
-    """What became of it all.
+    """What became of the transfers.
 
     Attributes:
         accepted: The uploads when both had been accepted.
-        held: The uploads while their data was held and the agent of their node was gone.
+        held: The uploads while their data was held and the agent of their node was killed.
         uploads: The uploads as they ended.
         download: The download as it ended.
         images: The source's device and the restored one, as files.
@@ -85,7 +85,7 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
             accepted = _accept_apart(agent, module_space, uploads)
             held = _lose_agent(agent, gate, uploads)
         gate.open()
-        ended = {load["metadata"]["name"]: load for load in follow(agent, UPLOADS, names, seconds=120)}
+        ended = {transfer["metadata"]["name"]: transfer for transfer in follow(agent, UPLOADS, names, seconds=120)}
         download = _download(agent, volume, ended[names[0]], place)
     wait_released(agent, UPLOADS, names)
     images = (_image(agent, module_space, "data"), _image(agent, module_space, download["metadata"]["name"]))
@@ -95,7 +95,7 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
 
 
 def _accept_apart(bed: Bed, space: str, uploads: list[Json]) -> list[Json]:
-    """Have the uploads accepted while no volume is made, so that they stay Accepted; they go to both agents then."""
+    """Have the uploads accepted while no volume is created, so that they stay Accepted; they go to both agents then."""
     faults = [("provision", f"{NAMESPACE}/{upload['metadata']['name']}", "never") for upload in uploads]
     with break_storage(bed, space, faults):
         bed.user.apply(*uploads)
@@ -110,7 +110,7 @@ def _lose_agent(bed: Bed, gate: Gate, uploads: list[Json]) -> list[Json]:
     gate.wait_held(*(str(find_mover(bed, upload)["status"]["podIP"]) for upload in uploads))
     before = wait_for_one("the agent", is_agent(_NODE))
     before.kill()
-    after = wait_for_one("the agent that was started anew", is_agent(_NODE))
+    after = wait_for_one("the restarted agent", is_agent(_NODE))
     assert after.pid != before.pid
     bed.user.wait(f"pod/{_agent_pod(bed)}", "condition=Ready", namespace=NAMESPACE, seconds=120)
     return [wait_until(bed, UPLOADS, upload, "InProgress") for upload in uploads]
@@ -133,7 +133,7 @@ def _download(bed: Bed, volume: Volume, upload: Json, place: Place) -> Json:
 
 
 def _image(bed: Bed, space: str, claim: str) -> Path:
-    """Where the bed keeps the device of a claim."""
+    """Where the test bed keeps the device of a claim."""
     found = bed.api.get(CLAIMS, space, claim) or {}
     name: str = found["spec"].get("volumeName", "none")
     return bed.folder / "volumes" / name
@@ -147,14 +147,14 @@ def _remove(bed: Bed, names: list[str], download: Json, place: Place) -> None:
 
 
 def test_one_agent_exposes_what_a_mover_on_another_node_moves(moved: Moved) -> None:
-    assert {load["status"]["acceptedByNode"] for load in moved.accepted} == {_NODE, _OTHER}
-    assert [load["status"]["node"] for load in moved.held] == [_NODE, _NODE]
-    assert {load["metadata"]["labels"]["nodeagent.io/node"] for load in moved.held} == {_NODE}
+    assert {transfer["status"]["acceptedByNode"] for transfer in moved.accepted} == {_NODE, _OTHER}
+    assert [transfer["status"]["node"] for transfer in moved.held] == [_NODE, _NODE]
+    assert {transfer["metadata"]["labels"]["nodeagent.io/node"] for transfer in moved.held} == {_NODE}
 
 
 def test_an_agent_that_is_killed_in_mid_transfer_goes_on_where_it_was(moved: Moved) -> None:
-    for load in moved.uploads:
-        status = load["status"]
+    for transfer in moved.uploads:
+        status = transfer["status"]
         assert status["phase"] == "Completed", status
         assert status["progress"] == {"totalBytes": 64 << 20, "bytesDone": 64 << 20}
         assert "message" not in status

@@ -1,4 +1,4 @@
-"""A user with kubectl, kopia and `examples/`: a volume goes out and back, in plain sight."""
+"""The objects of `examples/`, used with kubectl and kopia: a volume is backed up, inspected and restored."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark
 
 _EXAMPLES = ROOT / "examples"
 _APP, _EXAMPLE = "app", "example"
-"""What the examples call their things: a namespace, and objects in the agents' namespace."""
+"""Names in the examples: a namespace, and objects in the agents' namespace."""
 _SOURCE = "snapshot-data-upload-download/kopia/app/data"
 _BY_MOVER = "Data-Path-"
 _SLOW = {"ContainerCreating", "ClaimUnbound", "Scheduling", "SnapshotNotReady"}
-"""Waits of every load, of which it tells where they last for seconds."""
+"""Pending reasons of every transfer, which are reported where they last for seconds."""
 _POLICIES = ROOT / "tests" / "recordings" / "velero-1.18.2" / "kopia-policies.json"
 
 
@@ -87,25 +87,25 @@ def _columns(table: str, name: str) -> dict[str, str]:
     return {one[0]: row[one.start() : end].strip() for one, end in zip(heads, ends, strict=True)}
 
 
-def test_describe_tells_its_story_by_events(agent: Bed, uploaded: Json) -> None:
+def test_describe_shows_its_events(agent: Bed, uploaded: Json) -> None:
     described = agent.user.kubectl("describe", "dataupload", "example", "-n", NAMESPACE).partition("Events:")[2]
     # Events have whole seconds only, and describe shows those of one second in any order.
     events = [one for one in agent.api.objects(EVENTS, NAMESPACE) if one["involvedObject"]["uid"] == _uid(uploaded)]
     events.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
     reasons = list(dict.fromkeys(event["reason"] for event in events))
-    # Agent and mover tell at the same time; only a load that comes before its repository is ready waits for it.
+    # Agent and mover record Events at the same time; the mover waits only for a repository that is not ready.
     waiting = {f"{_BY_MOVER}Waiting", f"{_BY_MOVER}Ready"}
     by_mover = [reason for reason in reasons if reason.startswith(_BY_MOVER) and reason not in waiting]
     by_agent = [reason for reason in reasons if not reason.startswith(_BY_MOVER) and reason not in _SLOW]
     assert by_agent == ["Accepted", "Prepared", "Started", "Completed"]
-    assert by_mover == [f"{_BY_MOVER}{told}" for told in ("Started", "Progress", "Completed", "Stopped")]
+    assert by_mover == [f"{_BY_MOVER}{reason}" for reason in ("Started", "Progress", "Completed", "Stopped")]
     assert {line.split()[1] for line in described.splitlines()[3:]} == set(reasons)
     assert "Warning" not in described
     assert uploaded["status"]["snapshotID"] in described
 
 
-def _uid(load: Json) -> str:
-    return str(load["metadata"]["uid"])
+def _uid(transfer: Json) -> str:
+    return str(transfer["metadata"]["uid"])
 
 
 def test_kopia_finds_the_snapshot_and_restores_it(agent: Bed, uploaded: Json, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def _recorded_policy() -> dict[str, Any]:
     return {key: recorded[key] for key in ("retention", "compression", "errorHandling", "scheduling")}
 
 
-def test_a_download_by_hand_brings_it_back(agent: Bed, uploaded: Json) -> None:
+def test_the_example_of_a_datadownload_restores_it(agent: Bed, uploaded: Json) -> None:
     before = everything(agent, _APP, _EXAMPLE)
     _apply(agent, "target.yaml")
     download = (_EXAMPLES / "datadownload.yaml").read_text().replace("SNAPSHOT_ID", uploaded["status"]["snapshotID"])
@@ -149,7 +149,7 @@ def test_a_download_by_hand_brings_it_back(agent: Bed, uploaded: Json) -> None:
 
 
 def _folder(bed: Bed, claim: str) -> Path:
-    """Where the bed keeps the volume of a claim."""
+    """Where the test bed keeps the volume of a claim."""
     name: str = (bed.api.get(CLAIMS, _APP, claim) or {})["spec"]["volumeName"]
     return bed.folder / "volumes" / name
 

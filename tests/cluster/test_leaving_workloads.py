@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
 
-def test_a_workload_that_goes_ends_its_backup_and_the_one_that_is_prepared(
+def test_a_deleted_workload_fails_its_backup_and_the_one_that_is_prepared(
     agent: Bed, space: str, one_slot: str
 ) -> None:
     """In mid-transfer, while Prepared behind it, and before a mover is started."""

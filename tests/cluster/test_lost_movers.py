@@ -1,4 +1,4 @@
-"""Movers that are evicted on a real cluster: made anew before they began, told by whom afterwards."""
+"""Evicted movers on a real cluster: recreated before they start; afterwards the failure names the eviction."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mar
 _LOST = "nodeagent.io/mover-lost"
 
 
-def _evict(bed: Bed, load: Json) -> None:
-    """Have the mover pod of a load evicted as a drain does."""
-    name = load["metadata"]["name"]
+def _evict(bed: Bed, transfer: Json) -> None:
+    """Have the mover pod of a transfer evicted as a drain does."""
+    name = transfer["metadata"]["name"]
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"namespace": NAMESPACE, "name": name}}
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
     bed.user.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
 
 
-def test_an_evicted_mover_is_made_anew_before_it_began_and_ends_its_load_afterwards(
+def test_an_evicted_mover_is_recreated_before_it_starts_and_fails_its_transfer_afterwards(
     agent: Bed, space: str, one_slot: str
 ) -> None:
     with open_gated_place(agent, space) as (gate, place):
@@ -45,10 +45,10 @@ def test_an_evicted_mover_is_made_anew_before_it_began_and_ends_its_load_afterwa
         prepared = wait_until(agent, BACKUPS, second, "Prepared")
 
         _evict(agent, prepared)
-        told = wait_until(
-            agent, BACKUPS, second, "Prepared", when=lambda load: _LOST in load["metadata"]["annotations"]
+        recreated = wait_until(
+            agent, BACKUPS, second, "Prepared", when=lambda transfer: _LOST in transfer["metadata"]["annotations"]
         )
-        assert json.loads(told["metadata"]["annotations"][_LOST])["times"] == 1
+        assert json.loads(recreated["metadata"]["annotations"][_LOST])["times"] == 1
         _evict(agent, first)
 
         ended = wait_until(agent, BACKUPS, first, "Failed")["status"]

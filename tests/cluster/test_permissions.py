@@ -1,6 +1,6 @@
 """What agent and movers asked the API server for, in all tests of this tier, against what `deploy/` grants them.
 
-It comes last, when all other processes have ended: what it judges is the audit log of the whole run.
+It runs last, when all other processes have ended: it checks the audit log of the whole run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="last")]
 
 _USER = f"system:serviceaccount:{NAMESPACE}:node-agent"
 _FORBIDDEN = 403
-_MAKERS = {
+_REQUIRED = {
     "test_bad_input.py",
     "test_cancel.py",
     "test_configuration.py",
@@ -36,17 +36,17 @@ _MAKERS = {
     "test_pod_volumes.py",
     "test_unschedulable.py",
 }
-"""Tests whose calls are what is judged."""
+"""Tests whose requests are checked."""
 
 _NEVER_USED = {
-    "delete persistentvolumes": "only where a restored volume could not be handed to its claim",
+    "delete persistentvolumes": "only where a restored volume could not be bound to its target PVC",
     "list volumeattachments": "only for volumes with the annotation of vSphere's linked clones",
 }
 _SELDOM_USED = {
     "get leases": "only after a renewal of the Lease met another write",
     "get nodes": "only for volumes that an attachment or their first consumer ties to a node",
 }
-"""Rights for what this tier does not bring about, or not always."""
+"""Permissions for what this tier does not cause, or not always."""
 
 
 @pytest.fixture(scope="module")
@@ -63,33 +63,35 @@ def test_no_request_was_denied(events: list[dict[str, Any]]) -> None:
     assert [f"{event['verb']} {event['requestURI']}" for event in denied] == []
 
 
-def test_every_request_is_covered_by_a_right_that_is_told(events: list[dict[str, Any]]) -> None:
+def test_every_request_is_covered_by_a_listed_permission(events: list[dict[str, Any]]) -> None:
     assert events
     assert not_permitted(map(access_of_event, events), NAMESPACE) == []
 
 
-def test_every_right_is_used_unless_there_is_a_reason(agent: Bed, events: list[dict[str, Any]]) -> None:
-    if missing := _MAKERS - {path.name for path in (agent.folder / RAN).iterdir()}:
-        pytest.skip(f"only the whole tier uses the rights; left out: {', '.join(sorted(missing))}")
+def test_every_permission_is_used_unless_there_is_a_reason(agent: Bed, events: list[dict[str, Any]]) -> None:
+    if missing := _REQUIRED - {path.name for path in (agent.folder / RAN).iterdir()}:
+        pytest.skip(f"only the whole tier uses all permissions; left out: {', '.join(sorted(missing))}")
     made = defaultdict(set)
     for access in map(access_of_event, events):
         made[access.group, f"{access.verb} {access.path}"].add(access)
     unused = {
         what
-        for what, right in _granted()
-        if not any(_uses(access, right) for access in made[right.resource.group, what])
+        for what, permission in _granted()
+        if not any(_uses(access, permission) for access in made[permission.resource.group, what])
     }
     assert unused - _SELDOM_USED.keys() == _NEVER_USED.keys()
 
 
 def _granted() -> Iterator[tuple[str, Permission]]:
-    for right in PERMISSIONS:
-        for verb in right.verbs:
-            yield f"{verb} {right.path}", right
+    for permission in PERMISSIONS:
+        for verb in permission.verbs:
+            yield f"{verb} {permission.path}", permission
 
 
-def _uses(access: Access, right: Permission) -> bool:
-    """Whether a request of the right's kind needed it: one in every namespace is not needed for the agent's own."""
-    if right.resource.namespaced and (access.namespace == NAMESPACE) is not (right.scope is Scope.OWN_NAMESPACE):
+def _uses(access: Access, permission: Permission) -> bool:
+    """Whether a request needed the permission: one for every namespace is not needed for the agent's own."""
+    if permission.resource.namespaced and (access.namespace == NAMESPACE) is not (
+        permission.scope is Scope.OWN_NAMESPACE
+    ):
         return False
-    return not right.names or access.name in right.names
+    return not permission.names or access.name in permission.names

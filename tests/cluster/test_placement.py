@@ -1,7 +1,7 @@
-"""Movers go where the configuration says, over two nodes, and their volumes are as it says.
+"""Movers run on the node that the configuration names, and their volumes are as it says.
 
-One snapshot goes out and comes back while the configuration asks for everything that the kubelet
-has a say in: a node, a claim of another class that nobody may write to, resources, a cache volume.
+One snapshot is backed up and restored while the configuration sets everything that the kubelet
+checks: a node, a read-only claim of another class, resources, a cache volume.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
 _SOURCE, _OTHER = "bed-1", "bed-2"
-"""Where volumes are made that nobody chooses a node for, and the node that the configuration names."""
+"""Where volumes without a chosen node are created, and the node that the configuration names."""
 
 _FILL = """
 import os, pathlib
@@ -41,12 +41,12 @@ pathlib.Path("/data/folder/small").write_text("small")
 
 @dataclass
 class Moved:
-    """What became of it.
+    """What became of the transfers.
 
     Attributes:
         upload: The upload as it ended.
         download: The download as it ended.
-        pods: The movers, as they were at last, by the load's name.
+        pods: The movers, as they were at last, by the transfer's name.
         claims: The claims in the agent's namespace as they were bound, by their names.
         files: What is in the source's folder and in the restored one.
     """
@@ -60,43 +60,43 @@ class Moved:
 
 @pytest.fixture(scope="module")
 def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
-    """A file system that goes out and comes back."""
+    """A file system that is backed up and restored."""
     if _OTHER not in agent.env["BED_NODES"].split():
         pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
     volume, place = Volume(agent, module_space), Place(agent, module_space)
-    out, back = f"{module_space}-out", f"{module_space}-back"
+    backup, restore = f"{module_space}-backup", f"{module_space}-restore"
     fast, waiting = classes = [f"{module_space}-fast", f"{module_space}-waiting"]
     agent.user.apply(build_class(fast, waits=False), build_class(waiting, waits=True))
     volume.fill(_FILL)
-    volume.take_snapshots([out])
+    volume.take_snapshots([backup])
     agent.user.apply(*place.build())
     since = {resource: agent.api.snapshot(resource)[1] for resource in (PODS, CLAIMS)}
     with has_alone(agent, Shared.GROUND), configured(agent, **_build_configuration(fast, waiting)):
-        load = volume.upload(out, snapshot=out, location=place.name)
-        load["spec"]["csiSnapshot"]["storageClass"] = fast
-        agent.user.apply(load)
-        *_, upload = follow(agent, UPLOADS, [out], seconds=120)
-        target = build_target(volume, back, storage_class=waiting)
+        transfer = volume.upload(backup, snapshot=backup, location=place.name)
+        transfer["spec"]["csiSnapshot"]["storageClass"] = fast
+        agent.user.apply(transfer)
+        *_, upload = follow(agent, UPLOADS, [backup], seconds=120)
+        target = build_target(volume, restore, storage_class=waiting)
         snapshot_id = upload["status"].get("snapshotID", "")
-        agent.user.apply(target, volume.download(back, snapshot_id=snapshot_id, location=place.name))
-        *_, download = follow(agent, DOWNLOADS, [back], seconds=120)
-    wait_released(agent, UPLOADS, [out])
-    wait_released(agent, DOWNLOADS, [back])
+        agent.user.apply(target, volume.download(restore, snapshot_id=snapshot_id, location=place.name))
+        *_, download = follow(agent, DOWNLOADS, [restore], seconds=120)
+    wait_released(agent, UPLOADS, [backup])
+    wait_released(agent, DOWNLOADS, [restore])
     yield Moved(
         upload,
         download,
-        pods=_last_versions(agent, PODS, {out, back}, since=since[PODS]),
-        claims=_last_versions(agent, CLAIMS, {out, back, f"{back}-cache"}, since=since[CLAIMS]),
-        files=(_files(agent, module_space, "data"), _files(agent, module_space, back)),
+        pods=_last_versions(agent, PODS, {backup, restore}, since=since[PODS]),
+        claims=_last_versions(agent, CLAIMS, {backup, restore, f"{restore}-cache"}, since=since[CLAIMS]),
+        files=(_files(agent, module_space, "data"), _files(agent, module_space, restore)),
     )
     left = [f"storageclass/{name}" for name in classes]
-    left += [f"dataupload/{out}", f"datadownload/{back}", f"secret/{place.name}-keys"]
+    left += [f"dataupload/{backup}", f"datadownload/{restore}", f"secret/{place.name}-keys"]
     left += [f"backuprepository/{place.name}-{place.name}-kopia", f"backupstoragelocation/{place.name}"]
     agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--wait=false")
 
 
 def _build_configuration(fast: str, waiting: str) -> dict[str, Any]:
-    """What is asked for: loads of others have volumes of other classes than these two."""
+    """The changed keys: transfers of other tests have volumes of other classes than these two."""
     return {
         "loadAffinity": [
             {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": _OTHER}}, "storageClass": waiting},
@@ -111,15 +111,15 @@ def _build_configuration(fast: str, waiting: str) -> dict[str, Any]:
 
 
 def _last_versions(bed: Bed, resource: Resource, names: set[str], *, since: str) -> dict[str, Json]:
-    """Some objects of the agent's namespace as they were when they went away; returns once all have."""
-    gone: dict[str, Json] = {}
+    """Some objects of the agent's namespace as they were when they were deleted; return once all are."""
+    deleted: dict[str, Json] = {}
     for event in bed.api.watch(resource, since, seconds=120):
         meta = event["object"]["metadata"]
         if event["type"] == "DELETED" and meta["namespace"] == NAMESPACE and meta["name"] in names:
-            gone[meta["name"]] = event["object"]
-            if gone.keys() == names:
-                return gone
-    raise BedError(f"of {names} only {gone.keys()} went away")
+            deleted[meta["name"]] = event["object"]
+            if deleted.keys() == names:
+                return deleted
+    raise BedError(f"of {names} only {deleted.keys()} were deleted")
 
 
 def _files(bed: Bed, space: str, claim: str) -> dict[str, bytes]:
@@ -130,14 +130,14 @@ def _files(bed: Bed, space: str, claim: str) -> dict[str, bytes]:
 
 
 def test_movers_run_where_the_rule_for_their_class_says(moved: Moved) -> None:
-    """Volumes that nobody chooses a node for are made on another one."""
-    for load in (moved.upload, moved.download):
-        assert load["status"]["phase"] == "Completed", load["status"]
-        assert load["status"]["node"] == _OTHER
+    """Volumes without a chosen node are created on another one."""
+    for transfer in (moved.upload, moved.download):
+        assert transfer["status"]["phase"] == "Completed", transfer["status"]
+        assert transfer["status"]["node"] == _OTHER
     assert {pod["spec"]["nodeName"] for pod in moved.pods.values()} == {_OTHER}
 
 
-def test_what_is_read_is_in_a_claim_of_the_configured_class_that_nobody_writes_to(moved: Moved) -> None:
+def test_a_backup_reads_from_a_read_only_claim_of_the_configured_class(moved: Moved) -> None:
     claim = moved.claims[moved.upload["metadata"]["name"]]
     (mount,) = _mounts(moved, moved.upload)
 
@@ -157,22 +157,22 @@ def test_a_restore_has_its_cache_in_a_volume_of_its_own(moved: Moved) -> None:
     assert {mount["name"] for mount in _mounts(moved, moved.download)} == {uid, f"{uid}-cache"}
 
 
-def test_movers_have_the_resources_and_labels_that_are_asked_for(moved: Moved) -> None:
+def test_movers_have_the_configured_resources_and_labels(moved: Moved) -> None:
     for pod in moved.pods.values():
         resources = pod["spec"]["containers"][0]["resources"]
         assert resources == {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "1Gi"}}
         assert pod["metadata"]["labels"]["example.com/team"] == "storage"
 
 
-def test_the_data_comes_back(moved: Moved) -> None:
+def test_the_data_is_restored(moved: Moved) -> None:
     source, restored = moved.files
 
     assert source.keys() == {"random", "folder/small"}
     assert restored == source
 
 
-def _mounts(moved: Moved, load: Json) -> list[Json]:
+def _mounts(moved: Moved, transfer: Json) -> list[Json]:
     """The mounts of the mover's own volumes."""
-    pod = moved.pods[load["metadata"]["name"]]
+    pod = moved.pods[transfer["metadata"]["name"]]
     mounts: list[Json] = pod["spec"]["containers"][0]["volumeMounts"]
-    return [mount for mount in mounts if mount["name"].startswith(load["metadata"]["uid"])]
+    return [mount for mount in mounts if mount["name"].startswith(transfer["metadata"]["uid"])]

@@ -1,4 +1,4 @@
-"""Volumes of running pods on a real kubelet: out, back into a pod that waits, and what is refused.
+"""Volumes of running pods on a real kubelet: backup, restore into a pod that waits, and what is rejected.
 
 The claims' volumes are `local` ones: the paths of CSI volumes are covered by tests from the
 recordings (tests/exposer/test_workload.py).
@@ -39,7 +39,7 @@ _FILLED = {"data": 20_000_000, "scratch": 3_000_000}
 
 
 def example(space: str, name: str, **given: str) -> str:
-    """A file of `examples/`, in a namespace of the test's own, with what its reader fills in."""
+    """A file of `examples/`, in a namespace of the test's own, with the values that its reader fills in."""
     text = (ROOT / "examples" / f"{name}.yaml").read_text()
     for word, value in {"amespace: app": f"amespace: {space}", "name: app\n": f"name: {space}\n", **given}.items():
         text = text.replace(word, value)
@@ -60,8 +60,8 @@ def placed(agent: Bed, space: str, name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def flows(agent: Bed) -> Iterator[dict[str, Future[None]]]:
-    """What becomes of loads that do not disturb each other: all flows at the same time, each in its own namespace."""
-    wanted = (come_back, move_by_examples, refuse)
+    """Independent flows, all at the same time, each in its own namespace."""
+    wanted = (restore_into_pod, move_by_examples, reject)
     with relies_on(agent, Shared.AGENTS), ExitStack() as spaces, ThreadPoolExecutor(max_workers=len(wanted)) as pool:
         running = {
             flow.__name__: pool.submit(flow, agent, spaces.enter_context(new_namespace(agent))) for flow in wanted
@@ -71,8 +71,8 @@ def flows(agent: Bed) -> Iterator[dict[str, Future[None]]]:
         yield running
 
 
-def come_back(agent: Bed, space: str) -> None:
-    """Two volumes of a pod go out, and come back into another one that waits for them."""
+def restore_into_pod(agent: Bed, space: str) -> None:
+    """Two volumes of a pod are backed up, and restored into another one that waits for them."""
     writer = Workload(agent, space, "writer", _FILLED)
     writer.start()
     writer.wait_ready()
@@ -87,17 +87,17 @@ def come_back(agent: Bed, space: str) -> None:
     done = {volume: wait_until(agent, RESTORES, item, "Completed") for volume, item in restores.items()}
     reader.wait_ready()
 
-    for volume, load in done.items():
+    for volume, transfer in done.items():
         found = compare(writer.survey(volume), reader.survey(volume))
-        assert (found.differences, found.size_bytes) == ((), load["status"]["progress"]["totalBytes"])
-        assert load["status"]["node"] == reader.node
-        assert "message" not in load["status"]
+        assert (found.differences, found.size_bytes) == ((), transfer["status"]["progress"]["totalBytes"])
+        assert transfer["status"]["node"] == reader.node
+        assert "message" not in transfer["status"]
     assert kept["data"]["status"]["path"] == f"/{kept['data']['metadata']['uid']}"
     expect_nothing_left(agent, *backups.values(), *restores.values())
 
 
 def move_by_examples(agent: Bed, space: str) -> None:
-    """A volume goes out and comes back by what `examples/` has."""
+    """A volume is backed up and restored with the manifests of `examples/`."""
     agent.user.kubectl("apply", "-f", "-", stdin=example(space, "source"))
     agent.user.wait("pod/writer", "condition=Ready", namespace=space, seconds=120)
     kept = apply_example(agent, space, "podvolumebackup", **placed(agent, space, "writer"))
@@ -111,8 +111,8 @@ def move_by_examples(agent: Bed, space: str) -> None:
     assert "file-4" in agent.user.kubectl("logs", "reader", "-n", space)
 
 
-def refuse(agent: Bed, space: str) -> None:
-    """Volumes that cannot be moved pod by pod, and a load for restic."""
+def reject(agent: Bed, space: str) -> None:
+    """Volumes that cannot be moved pod by pod, and a transfer for restic."""
     device = Workload(agent, space, "device", block=True)
     device.start()
     device.wait_ready()
@@ -121,9 +121,9 @@ def refuse(agent: Bed, space: str) -> None:
     restic["spec"]["uploaderType"] = "restic"
     agent.user.apply(*items, restic)
 
-    said = [wait_until(agent, BACKUPS, item, "Failed")["status"]["message"] for item in (*items, restic)]
+    messages = [wait_until(agent, BACKUPS, item, "Failed")["status"]["message"] for item in (*items, restic)]
 
-    assert said == [
+    assert messages == [
         f"volume data of workload pod {space}/device is a block volume: pod volumes must be file systems",
         "volume scripts has source hostPath: its data is not in a folder of the pod",
         f"workload pod {space}/device has no volume nothing",
@@ -131,14 +131,14 @@ def refuse(agent: Bed, space: str) -> None:
     ]
 
 
-def test_volumes_come_back_into_a_pod_that_waits(flows: dict[str, Future[None]]) -> None:
-    flows["come_back"].result()
+def test_volumes_are_restored_into_a_pod_that_waits(flows: dict[str, Future[None]]) -> None:
+    flows["restore_into_pod"].result()
 
 
-def test_the_examples_move_a_volume_out_and_back(flows: dict[str, Future[None]]) -> None:
+def test_the_examples_back_up_and_restore_a_volume(flows: dict[str, Future[None]]) -> None:
     flows["move_by_examples"].result()
 
 
 @pytest.mark.cause("volume-rejected", "restic")
-def test_what_cannot_be_moved_is_refused_with_its_reason(flows: dict[str, Future[None]]) -> None:
-    flows["refuse"].result()
+def test_what_cannot_be_moved_is_rejected_with_its_reason(flows: dict[str, Future[None]]) -> None:
+    flows["reject"].result()

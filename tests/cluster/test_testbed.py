@@ -38,7 +38,7 @@ _READ_DEVICE = "file = open('/data', 'rb'); file.seek(5_000_000); assert file.re
 
 def _pod(space: str, name: str, claim: str, code: str) -> Json:
     pod = build_pod(space, name, claim=claim, script=["-c", code], folders={})
-    # Tests that run beside these let nodes take nobody for a while.
+    # Tests that run at the same time taint nodes for a while.
     pod["spec"]["tolerations"] = [{"operator": "Exists"}]
     return pod
 
@@ -155,22 +155,22 @@ def test_snapshot_fails_as_asked(bed: Bed, space: str, fault: str) -> None:
 
 
 def test_claim_with_selector_is_left_alone(bed: Bed, space: str) -> None:
-    """A restore's target must wait for the volume that the node agent gives it."""
+    """A target PVC must stay unbound until the node agent binds the restored volume to it."""
     bed.user.apply(build_claim(space, "target", size="16Mi", restored_into="x"), _claim(space, "other"))
     bed.user.wait("pvc/other", "jsonpath={.status.phase}=Bound", namespace=space, seconds=60)
     with pytest.raises(BedError, match="timed out"):
         bed.user.wait("pvc/target", "jsonpath={.status.phase}=Bound", namespace=space, seconds=3)
 
 
-def test_failed_provisioning_is_told_by_an_event(bed: Bed, space: str) -> None:
+def test_failed_provisioning_is_reported_by_an_event(bed: Bed, space: str) -> None:
     claim = _claim(space, "data")
     claim["metadata"]["annotations"] = {ANNOTATION: "fail:no space left"}
     bed.user.apply(claim)
     options = ["--field-selector=reason=ProvisioningFailed", "-n", space, "--for=create", "--timeout=60s"]
     bed.user.kubectl("wait", "events", *options)
-    said = bed.user.kubectl("get", "events", "-n", space, "-o", "jsonpath={.items[*].message}")
-    assert "no space left" in said
+    messages = bed.user.kubectl("get", "events", "-n", space, "-o", "jsonpath={.items[*].message}")
+    assert "no space left" in messages
 
 
-def test_audit_log_knows_who_asked(bed: Bed) -> None:
+def test_audit_log_names_the_user(bed: Bed) -> None:
     assert '"username":"system:node:bed-1"' in Path(bed.folder / "logs" / "audit.log").read_text()

@@ -1,4 +1,4 @@
-"""A node that takes no new pods still serves the loads of those that it has."""
+"""An unschedulable node still runs the transfers of the pods that it has."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
 
-def test_a_node_that_takes_nobody_new_still_serves_its_own(agent: Bed, space: str) -> None:
+def test_an_unschedulable_node_still_runs_the_transfers_of_its_pods(agent: Bed, space: str) -> None:
     writer = Workload(agent, space, "writer", {"scratch": 100_000}, on=ONE_SLOT)
     writer.start()
     writer.wait_ready()
-    # The repository's own pod is bound to no node, and would have none to go to.
+    # The repository's own pod is bound to no node, and would have none to run on.
     before = wait_until(agent, BACKUPS, back_up(writer, "data"), "Completed")
     node = writer.node
     with has_alone(agent, Shared.GROUND):

@@ -1,7 +1,7 @@
 """Pods with volumes to move, the custom resources that move them, and the processes that do.
 
 A workload fills its volumes, or waits for them to be filled as a pod that a Velero server has
-restored does; then it describes what it sees in them and goes on running.
+restored does; then it describes what it finds in them and goes on running.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FILL = "python3 /scripts/fill.py /machine /volumes/{0} {1}"
 _SURVEY = "python3 /scripts/survey.py /volumes/{0} /out/{1}-{0}.json"
 _WAIT = "until [ -e /volumes/{0}/.velero/{1} ]; do sleep 0.2; done"
 _MOVE_SECONDS = 120
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Workload:
         name: Its name, and its claim's.
         bytes_by_volume: How much it writes into each volume; nothing: it waits for its data.
         block: Its claim is a device, which it does not touch.
-        on: The node that it and its volume are for; empty: any, and its volume is where the bed makes volumes.
-        location: The storage location of its loads.
+        on: The node that it and its volume are for; empty: any, and its volume is where the test bed creates volumes.
+        location: The storage location of its transfers.
     """
 
     bed: Bed
@@ -77,7 +77,7 @@ class Workload:
     location: str = "default"
 
     def start(self) -> None:
-        """Make claim and pod."""
+        """Create claim and pod."""
         claim = build_claim(self.space, self.name, size="1Gi")
         if self.block:
             claim["spec"]["volumeMode"] = "Block"
@@ -121,12 +121,12 @@ class Workload:
         return str(self._existing()["spec"]["nodeName"])
 
     def survey(self, volume: str) -> Survey:
-        """What the pod has seen in a volume, less what a restore itself leaves there."""
+        """What the pod has found in a volume, less what a restore itself leaves there."""
         found: Survey = json.loads((self._folder / f"{self.name}-{volume}.json").read_text())
         return {path: known for path, known in found.items() if path.partition("/")[0] != ".velero"}
 
     def delete(self, *, wait: bool = True) -> None:
-        """Have the pod deleted; returns when it is gone, unless it is not to be waited for."""
+        """Delete the pod; with `wait`, return when it no longer exists."""
         options = ["--ignore-not-found", f"--wait={str(wait).lower()}"]
         self.bed.user.kubectl("delete", "pod", self.name, "-n", self.space, *options)
 
@@ -159,8 +159,8 @@ class Workload:
         if self.on:
             spec["nodeSelector"] = {"kubernetes.io/hostname": self.on}
         if not self.bytes_by_volume and not self.block:
-            waits = "; ".join(_WAIT.format(volume, RESTORE_UID) for volume in volumes)
-            spec["initContainers"] = [self._container("restore-wait", volumes, waits)]
+            script = "; ".join(_WAIT.format(volume, RESTORE_UID) for volume in volumes)
+            spec["initContainers"] = [self._container("restore-wait", volumes, script)]
         metadata = {"namespace": self.space, "name": self.name}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
@@ -194,24 +194,24 @@ class Workload:
 
 
 def back_up(workload: Workload, volume: str) -> Json:
-    """Make a PodVolumeBackup; returns it as it was made."""
+    """Create a PodVolumeBackup; return it as it was created."""
     item = workload.backup(volume)
     workload.bed.user.apply(item)
     return item
 
 
 def expect_nothing_left(bed: Bed, *items: Json) -> None:
-    """Wait until the agent has let go of the loads, and check that their pods are gone."""
+    """Wait for the cleanup of the transfers, and check that their pods are deleted."""
     for item in items:
         name, resource = item["metadata"]["name"], BACKUPS if item["kind"] == "PodVolumeBackup" else RESTORES
-        wait_until(bed, resource, item, when=lambda load: not load["metadata"].get("finalizers"))
+        wait_until(bed, resource, item, when=lambda transfer: not transfer["metadata"].get("finalizers"))
         assert bed.user.names(["pods"], "-n", NAMESPACE, f"--field-selector=metadata.name={name}") == []
 
 
 def wait_until(
     bed: Bed, resource: Resource, item: Json, *phases: str, when: Callable[[Json], bool] = lambda _: True
 ) -> Json:
-    """Wait until a load is in one of some phases, any final one if none is named, and `when` holds; returns it."""
+    """Wait until a transfer is in one of some phases, any final one if none is named, and `when` holds; returns it."""
     name, deadline = item["metadata"]["name"], time.monotonic() + _MOVE_SECONDS
     while time.monotonic() < deadline:
         found = bed.api.get(resource, NAMESPACE, name) or {}
@@ -220,7 +220,7 @@ def wait_until(
             return found
         if phase in FINAL and phase not in wanted:
             break
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     raise BedError(f"{item['kind']} {name} did not reach {phases}: {found.get('status')}")
 
 
@@ -231,7 +231,7 @@ def wait_held(bed: Bed, gate: Gate, item: Json) -> None:
 
 
 def find_mover(bed: Bed, item: Json) -> Json:
-    """The mover pod of a load, which must be there."""
+    """The mover pod of a transfer, which must be there."""
     pod = bed.api.get(PODS, NAMESPACE, item["metadata"]["name"])
     assert pod is not None
     return pod

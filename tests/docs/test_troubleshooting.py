@@ -86,7 +86,7 @@ def test_the_event_of_a_cause_is_the_one_that_the_cluster_tests_expect(name: str
 @pytest.mark.parametrize("name", CASES)
 def test_the_message_of_a_cause_is_the_one_that_the_cluster_tests_expect(name: str) -> None:
     messages = _CODE.findall(_CAUSES[name]["Message"])
-    pattern = CASES[name].told.replace("\\", "")
+    pattern = CASES[name].message.replace("\\", "")
     assert not messages or any(all(words in pattern for words in _fragments(message)) for message in messages)
 
 

@@ -1,4 +1,4 @@
-"""Whatever a ConfigMap holds, a real API server takes the pods that come of it: no load is lost to a typing error."""
+"""A real API server accepts the mover pods of any ConfigMap: no transfer fails because of a typing error."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ _DOCUMENTS = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def accepted(apiserver: ApiServer) -> Callable[[JsonDict], None]:
-    """Creates an object for good, but for storing it."""
+    """Create an object without storing it."""
     namespace = apiserver.create_namespace()
 
     def create(manifest: JsonDict) -> None:

@@ -1,4 +1,4 @@
-"""Configuration and priority classes before a real API server: its watches, its admission, its words."""
+"""Configuration and priority classes against a real API server: its watches, admission and messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.integration
 
 _CLASSES = Path(__file__).parents[2] / "deploy" / "priority" / "priority-classes.yaml"
 _NAME = "node-agent-config"
-_PATIENCE_SECONDS = 20.0
+_TIMEOUT_SECONDS = 20.0
 """For a busy machine; that five seconds suffice is tested where time is virtual."""
 
 
@@ -91,11 +91,11 @@ async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
 async def _until(holds: Callable[[], bool], what: str) -> None:
     """Wait until that holds."""
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             while not holds():
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        pytest.fail(f"not within {_PATIENCE_SECONDS} s: {what}")
+        pytest.fail(f"not within {_TIMEOUT_SECONDS} s: {what}")
 
 
 @asynccontextmanager
@@ -115,7 +115,7 @@ async def _followed(client: KubeClient, namespace: str, text: str) -> AsyncItera
     tasks = [asyncio.create_task(run) for run in runs]
     try:
         yield Scene(client, namespace, current, priority, board)
-        # A connection that is given up in its first moment is left to the garbage collector.
+        # A connection that is closed in its first moment is left to the garbage collector.
         await _until(lambda: streams.open == 1 + bool(current.config.priority_class_name), "the watches are open")
         assert not any(task.done() for task in tasks)
     finally:
@@ -124,15 +124,17 @@ async def _followed(client: KubeClient, namespace: str, text: str) -> AsyncItera
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_an_edit_is_in_force_within_seconds_and_a_bad_one_is_refused(client: KubeClient, namespace: str) -> None:
+async def test_an_edit_is_active_within_seconds_and_an_invalid_one_is_rejected(
+    client: KubeClient, namespace: str
+) -> None:
     async with _followed(client, namespace, "{}") as scene:
         await scene.edit('{"loadConcurrency": {"globalConfig": 7}}')
-        await _until(lambda: scene.current.config.load_concurrency.global_config == 7, "the edit is in force")
+        await _until(lambda: scene.current.config.load_concurrency.global_config == 7, "the edit is active")
 
         await scene.edit('{"loadConcurrency": {"globalConfig": "x"}}')
-        await _until(lambda: not scene.current.valid, "the bad edit is refused")
+        await _until(lambda: not scene.current.valid, "the invalid edit is rejected")
         await client.delete(CONFIG_MAPS, namespace, _NAME)
-        await _until(lambda: "does not exist" in "".join(scene.current.rejected), "the deletion is told")
+        await _until(lambda: "does not exist" in "".join(scene.current.rejected), "the deletion is reported")
 
         assert scene.current.config.load_concurrency.global_config == 7
         assert scene.board.reasons == ["ConfigActivated", "ConfigRejected", "ConfigRejected"]
@@ -141,11 +143,11 @@ async def test_an_edit_is_in_force_within_seconds_and_a_bad_one_is_refused(clien
 async def test_the_class_is_followed_as_it_comes_and_goes(client: KubeClient, namespace: str) -> None:
     name = f"class-{namespace}"
     async with _followed(client, namespace, json.dumps({"priorityClassName": name})) as scene:
-        await _until(lambda: scene.board.reasons == ["PriorityClassMissing"], "the missing class is told")
+        await _until(lambda: scene.board.reasons == ["PriorityClassMissing"], "the missing class is reported")
         await client.create(PRIORITY_CLASSES, _class(name))
-        await _until(lambda: scene.priority.name == name, "the class is taken up")
+        await _until(lambda: scene.priority.name == name, "the class is used")
         await client.delete(PRIORITY_CLASSES, "", name)
-        await _until(lambda: scene.priority.name == "", "the class is dropped")
+        await _until(lambda: scene.priority.name == "", "the class is no longer used")
         await scene.edit('{"priorityClassName": "system-node-critical"}')
         await _until(lambda: scene.priority.name == "system-node-critical", "a system class is a class like others")
 
@@ -154,18 +156,18 @@ async def test_admission_fills_in_the_priority_of_the_shipped_classes(client: Ku
     for manifest in yaml.safe_load_all(_CLASSES.read_text(encoding="utf-8")):
         await client.create(PRIORITY_CLASSES, manifest)
         await _wait_admitted(client, namespace, manifest["metadata"]["name"])
-    made = await create_pod(client, _pod(namespace, "mover", "velero-data-mover"))
-    assert (made["spec"]["priority"], made["spec"]["preemptionPolicy"]) == (10, "Never")
+    created = await create_pod(client, _pod(namespace, "mover", "velero-data-mover"))
+    assert (created["spec"]["priority"], created["spec"]["preemptionPolicy"]) == (10, "Never")
     agent = await create_pod(client, _pod(namespace, "agent", "velero-node-agent"))
     assert (agent["spec"]["priority"], agent["spec"]["preemptionPolicy"]) == (50, "PreemptLowerPriority")
 
 
-async def test_a_class_that_went_away_costs_the_pod_its_priority_alone(client: KubeClient, namespace: str) -> None:
+async def test_a_deleted_class_costs_the_pod_only_its_priority(client: KubeClient, namespace: str) -> None:
     with pytest.raises(ForbiddenError, match="no PriorityClass with name gone"):
         await client.create(PODS, _pod(namespace, "mover", "gone"))
-    made = await create_pod(client, _pod(namespace, "mover", "gone"))
-    assert "priorityClassName" not in made["spec"]
-    assert made["spec"]["priority"] == 0
+    created = await create_pod(client, _pod(namespace, "mover", "gone"))
+    assert "priorityClassName" not in created["spec"]
+    assert created["spec"]["priority"] == 0
 
 
 async def test_the_clusters_default_class_is_what_a_mover_without_one_gets(client: KubeClient, namespace: str) -> None:
@@ -173,8 +175,8 @@ async def test_the_clusters_default_class_is_what_a_mover_without_one_gets(clien
     await client.create(PRIORITY_CLASSES, _class(name) | {"globalDefault": True, "value": 3})
     try:
         await _wait_admitted(client, namespace, name)
-        made = await create_pod(client, _pod(namespace, "mover", "gone"))
-        assert (made["spec"]["priorityClassName"], made["spec"]["priority"]) == (name, 3)
+        created = await create_pod(client, _pod(namespace, "mover", "gone"))
+        assert (created["spec"]["priorityClassName"], created["spec"]["priority"]) == (name, 3)
     finally:
         await client.delete(PRIORITY_CLASSES, "", name)
 

@@ -1,4 +1,4 @@
-"""Lease, ledger and dispatcher before a real API server: its validation, conflicts and pruning."""
+"""Lease, admission ledger and dispatcher against a real API server: its validation, conflicts and pruning."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
 
 @asynccontextmanager
 async def agent(client: KubeClient, namespace: str, name: str) -> AsyncIterator[LeaderElection]:
-    """Run what every node agent runs of it: an election, and the dispatcher while it leads."""
+    """Run what every node agent runs: an election, and the dispatcher while it leads."""
     election = LeaderElection(client, CLOCK, namespace=namespace, identity=name, duration=timedelta(seconds=6))
     events = EventLog(EventRecorder(client, CLOCK, component="node-agent", host=name))
     tools = DispatchTools(client, CLOCK, StatusWriter(client, CLOCK), events, Metrics(name), election.check)
@@ -69,11 +69,11 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def create_loads(client: KubeClient, namespace: str, count: int) -> None:
+async def create_transfers(client: KubeClient, namespace: str, count: int) -> None:
     for number in range(count):
-        load = data_upload(f"du-{number}")
-        load["metadata"] = {"name": f"du-{number}", "namespace": namespace}
-        await client.create(DATA_UPLOADS, load)
+        transfer = data_upload(f"du-{number}")
+        transfer["metadata"] = {"name": f"du-{number}", "namespace": namespace}
+        await client.create(DATA_UPLOADS, transfer)
 
 
 async def create_agent_pod(client: KubeClient, namespace: str) -> None:
@@ -88,11 +88,11 @@ async def create_agent_pod(client: KubeClient, namespace: str) -> None:
 
 
 async def phases(client: KubeClient, namespace: str) -> list[str]:
-    loads = await client.list(Selection(DATA_UPLOADS, namespace))
-    return [(load.get("status") or {}).get("phase", "") for load in loads]
+    transfers = await client.list(Selection(DATA_UPLOADS, namespace))
+    return [(transfer.get("status") or {}).get("phase", "") for transfer in transfers]
 
 
-async def test_the_lease_is_taken_renewed_and_handed_over(client: KubeClient, namespace: str) -> None:
+async def test_the_lease_is_acquired_renewed_and_released(client: KubeClient, namespace: str) -> None:
     async with agent(client, namespace, "one") as one:
         await until(lambda: one.may_write)
         async with agent(client, namespace, "two") as two:
@@ -108,9 +108,11 @@ async def test_the_lease_is_taken_renewed_and_handed_over(client: KubeClient, na
     assert lease["spec"]["leaseTransitions"] == 1
 
 
-async def test_loads_are_admitted_within_the_limit_over_a_change_of_leaders(client: KubeClient, namespace: str) -> None:
+async def test_transfers_are_admitted_within_the_limit_over_a_change_of_leaders(
+    client: KubeClient, namespace: str
+) -> None:
     await create_agent_pod(client, namespace)
-    await create_loads(client, namespace, 4)
+    await create_transfers(client, namespace, 4)
     async with agent(client, namespace, "one"):
         async with asyncio.timeout(20):
             while (await phases(client, namespace)).count("Accepted") < 2:
@@ -129,15 +131,15 @@ async def test_loads_are_admitted_within_the_limit_over_a_change_of_leaders(clie
     assert accepted["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
     ledger = await client.get(CONFIG_MAPS, namespace, ADMISSIONS_CONFIGMAP)
     assert len(ledger["data"]["uids"].split()) == 2
-    waiting = await client.get(DATA_UPLOADS, namespace, "du-3")
-    assert waiting["status"]["message"].endswith(": prepareQueueLength (2) reached")
+    queued = await client.get(DATA_UPLOADS, namespace, "du-3")
+    assert queued["status"]["message"].endswith(": prepareQueueLength (2) reached")
 
 
-async def test_a_missing_lease_or_ledger_is_made_again(client: KubeClient, namespace: str) -> None:
+async def test_a_missing_lease_or_ledger_is_recreated(client: KubeClient, namespace: str) -> None:
     await create_agent_pod(client, namespace)
     async with agent(client, namespace, "one") as one:
         await until(lambda: one.may_write)
-        await create_loads(client, namespace, 1)
+        await create_transfers(client, namespace, 1)
         async with asyncio.timeout(20):
             while await phases(client, namespace) != ["Accepted"]:
                 await asyncio.sleep(0.1)
@@ -145,9 +147,9 @@ async def test_a_missing_lease_or_ledger_is_made_again(client: KubeClient, names
         await client.delete(CONFIG_MAPS, namespace, ADMISSIONS_CONFIGMAP)
         with pytest.raises(NotFoundError):
             await client.get(CONFIG_MAPS, namespace, ADMISSIONS_CONFIGMAP)
-        load = data_upload("late")
-        load["metadata"] = {"name": "late", "namespace": namespace}
-        await client.create(DATA_UPLOADS, load)
+        transfer = data_upload("late")
+        transfer["metadata"] = {"name": "late", "namespace": namespace}
+        await client.create(DATA_UPLOADS, transfer)
         async with asyncio.timeout(30):
             while await phases(client, namespace) != ["Accepted", "Accepted"]:
                 await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What exposers write, before a real API server: validation and admission have their say."""
+"""What exposers write, against the validation and admission of a real API server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _priority_class(name: str) -> JsonDict:
 
 
 async def test_every_golden_manifest_is_accepted(apiserver: ApiServer, namespace: str, client: KubeClient) -> None:
-    """Each is created for good, but for storing it; a field that the server does not know is an error."""
+    """Each is created without being stored; a field that the server does not know is an error."""
     apiserver.create_account(namespace, "velero")
     await client.create(PRIORITY_CLASSES, _priority_class("data-mover-low"))
     accepted = 0
@@ -76,13 +76,13 @@ async def test_every_golden_manifest_is_accepted(apiserver: ApiServer, namespace
 
 
 def _set_status(apiserver: ApiServer, resource: Resource, namespace: str, name: str) -> None:
-    """Note that the volume controller has bound the object."""
+    """Report that the volume controller has bound the object."""
     body = {"status": {"phase": "Bound"}}
     path = resource.path(namespace, name, subresource="status")
     apiserver.api.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
 
-async def test_a_volume_changes_hands(apiserver: ApiServer, namespace: str, client: KubeClient) -> None:
+async def test_a_volume_is_rebound(apiserver: ApiServer, namespace: str, client: KubeClient) -> None:
     """The rebind, with the test as volume controller."""
     owner = Owner("velero.io/v2alpha1", "DataDownload", namespace, "r2", "067d6f98-aeaa-4bf8-93d7-24a9f1508ec3")
     request = RestoreRequest(owner, namespace, "data", ExposeSettings(AgentTemplate("image")))
@@ -118,26 +118,26 @@ async def test_a_volume_changes_hands(apiserver: ApiServer, namespace: str, clie
     )
     exposer = GenericRestoreExposer(client, CauseFinder(client, SystemClock()))
 
-    waits = [await exposer.rebind(request, kept)]
+    steps = [await exposer.rebind(request, kept)]
     retained = await client.get(PERSISTENT_VOLUMES, "", volume)
     free = {"metadata": {"finalizers": None}}
     await client.patch(PERSISTENT_VOLUME_CLAIMS, namespace, "r2", free)
-    waits.append(await exposer.rebind(request, kept))
+    steps.append(await exposer.rebind(request, kept))
     _set_status(apiserver, PERSISTENT_VOLUMES, "", volume)
     _set_status(apiserver, PERSISTENT_VOLUME_CLAIMS, namespace, "data")
-    waits.append(await exposer.rebind(request, kept))
+    steps.append(await exposer.rebind(request, kept))
 
-    assert [waiting.reason if isinstance(waiting, Pending) else None for waiting in waits] == [
+    assert [step.reason if isinstance(step, Pending) else None for step in steps] == [
         "CleaningUp",
         "Binding",
         None,
     ]
     assert retained["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
-    given = await client.get(PERSISTENT_VOLUMES, "", volume)
-    assert given["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
-    assert given["spec"]["claimRef"]["uid"] == target["metadata"]["uid"]
-    assert "resourceVersion" not in given["spec"]["claimRef"]
-    assert given["metadata"]["labels"] == {"velero.io/dynamic-pv-restore": "x"}
-    assert "annotations" not in given["metadata"]
+    rebound = await client.get(PERSISTENT_VOLUMES, "", volume)
+    assert rebound["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+    assert rebound["spec"]["claimRef"]["uid"] == target["metadata"]["uid"]
+    assert "resourceVersion" not in rebound["spec"]["claimRef"]
+    assert rebound["metadata"]["labels"] == {"velero.io/dynamic-pv-restore": "x"}
+    assert "annotations" not in rebound["metadata"]
     bound = await client.get(PERSISTENT_VOLUME_CLAIMS, namespace, "data")
     assert bound["spec"]["volumeName"] == volume

@@ -42,12 +42,12 @@ async def _acting_as(server: ApiServer, namespace: str, account: str, folder: Pa
 
 @pytest.fixture(scope="session")
 def installed(apiserver: ApiServer) -> ApiServer:
-    """An API server that took everything that `kubectl apply -k deploy` sends."""
+    """An API server that accepted everything that `kubectl apply -k deploy` sends."""
     _kubectl(apiserver, "apply", "-k", str(_ROOT / "deploy"))
     return apiserver
 
 
-async def test_the_agents_account_has_all_rights_it_asks_for(installed: ApiServer, tmp_path: Path) -> None:
+async def test_the_agents_account_has_all_permissions_it_needs(installed: ApiServer, tmp_path: Path) -> None:
     async with _acting_as(installed, "velero", "node-agent", tmp_path) as client:
         await check_cluster(client, "velero")
     events = [event for event in installed.audit_events() if event["user"]["username"] == _USER]
@@ -103,7 +103,7 @@ def test_serve_ends_with_one_line_where_its_configuration_is_missing(installed: 
     assert done.stderr.count("\n") == 1
 
 
-async def test_a_server_that_is_not_there_is_told(installed: ApiServer, namespace: str, tmp_path: Path) -> None:
+async def test_an_unreachable_server_is_reported(installed: ApiServer, namespace: str, tmp_path: Path) -> None:
     kubeconfig = installed.account_kubeconfig(namespace, "default", tmp_path)
     kubeconfig.write_text(kubeconfig.read_text().replace(installed.url, "https://127.0.0.1:1"))
     transport, _ = await load_transport(str(kubeconfig))

@@ -42,7 +42,7 @@ class TestApiServer(KubeContract):
         assert (left is None) == (deletion is Deletion.DONE)
         await force_delete(bench.client, PODS, bench.namespace, "a")
 
-    async def test_claim_is_held_until_its_controller_lets_it_go(self, bench: Bench) -> None:
+    async def test_claim_is_held_until_its_finalizer_is_removed(self, bench: Bench) -> None:
         await bench.client.create(PERSISTENT_VOLUME_CLAIMS, bench.build_claim("a"))
         assert await bench.client.delete(PERSISTENT_VOLUME_CLAIMS, bench.namespace, "a") is Deletion.STARTED
         await bench.patch(PERSISTENT_VOLUME_CLAIMS, "a", {"metadata": {"finalizers": None}})

@@ -36,19 +36,19 @@ async def transport(apiserver: ApiServer, tmp_path: Path) -> AsyncIterator[PodTr
     await transport.close()
 
 
-async def test_objects_are_made_changed_and_read(apiserver: ApiServer, transport: PodTransport) -> None:
+async def test_objects_are_created_changed_and_read(apiserver: ApiServer, transport: PodTransport) -> None:
     path = f"/api/v1/namespaces/{apiserver.create_namespace()}/configmaps"
     large = "x" * 300_000
-    made = await transport.request(Request("POST", path, body=json.dumps({"metadata": {"name": "a"}}).encode()))
+    created = await transport.request(Request("POST", path, body=json.dumps({"metadata": {"name": "a"}}).encode()))
     patch = json.dumps({"data": {"key": large}}).encode()
     changed = await transport.request(Request("PATCH", f"{path}/a", body=patch, content_type=MERGE_PATCH))
     read = await transport.request(Request("GET", path, {"fieldSelector": "metadata.name=a"}))
     (found,) = json.loads(read.body)["items"]
-    assert (made.status, changed.status, read.status) == (201, 200, 200)
+    assert (created.status, changed.status, read.status) == (201, 200, 200)
     assert found["data"] == {"key": large}
 
 
-async def test_a_watch_tells_changes_as_they_happen(apiserver: ApiServer, transport: PodTransport) -> None:
+async def test_a_watch_yields_changes_as_they_happen(apiserver: ApiServer, transport: PodTransport) -> None:
     path = f"/api/v1/namespaces/{apiserver.create_namespace()}/configmaps"
     listed = json.loads((await transport.request(Request("GET", path))).body)
     since = {"watch": "true", "resourceVersion": listed["metadata"]["resourceVersion"]}
@@ -60,7 +60,7 @@ async def test_a_watch_tells_changes_as_they_happen(apiserver: ApiServer, transp
             assert (change["type"], change["object"]["metadata"]["name"]) == ("ADDED", name)
 
 
-async def test_a_watch_that_may_not_be_is_refused(apiserver: ApiServer, tmp_path: Path) -> None:
+async def test_a_forbidden_watch_is_rejected(apiserver: ApiServer, tmp_path: Path) -> None:
     namespace = apiserver.create_namespace()
     transport = transport_of(apiserver, apiserver.account_token(namespace, "default"), tmp_path)
     with pytest.raises(ForbiddenError, match="configmaps"):

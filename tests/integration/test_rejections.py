@@ -1,7 +1,7 @@
-"""What a real API server has against a mover pod is told on its load; only what trying again cannot heal ends it.
+"""When a real API server rejects a mover pod, its transfer reports why; it fails only where retries cannot help.
 
 An agent for each cause, wired as `serve` does it, each in a namespace of its own and all at the
-same time. Their nodes and workloads are objects alone: no mover pod is ever accepted.
+same time. Their nodes and workloads are only objects: no mover pod is ever accepted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-_NODE = "refusing-node"
+_NODE = "rejecting-node"
 _PODS = Resource("/api/v1", "pods")
 _NODES = Resource("/api/v1", "nodes", namespaced=False)
 _QUOTAS = Resource("/api/v1", "resourcequotas")
@@ -45,18 +45,18 @@ _POLICIES = Resource("/apis/admissionregistration.k8s.io/v1", "validatingadmissi
 _BINDINGS = Resource("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings", namespaced=False)
 _WEBHOOKS = Resource("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
 _WAIT_SECONDS = 30
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 def _set_quota(api: Api, namespace: str) -> None:
-    """Let the namespace be full; nobody counts what is in it but the test."""
+    """Set a full quota; no controller counts what is in the namespace."""
     hard = {"hard": {"pods": "2"}}
     api.create(_QUOTAS, {"metadata": {"namespace": namespace, "name": "full"}, "spec": hard})
     api.patch(_QUOTAS, {"status": {**hard, "used": {"pods": "2"}}}, name="full", namespace=namespace, sub="status")
 
 
-def _make_policy(api: Api, namespace: str) -> None:
-    """Let a policy deny every new pod of the namespace."""
+def _create_policy(api: Api, namespace: str) -> None:
+    """Create a policy that denies every new pod of the namespace."""
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     spec = {
@@ -68,8 +68,8 @@ def _make_policy(api: Api, namespace: str) -> None:
     api.create(_BINDINGS, {"metadata": {"name": namespace}, "spec": bound})
 
 
-def _make_webhook(api: Api, namespace: str) -> None:
-    """Let every new pod of the namespace depend on a webhook that nobody serves."""
+def _create_webhook(api: Api, namespace: str) -> None:
+    """Make every new pod of the namespace depend on an unreachable webhook."""
     webhook = {
         "name": "pods.example.com",
         "clientConfig": {"url": "https://127.0.0.1:1/"},
@@ -83,30 +83,30 @@ def _make_webhook(api: Api, namespace: str) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """One refusal: what is told, with which Event, and what brings it about."""
+    """One rejection: the reported message, the reason of its Event, and what causes it."""
 
-    told: str
+    message: str
     reason: str
-    refuse: Callable[[Api, str], None] | None = None
+    reject: Callable[[Api, str], None] | None = None
     template: AgentTemplate = field(default_factory=partial(AgentTemplate, "mover:1", host_pods_mounted=True))
     agent_ready: bool = True
 
 
 _PLAIN = partial(AgentTemplate, "mover:1", host_pods_mounted=True)
 _CASES = {
-    "quota": Case(r"pods \"load\" is forbidden: exceeded quota: full, ", "QuotaExceeded", _set_quota),
+    "quota": Case(r"pods \"transfer\" is forbidden: exceeded quota: full, ", "QuotaExceeded", _set_quota),
     "service-account-missing": Case(
-        r"error looking up service account \S+/nobody: serviceaccount \"nobody\" not found",
+        r"error looking up service account \S+/missing: serviceaccount \"missing\" not found",
         "Forbidden",
-        template=_PLAIN(pod_fields={"serviceAccountName": "nobody"}),
+        template=_PLAIN(pod_fields={"serviceAccountName": "missing"}),
     ),
     "webhook-unreachable": Case(
-        r"failed calling webhook \"pods.example.com\": .*connection refused", "ApiServerError", _make_webhook
+        r"failed calling webhook \"pods.example.com\": .*connection refused", "ApiServerError", _create_webhook
     ),
     "no-node-agent": Case(f"^no node agent is ready on node {_NODE}$", "NoNodeAgent", agent_ready=False),
-    "object-denied": Case("denied request: no pods today", "Failed", _make_policy),
+    "object-denied": Case("denied request: no pods today", "Failed", _create_policy),
     "object-invalid": Case(
-        r"Pod \"load\" is invalid: spec.dnsPolicy: Unsupported value",
+        r"Pod \"transfer\" is invalid: spec.dnsPolicy: Unsupported value",
         "Failed",
         template=_PLAIN(pod_fields={"dnsPolicy": "Sometimes"}),
     ),
@@ -114,45 +114,45 @@ _CASES = {
 
 
 def _create_pod(api: Api, pod: Json, namespace: str) -> Json:
-    """Make a pod with the status that its kubelet would report."""
+    """Create a pod with the status that its kubelet would report."""
     status = pod.pop("status")
     pod["metadata"]["namespace"] = namespace
     pod["spec"].setdefault("containers", [{"name": "c", "image": "none"}])
-    made = api.create(_PODS, pod)
-    api.patch(_PODS, {"status": status}, name=made["metadata"]["name"], namespace=namespace, sub="status")
-    return made
+    created = api.create(_PODS, pod)
+    api.patch(_PODS, {"status": status}, name=created["metadata"]["name"], namespace=namespace, sub="status")
+    return created
 
 
 def _prepare(api: Api, namespace: str, case: Case) -> None:
-    """Make location, agent, workload and load of a case, then what refuses its mover."""
-    place = {"namespace": namespace}
+    """Create location, agent, workload and transfer of a case, and what rejects its mover."""
+    metadata = {"namespace": namespace}
     location = {"provider": "aws", "objectStorage": {"bucket": "b"}}
-    _create(api, _LOCATIONS, "BackupStorageLocation", {**place, "name": "default"}, location)
+    _create(api, _LOCATIONS, "BackupStorageLocation", {**metadata, "name": "default"}, location)
     _create_pod(api, agent_pod(_NODE, ready=case.agent_ready), namespace)
     mount = {"name": "c", "image": "none", "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
     spec = {"nodeName": _NODE, "containers": [mount], "volumes": [{"name": "scratch", "emptyDir": {}}]}
     workload = {"metadata": {"name": "workload"}, "spec": spec, "status": {"phase": "Running"}}
     uid = _create_pod(api, workload, namespace)["metadata"]["uid"]
-    if case.refuse is not None:
-        case.refuse(api, namespace)
-        _wait_refused(api, namespace)
-    load = {
-        "pod": {"kind": "Pod", "name": "workload", "uid": uid, **place},
+    if case.reject is not None:
+        case.reject(api, namespace)
+        _wait_rejected(api, namespace)
+    transfer = {
+        "pod": {"kind": "Pod", "name": "workload", "uid": uid, **metadata},
         "node": _NODE,
         "volume": "scratch",
         "backupStorageLocation": "default",
         "repoIdentifier": "",
         "uploaderType": "kopia",
     }
-    _create(api, _BACKUPS, "PodVolumeBackup", {**place, "name": "load"}, load)
+    _create(api, _BACKUPS, "PodVolumeBackup", {**metadata, "name": "transfer"}, transfer)
 
 
 def _create(api: Api, resource: Resource, kind: str, metadata: Json, spec: Json) -> None:
     api.create(resource, {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": spec})
 
 
-def _wait_refused(api: Api, namespace: str) -> None:
-    """Return once the server knows of what it is to refuse."""
+def _wait_rejected(api: Api, namespace: str) -> None:
+    """Return once the server rejects pods."""
     body = {"metadata": {"name": "try"}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
     clock = SystemClock()
     deadline = clock.monotonic() + _WAIT_SECONDS
@@ -180,33 +180,33 @@ async def _agent(apiserver: ApiServer, namespace: str, case: Case) -> AsyncItera
         await transport.close()
 
 
-async def _wait_told(client: KubeClient, namespace: str, case: Case) -> None:
-    """Return once message and Event tell the cause."""
-    said: object = None
+async def _wait_reported(client: KubeClient, namespace: str, case: Case) -> None:
+    """Return once message and Event report the cause."""
+    observed: object = None
     try:
         async with asyncio.timeout(_WAIT_SECONDS):
             while True:
-                load = await client.get(POD_VOLUME_BACKUPS, namespace, "load")
+                transfer = await client.get(POD_VOLUME_BACKUPS, namespace, "transfer")
                 events = await client.list(Selection(EVENTS, namespace, field_selector=f"reason={case.reason}"))
-                said = (load.get("status"), [event["message"] for event in events])
-                message = (load.get("status") or {}).get("message", "")
-                if re.search(case.told, message) and any(re.search(case.told, each) for each in said[1]):
+                observed = (transfer.get("status"), [event["message"] for event in events])
+                message = (transfer.get("status") or {}).get("message", "")
+                if re.search(case.message, message) and any(re.search(case.message, each) for each in observed[1]):
                     return
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
-        pytest.fail(f"not told: {said}")
+        pytest.fail(f"not reported: {observed}")
 
 
 @pytest.fixture
 def node(apiserver: ApiServer) -> None:
-    """The node of all loads."""
+    """The node of all transfers."""
     if apiserver.api.get(_NODES, "", _NODE) is None:
         apiserver.api.create(_NODES, {"metadata": {"name": _NODE}})
 
 
 @pytest.mark.usefixtures("node")
 @pytest.mark.cause(*_CASES)
-async def test_every_refusal_is_told_and_ends_only_what_it_must(apiserver: ApiServer) -> None:
+async def test_every_rejection_is_reported_and_only_permanent_ones_fail(apiserver: ApiServer) -> None:
     spaces = {name: apiserver.create_namespace() for name in _CASES}
     for name, case in _CASES.items():
         _prepare(apiserver.api, spaces[name], case)
@@ -219,10 +219,10 @@ async def test_every_refusal_is_told_and_ends_only_what_it_must(apiserver: ApiSe
         }
         async with asyncio.TaskGroup() as group:
             for name, case in _CASES.items():
-                group.create_task(_wait_told(clients[name], spaces[name], case), name=name)
+                group.create_task(_wait_reported(clients[name], spaces[name], case), name=name)
         for name, client in clients.items():
-            load = await client.get(POD_VOLUME_BACKUPS, spaces[name], "load")
-            phases[name] = (load.get("status") or {}).get("phase", "New")
+            transfer = await client.get(POD_VOLUME_BACKUPS, spaces[name], "transfer")
+            phases[name] = (transfer.get("status") or {}).get("phase", "New")
 
     ended = {"object-denied": "Failed", "object-invalid": "Failed", "no-node-agent": "New"}
     assert phases == dict.fromkeys(_CASES, "Accepted") | ended

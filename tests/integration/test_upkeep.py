@@ -1,4 +1,4 @@
-"""What is looked after beside the queue, before a real API server: leftovers, init pods, labels of nodes, pods."""
+"""What agents do beside the admission queue, on a real API server: leaked objects, init pods, node labels, pods."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_leftovers_are_found_by_their_label_and_removed_in_order(client: KubeClient, namespace: str) -> None:
+async def test_leaked_objects_are_found_by_their_label_and_deleted_in_order(client: KubeClient, namespace: str) -> None:
     labels = {OWNER_UID_LABEL: f"gone-{namespace}"}
     await create_pod(client, namespace, "left", labels=labels)
     await create_pod(client, namespace, "other")
@@ -87,16 +87,16 @@ async def test_leftovers_are_found_by_their_label_and_removed_in_order(client: K
     }
     await create(client, VOLUME_SNAPSHOT_CONTENTS, content, spec, labels=labels)
     await create(client, VOLUME_SNAPSHOTS, "left", SNAPSHOT, namespace=namespace, labels=labels)
-    said = []
+    pending = []
     async with asyncio.timeout(30):
         while left := await list_leaked_objects(client, namespace):
-            said.append(await delete_leaked_objects(client, left[f"gone-{namespace}"]))
-            # The pod has no kubelet that lets it go, the claim no controller that takes its protection away.
+            pending.append(await delete_leaked_objects(client, left[f"gone-{namespace}"]))
+            # The pod has no kubelet that confirms its end, the claim no controller that removes its finalizer.
             for resource, name in ((PODS, "left"), (PERSISTENT_VOLUME_CLAIMS, "left")):
                 if await client.read(resource, namespace, name) is not None:
                     await client.patch(resource, namespace, name, {"metadata": {"finalizers": None}})
                     await force_delete(client, resource, namespace, name)
-    assert said[-1] == ""
+    assert pending[-1] == ""
     assert await client.read(VOLUME_SNAPSHOT_CONTENTS, "", content) is None
     assert await client.read(PODS, namespace, "other") is not None
 
