@@ -36,9 +36,9 @@ _PERMANENT = {"credentials-wrong", "password-wrong", "location-missing", "snapsh
 
 _BLACK_HOLE = "10.97.66.0/24"
 _SILENT = "http://10.97.66.6:7070"
-"""Where packets are dropped: the connection is neither made nor refused."""
+"""Where packets are dropped: the connection is neither established nor refused."""
 _REFUSING = "http://10.97.0.1:1"
-_WRONG_KEY = "notthesecretofanybody"
+_WRONG_KEY = "notthesecret"
 _NO_SNAPSHOT = "0123456789abcdef0123456789abcdef"
 
 
@@ -51,7 +51,7 @@ class Case:
         message: Pattern of its message; `{location}` is its location, `{space}` the volume's namespace.
         location: What is wrong with its location; None: there is none.
         spoil: Goes wrong once its repository is Ready.
-        ready: Whether its repository is made Ready before.
+        ready: Whether its repository is Ready before the transfer is created.
         prepare: Goes wrong before anything else.
         download: Whether it is a DataDownload.
         snapshot: The VolumeSnapshot that an upload names, if not its own.
@@ -162,14 +162,14 @@ def _prepare(volume: Volume, result: Ended) -> None:
     volume.fill("open('/data/file', 'wb').write(bytes(range(256)) * 4096)")
     taken = (name for name, case in _CASES.items() if not case.download and not case.snapshot)
     volume.take_snapshots(_called(space, name) for name in taken)
-    made = []
+    objects = []
     for name, case in _CASES.items():
         called = _called(space, name)
         if case.location is not None:
-            made += Place(bed, called).build(**case.location)
+            objects += Place(bed, called).build(**case.location)
         if case.download:
-            made.append(volume.target(called))
-    bed.user.apply(*made)
+            objects.append(volume.target(called))
+    bed.user.apply(*objects)
     for name, case in _CASES.items():
         if case.prepare is not None:
             case.prepare(Place(bed, _called(space, name)), space)

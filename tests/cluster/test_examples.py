@@ -142,8 +142,8 @@ def test_the_example_of_a_datadownload_restores_it(agent: Bed, uploaded: Json) -
     assert last["status"]["phase"] == "Completed", last["status"]
     volume = (agent.api.get(CLAIMS, _APP, "restored") or {})["spec"]["volumeName"]
     claim = f"{_APP} persistentvolumeclaim/restored"
-    made = {f"persistentvolume/{volume}", claim, f"{NAMESPACE} datadownload.velero.io/example"}
-    assert everything(agent, _APP, _EXAMPLE) - before == made
+    created = {f"persistentvolume/{volume}", claim, f"{NAMESPACE} datadownload.velero.io/example"}
+    assert everything(agent, _APP, _EXAMPLE) - before == created
     _assert_same(_folder(agent, "data"), _folder(agent, "restored"))
     agent.user.kubectl("delete", "datadownload/example", "-n", NAMESPACE)
 

@@ -71,13 +71,13 @@ def test_every_request_is_covered_by_a_listed_permission(events: list[dict[str, 
 def test_every_permission_is_used_unless_there_is_a_reason(agent: Bed, events: list[dict[str, Any]]) -> None:
     if missing := _REQUIRED - {path.name for path in (agent.folder / RAN).iterdir()}:
         pytest.skip(f"only the whole tier uses all permissions; left out: {', '.join(sorted(missing))}")
-    made = defaultdict(set)
+    requests = defaultdict(set)
     for access in map(access_of_event, events):
-        made[access.group, f"{access.verb} {access.path}"].add(access)
+        requests[access.group, f"{access.verb} {access.path}"].add(access)
     unused = {
         what
         for what, permission in _granted()
-        if not any(_uses(access, permission) for access in made[permission.resource.group, what])
+        if not any(_uses(access, permission) for access in requests[permission.resource.group, what])
     }
     assert unused - _SELDOM_USED.keys() == _NEVER_USED.keys()
 
