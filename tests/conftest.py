@@ -28,14 +28,14 @@ _MAY_START = ("processes", "integration", "cluster", "slow")
 
 
 def pytest_configure() -> None:
-    """Let nobody get an event loop by merely asking for one.
+    """Let no test get an event loop by merely asking for one.
 
     looptime asks before every test; outside a test's own loop asyncio would then make one that
-    nobody closes, and the warning about it would fail whichever test runs when it is collected.
+    no test closes, and the warning about it would fail whichever test runs when it is collected.
     """
     asyncio.set_event_loop(None)
     watch_sessions()
-    # How fast a busy machine makes an example says nothing about the code under test.
+    # How fast a busy machine makes an example is no property of the code under test.
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
 

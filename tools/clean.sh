@@ -9,7 +9,7 @@ cd "$project_dir"
 rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist ./*.egg-info
 find . -name __pycache__ -prune -exec rm -rf {} +
 
-# By name: the cache may be a folder that somebody keeps other things in.
+# By name: the cache may be a folder with other files in it.
 [ -d "$cache_dir" ] || exit 0
 cd "$cache_dir"
 # A build that was killed leaves its layers mounted.

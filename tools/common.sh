@@ -10,7 +10,7 @@ say() {
     printf '%s  %s\n' "$(date +%H:%M:%S)" "$*" >&2
 }
 
-# One clear line, and the end.
+# Prints one line and exits.
 die() {
     printf 'error: %s\n' "$*" >&2
     exit 1
@@ -40,7 +40,7 @@ debian_mirror() {
         sed -n 's/^Debian //p' | grep -v security | head -n 1 || true
 }
 
-# Takes an exclusive lock for the rest of this process. Waiting is told, not silent.
+# Takes an exclusive lock for the rest of this process. Waiting is reported.
 lock() {
     mkdir -p "$cache_dir/locks"
     exec 9>"$cache_dir/locks/$1"

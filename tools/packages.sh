@@ -57,7 +57,7 @@ fi
 log="$cache_dir/packages.log"
 say "Debian packages: installing $missing"
 export DEBIAN_FRONTEND=noninteractive
-# The list may be old or empty; a failed update is told by the installation that misses something then.
+# The list may be old or empty; after a failed update, the installation that misses something fails with the cause.
 apt-get -q update >"$log" 2>&1 || true
 # shellcheck disable=SC2086  # a list of words
 apt-get -q -y install --no-install-recommends $missing >>"$log" 2>&1 ||

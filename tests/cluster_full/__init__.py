@@ -1,1 +1,1 @@
-"""Whatever dies while data moves, on a real kubelet: longer than what every change has to pass."""
+"""Any process dies while data moves, on a real kubelet: longer than what every change has to pass."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.cluster.gate import Gate
     from tests.testbed.api import Json, Resource
 
-__all__ = ["RESOURCES", "Quartet", "Seed", "leftovers", "wait_all"]
+__all__ = ["RESOURCES", "Quartet", "Seed", "wait_all", "wait_leaked"]
 
 RESOURCES = {
     "DataUpload": UPLOADS,
@@ -51,7 +51,7 @@ for number in range(4):
 
 @dataclass
 class Seed:
-    """A claim and a pod with data, both moved out once, through the gate.
+    """A claim and a pod with data, both backed up once, through the gate.
 
     Attributes:
         bed: Where it is.
@@ -81,7 +81,7 @@ class Seed:
         return Place(self.bed, self.space)
 
     def prepare(self) -> None:
-        """Make the volumes and move them out."""
+        """Make the volumes and back them up."""
         self.volume.fill(_FILL, size="128Mi")
         self.writer.start()
         self.writer.wait_ready()
@@ -197,7 +197,7 @@ class Quartet:
         return found + _differences(pod, self._folder(self.reader.name))
 
     def remove(self) -> None:
-        """Have everything of the scenario deleted; nothing may hold a transfer back."""
+        """Have everything of the scenario deleted; nothing may block the deletion of a transfer."""
         bed, space = self.bed, self.seed.space
         names = [f"{transfer['kind'].lower()}/{transfer['metadata']['name']}" for transfer in self.transfers.values()]
         bed.user.kubectl("delete", *names, "-n", NAMESPACE, "--ignore-not-found", "--timeout=60s")
@@ -223,25 +223,29 @@ def wait_all(bed: Bed, transfers: Iterable[Json], *phases: str, seconds: float =
     transfers, deadline = list(transfers), time.monotonic() + seconds
     while True:
         found = {transfer["kind"]: _read(bed, transfer) for transfer in transfers}
-        told = {kind: transfer.get("status", {}) for kind, transfer in found.items()}
-        if all((status.get("phase", "") in phases) if phases else is_final(found[k]) for k, status in told.items()):
+        statuses = {kind: transfer.get("status", {}) for kind, transfer in found.items()}
+        if all((status.get("phase", "") in phases) if phases else is_final(found[k]) for k, status in statuses.items()):
             return found
-        wrong = [kind for kind in told if phases and is_final(found[kind]) and told[kind]["phase"] not in phases]
+        wrong = [
+            kind
+            for kind, status in statuses.items()
+            if phases and is_final(found[kind]) and status["phase"] not in phases
+        ]
         if wrong or time.monotonic() > deadline:
-            raise BedError(f"not {phases or 'final'}: {told}")
+            raise BedError(f"not {phases or 'final'}: {statuses}")
         time.sleep(_LOOK_SECONDS)
 
 
-def leftovers(bed: Bed, *, seconds: float = _CLEAN_SECONDS) -> list[str]:
-    """What transfers have left behind, given so many seconds to go."""
+def wait_leaked(bed: Bed, *, seconds: float = _CLEAN_SECONDS) -> list[str]:
+    """The leaked objects of transfers, after so many seconds for their cleanup at most."""
     deadline = time.monotonic() + seconds
-    while (left := _leftovers(bed)) and time.monotonic() < deadline:
+    while (left := _leaked(bed)) and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
     return left
 
 
-def _leftovers(bed: Bed) -> list[str]:
-    """Objects that carry an owner, volumes and snapshots that belong to the agents' namespace or to nobody."""
+def _leaked(bed: Bed) -> list[str]:
+    """Objects that carry an owner, and volumes and snapshots of the agents' namespace or of no claim."""
     tests: list[tuple[Resource, Callable[[Json], bool]]] = [
         (PODS, _is_owned),
         (CLAIMS, _is_owned),

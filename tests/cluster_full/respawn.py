@@ -1,4 +1,4 @@
-"""Components of the bed that are killed, and started anew as they were."""
+"""Components of the test bed that are killed, and started again as they were."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Component:
         self._process.kill()
 
     def start(self) -> None:
-        """Start it as it was; it belongs to the bed's first process then."""
+        """Start it as it was; it belongs to the test bed's first process then."""
         with self._log.open("ab") as output:
             subprocess.run(
                 ["setsid", "--fork", *self._process.argv],

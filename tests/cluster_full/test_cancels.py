@@ -10,7 +10,7 @@ from tests.cluster.configuration import configured
 from tests.cluster.processes import is_mover, of_pod, wait_for_one
 from tests.cluster.scenes import UPLOADS
 from tests.cluster.workloads import wait_until
-from tests.cluster_full.quartet import Quartet, leftovers
+from tests.cluster_full.quartet import Quartet, wait_leaked
 from tests.cluster_full.respawn import is_kubelet
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -29,23 +29,23 @@ def _expect_canceled(quartet: Quartet) -> None:
         assert transfer["status"]["completionTimestamp"]
         assert "cancel" in transfer["status"]["message"]
         assert "snapshotID" not in transfer["status"]
-    assert leftovers(quartet.bed) == []
+    assert wait_leaked(quartet.bed) == []
 
 
 def test_new(quartet: Quartet) -> None:
-    seed, places = quartet.seed, (quartet.place, quartet.seed.place)
+    seed, locations = quartet.seed, (quartet.place, quartet.seed.place)
     quartet.bed.user.apply(*quartet.place.build(url=seed.gate.url))
     try:
-        for place in places:
-            body = {"status": {"phase": "Unavailable", "message": "the bucket is away"}}
-            quartet.bed.api.patch(_LOCATIONS, body, name=place.name, namespace=NAMESPACE)
+        for location in locations:
+            body = {"status": {"phase": "Unavailable", "message": "the bucket does not exist"}}
+            quartet.bed.api.patch(_LOCATIONS, body, name=location.name, namespace=NAMESPACE)
         quartet.make()
         quartet.wait("", "New")
         quartet.cancel()
         _expect_canceled(quartet)
     finally:
-        seed_place = {"status": {"phase": "Available", "message": None}}
-        quartet.bed.api.patch(_LOCATIONS, seed_place, name=seed.place.name, namespace=NAMESPACE)
+        available = {"status": {"phase": "Available", "message": None}}
+        quartet.bed.api.patch(_LOCATIONS, available, name=seed.place.name, namespace=NAMESPACE)
 
 
 def test_accepted(quartet: Quartet) -> None:
@@ -98,7 +98,7 @@ def test_inprogress(quartet: Quartet) -> None:
 
 
 def test_canceling(quartet: Quartet) -> None:
-    """Whoever is canceled already may be deleted too, and a mover that hangs holds nobody for ever."""
+    """A canceled transfer may be deleted too, and a mover that hangs does not block that."""
     quartet.hold()
     movers = []
     for pod in quartet.pods().values():
@@ -113,4 +113,4 @@ def test_canceling(quartet: Quartet) -> None:
     for mover in movers:
         mover.go_on()
     quartet.bed.user.kubectl("wait", "--for=delete", *names, "-n", NAMESPACE, "--timeout=90s")
-    assert leftovers(quartet.bed) == []
+    assert wait_leaked(quartet.bed) == []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.processes import find_all, is_agent, is_kopia, is_mover, of_pod, wait_for_one
-from tests.cluster_full.quartet import Quartet, leftovers
+from tests.cluster_full.quartet import Quartet, wait_leaked
 from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.install import AGENT_LABEL
@@ -43,17 +43,19 @@ def _expect_completed(quartet: Quartet, folder: Path) -> None:
     ended = quartet.wait("Completed")
     for transfer in ended.values():
         assert "message" not in transfer["status"]
-    assert leftovers(quartet.bed) == []
+    assert wait_leaked(quartet.bed) == []
     assert quartet.differences(ended, folder) == []
 
 
-def _expect_failed(quartet: Quartet, told: str) -> None:
+def _expect_failed(quartet: Quartet, pattern: str) -> None:
     ended = quartet.wait("Failed")
     for kind, transfer in ended.items():
-        assert re.search(told, transfer["status"]["message"], re.IGNORECASE), f"{kind}: {transfer['status']['message']}"
+        assert re.search(pattern, transfer["status"]["message"], re.IGNORECASE), (
+            f"{kind}: {transfer['status']['message']}"
+        )
         assert "snapshotID" not in transfer["status"]
         assert transfer["status"]["completionTimestamp"]
-    assert leftovers(quartet.bed) == []
+    assert wait_leaked(quartet.bed) == []
 
 
 def _wait_movers_ended(pods: dict[str, Json]) -> None:
@@ -80,7 +82,7 @@ def _wait_api(bed: Bed) -> None:
 def test_agent(held: Quartet, tmp_path: Path) -> None:
     before = wait_for_one("the agent", is_agent(_NODE))
     before.kill()
-    wait_for_one("the agent that was started anew", is_agent(_NODE))
+    wait_for_one("the agent that was started again", is_agent(_NODE))
     agents = ["pod", "-l", AGENT_LABEL, "-n", NAMESPACE]
     held.bed.user.kubectl("wait", "--for=condition=Ready", "--timeout=90s", *agents)
     held.seed.gate.open()
@@ -88,7 +90,7 @@ def test_agent(held: Quartet, tmp_path: Path) -> None:
 
 
 def test_kubelet(held: Quartet, tmp_path: Path) -> None:
-    """The movers end while nobody looks after their pods."""
+    """The movers end while no kubelet manages their pods."""
     pods = held.pods()
     kubelet = Component.find("kubelet", is_kubelet(_NODE), held.bed.folder / "logs" / "kubelet-1.log")
     kubelet.kill()
@@ -99,7 +101,7 @@ def test_kubelet(held: Quartet, tmp_path: Path) -> None:
 
 
 def test_api_server(held: Quartet, tmp_path: Path) -> None:
-    """The movers end while nobody can be told."""
+    """The movers end while no result can be reported."""
     pods = held.pods()
     server = Component.find("API server", is_api_server, held.bed.folder / "logs" / "kube-apiserver.log")
     server.kill()

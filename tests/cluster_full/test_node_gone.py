@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.workloads import RESTORE_UID
-from tests.cluster_full.quartet import leftovers, wait_all
+from tests.cluster_full.quartet import wait_all, wait_leaked
 from tests.cluster_full.respawn import kill_node
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.demonstration.user import PODS
@@ -35,8 +35,8 @@ _WAIT = f"until [ -e /data/.velero/{RESTORE_UID} ]; do sleep 1; done"
 
 
 @pytest.fixture
-def impatient(agent: Bed) -> Bed:
-    """Agents that take a node for gone soon."""
+def quick_to_fail(agent: Bed) -> Bed:
+    """Agents with a short `--node-gone-after`."""
     flag = f"--node-gone-after={_GONE_AFTER_SECONDS}s"
     change = [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": flag}]
     agent.user.kubectl("patch", "daemonset/node-agent", "-n", NAMESPACE, "--type=json", "-p", json.dumps(change))
@@ -45,9 +45,9 @@ def impatient(agent: Bed) -> Bed:
 
 
 @pytest.fixture
-def held(impatient: Bed, seed: Seed) -> Iterator[list[Json]]:
+def held(quick_to_fail: Bed, seed: Seed) -> Iterator[list[Json]]:
     """A transfer of each kind whose mover is on the node, held while data moves."""
-    bed, place = impatient, Place(impatient, f"{seed.space}-far")
+    bed, place = quick_to_fail, Place(quick_to_fail, f"{seed.space}-far")
     bed.user.apply(*place.build(url=seed.gate.url))
     pods = [_pod(seed, "far-writer"), _pod(seed, "far-reader", waits=True), _pod(seed, "far-source", claim="far")]
     target = seed.volume.target("far-target")
@@ -133,12 +133,12 @@ def _pod(seed: Seed, name: str, *, waits: bool = False, claim: str = "") -> Json
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": seed.space, "name": name}, "spec": spec}
 
 
-def test_its_transfers_fail_and_name_it(held: list[Json], impatient: Bed) -> None:
+def test_its_transfers_fail_and_name_it(held: list[Json], quick_to_fail: Bed) -> None:
     kill_node()
-    ended = wait_all(impatient, held, "Failed", seconds=_FAILED_SECONDS)
+    ended = wait_all(quick_to_fail, held, "Failed", seconds=_FAILED_SECONDS)
     for kind, transfer in ended.items():
         assert _NODE in transfer["status"]["message"], f"{kind}: {transfer['status']['message']}"
         assert transfer["status"]["completionTimestamp"]
-    # Its pods end when whoever runs the cluster says that it will not come back.
-    impatient.user.kubectl("delete", "node", _NODE)
-    assert leftovers(impatient, seconds=180) == []
+    # Its pods end when the administrator deletes the Node, because it will not come back.
+    quick_to_fail.user.kubectl("delete", "node", _NODE)
+    assert wait_leaked(quick_to_fail, seconds=180) == []

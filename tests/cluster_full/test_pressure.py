@@ -1,4 +1,4 @@
-"""Movers that their node or the scheduler takes away: no memory, a pod that goes before them."""
+"""Movers that are lost to their node or the scheduler: no memory, a pod of a higher priority."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.configuration import configured
-from tests.cluster_full.quartet import leftovers
+from tests.cluster_full.quartet import wait_leaked
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.settings import PAUSE_IMAGE
 
@@ -27,11 +27,13 @@ _LABELS = (
 _ENOUGH_FOR_A_MOVER_ALONE = "72Mi"
 
 
-def _expect_failed(quartet: Quartet, told: str) -> None:
+def _expect_failed(quartet: Quartet, pattern: str) -> None:
     for kind, transfer in quartet.wait("Failed").items():
-        assert re.search(told, transfer["status"]["message"], re.IGNORECASE), f"{kind}: {transfer['status']['message']}"
+        assert re.search(pattern, transfer["status"]["message"], re.IGNORECASE), (
+            f"{kind}: {transfer['status']['message']}"
+        )
         assert "snapshotID" not in transfer["status"]
-    assert leftovers(quartet.bed) == []
+    assert wait_leaked(quartet.bed) == []
 
 
 @pytest.mark.cause("out-of-memory")
@@ -61,7 +63,7 @@ def test_a_pod_of_a_higher_priority(quartet: Quartet) -> None:
 
 
 def _lone_pod() -> Json:
-    """A pod that suffers no mover beside it."""
+    """A pod with anti-affinity to movers."""
     terms = [
         {
             "labelSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]},

@@ -18,6 +18,6 @@ __all__ = ["apiserver"]
 
 @pytest.fixture
 def apiserver() -> Iterator[ApiServer]:
-    """A kube-apiserver for one test: the controllers look at all there is, so the worlds of others would cost time."""
+    """A kube-apiserver for one test: the controllers reconcile all objects, so worlds of others would cost time."""
     with run_apiserver() as server:
         yield server

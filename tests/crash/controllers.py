@@ -1,8 +1,8 @@
 """What else a cluster has, over a real API server: storage, scheduler, kubelet and movers.
 
-The rules are those of the fake's cluster (`tests.nodeagent.support.simulation`). Here stands how
+The rules are those of the fake's cluster (`tests.nodeagent.support.simulation`). Here is how
 their reads and writes look to a real API server, and what it leaves to controllers beyond
-them: finalizers that protect claims and volumes, pods that a kubelet lets go.
+them: finalizers that protect claims and volumes, pods that a kubelet releases.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class RealCluster(Controllers):
         self._seen: dict[Resource, list[JsonDict]] = {}
 
     def _rules(self) -> Iterator[Callable[[], Awaitable[None]]]:
-        for rule in (*super()._rules(), self._let_go):
+        for rule in (*super()._rules(), self._release):
             self._seen.clear()
             yield rule
 
-    async def _let_go(self) -> None:
-        """End what is being deleted and nobody uses any more."""
+    async def _release(self) -> None:
+        """Delete what is being deleted and no longer in use."""
         pods = await self._all(PODS)
         for pod in pods:
             if "deletionTimestamp" in pod["metadata"]:
@@ -79,7 +79,7 @@ class RealCluster(Controllers):
         return self._seen[resource]
 
     async def _make(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
-        # Something may have come between the steps of the last look.
+        # Something may have been created between the steps of the last pass.
         with suppress(AlreadyExistsError):
             await self.client.create(resource, obj)
         if status:
@@ -109,7 +109,7 @@ async def set_status(client: KubeClient, resource: Resource, obj: JsonDict, stat
     """Write an object's status, as its controller does.
 
     Raises:
-        NotFoundError: It is gone.
+        NotFoundError: It does not exist.
     """
     meta = obj["metadata"]
     path = resource.path(meta.get("namespace", ""), meta["name"], subresource="status")

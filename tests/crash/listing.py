@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Listing", "list_everything"]
 
 _PASSING = {"events", "leases"}
-"""What comes and goes whatever anybody does."""
+"""Kinds whose objects come and go in every run."""
 
 Listing = dict[str, Counter[str]]
 """By namespace, each object as `plural name`; what has none is under the namespace that it refers to."""
@@ -30,9 +30,9 @@ async def list_everything(client: KubeClient) -> Listing:
         for obj in await client.list(Selection(resource)):
             metadata, spec = obj["metadata"], obj.get("spec") or {}
             reference = spec.get("claimRef") or spec.get("volumeSnapshotRef") or {}
-            place = metadata.get("namespace") or reference.get("namespace", "")
+            namespace = metadata.get("namespace") or reference.get("namespace", "")
             name = "pvc-*" if resource.plural == "persistentvolumes" else metadata["name"]
-            found.setdefault(place, Counter())[f"{resource.plural} {name}"] += 1
+            found.setdefault(namespace, Counter())[f"{resource.plural} {name}"] += 1
     return found
 
 

@@ -31,7 +31,7 @@ CHANGES = {
     "PodVolumeBackup": ([], []),
     "PodVolumeRestore": ([], []),
 }
-"""What a Completed transfer makes in its volume's namespace, and what it takes away."""
+"""What a Completed transfer creates in its volume's namespace, and what it deletes."""
 
 _AT_A_TIME = 16
 _SETTLE_SECONDS = 20
@@ -39,13 +39,13 @@ _LOOK_SECONDS = 0.2
 
 
 class Matrix:
-    """Plays runs on an API server that nobody else uses."""
+    """Plays runs on an API server that no other test uses."""
 
     def __init__(self, apiserver: ApiServer, client: KubeClient, cluster: RealCluster) -> None:
         self._apiserver = apiserver
         self._client = client
         self._cluster = cluster
-        self._places = asyncio.Semaphore(_AT_A_TIME)
+        self._slots = asyncio.Semaphore(_AT_A_TIME)
 
     async def play(self, kind: str, fuses: Sequence[Fuse]) -> list[JsonDict]:
         """Play a run with each fuse; return what each is judged by."""
@@ -65,17 +65,19 @@ class Matrix:
         found = []
         for world in worlds:
             result = await summarize(world, self._cluster)
-            for whose, place in (("agent's", world.name), ("volume's", world.space)):
-                made, gone = compare(before.pop(place, Counter()), after.pop(place, Counter()), hide=world.name)
+            for whose, namespace in (("agent's", world.name), ("volume's", world.space)):
+                made, deleted = compare(
+                    before.pop(namespace, Counter()), after.pop(namespace, Counter()), hide=world.name
+                )
                 result[f"made in the {whose} namespace"] = made
-                result[f"gone from the {whose} namespace"] = gone
+                result[f"deleted from the {whose} namespace"] = deleted
             found.append(result)
         if before != after:
-            raise AssertionError(f"something happened where no world is: {before} became {after}")
+            raise AssertionError(f"objects changed outside of all worlds: {before} became {after}")
         return found
 
     async def _play(self, world: World, fuse: Fuse) -> None:
-        async with self._places:
+        async with self._slots:
             try:
                 await world.play(fuse)
             except TimeoutError as error:
@@ -85,28 +87,28 @@ class Matrix:
 
 
 def compare(before: Counter[str], after: Counter[str], *, hide: str) -> tuple[list[str], list[str]]:
-    """Return the objects of a namespace that are new, and those that are gone, with `*` for the name `hide`."""
-    new, gone = (after - before).elements(), (before - after).elements()
-    return sorted(each.replace(hide, "*") for each in new), sorted(each.replace(hide, "*") for each in gone)
+    """Return the objects of a namespace that are new, and those that were deleted, with `*` for the name `hide`."""
+    new, deleted = (after - before).elements(), (before - after).elements()
+    return sorted(each.replace(hide, "*") for each in new), sorted(each.replace(hide, "*") for each in deleted)
 
 
 async def settle(client: KubeClient, worlds: Sequence[World]) -> None:
-    """Let provisioner and kubelet come to an end, in their own time."""
-    spaces = {place for world in worlds for place in (world.namespace, world.space)}
+    """Wait until provisioner and kubelet have deleted what they delete, for a limited time."""
+    namespaces = {each for world in worlds for each in (world.namespace, world.space)}
     with suppress(TimeoutError):
-        # What has not come to an end is in the listing.
+        # What was not deleted by then is in the listing.
         async with asyncio.timeout(_SETTLE_SECONDS):
-            while await _leaving(client, spaces):
+            while await _leaving(client, namespaces):
                 await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _leaving(client: KubeClient, spaces: set[str]) -> bool:
+async def _leaving(client: KubeClient, namespaces: set[str]) -> bool:
     for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS):
         for obj in await client.list(Selection(resource)):
             spec = obj["spec"]
             reference = spec.get("claimRef") or spec.get("volumeSnapshotRef") or obj["metadata"]
             released = (obj.get("status") or {}).get("phase") == "Released"
-            if reference["namespace"] in spaces and (released or "deletionTimestamp" in obj["metadata"]):
+            if reference["namespace"] in namespaces and (released or "deletionTimestamp" in obj["metadata"]):
                 return True
     return False
 

@@ -114,7 +114,7 @@ class Agent:
         return sorted(seen)
 
     async def end(self) -> None:
-        """End it as a kubelet does, and expect that it ends well."""
+        """End it as a kubelet does, and expect exit code 0."""
         await self.child.end()
         if self.child.process.returncode:
             raise AssertionError(str(self.child.failed(f"ended with {self.child.process.returncode}")))
@@ -199,18 +199,18 @@ class Site:
             await world.is_done()
 
     async def start_leader(self, version: Version, *, stop: str = "none") -> Agent:
-        """Start an agent, and return once it leads."""
+        """Start an agent, and return once it is the leader."""
         agent = await self._start(version, _LEADER_NODE, stop, {})
         before = await self._holder()
         await wait_for("the agent leads", lambda: self._leads_other_than(before), seconds=_READY_SECONDS)
         return agent
 
     async def start_node_agent(self, version: Version, *, stop: str = "none") -> Agent:
-        """Start the agent of the node; it never leads."""
+        """Start the agent of the node; it never is the leader."""
         return await self._start(version, NODE, stop, {FOLLOWER: "1"})
 
     async def set_agent_ready(self, *, ready: bool) -> None:
-        """Say whether the pod of the node's agent is Ready."""
+        """Set whether the pod of the node's agent is Ready."""
         pod = agent_pod(NODE, ready=ready)
         pod["metadata"] |= {"namespace": self.namespace}
         await set_status(self.bench.client, PODS, pod, pod["status"])

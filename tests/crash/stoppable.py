@@ -46,7 +46,7 @@ STOPS: dict[str, _Stop] = {
 """The writes after which an agent may stop, by path and JSON body, in the order of a transfer's life."""
 
 FOLLOWER = "NODE_AGENT_TEST_FOLLOWER"
-"""Environment variable: the agent's writes of the Lease get no answer, so that it never leads."""
+"""Environment variable: the agent's writes of the Lease get no answer, so that it never becomes leader."""
 
 
 def _install(stops: _Stop, *, follower: bool) -> None:

@@ -1,4 +1,4 @@
-"""Whatever breaks at whatever write, a transfer reaches the same end, before a real kube-apiserver.
+"""Whichever write fails in whichever way, a transfer reaches the same end, before a real kube-apiserver.
 
 Everything beside the API server is simulated: no kubelet, no storage, no controllers. `make test`
 has a good run of each kind and stops the agent at each write of a DataDownload; `make
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 _LEAST_WRITES = 12
 _SPREAD = 4
-"""By so many writes one good run differs from another: how often a wait is told depends on time."""
+"""By so many writes one good run differs from another: how often a pending reason is reported depends on time."""
 
 
 def _expect_good(kind: str, found: JsonDict) -> None:
-    made, gone = CHANGES[kind]
+    made, deleted = CHANGES[kind]
     assert found["status"]["phase"] == "Completed", found
     assert found["data"], found
     changes = {key: value for key, value in found.items() if "namespace" in key}
     assert changes == {
         "made in the agent's namespace": [LEDGER],
-        "gone from the agent's namespace": [],
+        "deleted from the agent's namespace": [],
         "made in the volume's namespace": made,
-        "gone from the volume's namespace": gone,
+        "deleted from the volume's namespace": deleted,
     }
 
 
 async def _check(matrix: Matrix, kind: str, faults: list[Fault]) -> int:
-    """Let every write of a kind break; returns how many runs that took."""
+    """Let every write of a kind fail; returns how many runs that took."""
     calm = Fuse(counts=is_write)
     (expected,) = await matrix.play(kind, [calm])
     _expect_good(kind, expected)

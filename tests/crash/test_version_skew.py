@@ -1,6 +1,6 @@
 """Agents of this and of the previous version share the work on transfers, before a real kube-apiserver.
 
-One of them is killed while data moves and the other version takes its place, as in an upgrade of
+One of them is killed while data moves and the other version replaces it, as in an upgrade of
 the DaemonSet, or in a rollback. `make crash-matrix-skew` runs this; PREVIOUS names the revision.
 """
 

@@ -56,7 +56,7 @@ _DAEMON_SET = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
 _NAMESPACES = Resource("Namespace", "namespaces", namespaced=False)
 _ACCOUNTS = Resource("ServiceAccount", "serviceaccounts")
 _LEASE_SECONDS = 6
-"""A stopped agent gives its Lease back no more: the next one waits for so long."""
+"""A stopped agent does not release its Lease: the next one waits for so long."""
 
 _DONE_SECONDS = 300
 _STOP_SECONDS = 30
@@ -70,7 +70,7 @@ def is_write(request: Request) -> bool:
 
 @asynccontextmanager
 async def open_client(apiserver: ApiServer, fuse: Fuse | None = None) -> AsyncIterator[KubeClient]:
-    """A client with the administrator's rights; its requests go through `fuse`, if given."""
+    """A client with the administrator's permissions; its requests go through `fuse`, if given."""
     transport, _ = await load_transport(str(apiserver.kubeconfig))
     if fuse is not None:
         fuse.inner = transport
@@ -116,8 +116,8 @@ class World:
             "metadata": {"namespace": self.namespace, "name": "default"},
             "spec": {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}},
         }
-        form = {"apiVersion": BACKUP_STORAGE_LOCATIONS.api_version, "kind": BACKUP_STORAGE_LOCATIONS.kind}
-        await self.client.create(BACKUP_STORAGE_LOCATIONS, form | location)
+        base = {"apiVersion": BACKUP_STORAGE_LOCATIONS.api_version, "kind": BACKUP_STORAGE_LOCATIONS.kind}
+        await self.client.create(BACKUP_STORAGE_LOCATIONS, base | location)
         agent = self._put(agent_pod(NODE), self.namespace)
         agent["spec"]["containers"] = [{"name": "agent", "image": "none"}]
         await self._create(PODS, agent)
@@ -152,7 +152,7 @@ class World:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def is_done(self) -> bool:
-        """Whether the transfer has left the agent's hands, cleaned up."""
+        """Whether the agent has cleaned the transfer up and released it."""
         meta = self.transfer["metadata"]
         self.transfer = await self.client.get(TRANSFER_RESOURCES[self.kind], meta["namespace"], meta["name"])
         labels = self.transfer["metadata"].get("labels", {})
@@ -183,10 +183,10 @@ class World:
         claim = self._claim(spec["sourcePVC"]) | {"status": {"phase": "Bound"}}
         claim["spec"]["volumeName"] = f"pv-of-{self.name}"
         await self._create(PERSISTENT_VOLUME_CLAIMS, claim)
-        form = {"apiVersion": VOLUME_SNAPSHOTS.api_version}
+        base = {"apiVersion": VOLUME_SNAPSHOTS.api_version}
         reference = {"namespace": self.space, "name": spec["csiSnapshot"]["volumeSnapshot"]}
         snapshot = {
-            **form,
+            **base,
             "kind": "VolumeSnapshot",
             "metadata": reference,
             "spec": {"source": {"persistentVolumeClaimName": spec["sourcePVC"]}},
@@ -198,7 +198,7 @@ class World:
         }
         uid = (await self._create(VOLUME_SNAPSHOTS, snapshot))["metadata"]["uid"]
         content = {
-            **form,
+            **base,
             "kind": "VolumeSnapshotContent",
             "metadata": {"name": f"content-of-{self.name}"},
             "spec": {
@@ -229,7 +229,7 @@ class World:
 
     @staticmethod
     def _put(obj: JsonDict, namespace: str) -> JsonDict:
-        """An object as somebody makes it in a namespace."""
+        """An object as a user creates it in a namespace."""
         kept = {key: obj["metadata"][key] for key in ("name", "labels", "annotations") if key in obj["metadata"]}
         return obj | {"metadata": kept | {"namespace": namespace}}
 
@@ -249,7 +249,7 @@ async def _running(client: KubeClient, spec: AgentSpec) -> AsyncIterator[None]:
 
 
 def _where(tasks: set[asyncio.Task[object]]) -> list[str]:
-    """Where tasks are that have been canceled and go on."""
+    """Where canceled tasks are that still run."""
     found = []
     for task in tasks:
         if task.cancelling() and task is not asyncio.current_task():

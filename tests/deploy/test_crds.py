@@ -55,7 +55,7 @@ def test_names_versions_columns_and_subresources_are_veleros(name: str) -> None:
     for crd in (ours, veleros):
         for version in crd["spec"]["versions"]:
             del version["schema"]
-            # An empty one says the same as none: no status subresource.
+            # An empty one means the same as none: no status subresource.
             version.setdefault("subresources", {})
     assert ours["metadata"]["name"] == veleros["metadata"]["name"]
     assert ours["spec"] == veleros["spec"]

@@ -1,4 +1,4 @@
-"""What `deploy/` grants against what the agent says it needs."""
+"""What `deploy/` grants against the permissions that the agent requires."""
 
 import re
 from pathlib import Path

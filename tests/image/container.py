@@ -1,6 +1,6 @@
 """The image, unpacked and run as a read-only container would be: its own root, environment and no way to write.
 
-Knows the form of `docker save`. Does not know what is in the image.
+Knows the format of `docker save`. Does not know what is in the image.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _read_json(image: tarfile.TarFile, name: str) -> Any:
 
 
 def _apply(image: tarfile.TarFile, layer: str, root: Path) -> None:
-    """Unpack a layer over those below it, and remove what it marks as gone."""
+    """Unpack a layer over those below it, and remove what it marks as deleted."""
     argv = ["tar", "--extract", "--directory", str(root), "--numeric-owner", "--same-permissions"]
     with tempfile.NamedTemporaryFile(dir=root.parent) as part:
         member = image.extractfile(layer)
@@ -82,7 +82,7 @@ def _apply(image: tarfile.TarFile, layer: str, root: Path) -> None:
             part.write(chunk)
         part.flush()
         with tarfile.open(part.name) as entries:
-            gone = [Path(name) for name in entries.getnames() if Path(name).name.startswith(_WHITEOUT)]
-        for path in gone:
+            deleted = [Path(name) for name in entries.getnames() if Path(name).name.startswith(_WHITEOUT)]
+        for path in deleted:
             subprocess.run(["rm", "-rf", str(root / path.parent / path.name.removeprefix(_WHITEOUT))], check=True)
         subprocess.run([*argv, "--exclude", f"{_WHITEOUT}*", "--file", part.name], check=True)

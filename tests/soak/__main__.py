@@ -1,4 +1,4 @@
-"""`python -m tests.soak [--seconds N] [--seed N]`, inside the bed; the last line is one JSON object."""
+"""`python -m tests.soak [--seconds N] [--seed N]`, inside the test bed; the last line is one JSON object."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.cluster.configuration import configured
 from tests.cluster.conftest import Bed
 from tests.cluster.gate import open_gate
 from tests.cluster.scenes import Place
-from tests.cluster_full.quartet import RESOURCES, leftovers
+from tests.cluster_full.quartet import RESOURCES, wait_leaked
 from tests.soak.chaos import build_chaos
 from tests.soak.deck import Deck
+from tests.soak.faults import FAULTS, WRONG_LOCATION
 from tests.soak.ground import Ground
 from tests.soak.journal import Journal
 from tests.soak.memory import Memory
 from tests.soak.patient import PatientApi
-from tests.soak.troubles import TROUBLES, WRONG_LOCATION
-from tests.soak.worker import NO_TROUBLE, Worker
+from tests.soak.worker import NO_FAULT, Worker
 from tests.testbed.api import ApiError
 from tests.testbed.demonstration.user import User
 from tests.testbed.install import install_agent
@@ -41,9 +41,9 @@ _TRANSFERS_AT_A_TIME = 16
 _LEAST_TRANSFERS = 200
 _LEAST_FAULTS = 100
 _LEAST_OF_EACH = 5
-_WITHOUT_TROUBLE = 3
+_WITHOUT_FAULT = 3
 _CHAOS_ROUNDS = 8
-"""In the time that the soak has; each kind of fault that befalls everybody comes once a round."""
+"""In the time that the soak has; each kind of fault that affects all workers comes once a round."""
 
 _SAMPLE_SECONDS = 5.0
 _MOST_GROWTH_MIB = 10.0
@@ -65,7 +65,7 @@ class Soak:
         """Run it; returns its figures."""
         chance = random.Random(self.seed)
         kinds = Deck(list(RESOURCES), random.Random(chance.random()))
-        troubles = Deck([*TROUBLES, *[NO_TROUBLE] * _WITHOUT_TROUBLE], random.Random(chance.random()))
+        faults = Deck([*FAULTS, *[NO_FAULT] * _WITHOUT_FAULT], random.Random(chance.random()))
         with ExitStack() as stack:
             install_agent(self.bed.user, self.bed.env)
             stack.enter_context(configured(self.bed, loadConcurrency={"globalConfig": _TRANSFERS_AT_A_TIME}))
@@ -77,16 +77,16 @@ class Soak:
             _all_at_once([ground.prepare for ground in grounds])
             self.journal.began = time.monotonic()
             workers = [
-                Worker(ground, self.journal, kinds, troubles, random.Random(chance.random()), self._over.is_set)
+                Worker(ground, self.journal, kinds, faults, random.Random(chance.random()), self._over.is_set)
                 for ground in grounds
             ]
             chaos = random.Random(chance.random())
             _all_at_once([lambda: self._chaos(chaos), self._watch_memory, *(worker.run for worker in workers)])
-            left = leftovers(self.bed)
+            left = wait_leaked(self.bed)
         return self._figures(left)
 
     def _chaos(self, chance: random.Random) -> None:
-        """Bring the faults that befall everybody about, until the soak is over and everything came up often enough."""
+        """Inject the faults that affect all workers, until the soak is over and everything came up often enough."""
         chaos = build_chaos(self.bed)
         deck = Deck(list(chaos), chance)
         pause = self.seconds / (_CHAOS_ROUNDS * len(chaos))
@@ -105,7 +105,7 @@ class Soak:
 
     def _enough(self) -> bool:
         journal = self.journal
-        names = [*(trouble.name for trouble in TROUBLES), *build_chaos(self.bed)]
+        names = [*(fault.name for fault in FAULTS), *build_chaos(self.bed)]
         often = all(journal.faults[name] >= _LEAST_OF_EACH for name in names)
         return often and len(journal.entries) >= _LEAST_TRANSFERS and journal.faults.total() >= _LEAST_FAULTS
 
@@ -123,7 +123,7 @@ class Soak:
         for entry in [*journal.not_final, *journal.unexplained]:
             journal.say(f"{entry.kind} {entry.name} ({entry.fault}): {entry.phase or 'not final'}: {entry.message}")
         for each in left:
-            journal.say(f"left behind: {each}")
+            journal.say(f"leaked: {each}")
         return {
             "crs": len(journal.entries),
             "faults": journal.faults.total(),

@@ -1,4 +1,4 @@
-"""Faults that befall everybody: agents, a kubelet, the API server, the storage's controller, the Lease."""
+"""Faults that affect all workers: agents, a kubelet, the API server, the storage's controller, the Lease."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["build_chaos"]
 
 _LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
-_AWAY_SECONDS = 2.0
+_DOWN_SECONDS = 2.0
 
 
 def build_chaos(bed: Bed) -> Mapping[str, Callable[[], None]]:
-    """Each fault by its name; it is over when its function returns, or heals by itself."""
+    """Each fault by its name; it is over when its function returns, or ends by itself."""
     logs = bed.folder / "logs"
 
     def kill_agent(node: str) -> None:
@@ -34,9 +34,9 @@ def build_chaos(bed: Bed) -> Mapping[str, Callable[[], None]]:
         matches = {"kubelet": is_kubelet("bed-1"), "API server": is_api_server, "provisioner": _is_provisioner}[what]
         component = Component.find(what, matches, log)
         component.kill()
-        time.sleep(_AWAY_SECONDS)
+        time.sleep(_DOWN_SECONDS)
         component.start()
-        # Nobody else that is to be broken can come back while the API server is away.
+        # No other component could be started again without the API server.
         bed.api.text("GET", "/readyz")
 
     return {

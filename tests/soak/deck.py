@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class Deck(Generic[_T]):
-    """Cards that are shuffled anew whenever all of them were drawn."""
+    """Cards that are shuffled again whenever all of them were drawn."""
 
     def __init__(self, cards: Sequence[_T], chance: random.Random) -> None:
         self._cards = list(cards)

@@ -1,6 +1,6 @@
 """A worker's own volumes, storage location and repository, and how it makes a transfer of each kind.
 
-Data is put into volumes from outside, where the bed keeps them: random each time, so that
+Data is put into volumes from outside, where the test bed keeps them: random each time, so that
 nothing of it is in the repository yet and a shut gate holds it.
 """
 
@@ -58,7 +58,7 @@ class Ground:
     _kept: dict[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Make it, and move a volume and a pod's volume out once."""
+        """Make it, and back a volume and a pod's volume up once."""
         api = self.bed.api
         api.create(_NAMESPACES, build_namespace(self.name))
         for item in Place(self.bed, self.name).build(url=self.gate.url):
@@ -95,7 +95,7 @@ class Ground:
         )
 
     def wait(self, transfer: Json, until: Callable[[Json], bool], *, seconds: float = _SECONDS) -> Json:
-        """Wait until something is true of a transfer; returns it, empty where it is gone.
+        """Wait until something is true of a transfer; returns it, empty once it is deleted.
 
         Raises:
             BedError: It did not come true in time.
@@ -142,7 +142,7 @@ class Ground:
         metadata: Json = {"namespace": NAMESPACE, "name": name}
         if kind == "PodVolumeRestore":
             owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
-            # Its name is not its UID's: nobody collects it as garbage of a Restore that is not there.
+            # Its name is not its UID's: garbage collection ignores that there is no such Restore.
             metadata["ownerReferences"] = [owner]
         reference = {key: pod["metadata"][key] for key in ("namespace", "name", "uid")}
         common = {

@@ -1,6 +1,6 @@
 """What was done and what became of it, kept by all who take part; and the verdict.
 
-Knows no cluster: transfers and faults are told to it.
+Knows no cluster: transfers and faults are reported to it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["Ending", "Entry", "Journal"]
 
 @dataclass(frozen=True)
 class Ending:
-    """How a transfer may end: its phases, and what its message must say where it is Failed.
+    """How a transfer may end: its phases, and the pattern of its message where it is Failed.
 
-    `gone` stands among the phases for one that was deleted.
+    The phase `deleted` is that of a transfer that was deleted.
     """
 
     phases: frozenset[str]
-    told: str = ""
+    pattern: str = ""
 
     def explains(self, phase: str, message: str) -> bool:
-        """Whether an end is one of these, and says why."""
+        """Whether an end is one of these, and its message names the cause."""
         if phase not in self.phases:
             return False
-        return phase != "Failed" or bool(self.told and re.search(self.told, message, re.IGNORECASE | re.DOTALL))
+        return phase != "Failed" or bool(self.pattern and re.search(self.pattern, message, re.IGNORECASE | re.DOTALL))
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Entry:
     @property
     def final(self) -> bool:
         """Whether it came to an end."""
-        return self.phase in {"Completed", "Failed", "Canceled", "gone"}
+        return self.phase in {"Completed", "Failed", "Canceled", "deleted"}
 
     @property
     def explained(self) -> bool:
@@ -64,12 +64,12 @@ class Journal:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, entry: Entry) -> None:
-        """Note a transfer that was made."""
+        """Record a transfer that was made."""
         with self._lock:
             self.entries.append(entry)
 
     def injected(self, fault: str) -> None:
-        """Note a fault that was brought about."""
+        """Record a fault that was injected."""
         with self._lock:
             self.faults[fault] += 1
         self.say(f"fault: {fault}")
@@ -80,10 +80,10 @@ class Journal:
 
     @property
     def not_final(self) -> list[Entry]:
-        """Transfers that came to no end."""
+        """Transfers without a final phase."""
         return [entry for entry in self.entries if not entry.final]
 
     @property
     def unexplained(self) -> list[Entry]:
-        """Transfers whose end is none that was to be expected, or does not say why."""
+        """Transfers with a final phase that their fault does not allow, or whose message does not name the fault."""
         return [entry for entry in self.entries if entry.final and not entry.explained]

@@ -23,7 +23,7 @@ class Memory:
     _last: dict[int, int] = field(default_factory=dict)
 
     def sample(self) -> None:
-        """Look at all agents once."""
+        """Sample all agents once."""
         now = time.monotonic()
         for process in find_all(_is_agent):
             resident_kib = _resident_kib(process.pid)
@@ -42,7 +42,7 @@ class Memory:
 
     @property
     def peak_mib(self) -> float:
-        """The most that a settled agent took when it was looked at last."""
+        """The most that a settled agent took at its last sample."""
         return round(max(self._last.values(), default=0) / 1024, 1)
 
 

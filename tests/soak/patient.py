@@ -1,4 +1,4 @@
-"""The bed's API client for somebody who kills API servers: it tries until there is an answer."""
+"""The test bed's API client for tests that kill API servers: it retries until there is an answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PatientApi"]
 
-_PATIENCE_SECONDS = 120
+_RETRY_SECONDS = 120
 _PAUSE_SECONDS = 0.5
 
 
@@ -23,7 +23,7 @@ class PatientApi(Api):
     """Makes nothing twice: what a lost answer made counts as made."""
 
     def _send(self, method: str, path: str, *, body: Json | None, content_type: str) -> tuple[int, str]:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _RETRY_SECONDS
         while True:
             try:
                 status, text = super()._send(method, path, body=body, content_type=content_type)

@@ -1,4 +1,4 @@
-"""One worker of the soak: a transfer after the other, each with the fault that chance has for it."""
+"""One worker of the soak: a transfer after the other, each with a random fault."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from tests.cluster.scenes import is_final
 from tests.cluster_full.quartet import RESOURCES
+from tests.soak.faults import Fault, hold
 from tests.soak.journal import Entry
-from tests.soak.troubles import Trouble, hold
 from tests.testbed.api import ApiError
 from tests.testbed.processes import BedError
 
@@ -23,71 +23,71 @@ if TYPE_CHECKING:
     from tests.soak.journal import Journal
     from tests.testbed.api import Json
 
-__all__ = ["NO_TROUBLE", "Worker"]
+__all__ = ["NO_FAULT", "Worker"]
 
-NO_TROUBLE = Trouble("none")
+NO_FAULT = Fault("none")
 _END_SECONDS = 300
 
 
 @dataclass
 class Worker:
-    """Makes transfers on its ground until it is told to stop.
+    """Makes transfers on its ground until `stop` returns true.
 
-    `kinds` and `troubles` are shared by all workers, so that all come up equally often.
+    `kinds` and `faults` are shared by all workers, so that all come up equally often.
     """
 
     ground: Ground
     journal: Journal
     kinds: Deck[str]
-    troubles: Deck[Trouble]
+    faults: Deck[Fault]
     chance: random.Random
     stop: Callable[[], bool]
 
     def run(self) -> None:
-        """Work; what a transfer is about may be impossible to make, which is told, and the next one is tried."""
+        """Work; a transfer whose objects cannot be made is reported, and the next one follows."""
         number = 0
         while not self.stop():
             number += 1
-            trouble, kind = self.troubles.draw(), self.kinds.draw()
-            if kind not in trouble.kinds:
-                trouble = NO_TROUBLE
+            fault, kind = self.faults.draw(), self.kinds.draw()
+            if kind not in fault.kinds:
+                fault = NO_FAULT
             name = f"{self.ground.name}-{number:03d}"
-            entry = Entry(kind, name, trouble.name, trouble.ending)
+            entry = Entry(kind, name, fault.name, fault.ending)
             began = time.monotonic()
             try:
-                self._play(entry, trouble)
+                self._play(entry, fault)
             except (BedError, ApiError, OSError) as error:
                 entry.message = entry.message or f"{error}"
-                self.journal.say(f"{kind} {name} ({trouble.name}): {error}")
+                self.journal.say(f"{kind} {name} ({fault.name}): {error}")
             entry.seconds = time.monotonic() - began
-            told = "" if entry.explained else f" NOT EXPLAINED: {entry.message}"
-            self.journal.say(f"{kind} {name} ({trouble.name}): {entry.phase or 'not final'}{told}")
+            remark = "" if entry.explained else f" NOT EXPLAINED: {entry.message}"
+            self.journal.say(f"{kind} {name} ({fault.name}): {entry.phase or 'not final'}{remark}")
 
-    def _play(self, entry: Entry, trouble: Trouble) -> None:
+    def _play(self, entry: Entry, fault: Fault) -> None:
         """Make a transfer, let its fault happen, see how it ends, remove it."""
         ground = self.ground
         transfer = ground.make(entry.kind, entry.name)
-        if trouble.spoil is not None:
-            trouble.spoil(transfer)
-            self.journal.injected(trouble.name)
-        if trouble.holds:
+        if fault.spoil is not None:
+            fault.spoil(transfer)
+            self.journal.injected(fault.name)
+        if fault.holds:
             ground.gate.shut()
         try:
             ground.bed.api.create(RESOURCES[entry.kind], transfer)
             self.journal.add(entry)
-            if trouble.holds:
+            if fault.holds:
                 hold(ground, transfer)
-            if trouble.strike is not None:
-                trouble.strike(ground, transfer, self.chance)
-                self.journal.injected(trouble.name)
+            if fault.strike is not None:
+                fault.strike(ground, transfer, self.chance)
+                self.journal.injected(fault.name)
         finally:
             ground.gate.open()
-            self._note_end(entry, transfer)
+            self._record_end(entry, transfer)
         ground.remove(transfer)
 
-    def _note_end(self, entry: Entry, transfer: Json) -> None:
+    def _record_end(self, entry: Entry, transfer: Json) -> None:
         found: Json = {"status": {"phase": ""}}
         with suppress(BedError):
             found = self.ground.wait(transfer, is_final, seconds=_END_SECONDS)
-        entry.phase = found["status"]["phase"] if found else "gone"
+        entry.phase = found["status"]["phase"] if found else "deleted"
         entry.message = found.get("status", {}).get("message", "")

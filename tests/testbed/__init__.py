@@ -1,1 +1,1 @@
-"""Tests of those parts of the bed and of the demonstration that need no cluster."""
+"""Tests of those parts of the test bed and of the demonstration that need no cluster."""

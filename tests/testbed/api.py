@@ -1,6 +1,6 @@
 """A small blocking client of the Kubernetes API, for the test bed's own use.
 
-Standard library only: the bed must start before anything else of the project works,
+Standard library only: the test bed must start before anything else of the project works,
 and must not test the product with the product's own client. Objects are JSON dicts.
 """
 
@@ -29,7 +29,7 @@ _BUSY_SECONDS = 0.2
 
 
 class ApiError(Exception):
-    """The API server refused a request."""
+    """The API server rejected a request."""
 
     def __init__(self, status: int, message: str) -> None:
         """Keep the HTTP status beside the server's message."""
@@ -56,7 +56,7 @@ class Resource:
 
 @dataclass
 class Api:
-    """Talks to the server a kubeconfig names; the file must be JSON, as the bed writes it."""
+    """Talks to the server a kubeconfig names; the file must be JSON, as the test bed writes it."""
 
     kubeconfig: Path
     _context: ssl.SSLContext = field(init=False)
@@ -86,7 +86,7 @@ class Api:
         """Send one request and return the parsed answer.
 
         Raises:
-            ApiError: The server refused it.
+            ApiError: The server rejected it.
             OSError: The server was not reached.
         """
         text = self.text(method, path, body=body, content_type=content_type)
@@ -157,7 +157,7 @@ class Api:
         return self.request("PATCH", path, body=body, content_type="application/merge-patch+json")
 
     def delete(self, resource: Resource, namespace: str, name: str) -> None:
-        """Ask for the deletion of an object; one that is gone already is no error."""
+        """Ask for the deletion of an object; one that no longer exists is no error."""
         try:
             self.request("DELETE", resource.path(namespace, name))
         except ApiError as error:
@@ -173,7 +173,7 @@ class Api:
             resource: The kind.
             resource_version: The version after which to begin; empty: what is there comes first, as ADDED.
             name: If not empty, only objects of this name.
-            seconds: How long to watch. The server may end it before; the caller then starts anew.
+            seconds: How long to watch. The server may end it before; the caller then starts again.
         """
         query = urlencode(
             {

@@ -15,7 +15,7 @@ _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
 
 _PROCESSES_WORTH = 16
 _SHARES = {"cpu.shares": 1024 * _PROCESSES_WORTH, "cpu.weight": 100 * _PROCESSES_WORTH}
-"""On a busy machine a whole group gets no more time than one process outside of any: all pods of a bed together."""
+"""On a busy machine a whole group gets no more time than one process outside of any: that is for all pods together."""
 
 
 def group_name(bed: str, node: int) -> str:
@@ -24,11 +24,11 @@ def group_name(bed: str, node: int) -> str:
 
 
 def make_groups(bed: str, nodes: int) -> None:
-    """Create the groups of a bed's nodes."""
+    """Create the groups of a test bed's nodes."""
     for hierarchy in _hierarchies():
         for path in (hierarchy / bed, *(hierarchy / group_name(bed, n + 1) for n in range(nodes))):
             path.mkdir(exist_ok=True)
-            # On v1 a new group has no processors at all until it is told, and then takes no process.
+            # On v1 a new group has no processors at all until they are set, and accepts no process before.
             for file in _CPUSET_FILES:
                 if (path / file).exists() and (path.parent / file).exists():
                     (path / file).write_text((path.parent / file).read_text())
@@ -39,13 +39,13 @@ def make_groups(bed: str, nodes: int) -> None:
 
 
 def processes_in(bed: str) -> set[int]:
-    """Processes that are still in one of the bed's groups."""
+    """Processes that are still in one of the test bed's groups."""
     files = (file for top in _tops(bed) for file in top.rglob("cgroup.procs"))
     return {int(pid) for file in files for pid in _read(file).split()}
 
 
 def remove_groups(bed: str) -> bool:
-    """Remove the bed's groups, the deepest first; False while one is still in use."""
+    """Remove the test bed's groups, the deepest first; False while one is still in use."""
     for top in _tops(bed):
         for path in sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True):
             with suppress(OSError):

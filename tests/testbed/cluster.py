@@ -1,4 +1,4 @@
-"""Brings the cluster up inside the bed's namespaces, as far in parallel as it goes.
+"""Brings the cluster up inside the test bed's namespaces, as far in parallel as it goes.
 
 Order: containerd and the images on one side, etcd, API server, controllers on the other;
 the kubelet when both are there. Nothing is taken down here: the namespaces end.
@@ -53,7 +53,7 @@ class Cluster:
         """Bring everything up; returns when pods can be made.
 
         Raises:
-            BedError: Something did not start; the message tells what it last said.
+            BedError: Something did not start; the message has its last output.
         """
         machine.prepare_mounts(self.layout.base)
         machine.add_addresses(settings.SERVICE_ADDRESS, settings.node_address(1))
@@ -135,7 +135,7 @@ class Cluster:
         ]
         binary = tool("kubernetes", "kube-controller-manager")
         supervisor.start("kube-controller-manager", [binary, *common, *manager])
-        # A pod whose claim is bound while it is being looked at waits for the next look, five minutes by default.
+        # A pod whose claim is bound during its check is pending until the next one, five minutes later by default.
         looks = "--pod-max-in-unschedulable-pods-duration=20s"
         supervisor.start("kube-scheduler", [tool("kubernetes", "kube-scheduler"), *common, looks])
 

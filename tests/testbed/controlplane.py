@@ -32,7 +32,7 @@ _AUDIT_POLICY = {
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "Metadata"}],
 }
-"""Who did what with which object: enough to compare with the rights in `deploy/`. A watch is told of when it
+"""Who did what with which object: enough to compare with the permissions in `deploy/`. A watch is logged when it
 begins, not only when it ends, which may be after the tests."""
 
 _START_SECONDS = 60
@@ -128,7 +128,7 @@ class ControlPlane:
         return url
 
     def is_ready(self, url: str = "") -> bool:
-        """Whether the API server, or the one at `url`, says so itself."""
+        """Whether the API server, or the one at `url`, reports that it is ready."""
         context = ssl.create_default_context(cafile=str(self.authority.pair.certificate))
         context.load_cert_chain(self.admin.certificate, self.admin.key)
         try:

@@ -1,6 +1,6 @@
-"""The demonstration: a volume of real files goes to an S3 bucket and comes back, nothing lost.
+"""The demonstration: a volume of real files is backed up to an S3 bucket and restored, nothing lost.
 
-Runs inside the bed (`python -m tests.testbed demo`). What it prints is read back from the API
+Runs inside the test bed (`python -m tests.testbed demo`). What it prints is read back from the API
 server and from the agent's `/metrics`.
 """
 
@@ -50,10 +50,10 @@ class Demo:
     """One run of the demonstration.
 
     Attributes:
-        env: The environment of a command in the bed.
+        env: The environment of a command in the test bed.
         user: Who does it all.
         data_bytes: How much to move, about.
-        least_readings: How often each resource must tell its progress.
+        least_readings: How often each resource must report its progress.
     """
 
     env: Mapping[str, str]
@@ -76,7 +76,7 @@ class Demo:
         return self.move(self.fill())
 
     def move(self, before: Survey) -> list[str]:
-        """Move the volume out and back; returns what is wrong by what was there before, nothing if all is well.
+        """Back the volume up and restore it; returns how it differs from `before`, nothing if all is well.
 
         Raises:
             BedError: A step could not be done.
@@ -93,7 +93,7 @@ class Demo:
         result = compare(before, self._survey("restored"))
         self._show_comparison(result)
         self._show_metrics()
-        return [*result.differences[:_DIFFERENCES_SHOWN], *self._check_leftovers()]
+        return [*result.differences[:_DIFFERENCES_SHOWN], *self._check_leaks()]
 
     def fill(self) -> Survey:
         """Fill the volume; returns what is in it."""
@@ -135,7 +135,7 @@ class Demo:
         name = self.user.kubectl("get", "pvc", "data", "-n", _SPACE, "-o", "jsonpath={.spec.volumeName}")
         self.user.kubectl("delete", "pvc", "data", "-n", _SPACE, "--wait=true")
         self.user.wait(f"pv/{name}", "delete", namespace=_SPACE)
-        self._say(f"claim data and volume {name} are gone")
+        self._say(f"claim data and volume {name} are deleted")
 
     def _download(self, uploaded: Json) -> Timeline:
         self._title("Bring it back into a new claim: DataDownload demo-download")
@@ -159,7 +159,7 @@ class Demo:
         return timeline
 
     def _say_and_measure(self, line: str) -> None:
-        """Print a line of a timeline; keep the throughput that `/metrics` tells while data moves."""
+        """Print a line of a timeline; keep the throughput that `/metrics` reports while data moves."""
         print(line, flush=True)
         if "ETA" in line:
             self._throughput |= dict.fromkeys(line for line in self._metrics() if line.startswith(_RATE))
@@ -172,27 +172,29 @@ class Demo:
         if timeline.phase != "Completed":
             faults.append(f"{kind} ended {timeline.phase}: {timeline.last.get('status', {}).get('message')}")
         elif len(timeline.readings) < self.least_readings:
-            faults.append(f"{kind} told its progress {len(timeline.readings)} times, expected {self.least_readings}")
+            faults.append(
+                f"{kind} reported its progress {len(timeline.readings)} times, expected {self.least_readings}"
+            )
         return faults
 
-    def last_words(self) -> str:
+    def last_log_lines(self) -> str:
         """The end of the agent's log, in which its movers' logs are."""
         try:
             return self.user.kubectl("logs", "-n", manifests.NAMESPACE, "-l", AGENT_LABEL, "--tail=40")
         except BedError as error:
             return str(error)
 
-    def _check_leftovers(self) -> list[str]:
+    def _check_leaks(self) -> list[str]:
         """What the agent should have removed after itself; it may take a moment for that."""
         deadline = time.monotonic() + _CLEAN_SECONDS
-        while (left := self._leftovers()) and time.monotonic() < deadline:
+        while (left := self._leaked()) and time.monotonic() < deadline:
             time.sleep(1)
-        return [f"left behind: {name}" for name in left]
+        return [f"leaked: {name}" for name in left]
 
-    def _leftovers(self) -> list[str]:
+    def _leaked(self) -> list[str]:
         kinds = ["pods", "persistentvolumeclaims", "volumesnapshots"]
-        told = ["-n", manifests.NAMESPACE, "-l", f"velero.io/volume-namespace={_SPACE}"]
-        repository = self.user.kubectl("get", "backuprepositories", *told, "-o", "jsonpath={.items[*].metadata.uid}")
+        options = ["-n", manifests.NAMESPACE, "-l", f"velero.io/volume-namespace={_SPACE}"]
+        repository = self.user.kubectl("get", "backuprepositories", *options, "-o", "jsonpath={.items[*].metadata.uid}")
         ours = f"{_OWNER_LABEL} in ({','.join([*self._uids, *repository.split()])})"
         names = self.user.names([*kinds, "volumesnapshotcontents"], "-A", "-l", ours)
         names += self.user.names(kinds, "-n", _SPACE)
@@ -206,7 +208,7 @@ class Demo:
         )
 
     def _show_metrics(self) -> None:
-        self._title("What the agent's /metrics said while data moved, and say now")
+        self._title("The agent's /metrics while data moved, and now")
         for line in self._throughput:
             print(f"    {line}")
         for line in self._metrics():
@@ -228,8 +230,8 @@ def main() -> int:
     except (BedError, ApiError, OSError) as error:
         faults = [str(error)]
     if faults:
-        print("\nThe agent's last words:", file=sys.stderr)
-        print(demo.last_words(), file=sys.stderr)
+        print("\nThe end of the agent's log:", file=sys.stderr)
+        print(demo.last_log_lines(), file=sys.stderr)
     for fault in faults:
         print(f"FAILED: {fault}", file=sys.stderr)
     if not faults:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["import_images", "pause_archive"]
 
 _PAUSE_SOURCE = """\
-// Holds the namespaces of a pod until it is told to end.
+// Holds the namespaces of a pod until it gets a signal to end.
 package main
 
 import (

@@ -1,4 +1,4 @@
-"""Installs the node agent in the bed as its README says, with a location that is the bed's bucket.
+"""Installs the node agent in the test bed as its README says, with a location that is the test bed's bucket.
 
 Shared by the demonstration and the cluster tests.
 """
@@ -28,10 +28,10 @@ def install_agent(user: User, env: Mapping[str, str]) -> None:
 
     Args:
         user: Applies them.
-        env: The environment of a command in the bed.
+        env: The environment of a command in the test bed.
 
     Raises:
-        BedError: Something was refused, or the agent does not get ready.
+        BedError: Something was rejected, or the agent does not get ready.
     """
     deploy = ROOT / "deploy"
     user.apply_folders(deploy / "crds", option="-f")

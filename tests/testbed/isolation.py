@@ -1,4 +1,4 @@
-"""Runs a command of the bed as the first process of new namespaces, and cleans up behind it.
+"""Runs a command of the test bed as the first process of new namespaces, and cleans up behind it.
 
 Outside: this process, which waits, and the janitor. Inside: everything else, which the
 kernel ends together with the first process. Nothing inside survives SIGKILL of this one.
@@ -43,7 +43,7 @@ _PROGRAMS = {
     "runc": "runc",
     "iptables": "iptables",
 }
-"""Programs of the machine that the bed needs, and the Debian packages that bring them."""
+"""Programs of the machine that the test bed needs, and the Debian packages that bring them."""
 
 
 def check_machine() -> None:
@@ -64,7 +64,7 @@ def build_parts() -> Path:
     """Build what is not in the cache yet, as there is no network inside; returns the image.
 
     Raises:
-        BedError, RuntimeError: A build failed; the message tells which.
+        BedError, RuntimeError: A build failed; the message names it.
     """
     for name, binaries in _TOOLS.items():
         for binary in binaries:
@@ -77,12 +77,12 @@ def run_isolated(arguments: Sequence[str], *, nodes: int, image: Path) -> int:
     """Run `python -m tests.testbed.inside` with these arguments in new namespaces.
 
     Args:
-        arguments: For `inside`, behind the bed's folder and its cgroup.
+        arguments: For `inside`, behind the test bed's folder and its cgroup.
         nodes: How many kubelets there will be.
         image: The project's image, as a docker-archive.
 
     Returns:
-        The exit code of the command inside, when all traces of the bed are gone.
+        The exit code of the command inside, when all traces of the test bed are removed.
     """
     layout = make_layout()
     bed = f"node-agent-bed-{os.getpid()}"
@@ -119,7 +119,7 @@ def _restore_interrupt() -> None:
 
 
 def _terminate_first_process(unshare_pid: int) -> None:
-    """Tell the first process inside to end; `unshare` passes no signals on."""
+    """Signal the first process inside to end; `unshare` passes no signals on."""
     children = Path(f"/proc/{unshare_pid}/task/{unshare_pid}/children").read_text().split()
     for pid in children:
         with suppress(ProcessLookupError):

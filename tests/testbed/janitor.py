@@ -1,7 +1,7 @@
-"""Removes what a bed leaves outside its namespaces, even when the bed was killed.
+"""Removes what a test bed leaves outside its namespaces, even when the test bed was killed.
 
-Runs beside the bed in a session of its own. Its standard input is a pipe whose other end
-the bed holds: when that closes, the bed is gone. Processes, mounts and network end with
+Runs beside the test bed in a session of its own. Its standard input is a pipe whose other end
+the test bed holds: when that closes, the test bed has ended. Processes, mounts and network end with
 the namespaces; this removes loop devices, cgroups and the folder.
 """
 
@@ -36,7 +36,7 @@ def start(base: Path, bed: str, *, root: Path) -> subprocess.Popen[bytes]:
 
 
 def main(base: Path, bed: str) -> int:
-    """Wait for the end of the bed, then clean up; 1 if something could not be removed."""
+    """Wait for the end of the test bed, then clean up; 1 if something could not be removed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

@@ -1,4 +1,4 @@
-"""Where a bed keeps its files. All of it is below one temporary folder, which the janitor removes."""
+"""Where a test bed keeps its files. All of it is below one temporary folder, which the janitor removes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ON_DISK = "/var/tmp"
 
 @dataclass(frozen=True)
 class Layout:
-    """The folders and files of one bed."""
+    """The folders and files of one test bed."""
 
     base: Path
 

@@ -1,6 +1,6 @@
 """Makes the new namespaces look like a machine of their own: mounts, addresses, kernel settings.
 
-Everything here happens in a mount and a network namespace that end with the bed.
+Everything here happens in a mount and a network namespace that end with the test bed.
 """
 
 from __future__ import annotations

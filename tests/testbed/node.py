@@ -1,4 +1,4 @@
-"""One node of the bed: containerd and a kubelet, and the files they are configured with.
+"""One node of the test bed: containerd and a kubelet, and the files they are configured with.
 
 Source: https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/ and
 https://github.com/containerd/containerd/blob/release/1.6/docs/cri/config.md
@@ -122,7 +122,7 @@ class Node:
             "syncFrequency": "5s",
             "makeIPTablesUtilChains": False,
             "clusterDomain": "cluster.local",
-            # Nobody answers there; a pod that asks for a name learns at once that there is none.
+            # No server answers there; a pod that asks for a name learns at once that there is none.
             "clusterDNS": ["10.96.0.10"],
             "resolvConf": str(resolv),
             "volumePluginDir": str(self.folder / "volume-plugins"),

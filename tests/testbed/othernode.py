@@ -1,4 +1,4 @@
-"""A further node: containerd and a kubelet in namespaces nested in the bed's, joined by a cable.
+"""A further node: containerd and a kubelet in namespaces nested in the test bed's, joined by a cable.
 
 Two ends. `start` runs beside the control plane: it writes what the node needs into the node's
 folder, starts `python -m tests.testbed.othernode FOLDER` in new namespaces and lays the cable. The

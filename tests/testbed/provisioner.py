@@ -1,6 +1,6 @@
-"""The bed's provisioner and snapshotter: a controller of its own over the real API.
+"""The test bed's provisioner and snapshotter: a controller of its own over the real API.
 
-`python -m tests.testbed.provisioner --base FOLDER --node NAME`. It looks at everything again
+`python -m tests.testbed.provisioner --base FOLDER --node NAME`. It checks everything again
 whenever anything changes, and once a second for what only time changes. It keeps no state
 but the folders, so it may be ended and started again at any time.
 """
@@ -43,7 +43,7 @@ _KINDS = (
 )
 _IDLE_SECONDS = 1.0
 _STALE = (404, 409)
-"""The cache was behind: the next look will be at something newer."""
+"""The cache was behind: the next pass will see something newer."""
 
 _log = logging.getLogger("provisioner")
 
@@ -52,7 +52,7 @@ def main() -> None:
     """Run until the process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, required=True, help="folder of the bed")
-    parser.add_argument("--node", required=True, help="node of volumes that nobody chose one for")
+    parser.add_argument("--node", required=True, help="node of volumes without a selected node")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     layout = Layout(arguments.base)

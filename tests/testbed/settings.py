@@ -1,7 +1,7 @@
 """Every address, name and size of the test bed.
 
 Knows nothing of processes or files. All addresses live in a network namespace of
-the bed's own, so fixed ones cannot clash with the machine's or with another bed's.
+the test bed's own, so fixed ones cannot clash with the machine's or with another test bed's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUCKET = "velero"
 
 S3_ACCESS_KEY = "examplekey"
 S3_SECRET_KEY = "examplesecret"
-"""Nobody but the bed reaches its S3 server. Fixed, so that `examples/credentials.yaml` works in every bed as it is."""
+"""Only the test bed reaches its S3 server. Fixed, so that `examples/credentials.yaml` works unchanged."""
 
 AGENT_IMAGE = "node-agent:dev"
 PAUSE_IMAGE = "node-agent-pause:dev"
@@ -46,7 +46,7 @@ def node_name(index: int) -> str:
 
 
 def node_address(index: int) -> str:
-    """The address of a node; it is not a loopback address, which the API server would refuse."""
+    """The address of a node; it is not a loopback address, which the API server would reject."""
     return f"10.97.0.{index}"
 
 

@@ -1,4 +1,4 @@
-"""The demonstration finds every difference, and tells progress as it was."""
+"""The demonstration finds every difference, and reports progress as it was."""
 
 from __future__ import annotations
 

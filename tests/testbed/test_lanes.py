@@ -25,7 +25,7 @@ _SECONDS = 20
 
 
 def _modules() -> list[tuple[str, int, list[str]]]:
-    """Each module of the tier: its folder, how often it says that it is one, and its lanes."""
+    """Each module of the tier: its folder, how often it declares that it is one, and its lanes."""
     found = []
     for path in sorted(_TESTS.rglob("test_*.py")):
         text = path.read_text()
@@ -43,11 +43,11 @@ def test_every_test_of_the_tier_has_a_lane_and_every_lane_has_tests() -> None:
 
 @pytest.fixture
 def bed(tmp_path: Path) -> Bed:
-    """A bed of which there is nothing but the folder."""
+    """A test bed of which there is nothing but the folder."""
     return Bed({"BED_DIR": str(tmp_path)}, User(Api.__new__(Api)))
 
 
-def test_who_is_to_have_something_alone_comes_before_those_that_come_later(bed: Bed) -> None:
+def test_exclusive_use_is_granted_before_later_shared_use(bed: Bed) -> None:
     order: list[str] = []
 
     def change() -> None:
@@ -70,7 +70,7 @@ def test_who_is_to_have_something_alone_comes_before_those_that_come_later(bed: 
 
 
 def _wait_next(bed: Bed) -> None:
-    """Return once somebody is the next to have the agents alone."""
+    """Return once a test is the next to have the agents alone."""
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:
         with (bed.folder / f"{Shared.AGENTS}-next.lock").open("w") as file:
@@ -79,4 +79,4 @@ def _wait_next(bed: Bed) -> None:
             except BlockingIOError:
                 return
         time.sleep(0.01)
-    pytest.fail("nobody waits to have the agents alone")
+    pytest.fail("no test is waiting to have the agents alone")

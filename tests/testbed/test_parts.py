@@ -1,4 +1,4 @@
-"""Parts of the bed that are used before a cluster is there."""
+"""Parts of the test bed that are used before a cluster is there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_slow_fault_ends_by_itself_and_others_do_not() -> None:
     assert Fault("fail", " the disk is full").message == "the disk is full"
 
 
-def test_component_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_component_that_ends_is_reported_with_its_last_output(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path)
     supervisor.start("broken", [sys.executable, "-c", "import sys; print('no more'); sys.exit(3)"])
     try:

@@ -1,4 +1,4 @@
-"""Compares two surveys of a volume, and says how they differ. Pure."""
+"""Compares two surveys of a volume, and names the differences. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 __all__ = ["Comparison", "Survey", "compare"]
 
 Survey = dict[str, dict[str, object]]
-"""Path → what `survey.describe` says of it."""
+"""Path → what `survey.describe` returns for it."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ __all__ = ["main"]
 _TREES = ("lib", "share", "local")
 _TREE_SHARE = 0.17
 _SPARSE_SHARE = 0.13
-"""The rest is one large file, which also stands in for what the trees of a small machine lack."""
+"""The rest is one large file, which also replaces what the trees of a small machine lack."""
 _TREE_FILE_BYTES = 4_000_000
-"""No larger file is taken from a tree: a few would leave no room for the many."""
+"""No larger file is taken from a tree: a few would leave too few bytes for the many."""
 _CHUNK_BYTES = 1 << 20
 _ISLAND_BYTES = 1 << 18
 _ISLANDS = (0.0, 0.37, 0.98)
@@ -99,8 +99,8 @@ def _write_large(path: Path, size_bytes: int) -> None:
 
 def _write_sparse(path: Path, size_bytes: int) -> None:
     with path.open("wb") as file:
-        for place in _ISLANDS:
-            file.seek(int(place * size_bytes))
+        for share in _ISLANDS:
+            file.seek(int(share * size_bytes))
             file.write(os.urandom(_ISLAND_BYTES))
         file.truncate(size_bytes)
 

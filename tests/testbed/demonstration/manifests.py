@@ -34,10 +34,10 @@ def build_namespace(name: str) -> Json:
 
 
 def build_location(env: Mapping[str, str]) -> list[Json]:
-    """The Secret and the BackupStorageLocation that name the bed's bucket.
+    """The Secret and the BackupStorageLocation that name the test bed's bucket.
 
     Args:
-        env: The environment of a command in the bed.
+        env: The environment of a command in the test bed.
     """
     keys = (
         "[default]\n"

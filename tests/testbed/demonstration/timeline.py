@@ -1,4 +1,4 @@
-"""Follows a custom resource until it ends: its phases with durations, its progress with a rate.
+"""Follows a custom resource until it is final: its phases with durations, its progress with a rate.
 
 Every figure comes from versions of the object that the API server's watch delivered. Times
 are when they arrived.
@@ -24,14 +24,14 @@ FINAL = ("Completed", "Failed", "Canceled")
 
 @dataclass(frozen=True)
 class Reading:
-    """Progress at a moment, and what it says about the rest.
+    """Progress at a moment, and what it implies for the rest.
 
     Attributes:
         seconds: Since the resource was made.
         done_bytes: Moved so far.
         total_bytes: To be moved; 0 while that is being estimated.
         rate: Bytes per second since the reading before.
-        eta_seconds: What the rest takes at that rate, if that can be told.
+        eta_seconds: What the rest takes at that rate, if that is known.
     """
 
     seconds: float
@@ -73,7 +73,7 @@ class Timeline:
         return self.phases[-1][0] if self.phases else ""
 
     def take(self, item: Json, seconds: float) -> str:
-        """Take another version of the object; returns the line that tells what is new, or nothing."""
+        """Take another version of the object; returns the line with what is new, or nothing."""
         status = item.get("status", {})
         self.last = item
         phase = status.get("phase") or "New"

@@ -50,10 +50,10 @@ class User:
         self.kubectl("wait", target, f"--for={condition}", "-n", namespace, f"--timeout={seconds}s")
 
     def run_pod(self, pod: Json, *, seconds: int) -> None:
-        """Apply a pod, wait until it has ended well, delete it.
+        """Apply a pod, wait until it has succeeded, delete it.
 
         Raises:
-            BedError: It ended badly, or not in time; the message has its last words.
+            BedError: It failed, or did not end in time; the message has the end of its log.
         """
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         self.apply(pod)

@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class Cache:
-    """Objects of several kinds in all namespaces, as far as the watches have told."""
+    """Objects of several kinds in all namespaces, as far as the watches have reported."""
 
     def __init__(self, api: Api, resources: Iterable[Resource]) -> None:
-        """Start the watches; they run until the process ends. Waits for an API server that is away."""
+        """Start the watches; they run until the process ends. Waits for an API server that does not answer."""
         self._api = api
         self._changed = threading.Event()
         self._objects: dict[Resource, dict[tuple[str, str], Json]] = {}
@@ -38,7 +38,7 @@ class Cache:
                 try:
                     self._replace(resource)
                 except _PASSING as error:
-                    _log.info("list of %s begins anew: %s", resource.plural, error)
+                    _log.info("list of %s begins again: %s", resource.plural, error)
                     time.sleep(_RETRY_SECONDS)
         for resource in self._objects:
             threading.Thread(target=self._follow, args=(resource,), daemon=True).start()
@@ -66,7 +66,7 @@ class Cache:
                 for event in self._api.watch(resource, self._replace(resource)):
                     self._take(resource, event)
             except _PASSING as error:
-                _log.info("watch of %s begins anew: %s", resource.plural, error)
+                _log.info("watch of %s begins again: %s", resource.plural, error)
                 time.sleep(_RETRY_SECONDS)
 
     def _replace(self, resource: Resource) -> str:

@@ -1,6 +1,6 @@
-"""Claims become volumes, and volumes that are released with policy Delete go away.
+"""Claims become volumes, and volumes that are released with policy Delete are deleted.
 
-Behaves as kubernetes-csi/external-provisioner does, as far as a peer can tell: the same
+Behaves as kubernetes-csi/external-provisioner does, as far as a client can observe: the same
 conditions, annotations, finalizer and reasons of Events; claims with a selector are left alone.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.testbed.storage.events import Recorder
     from tests.testbed.storage.jobs import Jobs
 
-__all__ = ["Claims", "Refused"]
+__all__ = ["Claims", "Rejected"]
 
 _PROVISIONER_ANNOTATION = "volume.kubernetes.io/storage-provisioner"
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
@@ -30,7 +30,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 _SNAPSHOT_GROUP = "snapshot.storage.k8s.io"
 
 
-class Refused(Exception):  # noqa: N818 - no error of the program: the answer to a claim
+class Rejected(Exception):  # noqa: N818 - no error of the program: the answer to a claim
     """A claim cannot be served as it is; the message goes into an Event."""
 
 
@@ -56,15 +56,15 @@ class Claims:
         fault = find_fault(self._cache, "provision", claim, storage_class)
         try:
             if fault is not None:
-                fault.raise_as(Refused)
+                fault.raise_as(Rejected)
                 return
-            self._events.tell(
+            self._events.record(
                 claim, "Provisioning", f"External provisioner is provisioning volume for claim {_name(claim)}"
             )
             self._provision(claim, storage_class)
-        except Refused as refused:
-            text = f'failed to provision volume with StorageClass "{storage_class["metadata"]["name"]}": {refused}'
-            self._events.tell(claim, "ProvisioningFailed", text)
+        except Rejected as rejected:
+            text = f'failed to provision volume with StorageClass "{storage_class["metadata"]["name"]}": {rejected}'
+            self._events.record(claim, "ProvisioningFailed", text)
 
     def reconcile_volume(self, volume: Json) -> None:
         """Keep the finalizer of one of our volumes in step with its policy, and reclaim it."""
@@ -81,14 +81,14 @@ class Claims:
             self._set_finalizers(volume, [each for each in finalizers if each != _FINALIZER])
 
     def drop_orphans(self) -> None:
-        """Remove the data of volumes whose claim went away while they were made."""
+        """Remove the data of volumes whose claim was deleted while they were made."""
         wanted = {_volume_name(claim) for claim in self._cache.all(CLAIMS)} | self._made
         for name in self._jobs.keys():  # noqa: SIM118 - no mapping
             if name.startswith("pvc-") and name not in wanted and self._jobs.forget(name):
                 self._disk.delete(name)
 
     def _class_to_serve(self, claim: Json) -> Json | None:
-        """The class of a claim that waits for us; None if it waits for something else."""
+        """The class of a claim, if the claim is ours and may be served now."""
         metadata, spec = claim["metadata"], claim["spec"]
         if spec.get("volumeName") or spec.get("selector") or "deletionTimestamp" in metadata:
             return None
@@ -115,38 +115,38 @@ class Claims:
             if error.status != 409:  # an earlier try, whose answer was lost
                 raise
         self._made.add(name)
-        self._events.tell(claim, "ProvisioningSucceeded", f"Successfully provisioned volume {name}")
+        self._events.record(claim, "ProvisioningSucceeded", f"Successfully provisioned volume {name}")
 
     def _source(self, claim: Json, size_bytes: int, *, block: bool) -> str:
         """Handle of the snapshot a claim starts from, empty if from none.
 
         Raises:
-            Refused: The snapshot is not to be had, or does not fit.
+            Rejected: The snapshot is not to be had, or does not fit.
         """
         source = claim["spec"].get("dataSource") or claim["spec"].get("dataSourceRef")
         if not source:
             return ""
         if source.get("apiGroup") != _SNAPSHOT_GROUP or source["kind"] != "VolumeSnapshot":
-            raise Refused(f"data source {source['kind']} {source['name']} is not supported")
+            raise Rejected(f"data source {source['kind']} {source['name']} is not supported")
         snapshot = self._cache.get(SNAPSHOTS, claim["metadata"]["namespace"], source["name"])
         if snapshot is None:
-            raise Refused(
+            raise Rejected(
                 f"error getting handle for DataSource Type VolumeSnapshot by Name {source['name']}: not found"
             )
         status = snapshot.get("status", {})
         content = self._cache.get(CONTENTS, "", status.get("boundVolumeSnapshotContentName", ""))
         if not status.get("readyToUse") or content is None:
-            raise Refused(f"snapshot {source['name']} is not Ready")
+            raise Rejected(f"snapshot {source['name']} is not Ready")
         found = self._disk.find_snapshot(content.get("status", {}).get("snapshotHandle", ""))
         if found is None:
-            raise Refused(f"the data of snapshot {source['name']} is gone")
+            raise Rejected(f"the data of snapshot {source['name']} is gone")
         if found.size_bytes > size_bytes:
-            raise Refused(
+            raise Rejected(
                 f"requested volume size {size_bytes} is less than the size {found.size_bytes} "
                 f"for the source snapshot {source['name']}"
             )
         if found.block is not block:
-            raise Refused(f"requested volume mode does not match that of snapshot {source['name']}")
+            raise Rejected(f"requested volume mode does not match that of snapshot {source['name']}")
         return found.handle
 
     def _volume(self, claim: Json, storage_class: Json, path: str) -> Json:
@@ -178,14 +178,14 @@ class Claims:
 
     def _reclaim(self, volume: Json) -> None:
         name = volume["metadata"]["name"]
-        stand_in = {"metadata": {**volume["metadata"], **_only_name(volume["spec"]["claimRef"])}}
+        item = {"metadata": {**volume["metadata"], **_only_name(volume["spec"]["claimRef"])}}
         storage_class = self._cache.get(STORAGE_CLASSES, "", volume["spec"].get("storageClassName", ""))
-        if find_fault(self._cache, "delete", stand_in, storage_class) is not None:
+        if find_fault(self._cache, "delete", item, storage_class) is not None:
             return
         self._made.discard(name)
         self._disk.delete(name)
         if "deletionTimestamp" not in volume["metadata"]:
-            self._api.delete(VOLUMES, "", name)  # and when the watch tells of it, the finalizer
+            self._api.delete(VOLUMES, "", name)  # and when the watch reports that, the finalizer
             return
         finalizers = volume["metadata"].get("finalizers", [])
         if _FINALIZER in finalizers:

@@ -30,7 +30,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Disk:
-    """All volumes and snapshots of a bed; methods that copy take as long as the data is large."""
+    """All volumes and snapshots of a test bed; methods that copy take as long as the data is large."""
 
     volumes: Path
     snapshots: Path
@@ -64,7 +64,7 @@ class Disk:
         return self._device(data) or self._attach(data) if block else str(data)
 
     def delete(self, name: str) -> None:
-        """Remove a volume and its device; one that is gone already is no error."""
+        """Remove a volume and its device; one that no longer exists is no error."""
         data = self.volumes / name
         device = self._device(data)
         if device:
@@ -97,7 +97,7 @@ class Disk:
         return Snapshot(**json.loads(file.read_text())) if handle and file.exists() else None
 
     def delete_snapshot(self, handle: str) -> None:
-        """Remove a snapshot; one that is gone already is no error."""
+        """Remove a snapshot; one that no longer exists is no error."""
         _remove(self.snapshots / handle)
 
     def _device(self, data: Path) -> str:

@@ -1,4 +1,4 @@
-"""Tells on an object, by an Event, what became of it; each thing once."""
+"""Records Events on an object; each one once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Recorder:
     def __init__(self, api: Api) -> None:
         """Write through `api`."""
         self._api = api
-        self._told: set[tuple[str, str, str]] = set()
+        self._recorded: set[tuple[str, str, str]] = set()
 
-    def tell(self, item: Json, reason: str, message: str) -> None:
+    def record(self, item: Json, reason: str, message: str) -> None:
         """Record an Event on a claim or a snapshot, unless the same was recorded before.
 
         Args:
@@ -32,7 +32,7 @@ class Recorder:
         """
         metadata = item["metadata"]
         key = (metadata["uid"], reason, message)
-        if key in self._told:
+        if key in self._recorded:
             return
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         reference = {name: metadata[name] for name in ("name", "namespace", "uid")}
@@ -51,4 +51,4 @@ class Recorder:
             "count": 1,
         }
         self._api.create(EVENTS, body)
-        self._told.add(key)
+        self._recorded.add(key)

@@ -32,7 +32,7 @@ _PARTS_OF_A_LINE = 3
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong: `holds` says whether it still does, `message` is set if it is an error."""
+    """What goes wrong: `holds` returns whether it still does, `message` is set if it is an error."""
 
     kind: str
     value: str
@@ -60,12 +60,12 @@ class Fault:
 
 
 def find_fault(cache: Cache, what: str, item: Json, *classes: Json | None) -> Fault | None:
-    """The fault that holds for an object now, from the nearest place that names one.
+    """The fault that holds for an object now, from the nearest object that names one.
 
     Args:
         cache: Holds the ConfigMap.
         what: `provision`, `snapshot` or `delete`.
-        item: The claim, or the VolumeSnapshot, or what stands in for one, with its metadata.
+        item: The claim, or the VolumeSnapshot, or an object with the metadata of one.
         classes: The classes of the object.
     """
     metadata = item["metadata"]

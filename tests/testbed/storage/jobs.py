@@ -32,7 +32,7 @@ class Jobs:
         """Start `work` unless it runs; its result once it is there, else None.
 
         Raises:
-            Exception: What `work` raised; the next call starts it anew.
+            Exception: What `work` raised; the next call starts it again.
         """
         future = self._running.get(key)
         if future is None:
@@ -45,7 +45,7 @@ class Jobs:
         return future.result()  # type: ignore[return-value] # one key, one kind of work
 
     def keys(self) -> list[str]:
-        """Keys whose work runs, or whose result nobody has asked for."""
+        """Keys whose work runs, or whose result was not asked for yet."""
         return list(self._running)
 
     def forget(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Kinds of objects that the bed's storage deals with, its classes, and every name it uses."""
+"""Kinds of objects that the test bed's storage deals with, its classes, and every name it uses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SNAPSHOT_CLASSES = Resource(_SNAPSHOT_GROUP, "volumesnapshotclasses", namespaced
 
 
 def class_objects() -> list[tuple[Resource, Json]]:
-    """The classes that every bed has, with the kind of each."""
+    """The classes that every test bed has, with the kind of each."""
     return [
         (STORAGE_CLASSES, _storage_class("bed", "Immediate", "Delete")),
         (STORAGE_CLASSES, _storage_class("bed-wait", "WaitForFirstConsumer", "Delete")),

@@ -1,4 +1,4 @@
-"""VolumeSnapshots: bound to their contents, told when they are ready, ended in the right order.
+"""VolumeSnapshots: bound to their contents, marked when they are ready, deleted in the right order.
 
 The part that kubernetes-csi/external-snapshotter calls the common controller: it touches
 objects only, never data.
@@ -89,7 +89,7 @@ class Snapshots:
         try:
             self._api.create(CONTENTS, body)
         except ApiError as error:
-            if error.status != 409:  # made by an earlier pass; the watch has not told yet
+            if error.status != 409:  # made by an earlier pass; the watch has not reported it yet
                 raise
 
     def _bind(self, snapshot: Json, content: Json) -> None:

@@ -1,4 +1,4 @@
-"""Faults that are meant for one transfer, and how that transfer may end by them."""
+"""Faults for one transfer, and the final phases that each allows."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from tests.soak.ground import Ground
     from tests.testbed.api import Json
 
-__all__ = ["TROUBLES", "WRONG_LOCATION", "Trouble"]
+__all__ = ["FAULTS", "WRONG_LOCATION", "Fault"]
 
 WRONG_LOCATION = "soak-wrong-keys"
-"""A storage location whose keys nobody accepts."""
+"""A storage location whose keys no server accepts."""
 
 _ALL = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
 _CLAIMS_ONLY = ("DataUpload", "DataDownload")
 _STALL_SECONDS = 8
-_LONGEST_WHIM_SECONDS = 12.0
+_LONGEST_DELAY_SECONDS = 12.0
 
 _COMPLETED = Ending(frozenset({"Completed"}))
 _faults_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Fault:
     """A kind of fault.
 
     Attributes:
         name: What it is called.
-        kinds: The kinds of transfer that it may befall.
+        kinds: The kinds of transfer that it may affect.
         ending: How such a transfer may end.
         spoil: Changes the transfer before it is made.
-        strike: Happens once it was made; `holds` says that its data has to be moving then.
+        strike: Happens once it was made; `holds`: its data has to be moving then.
     """
 
     name: str
@@ -86,7 +86,7 @@ def _delete_pod(ground: Ground, transfer: Json, _chance: random.Random) -> None:
     belongs = of_pod(ground.mover(transfer))
     mover = wait_for_one("the mover", lambda process: is_mover(process) and belongs(process))
     ground.bed.api.delete(PODS, NAMESPACE, transfer["metadata"]["name"])
-    # Until then the gate stays shut: let go, it might come to its end before the kubelet ends it.
+    # Until then the gate stays shut: otherwise the mover might complete before the kubelet ends it.
     mover.wait_gone()
 
 
@@ -95,13 +95,13 @@ def _stall(ground: Ground, _transfer: Json, _chance: random.Random) -> None:
 
 
 def _cancel(ground: Ground, transfer: Json, chance: random.Random) -> None:
-    time.sleep(chance.uniform(0, _LONGEST_WHIM_SECONDS))
+    time.sleep(chance.uniform(0, _LONGEST_DELAY_SECONDS))
     body = {"spec": {"cancel": True}}
     ground.bed.api.patch(RESOURCES[transfer["kind"]], body, name=transfer["metadata"]["name"], namespace=NAMESPACE)
 
 
 def _delete(ground: Ground, transfer: Json, chance: random.Random) -> None:
-    time.sleep(chance.uniform(0, _LONGEST_WHIM_SECONDS))
+    time.sleep(chance.uniform(0, _LONGEST_DELAY_SECONDS))
     ground.bed.api.delete(RESOURCES[transfer["kind"]], NAMESPACE, transfer["metadata"]["name"])
 
 
@@ -113,7 +113,7 @@ def _fail_provisioning(ground: Ground, transfer: Json, _chance: random.Random) -
 
 
 def _set_fault(ground: Ground, name: str, line: str) -> None:
-    """Ask the bed's storage for a fault of one claim, or for none any more."""
+    """Ask the test bed's storage for a fault of one claim, or for none any more."""
     namespace, config_map = CONFIG_MAP
     with _faults_lock:
         form = {"metadata": {"namespace": namespace, "name": config_map}, "data": {"faults": ""}}
@@ -135,28 +135,28 @@ def _lose_source(transfer: Json) -> None:
     spec = transfer["spec"]
     match transfer["kind"]:
         case "DataUpload":
-            spec["csiSnapshot"]["volumeSnapshot"] = "nobody-took-it"
+            spec["csiSnapshot"]["volumeSnapshot"] = "never-taken"
         case "PodVolumeBackup":
             spec["volume"] = "nothing"
         case _:
             spec["snapshotID"] = "0123456789abcdef0123456789abcdef"
 
 
-def _failed(told: str) -> Ending:
-    return Ending(frozenset({"Failed"}), told)
+def _failed(pattern: str) -> Ending:
+    return Ending(frozenset({"Failed"}), pattern)
 
 
-TROUBLES = (
-    Trouble("mover killed", ending=_failed("137|SIGKILL|killed"), strike=_kill_mover, holds=True),
-    Trouble("kopia killed", ending=_failed("kopia.*(SIGKILL|killed|signal)"), strike=_kill_kopia, holds=True),
-    Trouble("pod deleted", ending=_failed("gone|deleted|stopped"), strike=_delete_pod, holds=True),
-    Trouble("storage stalls", strike=_stall, holds=True),
-    Trouble("provisioning fails for a while", _CLAIMS_ONLY, strike=_fail_provisioning),
-    Trouble("canceled", ending=Ending(frozenset({"Canceled", "Completed"})), strike=_cancel),
-    Trouble("deleted", ending=Ending(frozenset({"gone", "Canceled", "Completed"})), strike=_delete),
-    Trouble("no location", ending=_failed("BackupStorageLocation.*does not exist"), spoil=_lose_location),
-    Trouble("wrong keys", ending=_failed("secret access key is not accepted"), spoil=_take_wrong_keys),
-    Trouble(
+FAULTS = (
+    Fault("mover killed", ending=_failed("137|SIGKILL|killed"), strike=_kill_mover, holds=True),
+    Fault("kopia killed", ending=_failed("kopia.*(SIGKILL|killed|signal)"), strike=_kill_kopia, holds=True),
+    Fault("pod deleted", ending=_failed("gone|deleted|stopped"), strike=_delete_pod, holds=True),
+    Fault("storage stalls", strike=_stall, holds=True),
+    Fault("provisioning fails for a while", _CLAIMS_ONLY, strike=_fail_provisioning),
+    Fault("canceled", ending=Ending(frozenset({"Canceled", "Completed"})), strike=_cancel),
+    Fault("deleted", ending=Ending(frozenset({"deleted", "Canceled", "Completed"})), strike=_delete),
+    Fault("no location", ending=_failed("BackupStorageLocation.*does not exist"), spoil=_lose_location),
+    Fault("wrong keys", ending=_failed("secret access key is not accepted"), spoil=_take_wrong_keys),
+    Fault(
         "no source",
         ending=_failed("does not exist|not in the repository|has no volume"),
         spoil=_lose_source,
