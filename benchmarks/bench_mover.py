@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bench_mover`: what the data mover costs beside kopia alone, on one machine.
+"""`python -m benchmarks.bench_mover`: the cost of the data mover compared with kopia alone, on one machine.
 
 Knows its command line, the namespaces it runs in, and what it prints. Does not know which runs
 there are, nor targets: the reader of the last line does.
@@ -77,9 +77,9 @@ def _run_inside(arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     """Measure, and print the table and the summary; return the exit code."""
-    parser = argparse.ArgumentParser(prog="bench_mover", description="What the mover costs beside kopia alone.")
+    parser = argparse.ArgumentParser(prog="bench_mover", description="The cost of the data mover, and of kopia alone.")
     parser.add_argument("--quick", action="store_true", help="tiny trees, one pair: does the benchmark work?")
-    parser.add_argument("--folder", type=Path, help="on the disk to restore to (default: where temporary files lie)")
+    parser.add_argument("--folder", type=Path, help="on the disk to restore to (default: that of temporary files)")
     parser.add_argument(
         "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
     )

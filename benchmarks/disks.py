@@ -34,7 +34,7 @@ _CACHE: Final = f"{_VOLUME},barrier=0"
 """kopia flushes each file of its cache. Through a file on another file system a flush costs two of the disk's, so
 this one flushes nothing: it is as fast as a disk with a memory of its own."""
 
-_STAGE: Final = "file systems made and thrown away"
+_STAGE: Final = "file systems created and deleted"
 
 
 @contextmanager

@@ -77,7 +77,7 @@ async def measure(*commands: Command) -> Measured:
     """Run the commands one after the other and return what they took.
 
     Raises:
-        BenchmarkError: one of them failed, or came to no end.
+        BenchmarkError: one of them failed, or did not end.
     """
     peaks = _Peaks()
     began_ns = time.time_ns()
@@ -94,16 +94,16 @@ async def measure(*commands: Command) -> Measured:
             except TimeoutError as e:
                 process.kill()
                 await process.wait()
-                raise BenchmarkError(f"{' '.join(map(str, command.argv))} did not end: {_last_words(command)}") from e
+                raise BenchmarkError(f"{' '.join(map(str, command.argv))} did not end: {_last_output(command)}") from e
             finally:
                 sampling.cancel()
                 await asyncio.wait({sampling})
         if code:
-            raise BenchmarkError(f"{' '.join(map(str, command.argv))} ended with {code}: {_last_words(command)}")
+            raise BenchmarkError(f"{' '.join(map(str, command.argv))} ended with {code}: {_last_output(command)}")
     return Measured(began_ns, ended_ns, *(kib / _KIB_A_MIB for kib in (peaks.own, peaks.children, peaks.together)))
 
 
-def _last_words(command: Command) -> str:
+def _last_output(command: Command) -> str:
     return command.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
 
 
@@ -115,7 +115,7 @@ class _Peaks:
     children: int = 0
     together: int = 0
 
-    def look(self, pid: int) -> None:
+    def sample(self, pid: int) -> None:
         """Take in what a process and its children had since the last sample."""
         own = _take_peak(pid)
         children: list[int] = []
@@ -131,7 +131,7 @@ class _Peaks:
 async def _sample(pid: int, peaks: _Peaks) -> None:
     """Keep the peaks of a process and its children up to date; what grows in the last 20 ms is missed."""
     while True:
-        peaks.look(pid)
+        peaks.sample(pid)
         await asyncio.sleep(_SAMPLE_SECONDS)
 
 

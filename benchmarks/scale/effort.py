@@ -17,7 +17,7 @@ SLOTS: Final = 2
 
 LEAST_SECONDS: Final = 300.0
 _SECONDS_A_TRANSFER: Final = 1.0
-"""What is waited for at the longest: so long, and so long for each transfer."""
+"""The limit of all waits: a fixed part, and a part for each transfer."""
 
 SETTLE_SECONDS: Final = 10.0
 LEADER_NODE: Final = "no-live-agent"

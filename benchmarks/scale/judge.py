@@ -53,7 +53,7 @@ class _Ceiling:
         return number > most
 
 
-class _Court:
+class _Observer:
     """The state of all transfers at one resourceVersion."""
 
     def __init__(self) -> None:
@@ -75,15 +75,15 @@ class _Court:
     def see(self, sight: Sight) -> None:
         """Take one version of a transfer."""
         before = self._newest.get(sight.uid)
-        self._check_way(before, sight)
+        self._check_phase(before, sight)
         self._newest[sight.uid] = sight
         self._count_held(sight)
         self._count_running(before, sight)
 
-    def _check_way(self, before: Sight | None, sight: Sight) -> None:
+    def _check_phase(self, before: Sight | None, sight: Sight) -> None:
         was = before.phase if before else "New"
         if _RANK[sight.phase] < _RANK[was] or (was in FINAL and sight.phase != was):
-            self._complain(sight, f"went from {was} to {sight.phase}")
+            self._report(sight, f"went from {was} to {sight.phase}")
         if was == "New" and sight.phase == "Accepted":
             self.verdict.admissions.append(sight)
         if was not in FINAL and sight.phase in FINAL:
@@ -95,7 +95,7 @@ class _Court:
         number = len(self._held)
         self.verdict.most_held = max(self.verdict.most_held, number)
         if self._queue.exceeded_by(number):
-            self._complain(sight, f"{number} transfers are Accepted or Prepared")
+            self._report(sight, f"{number} transfers are Accepted or Prepared")
 
     def _count_running(self, before: Sight | None, sight: Sight) -> None:
         if before is not None:
@@ -110,22 +110,22 @@ class _Court:
             self._slots[sight.node] = ceiling = _Ceiling()
             ceiling.set(self._slot_limit, 0)
         if ceiling.exceeded_by(len(running)):
-            self._complain(sight, f"{len(running)} transfers run on node {sight.node}")
+            self._report(sight, f"{len(running)} transfers run on node {sight.node}")
 
-    def _complain(self, sight: Sight, what: str) -> None:
+    def _report(self, sight: Sight, what: str) -> None:
         self.verdict.violations.append(f"at {sight.version}: {what} ({sight.kind} {sight.name})")
 
 
 def judge(sights: Iterable[Sight], limits: Iterable[LimitChange]) -> Verdict:
     """Return what came of the transfers, going through every resourceVersion in order."""
-    court = _Court()
+    observer = _Observer()
     everything: list[Sight | LimitChange] = [*limits, *sights]
     for seen in sorted(everything, key=lambda seen: seen.version):
         if isinstance(seen, Sight):
-            court.see(seen)
+            observer.see(seen)
         else:
-            court.change(seen)
-    return court.verdict
+            observer.change(seen)
+    return observer.verdict
 
 
 def count_disorder(waiting: Iterable[Sight], admissions: Sequence[Sight], *, after: str = "") -> int:

@@ -15,7 +15,7 @@ _HOST: Final = "127.0.0.1"
 _LEAST_PORT: Final = 10_000
 _PORTS_A_RANGE: Final = 50
 _RANGES: Final = 400
-"""Each process looks in a range of its own; all lie below the ports that the kernel gives to connections,
+"""Each process searches a range of its own; all lie below the ports that the kernel gives to connections,
 which begin at 32,768. Source: Linux, Documentation/networking/ip-sysctl.rst, ip_local_port_range."""
 
 _OFFERED: Final = count()

@@ -1,4 +1,4 @@
-"""The benchmark itself: it measures everything it is to measure. What it measures is no test's matter."""
+"""The benchmark itself: it measures everything it is to measure. No test checks the figures."""
 
 import json
 import os
@@ -48,7 +48,7 @@ _NUMBERS = (
 @pytest.mark.lane(name="apart")
 @pytest.mark.timeout(600)
 def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
-    """Needs root, for its namespaces and its control group; what runs beside it needs the processors more."""
+    """Needs root, for its namespaces and its control group; tests that run at the same time have priority."""
     done = subprocess.run(
         ["nice", "-n", "10", sys.executable, "-m", "benchmarks.bench_mover", "--quick", "--folder", tmp_path],
         cwd=_ROOT,
@@ -62,7 +62,7 @@ def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
     assert all(isinstance(figures[name], float) for name in _NUMBERS)
     assert figures["limited_256mib_ok"] is True
     assert figures["limited_256mib_200k_files_ok"] is True
-    assert ", file systems made and thrown away " in done.stdout
+    assert ", file systems created and deleted " in done.stdout
     assert "Targets and caches: ext4 in a file of its own" in done.stdout
     assert not list(tmp_path.iterdir())
 
@@ -79,7 +79,7 @@ def test_a_group_limits_the_memory_of_what_runs_in_it() -> None:
     assert not group.exists()
 
 
-def test_files_lie_in_a_folder_where_nobody_may_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_in_a_folder_without_the_permission_to_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     disks = Disks(tmp_path, Stages(HandClock()))
     assert not disks.own

@@ -1,4 +1,4 @@
-"""What processes had at one time: neither a peak missed nor two added that were apart."""
+"""What processes had at one time: no peak is missed, and peaks at different times are not added."""
 
 import sys
 from pathlib import Path
@@ -28,7 +28,7 @@ def map(size_mib):
         memory.write(bytes(1 << 20))
     return memory
 
-def wait_for_look():
+def wait_for_sample():
     give_up = time.monotonic() + 30
     while given_back_mib() >= {_NUDGE_MIB // 2}:
         if time.monotonic() > give_up:
@@ -37,14 +37,14 @@ def wait_for_look():
 
 def take():
     memory = map({_TAKEN_MIB})
-    # Held until a look is over: one that began earlier would forget what came and went during it.
+    # Held until a sample is complete: an earlier one would miss what is taken and freed during it.
     map({_NUDGE_MIB}).close()
-    wait_for_look()
+    wait_for_sample()
     return memory
 
 def give_back(memory):
     memory.close()
-    wait_for_look()
+    wait_for_sample()
 """
 _CHILD = 'subprocess.run([sys.executable, "-c", sys.argv[1] + "give_back(take())", ""], check=True)'
 

@@ -1,4 +1,4 @@
-"""The judge of the benchmark of scale: what it must see, and what it must not complain about."""
+"""The judge of the benchmark of scale: what it must report, and what it must accept."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_every_version_above_the_quota_is_a_violation() -> None:
     assert [violation.split(":")[0] for violation in verdict.violations] == ["at 4", "at 5"]
 
 
-def test_a_lowered_limit_excuses_what_is_there_but_nothing_more() -> None:
+def test_a_lowered_limit_exempts_what_is_there_and_nothing_more() -> None:
     course = [sight(2, "x", "Accepted"), sight(3, "y", "Accepted"), sight(5, "x", "Prepared")]
     lowered = [limits(), limits(4, queue_length=1)]
     assert judge(course, lowered).violations == []
@@ -171,7 +171,7 @@ def test_a_scenario_may_take_what_later_ones_do_not_need() -> None:
     assert budget.share([100.0]) == 0
 
 
-def test_the_last_line_comes_when_nothing_can_be_started(tmp_path: Path) -> None:
+def test_the_last_line_is_printed_when_nothing_can_be_started(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "benchmarks.bench_scale", "--minutes=1", f"--folder={tmp_path}"]
     # Without any program, such as the ones that build or start the servers.
     environment = os.environ | {"PATH": str(tmp_path)}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["agent", "bed", "quartet", "seed"]
 
-_LAST = "test_node_gone.py"
+_LAST = "test_lost_node.py"
 """It leaves one node only."""
 
 

@@ -202,7 +202,7 @@ class Site:
         """Start an agent, and return once it is the leader."""
         agent = await self._start(version, _LEADER_NODE, stop, {})
         before = await self._holder()
-        await wait_for("the agent leads", lambda: self._leads_other_than(before), seconds=_READY_SECONDS)
+        await wait_for("the agent is the leader", lambda: self._has_leader_other_than(before), seconds=_READY_SECONDS)
         return agent
 
     async def start_node_agent(self, version: Version, *, stop: str = "none") -> Agent:
@@ -280,5 +280,5 @@ class Site:
         lease = await self.bench.client.read(LEASES, self.namespace, DISPATCHER_LEASE)
         return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
 
-    async def _leads_other_than(self, before: str) -> bool:
+    async def _has_leader_other_than(self, before: str) -> bool:
         return await self._holder() not in {"", before}

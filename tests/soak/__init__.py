@@ -1,1 +1,1 @@
-"""Transfers and faults at random, for as long as one likes: every transfer ends, explained, and nothing is left."""
+"""Random transfers and faults: every transfer becomes final, its message names its fault, and nothing is leaked."""

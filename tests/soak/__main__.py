@@ -26,7 +26,7 @@ from tests.soak.faults import FAULTS, WRONG_LOCATION
 from tests.soak.ground import Ground
 from tests.soak.journal import Journal
 from tests.soak.memory import Memory
-from tests.soak.patient import PatientApi
+from tests.soak.retrying import RetryingApi
 from tests.soak.worker import NO_FAULT, Worker
 from tests.testbed.api import ApiError
 from tests.testbed.demonstration.user import User
@@ -154,7 +154,7 @@ def main() -> int:
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 31)
     print(f"seed {seed}, {arguments.seconds:.0f} s", flush=True)
-    bed = Bed(dict(os.environ), User(PatientApi(Path(os.environ["KUBECONFIG"]))))
+    bed = Bed(dict(os.environ), User(RetryingApi(Path(os.environ["KUBECONFIG"]))))
     figures = Soak(bed, arguments.seconds, seed).run()
     growth = figures["agent_growth_mib"]
     well = not any(figures[key] for key in ("not_final", "unexplained", "leaked", "soak_errors"))

@@ -116,8 +116,8 @@ def _set_fault(ground: Ground, name: str, line: str) -> None:
     """Ask the test bed's storage for a fault of one claim, or for none any more."""
     namespace, config_map = CONFIG_MAP
     with _faults_lock:
-        form = {"metadata": {"namespace": namespace, "name": config_map}, "data": {"faults": ""}}
-        found = ground.bed.api.create(CONFIG_MAPS, form)
+        fresh = {"metadata": {"namespace": namespace, "name": config_map}, "data": {"faults": ""}}
+        found = ground.bed.api.create(CONFIG_MAPS, fresh)
         lines = [each for each in found.get("data", {}).get("faults", "").splitlines() if f"/{name} " not in each]
         text = "\n".join([*lines, line] if line else lines)
         ground.bed.api.patch(CONFIG_MAPS, {"data": {"faults": text}}, name=config_map, namespace=namespace)

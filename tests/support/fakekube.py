@@ -224,8 +224,8 @@ class FakeKube:
             raise Rejection(409, "AlreadyExists", f'{resource.plural} "{name}" already exists')
         for key in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
             meta.pop(key, None)
-        form = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return self._store.add(resource, prune(body | form | {"metadata": meta}))
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return self._store.add(resource, prune(body | typed | {"metadata": meta}))
 
     def _patch(self, target: _Target, patch: JsonDict) -> JsonDict:
         before = self._require(target)

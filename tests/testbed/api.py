@@ -142,7 +142,7 @@ class Api:
     def snapshot(self, resource: Resource) -> tuple[list[Json], str]:
         """All objects of a kind, and the resource version from which to watch for changes."""
         answer = self.request("GET", resource.path())
-        # Items of a list do not say what they are, objects of a watch do.
+        # Items of a list have no kind, objects of a watch do.
         what = {"apiVersion": answer["apiVersion"], "kind": answer["kind"].removesuffix("List")}
         return [{**item, **what} for item in answer["items"]], answer["metadata"]["resourceVersion"]
 

@@ -86,4 +86,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:
-        return ""  # the group went away meanwhile
+        return ""  # the group was removed meanwhile

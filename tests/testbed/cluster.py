@@ -136,8 +136,8 @@ class Cluster:
         binary = tool("kubernetes", "kube-controller-manager")
         supervisor.start("kube-controller-manager", [binary, *common, *manager])
         # A pod whose claim is bound during its check is pending until the next one, five minutes later by default.
-        looks = "--pod-max-in-unschedulable-pods-duration=20s"
-        supervisor.start("kube-scheduler", [tool("kubernetes", "kube-scheduler"), *common, looks])
+        recheck = "--pod-max-in-unschedulable-pods-duration=20s"
+        supervisor.start("kube-scheduler", [tool("kubernetes", "kube-scheduler"), *common, recheck])
 
     def _prepare_api(self, plane: ControlPlane) -> None:
         apply_crds(plane.kubeconfig, ROOT / "tests" / "testbed" / "crds")

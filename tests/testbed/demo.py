@@ -138,7 +138,7 @@ class Demo:
         self._say(f"claim data and volume {name} are deleted")
 
     def _download(self, uploaded: Json) -> Timeline:
-        self._title("Bring it back into a new claim: DataDownload demo-download")
+        self._title("Restore it into a new claim: DataDownload demo-download")
         claim = manifests.build_claim(_SPACE, "restored", size=_SIZE, restored_into="demo.restored.x7k2p")
         self.user.apply(claim)
         body = manifests.build_data_download(
@@ -223,7 +223,7 @@ class Demo:
 
 
 def main() -> int:
-    """Run the demonstration; 0 only if everything came back as it was."""
+    """Run the demonstration; 0 only if everything was restored unchanged."""
     demo = Demo(os.environ, User(Api(Path(os.environ["KUBECONFIG"]))))
     try:
         faults = demo.run()
@@ -235,7 +235,7 @@ def main() -> int:
     for fault in faults:
         print(f"FAILED: {fault}", file=sys.stderr)
     if not faults:
-        print("\nThe volume came back as it was.")
+        print("\nThe volume was restored unchanged.")
     return 1 if faults else 0
 
 

@@ -85,7 +85,7 @@ def _build_pause(folder: Path) -> bytes:
 
 
 def _write_archive(path: Path, binary: bytes) -> None:
-    """Write an image of one file in the form of `docker save`.
+    """Write an image of one file in the format of `docker save`.
 
     Source: https://github.com/moby/docker-image-spec/blob/main/v1.2.md
     """

@@ -49,8 +49,8 @@ def _what_agents_say(user: User) -> str:
     """The state of the agents' pods and the end of their logs."""
     options = ["-n", NAMESPACE, "-l", AGENT_LABEL]
     try:
-        said = user.kubectl("logs", *options, "--tail=20", "--prefix")
+        logs = user.kubectl("logs", *options, "--tail=20", "--prefix")
     except BedError as error:
-        said = str(error)
+        logs = str(error)
     events = user.kubectl("get", "events", "-n", NAMESPACE, "-o", "custom-columns=R:.reason,M:.message", "--no-headers")
-    return "\n".join([user.kubectl("get", "pods", "-o", "wide", *options), events, said])
+    return "\n".join([user.kubectl("get", "pods", "-o", "wide", *options), events, logs])

@@ -24,7 +24,7 @@ _SYSCTLS = {
 """What a kubelet wants these settings to be.
 
 They belong to the whole machine. A kubelet that reads the wanted value changes nothing, so
-it is shown files that say so.
+it is shown files with that value.
 Source: k8s.io/kubernetes pkg/kubelet/cm, setupKernelTunables, v1.34
 """
 
@@ -36,7 +36,7 @@ def prepare_mounts(base: Path) -> None:
     """Give this mount namespace its own `/run` and a writable layer over `/var`, kept in `base`."""
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
     if Path("/var/lib/kubelet").is_mount():
-        # Another node's, seen from here: containerd would take it for the one that comes in its place.
+        # Another node's, seen from here: containerd would use it instead of this node's own.
         run("umount", "--recursive", "--lazy", "/var/lib/kubelet")
     for private in _PRIVATE:
         _cover(Path(private), base / "over" / private.strip("/").replace("/", "-"))

@@ -82,11 +82,11 @@ class Supervisor:
                 raise BedError(f"{message}\n{component.last_lines()}")
 
     def wait(self, what: str, ready: Callable[[], bool], *, seconds: float) -> None:
-        """Return once `ready` says so.
+        """Return once `ready` returns true.
 
         Args:
             what: Completes the sentence "waited for …".
-            ready: Asked again and again; it must not raise.
+            ready: Called repeatedly; it must not raise.
             seconds: The longest wait.
 
         Raises:
@@ -102,8 +102,8 @@ class Supervisor:
     def stop(self) -> None:
         """End all components at once; none is left when this returns.
 
-        They get no chance to end well: an API server takes 5 s for that, and all that
-        they could save is thrown away anyway.
+        They are killed: an API server takes 5 s to shut down, and all that
+        they could save is deleted anyway.
         """
         for component in reversed(self.components):
             component.process.kill()

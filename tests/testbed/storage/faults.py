@@ -1,6 +1,6 @@
 """Faults that tests ask the storage for.
 
-A fault is one word: `slow:SECONDS`, `fail:MESSAGE` or `never`. It is given by
+A fault is one value: `slow:SECONDS`, `fail:MESSAGE` or `never`. It is given by
 
 * the annotation `bed.node-agent.test/fault` on the object (a claim or a VolumeSnapshot),
 * the same annotation on its class,
@@ -69,13 +69,13 @@ def find_fault(cache: Cache, what: str, item: Json, *classes: Json | None) -> Fa
         classes: The classes of the object.
     """
     metadata = item["metadata"]
-    words = [each["metadata"].get("annotations", {}).get(ANNOTATION) for each in (item, *classes) if each]
+    texts = [each["metadata"].get("annotations", {}).get(ANNOTATION) for each in (item, *classes) if each]
     name = f"{metadata.get('namespace', '')}/{metadata['name']}"
-    words.append(_from_config_map(cache, what, name))
-    word: str | None = next((word for word in words if word), None)
-    if word is None:
+    texts.append(_from_config_map(cache, what, name))
+    text: str | None = next((text for text in texts if text), None)
+    if text is None:
         return None
-    kind, _, value = word.partition(":")
+    kind, _, value = text.partition(":")
     fault = Fault(kind, value)
     since = metadata.get("deletionTimestamp") or metadata["creationTimestamp"]
     return fault if fault.holds(since) else None

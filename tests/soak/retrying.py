@@ -12,14 +12,14 @@ from tests.testbed.api import Api, ApiError
 if TYPE_CHECKING:
     from tests.testbed.api import Json, Resource
 
-__all__ = ["PatientApi"]
+__all__ = ["RetryingApi"]
 
 _RETRY_SECONDS = 120
 _PAUSE_SECONDS = 0.5
 
 
 @dataclass
-class PatientApi(Api):
+class RetryingApi(Api):
     """Makes nothing twice: what a lost answer made counts as made."""
 
     def _send(self, method: str, path: str, *, body: Json | None, content_type: str) -> tuple[int, str]:

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 _NODE, _OTHER = "bed-2", "bed-1"
 _GONE_AFTER_SECONDS = 20
 _FAILED_SECONDS = 240
-"""The node controller alone takes 50 s to see that a node is not there."""
+"""The node controller alone takes 50 s to set a lost node to not Ready."""
 
 _WRITE = f"head -c {HELD_BYTES + (8 << 20)} /dev/urandom > /data/file && touch /data/done && exec sleep infinity"
 _WAIT = f"until [ -e /data/.velero/{RESTORE_UID} ]; do sleep 1; done"
@@ -111,7 +111,7 @@ def _claim(seed: Seed, name: str) -> Json:
 
 
 def _pod(seed: Seed, name: str, *, waits: bool = False, claim: str = "") -> Json:
-    """A pod on the node whose volume `data` is filled, or waits to be."""
+    """A pod on the node whose volume `data` is filled, or is waiting for a restore."""
     container = {
         "name": "app",
         "image": AGENT_IMAGE,
