@@ -59,7 +59,7 @@ class Agent:
         Raises:
             ExceptionGroup: of the errors that a part cannot recover from.
         """
-        await self.parts.live.look()
+        await self.parts.live.refresh()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.parts.live.run(), name="own configuration")
             group.create_task(self.node.run(), name="node")

@@ -1,6 +1,6 @@
-"""Pending reasons: why a transfer makes no progress.
+"""Reasons: why a transfer makes no progress, or cannot be admitted.
 
-A reason is written with the message into annotation `nodeagent.io/pending-reason` and into Events.
+A pending reason is written with the message into annotation `nodeagent.io/pending-reason` and into Events.
 Decisions depend on the reason, never on the text of the message.
 """
 
@@ -8,7 +8,7 @@ import re
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["PendingReason", "parse_reason"]
+__all__ = ["UNREADABLE", "FailureReason", "PendingReason", "parse_reason"]
 
 
 class PendingReason(StrEnum):
@@ -55,6 +55,23 @@ class PendingReason(StrEnum):
     CLEANUP_BLOCKED = "CleanupBlocked"
     DATA_MOVER_WAITING = "DataMoverWaiting"
     STEP_FAILED = "StepFailed"
+
+
+class FailureReason(StrEnum):
+    """Every reason for which an admission check fails; the message explains it."""
+
+    LOCATION_MISSING = "LocationMissing"
+    LOCATION_SECRET_MISSING = "LocationSecretMissing"  # noqa: S105 - a name, and no secret
+    SNAPSHOT_TYPE_UNKNOWN = "SnapshotTypeUnknown"
+    SOURCE_MISSING = "SourceMissing"
+    TARGET_CLAIM_UNUSABLE = "TargetClaimUnusable"
+    UPLOADER_UNKNOWN = "UploaderUnknown"
+    VOLUME_REJECTED = "VolumeRejected"
+    WRONG_NODE = "WrongNode"
+
+
+UNREADABLE: Final = "Unreadable"
+"""The reason of the Event on a custom resource that does not have the form of its kind."""
 
 
 _UNANNOTATED: Final = (

@@ -31,8 +31,8 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports an error in one line instead of the usage."""
+class _ExitingParser(argparse.ArgumentParser):
+    """Exits with one line about an error where argparse would print the usage."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = _ExitingParser(
         prog="nodeagent",
         description=_ABOUT,
         epilog=_EXAMPLES,

@@ -141,7 +141,7 @@ class CheckRequest:
 
 
 @dataclass(frozen=True)
-class _Report:
+class _CheckResult:
     """The findings: errors, and warnings about what is tolerated."""
 
     source: str
@@ -167,34 +167,34 @@ async def check_config(request: CheckRequest) -> int:
         ConfigError: the configuration could not be read.
     """
     if request.path:
-        report = await _check_file(request)
+        result = await _check_file(request)
     else:
-        report = await _check_cluster(request)
-    report.write(as_json=request.as_json)
-    return _EXIT_INVALID if report.errors or (request.strict and report.warnings) else 0
+        result = await _check_cluster(request)
+    result.write(as_json=request.as_json)
+    return _EXIT_INVALID if result.errors or (request.strict and result.warnings) else 0
 
 
-async def _check_file(request: CheckRequest) -> _Report:
+async def _check_file(request: CheckRequest) -> _CheckResult:
     text = read_document(request.path)
     try:
         parsed = parse_config(text)
     except ConfigError as e:
-        return _Report(request.path, [Finding("", str(e))])
+        return _CheckResult(request.path, [Finding("", str(e))])
     if request.offline or not _has_cluster(request):
-        return _Report(request.path, parsed.errors, parsed.notes)
+        return _CheckResult(request.path, parsed.errors, parsed.notes)
     try:
         transport, _ = await load_transport(request.kubeconfig)
     except ConfigError as e:
         unchecked = Finding("", f"names were not checked against a cluster: {e}")
-        return _Report(request.path, parsed.errors, [*parsed.notes, unchecked])
+        return _CheckResult(request.path, parsed.errors, [*parsed.notes, unchecked])
     try:
         names = await check_names(KubeClient(transport, _retry()), parsed.config)
     finally:
         await transport.close()
-    return _Report(request.path, parsed.errors, [*parsed.notes, *names])
+    return _CheckResult(request.path, parsed.errors, [*parsed.notes, *names])
 
 
-async def _check_cluster(request: CheckRequest) -> _Report:
+async def _check_cluster(request: CheckRequest) -> _CheckResult:
     transport, context_namespace = await load_transport(request.kubeconfig)
     try:
         client = KubeClient(transport, _retry())
@@ -207,10 +207,10 @@ async def _check_cluster(request: CheckRequest) -> _Report:
             # What prevents the agent from starting is an error; an API server that cannot be reached is not a finding.
             if isinstance(e.__cause__, KubeError):
                 raise
-            return _Report(source, [Finding("", str(e))])
+            return _CheckResult(source, [Finding("", str(e))])
         warnings = [*parsed.notes, *await check_names(client, parsed.config)]
         warnings += await _check_active(client, namespace, parsed.digest or NO_CONFIG)
-        return _Report(source, parsed.errors, warnings)
+        return _CheckResult(source, parsed.errors, warnings)
     finally:
         await transport.close()
 

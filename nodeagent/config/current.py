@@ -20,11 +20,11 @@ from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.source import absent, parse_config_map
 from nodeagent.runtime.own_pod import AgentReport
 
-__all__ = ["ConfigVerdict", "ConfigWatch", "CurrentConfig", "resolve_slots"]
+__all__ = ["ConfigUpdate", "ConfigWatch", "CurrentConfig", "resolve_slots"]
 
 
 @dataclass(frozen=True)
-class ConfigVerdict:
+class ConfigUpdate:
     """The result of an edit: activated, or rejected for `reasons` of one line each.
 
     `changed`: the active configuration, or the reasons why the document is not active, changed.
@@ -81,27 +81,27 @@ class CurrentConfig:
         """Call `on_change` after each change of the active configuration; it must not block."""
         self._subscribers.append(on_change)
 
-    def update(self, edited: ParsedConfig) -> ConfigVerdict:
+    def update(self, edited: ParsedConfig) -> ConfigUpdate:
         """Activate an edited document, unless it has errors."""
         if edited.errors:
             # The document that the agent started with may have errors; read again, it is no edit.
             if edited.digest == self.digest and not self._rejected:
-                return ConfigVerdict(changed=False)
+                return ConfigUpdate(changed=False)
             return self.reject(tuple(map(str, edited.errors)))
         was_rejected = bool(self._rejected)
         self._rejected = ()
         if edited.digest == self.digest:
-            return ConfigVerdict(changed=was_rejected)
+            return ConfigUpdate(changed=was_rejected)
         self._parsed = edited
         for on_change in self._subscribers:
             on_change()
-        return ConfigVerdict(changed=True)
+        return ConfigUpdate(changed=True)
 
-    def reject(self, reasons: tuple[str, ...]) -> ConfigVerdict:
+    def reject(self, reasons: tuple[str, ...]) -> ConfigUpdate:
         """Keep the active configuration, and store why the current document is not active."""
         changed = reasons != self._rejected
         self._rejected = reasons
-        return ConfigVerdict(changed=changed, reasons=reasons)
+        return ConfigUpdate(changed=changed, reasons=reasons)
 
 
 class ConfigWatch:
@@ -139,21 +139,21 @@ class ConfigWatch:
         try:
             if config_map is None:
                 raise absent(self._namespace, self._name)
-            verdict = self._current.update(parse_config_map(config_map))
+            update = self._current.update(parse_config_map(config_map))
         except ConfigError as e:
-            verdict = self._current.reject((str(e),))
+            update = self._current.reject((str(e),))
         self._update_metrics()
-        if verdict.changed:
-            await self._report_verdict(verdict)
+        if update.changed:
+            await self._report_update(update)
 
     def _update_metrics(self) -> None:
         self._report.metrics.config_valid(self._current.valid)
         self._report.metrics.config_hash(self._current.digest)
 
-    async def _report_verdict(self, verdict: ConfigVerdict) -> None:
+    async def _report_update(self, update: ConfigUpdate) -> None:
         digest, pod = self._current.digest, self._report.pod
-        if verdict.rejected:
-            message = f"ConfigMap rejected, configuration {digest} stays active: {'; '.join(verdict.reasons)}"
+        if update.rejected:
+            message = f"ConfigMap rejected, configuration {digest} stays active: {'; '.join(update.reasons)}"
             await pod.report("ConfigRejected", message, warning=True)
             return
         warnings = f"; warnings: {'; '.join(self._current.warnings)}" if self._current.warnings else ""

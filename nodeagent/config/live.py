@@ -99,9 +99,9 @@ class LiveConfig:
         """Return the settings for an expose that begins now; frozen, so that a request keeps them."""
         return self._expose_settings
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read what the first transfers depend on."""
-        await self.priority.look()
+        await self.priority.refresh()
         await self.repositories.settings()
 
     async def run(self) -> None:

@@ -67,7 +67,7 @@ class PriorityClass:
     def _wanted(self) -> str:
         return self._current.config.priority_class_name
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read the class once, so that the first mover pods can have it."""
         self._follow(self._wanted)
         if not self._followed:

@@ -187,9 +187,9 @@ class ExposeSteps(StepBase):
         if loss == before:
             return False
         place = f"{case.cr.metadata.namespace}/{case.cr.name}"
-        if loss.verdict:
+        if loss.failure:
             tail = await self._tools.logs.copy(case.cr, case.pod)
-            await self._end(case, Phase.FAILED, add_log_end(f"data mover pod {place} {loss.verdict}", tail))
+            await self._end(case, Phase.FAILED, add_log_end(f"data mover pod {place} {loss.failure}", tail))
             return True
         cause = f": {pod.why}" if pod.why else ""
         message = f"data mover pod {place} was lost before its data path started, will be recreated{cause}"

@@ -11,7 +11,7 @@ from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.reasons import PendingReason
+from core.models.reasons import UNREADABLE, PendingReason
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import TransferKey
 from nodeagent.runtime.tasks import Faults
@@ -43,7 +43,7 @@ class TransferFaults:
             return
         self._invalid.add(raw["metadata"]["uid"])
         _log.error("invalid custom resource, ignored until it changes: %s", message, extra=_identity(key))
-        await self._events.record_warning(raw, "Unreadable", message)
+        await self._events.record_warning(raw, UNREADABLE, message)
 
     async def report_failed(self, kind: NodeKind[Any], key: TransferKey, error: AgentError) -> None:
         """Report that a step failed with `error` and will be retried."""

@@ -64,7 +64,7 @@ class MoverLoss(WireModel):
         return self.last + min(pause, _LONGEST_PAUSE)
 
     @property
-    def verdict(self) -> str:
+    def failure(self) -> str:
         """Why no other pod is to be created; empty while one may be."""
         if self.killed >= _MOST_KILLS:
             return f"was killed {self.killed} times before its data path started: {self.why}"

@@ -15,7 +15,7 @@ from exposer.model import Pending
 __all__ = [
     "PendingRecord",
     "PendingRecords",
-    "Report",
+    "PendingReport",
     "count_check",
     "decide_report",
     "mark_reported",
@@ -72,7 +72,7 @@ _EMPTY: Final = PendingRecord()
 
 
 @dataclass(frozen=True)
-class Report:
+class PendingReport:
     """What is to be written: the message in the status, an Event, or nothing."""
 
     message: bool = False
@@ -81,7 +81,7 @@ class Report:
 
 def decide_report(
     record: PendingRecord, pending: Pending, now: float, *, immediately: bool = False
-) -> tuple[PendingRecord, Report]:
+) -> tuple[PendingRecord, PendingReport]:
     """Return `record` with `pending` observed at `now`, and what is to be reported.
 
     Args:
@@ -95,12 +95,12 @@ def decide_report(
     record = replace(record, current=pending)
     if pending.reason != record.reported.reason:
         lasts = immediately or pending.blocked or now >= record.since_seconds + _GRACE_SECONDS
-        return record, Report(message=lasts, event=lasts)
+        return record, PendingReport(message=lasts, event=lasts)
     other_cause = pending.blocked and _without_numbers(pending) != _without_numbers(record.reported)
     pause_seconds = _OTHER_CAUSE_PAUSE_SECONDS if other_cause else _SAME_REASON_PAUSE_SECONDS
     pause_over = now - record.reported_at_seconds >= pause_seconds
     changed = pending.message != record.reported.message
-    return record, Report(message=changed and pause_over, event=other_cause and pause_over)
+    return record, PendingReport(message=changed and pause_over, event=other_cause and pause_over)
 
 
 def observe(record: PendingRecord, pending: Pending) -> PendingRecord:
@@ -158,7 +158,7 @@ class PendingRecords:
         self._clock = clock
         self._records: dict[str, PendingRecord] = {}
 
-    def decide_report(self, uid: str, pending: Pending) -> Report:
+    def decide_report(self, uid: str, pending: Pending) -> PendingReport:
         """Record that the transfer is pending for `pending`; return what is to be reported."""
         self._records[uid], report = decide_report(self._of(uid), pending, self._clock.monotonic())
         return report

@@ -20,6 +20,7 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/__main__.py": "tests/datamover/test_main.py",
     "datamover/data_path/backup.py": "tests/datamover/flows/test_roundtrip.py",
     "datamover/data_path/restore.py": "tests/datamover/flows/test_roundtrip.py",
+    "datamover/flags.py": "tests/datamover/test_arguments.py",
     "datamover/kopia/causes.py": "tests/datamover/flows/test_failures.py",
     "datamover/kopia/client_config.py": "tests/datamover/kopia/test_repository_open.py",
     "datamover/kopia/process.py": "tests/datamover/flows/test_failures.py",

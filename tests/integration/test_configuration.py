@@ -110,7 +110,7 @@ async def _followed(client: KubeClient, namespace: str, text: str) -> AsyncItera
     report = AgentReport(board, Metrics("node-1"))
     watch = ConfigWatch(client, clock, place=(namespace, _NAME), current=current, report=report)
     priority = PriorityClass(client, clock, current=current, report=report)
-    await priority.look()
+    await priority.refresh()
     runs: list[Coroutine[None, None, None]] = [watch.run(), priority.run()]
     tasks = [asyncio.create_task(run) for run in runs]
     try:

@@ -102,10 +102,10 @@ class Examiner:
             canceled = Admission(AdmissionState.FAILED, message=f"canceled before admission: {cancel_cause(cr)}")
             return Checked(entry, kind, cr, CheckState.CANCELED, canceled)
         admission = self._check_agents(await self._check_kind(kind, cr))
-        if self._shares.counts(entry) and admission.verdict is AdmissionState.READY:
+        if self._shares.counts(entry) and admission.decision is AdmissionState.READY:
             slots = await self._slots.of(admission.node)
             admission = self._shares.admit(entry, admission, slots=slots)
-        return Checked(entry, kind, cr, _STATES[admission.verdict], admission)
+        return Checked(entry, kind, cr, _STATES[admission.decision], admission)
 
     async def _check_kind(self, kind: Admits[Any], cr: Transfer) -> Admission:
         try:
@@ -114,7 +114,7 @@ class Examiner:
             return _blocked(PendingReason.FORBIDDEN, str(e))
 
     def _check_agents(self, admission: Admission) -> Admission:
-        if admission.verdict is not AdmissionState.READY:
+        if admission.decision is not AdmissionState.READY:
             return admission
         agents = self._agents()
         if admission.node and label_value(admission.node) not in agents:

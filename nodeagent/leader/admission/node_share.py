@@ -74,7 +74,7 @@ class NodeShares:
             admission: the result of its kind's check.
             slots: the `loadConcurrency` of the node that `admission` names.
         """
-        ready = admission.verdict is AdmissionState.READY
+        ready = admission.decision is AdmissionState.READY
         if not ready or entry.kind not in self._bound or entry.uid in self._chosen:
             return admission
         label = label_value(admission.node)

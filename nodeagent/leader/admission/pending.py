@@ -19,7 +19,7 @@ from nodeagent.leader.admission.examiner import Checked
 from nodeagent.leader.admission.pod_watch import PodKey, PodWatch
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.kinds.base import Admission
-from nodeagent.transfers.pending import PendingRecord, Report, decide_report, mark_reported
+from nodeagent.transfers.pending import PendingRecord, PendingReport, decide_report, mark_reported
 
 __all__ = ["PendingTransfer", "PendingTransfers"]
 
@@ -189,7 +189,7 @@ class PendingTransfers:
             seconds = max(seconds, (self._clock.now() - created).total_seconds())
         return seconds >= limit.total_seconds()
 
-    def decide_report(self, uid: str, pending: Pending) -> Report:
+    def decide_report(self, uid: str, pending: Pending) -> PendingReport:
         """Record the reason of a transfer and return what is to be reported of it."""
         record = self._record(uid)
         # One that is pending for a node share is not checked again before it has one.

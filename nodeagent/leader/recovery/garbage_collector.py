@@ -72,7 +72,7 @@ class GarbageCollector:
         """Return for the status page: transfers with leaked objects, and what blocks their deletion."""
         return {
             "deletedTransfers": len(self._missing_since_seconds),
-            "pending": sorted(set(self._logged.values())),
+            "pendingMessages": sorted(set(self._logged.values())),
             "lastError": self._last_error,
         }
 

@@ -19,7 +19,7 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
-from core.models.reasons import PendingReason
+from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.index import Entry, TransferIndex, build_entry
@@ -144,7 +144,7 @@ class OrphanRecovery:
         pending = {self._pending.message(entry.uid) for entry, action in steps if action is RecoveryAction.CLEAN_UP}
         return {
             "transfers": dict(Counter(action.name for _, action in steps)),
-            "pending": sorted(pending - {""}),
+            "pendingMessages": sorted(pending - {""}),
             "lastError": self._last_error,
         }
 
@@ -192,7 +192,7 @@ class OrphanRecovery:
             self._tools.check_leading()
             if action is RecoveryAction.REPORT_INVALID:
                 self._explained.add(entry.uid)
-                await self._tools.events.record_warning(raw, "Unreadable", entry.fault)
+                await self._tools.events.record_warning(raw, UNREADABLE, entry.fault)
                 return None
             requeue = await self._perform(action, kind, kind.parse(raw))
         except (ConflictError, NotFoundError) as e:

@@ -61,14 +61,14 @@ class AdmissionState(Enum):
 class Admission:
     """The result of an admission check.
 
-    `reason` is the pending reason or the cause of a failure in CamelCase, `message` the text for
+    `reason` is a pending or failure reason, `message` the text for
     `status.message`. `node` names the only node that can run the transfer; empty: any node can.
     `indefinite` exempts a pending transfer from the prepare timeout; `limit` replaces that timeout
     where it is shorter. `blocked` says that the reason never occurs in a healthy transfer. `pod` is
     the namespace and name of the workload pod whose change ends the pending state, if there is one.
     """
 
-    verdict: AdmissionState
+    decision: AdmissionState
     reason: str = ""
     message: str = ""
     node: str = ""

@@ -15,7 +15,7 @@ from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER
 from core.models.phases import Phase
-from core.models.reasons import PendingReason
+from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload
 from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreExposer, RestoreRequest
 from exposer.placement import LINUX, WINDOWS
@@ -73,7 +73,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
     async def check_admission(self, cr: DataDownload, reader: Reader) -> Admission:
         """Return whether the backup storage location is ready and the target PVC is unbound."""
         admission = await check_location(reader, cr)
-        if admission.verdict is not AdmissionState.READY:
+        if admission.decision is not AdmissionState.READY:
             return admission
         target = cr.spec.target_volume
         claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.pvc)
@@ -83,7 +83,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         try:
             waiting = await self.exposer.check(self._request(cr), reader)
         except ExposeError as e:
-            return Admission(AdmissionState.FAILED, "TargetClaimUnusable", str(e))
+            return Admission(AdmissionState.FAILED, FailureReason.TARGET_CLAIM_UNUSABLE, str(e))
         if waiting is None:
             return READY
         return Admission(AdmissionState.PENDING, waiting.reason, waiting.message, blocked=waiting.blocked)

@@ -13,6 +13,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER
+from core.models.reasons import FailureReason
 from core.models.transfers import DataUpload
 from exposer.model import Exposed, Exposer, Guard, Owner, Pending, Reader, SnapshotRequest
 from exposer.settings import ExposeSettings
@@ -77,14 +78,14 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         spec = cr.spec
         if spec.snapshot_type != _CSI or spec.csi_snapshot is None:
             message = f"snapshot type {spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
-            return Admission(AdmissionState.FAILED, "SnapshotTypeUnknown", message)
+            return Admission(AdmissionState.FAILED, FailureReason.SNAPSHOT_TYPE_UNKNOWN, message)
         admission = await check_location(reader, cr)
-        if admission.verdict is not AdmissionState.READY:
+        if admission.decision is not AdmissionState.READY:
             return admission
         try:
             waiting = await self.exposer.check(self._request(cr), reader)
         except ExposeError as e:
-            return Admission(AdmissionState.FAILED, "SourceMissing", str(e))
+            return Admission(AdmissionState.FAILED, FailureReason.SOURCE_MISSING, str(e))
         if waiting is None:
             return READY
         # Some storage takes hours for a snapshot; one that reports errors for so long never becomes ready.

@@ -15,6 +15,7 @@ from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
 from core.models.base import JsonDict
 from core.models.names import POD_VOLUME_FINALIZER
 from core.models.phases import Phase
+from core.models.reasons import FailureReason
 from core.models.transfers import PodVolumeBackup, PodVolumeRestore
 from exposer.model import Exposed, Guard, LocatedVolume, Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
@@ -78,14 +79,14 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
     async def _locate(self, cr: P, reader: Reader) -> LocatedVolume | Admission:
         """Return where the volume is mounted, or why the transfer cannot be admitted now."""
         if cr.spec.uploader_type == _RESTIC:
-            return Admission(AdmissionState.FAILED, "UploaderUnknown", "restic is not supported")
+            return Admission(AdmissionState.FAILED, FailureReason.UPLOADER_UNKNOWN, "restic is not supported")
         admission = await check_location(reader, cr)
-        if admission.verdict is not AdmissionState.READY:
+        if admission.decision is not AdmissionState.READY:
             return admission
         try:
             located = await self.exposer.locate(self._request(cr), reader)
         except ExposeError as e:
-            return Admission(AdmissionState.FAILED, "VolumeRefused", str(e))
+            return Admission(AdmissionState.FAILED, FailureReason.VOLUME_REJECTED, str(e))
         if isinstance(located, Pending):
             # The workload pod may wait for its image, or for its turn among many restores.
             return Admission(
@@ -144,7 +145,7 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
             return found
         if found.node != cr.spec.node:
             message = f"workload pod {cr.spec.pod.namespace}/{cr.spec.pod.name} runs on node {found.node}"
-            return Admission(AdmissionState.FAILED, "WrongNode", f"{message}, and not on {cr.spec.node}")
+            return Admission(AdmissionState.FAILED, FailureReason.WRONG_NODE, f"{message}, and not on {cr.spec.node}")
         return Admission(AdmissionState.READY, node=found.node)
 
     def count(self, cr: PodVolumeBackup, metrics: Metrics) -> None:

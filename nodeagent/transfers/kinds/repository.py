@@ -11,7 +11,7 @@ from core.errors import ContractError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.models.base import JsonDict
-from core.models.reasons import PendingReason
+from core.models.reasons import FailureReason, PendingReason
 from core.models.storage import (
     CACHE_LIMIT_KEY,
     DEFAULT_CACHE_LIMIT_MIB,
@@ -32,7 +32,7 @@ async def check_location(reader: Reader, cr: Transfer) -> Admission:
     raw = await reader.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
     if raw is None:
         message = f"BackupStorageLocation {namespace}/{name} does not exist"
-        return Admission(AdmissionState.FAILED, "LocationMissing", message)
+        return Admission(AdmissionState.FAILED, FailureReason.LOCATION_MISSING, message)
     try:
         location = BackupStorageLocation.parse(raw)
     except ContractError as e:
@@ -43,9 +43,11 @@ async def check_location(reader: Reader, cr: Transfer) -> Admission:
         stored = await reader.read(SECRETS, namespace, secret.name)
         what = f"Secret {namespace}/{secret.name} of BackupStorageLocation {name}"
         if stored is None:
-            return Admission(AdmissionState.FAILED, "LocationSecretMissing", f"{what} does not exist")
+            return Admission(AdmissionState.FAILED, FailureReason.LOCATION_SECRET_MISSING, f"{what} does not exist")
         if secret.key not in (stored.get("data") or {}):
-            return Admission(AdmissionState.FAILED, "LocationSecretMissing", f"{what} has no key {secret.key}")
+            return Admission(
+                AdmissionState.FAILED, FailureReason.LOCATION_SECRET_MISSING, f"{what} has no key {secret.key}"
+            )
     if not location.available:
         why = f": {location.status.message}" if location.status.message else ""
         message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"

@@ -30,12 +30,12 @@ def test_a_holder_of_the_configuration_keeps_the_one_it_started_with() -> None:
 
 def test_an_edit_with_an_error_is_rejected_as_a_whole() -> None:
     current = CurrentConfig(_document(2))
-    verdict = current.update(parse_config('{"loadConcurrency": {"globalConfig": "x"}, "priorityClassName": "low"}'))
-    assert verdict.rejected
-    assert "loadConcurrency.globalConfig: expected a whole number" in verdict.reasons[0]
+    update = current.update(parse_config('{"loadConcurrency": {"globalConfig": "x"}, "priorityClassName": "low"}'))
+    assert update.rejected
+    assert "loadConcurrency.globalConfig: expected a whole number" in update.reasons[0]
     assert (_slots(current), current.config.priority_class_name) == (2, "")
     assert not current.valid
-    assert current.rejected == verdict.reasons
+    assert current.rejected == update.reasons
 
 
 def test_an_edit_back_to_the_active_document_is_a_change_without_a_call() -> None:

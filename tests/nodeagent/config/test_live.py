@@ -52,7 +52,7 @@ async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> Non
     scene, live = _live('{"priorityClassName": "low"}')
     found = [live.expose_settings().pod.priority_class_name]
     meta = {"name": "low"}
-    await live.look()
+    await live.refresh()
     async with running(live.run(), lead_seconds=1.0):
         await scene.client.create(PRIORITY_CLASSES, _object("scheduling.k8s.io/v1", "PriorityClass", meta, value=10))
         await asyncio.sleep(5)
@@ -75,7 +75,7 @@ async def test_the_cache_limit_is_that_of_new_repositories() -> None:
     meta = {"namespace": "velero", "name": "repositories"}
     scene.kube.put(_object("v1", CONFIG_MAPS.kind, meta, data={"kopia": '{"cacheLimitMB": 100}'}))
 
-    await live.look()
+    await live.refresh()
 
     assert before.cache == CacheRule("fast", 5000)
     assert live.expose_settings().cache == CacheRule("fast", 100)

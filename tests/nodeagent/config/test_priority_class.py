@@ -42,7 +42,7 @@ def _named(name: str) -> ParsedConfig:
 
 @asynccontextmanager
 async def _running(scene: Scene) -> AsyncIterator[None]:
-    await scene.priority.look()
+    await scene.priority.refresh()
     async with running(scene.priority.run(), lead_seconds=_LIMIT_SECONDS):
         yield
 
@@ -125,7 +125,7 @@ async def test_a_class_that_cannot_be_read_at_start_is_used_once_it_can(
     scene = _scene()
     await scene.make("low")
     scene.kube.fail_next("GET", "priorityclasses", fault, times=12)
-    await scene.priority.look()
+    await scene.priority.refresh()
     assert scene.priority.name == ""
     assert "cannot check PriorityClass low, will retry; data movers get the default priority" in caplog.text
     async with _running(scene):

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, PENDING_REASON_ANNOTATION
+from core.models.reasons import FailureReason
 from core.models.transfers import DataDownload
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod, most_held, open_scene
@@ -132,7 +133,7 @@ async def test_a_transfer_that_can_never_start_fails_with_the_cause() -> None:
     scene.add("du-1")
     scene.add("du-2")
     scene.kind.answers["du-2"] = Admission(
-        AdmissionState.FAILED, "LocationMissing", "BackupStorageLocation x does not exist"
+        AdmissionState.FAILED, FailureReason.LOCATION_MISSING, "BackupStorageLocation x does not exist"
     )
     async with scene.dispatching():
         await scene.until(lambda: scene.reasons("du-2") == ["Failed"], seconds=5)

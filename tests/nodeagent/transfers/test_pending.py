@@ -8,7 +8,7 @@ from exposer.model import Pending
 from nodeagent.transfers.pending import (
     PendingRecord,
     PendingRecords,
-    Report,
+    PendingReport,
     count_check,
     decide_report,
     mark_reported,
@@ -25,7 +25,7 @@ IMAGE = Pending("ImagePullBackOff", "no such image")
 TAINT = Pending("Unschedulable", "0/3 nodes are available: 3 had untolerated taint", blocked=True)
 MORE_NODES = Pending("Unschedulable", "0/4 nodes are available: 4 had untolerated taint", blocked=True)
 FULL = Pending("Unschedulable", "0/4 nodes are available: 4 Insufficient cpu", blocked=True)
-NOTHING, STATUS, ALL = Report(), Report(message=True), Report(message=True, event=True)
+NOTHING, STATUS, ALL = PendingReport(), PendingReport(message=True), PendingReport(message=True, event=True)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ NOTHING, STATUS, ALL = Report(), Report(message=True), Report(message=True, even
         ),
     ],
 )
-def test_reports_follow_the_table(table: list[tuple[float, Pending, Report]]) -> None:
+def test_reports_follow_the_table(table: list[tuple[float, Pending, PendingReport]]) -> None:
     record, reports = PendingRecord(), []
     for now, pending, _ in table:
         record, report = decide_report(record, pending, now)

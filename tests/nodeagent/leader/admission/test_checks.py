@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from core.models.reasons import FailureReason
 from nodeagent.leader.admission.checks import AdmissionChecks
 from nodeagent.leader.admission.examiner import CheckState, Examiner
 from nodeagent.leader.admission.pending import PendingTransfers
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.looptime
 
 BLOCKED = Admission(AdmissionState.PENDING, "LocationUnavailable", "the location is unavailable", blocked=True)
 OVERDUE = Admission(AdmissionState.PENDING, "TargetClaimMissing", "the PVC does not exist", limit=timedelta(seconds=2))
-FAILED = Admission(AdmissionState.FAILED, "LocationMissing", "the location does not exist")
+FAILED = Admission(AdmissionState.FAILED, FailureReason.LOCATION_MISSING, "the location does not exist")
 
 
 class Bench:

@@ -45,9 +45,9 @@ def full_scene() -> Scene:
 @pytest.mark.parametrize(("slots", "most"), [(1, 3), (2, 5)])
 def test_the_share_of_a_node_follows_its_slots(slots: int, most: int) -> None:
     found = shares()
-    verdicts = [found.admit(entry(f"pvb-{i}"), ready(), slots=slots).verdict for i in range(most + 1)]
-    assert verdicts == [AdmissionState.READY] * most + [AdmissionState.PENDING]
-    assert found.admit(entry("elsewhere"), ready("node-b"), slots=1).verdict is AdmissionState.READY
+    decisions = [found.admit(entry(f"pvb-{i}"), ready(), slots=slots).decision for i in range(most + 1)]
+    assert decisions == [AdmissionState.READY] * most + [AdmissionState.PENDING]
+    assert found.admit(entry("elsewhere"), ready("node-b"), slots=1).decision is AdmissionState.READY
 
 
 @pytest.mark.cause("node-busy")
@@ -58,7 +58,7 @@ def test_a_full_node_is_an_indefinite_reason() -> None:
 
 def test_a_transfer_that_is_checked_again_in_a_pass_counts_once() -> None:
     found = shares("node-a", "node-a")
-    assert [found.admit(entry("pvb"), ready(), slots=1).verdict for _ in range(2)] == [AdmissionState.READY] * 2
+    assert [found.admit(entry("pvb"), ready(), slots=1).decision for _ in range(2)] == [AdmissionState.READY] * 2
 
 
 def test_other_kinds_and_other_results_stay() -> None:

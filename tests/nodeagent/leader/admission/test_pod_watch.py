@@ -7,6 +7,7 @@ import pytest
 from core.kube.resources import PODS
 from core.kube.transport import Request
 from core.models.base import JsonDict
+from core.models.reasons import FailureReason
 from core.models.transfers import PodVolumeRestore
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import Scene, ScriptedKind, open_scene
@@ -76,7 +77,7 @@ async def test_a_pod_that_is_deleted_or_ends_wakes_its_restore() -> None:
         async with scene.dispatching():
             await scene.until(lambda name=name: scene.message(name) != "")  # type: ignore[misc] # this round's
             await asyncio.sleep(15)
-            gone = Admission(AdmissionState.FAILED, "VolumeRefused", "the pod does not exist")
+            gone = Admission(AdmissionState.FAILED, FailureReason.VOLUME_REJECTED, "the pod does not exist")
             scene.kind.answers[name] = gone
             if change == "end":
                 scene.kube.put(workload_pod(cr, status={"phase": "Failed"}))

@@ -105,7 +105,9 @@ async def test_leaked_objects_of_a_force_deleted_transfer_are_deleted_in_order()
 
 def leftovers(dispatcher: Dispatcher) -> JsonDict:
     """Return what the status page reports about leaked objects; nothing while the dispatcher starts."""
-    shown: JsonDict = dispatcher.report().get("leakedObjects", {"deletedTransfers": 0, "pending": [], "lastError": ""})
+    shown: JsonDict = dispatcher.report().get(
+        "leakedObjects", {"deletedTransfers": 0, "pendingMessages": [], "lastError": ""}
+    )
     return shown
 
 
@@ -145,12 +147,12 @@ async def test_a_volume_in_mid_rebind_of_a_deleted_transfer_is_reclaimed_and_no_
         await scene.until(lambda: condemned() == ["lost"], seconds=60)
         assert leftovers(dispatcher) == {
             "deletedTransfers": 1,
-            "pending": ["PersistentVolume lost is being deleted"],
+            "pendingMessages": ["PersistentVolume lost is being deleted"],
             "lastError": "",
         }
         await client.delete(PERSISTENT_VOLUMES, "", "lost")
         await asyncio.sleep(700)
-        assert leftovers(dispatcher) == {"deletedTransfers": 0, "pending": [], "lastError": ""}
+        assert leftovers(dispatcher) == {"deletedTransfers": 0, "pendingMessages": [], "lastError": ""}
     assert condemned() == []
     assert len(names(scene, PERSISTENT_VOLUMES)) == 6
 

@@ -11,6 +11,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import EVENTS
 from core.kube.retry import Retry
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.reasons import FailureReason
 from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
@@ -108,9 +109,9 @@ async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page()
     scene.kube.fail_next("PATCH", "/datauploads/refused", 403, times=3)
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: "refused" in str(dispatcher.report().get("orphans")), seconds=10)
-        await scene.until(lambda: "held is" in str(dispatcher.report()["orphans"]["pending"]), seconds=10)
+        await scene.until(lambda: "held is" in str(dispatcher.report()["orphans"]["pendingMessages"]), seconds=10)
         shown = dispatcher.report()["orphans"]
-        assert (shown["transfers"], shown["pending"]) == ({"CLEAN_UP": 2}, ["Pod velero/held is being deleted"])
+        assert (shown["transfers"], shown["pendingMessages"]) == ({"CLEAN_UP": 2}, ["Pod velero/held is being deleted"])
         scene.kind.held.clear()
         await scene.until(lambda: dispatcher.report()["orphans"]["transfers"] == {}, seconds=200)
         assert dispatcher.report()["orphans"]["lastError"].startswith("DataUpload velero/refused: ")
@@ -119,7 +120,9 @@ async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page()
 async def test_a_transfer_that_failed_before_admission_is_cleaned_up() -> None:
     """Its source snapshot was created for it, and nothing else deletes that."""
     scene = open_scene("node-a")
-    scene.kind.answers["du"] = Admission(AdmissionState.FAILED, "LocationMissing", "there is no such location")
+    scene.kind.answers["du"] = Admission(
+        AdmissionState.FAILED, FailureReason.LOCATION_MISSING, "there is no such location"
+    )
     scene.add("du", finalizers=["other/one"])
     async with scene.dispatching():
         await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=10)

@@ -91,14 +91,14 @@ async def admission(kind: DataUploadKind | DataDownloadKind, transfer: JsonDict)
 
 async def test_a_transfer_whose_world_is_ready_may_start() -> None:
     verdicts = [
-        (await admission(uploads(READY_WORLD), data_upload())).verdict,
-        (await admission(downloads(READY_WORLD), data_download())).verdict,
+        (await admission(uploads(READY_WORLD), data_upload())).decision,
+        (await admission(downloads(READY_WORLD), data_download())).decision,
     ]
     assert verdicts == [AdmissionState.READY, AdmissionState.READY]
 
 
 @pytest.mark.parametrize(
-    ("world", "verdict", "words"),
+    ("world", "decision", "words"),
     [
         pytest.param(
             {}, AdmissionState.FAILED, "BackupStorageLocation velero/default does not exist", id="no location"
@@ -133,10 +133,10 @@ async def test_a_transfer_whose_world_is_ready_may_start() -> None:
 )
 @pytest.mark.cause("location-secret-missing")
 async def test_an_unusable_location_is_named(
-    world: Mapping[str, JsonDict], verdict: AdmissionState, words: str
+    world: Mapping[str, JsonDict], decision: AdmissionState, words: str
 ) -> None:
     for found in (await admission(uploads(world), data_upload()), await admission(downloads(world), data_download())):
-        assert found.verdict is verdict
+        assert found.decision is decision
         assert words in found.message
         assert not found.indefinite
 
@@ -155,7 +155,7 @@ async def test_a_snapshot_that_goes_wrong_is_waited_for_like_any_other_trouble()
 
 async def test_a_missing_snapshot_fails() -> None:
     found = await admission(uploads(READY_WORLD, FakeExposer(ExposeError("VolumeSnapshot a/b is gone"))), data_upload())
-    assert (found.verdict, found.message) == (AdmissionState.FAILED, "VolumeSnapshot a/b is gone")
+    assert (found.decision, found.message) == (AdmissionState.FAILED, "VolumeSnapshot a/b is gone")
 
 
 @pytest.mark.parametrize("change", [{"snapshotType": "Magic"}, {"csiSnapshot": None}], ids=["type", "no snapshot"])
@@ -165,7 +165,7 @@ async def test_another_snapshot_type_is_refused_and_leaves_nothing_to_clean(chan
     transfer["spec"] |= change
     exposer = FakeExposer()
     kind = uploads(READY_WORLD, exposer)
-    assert (await admission(kind, transfer)).verdict is AdmissionState.FAILED
+    assert (await admission(kind, transfer)).decision is AdmissionState.FAILED
     if transfer["spec"]["csiSnapshot"] is None:
         assert await kind.clean_up(kind.parse(transfer)) is None
         assert exposer.cleaned == 0
@@ -174,7 +174,7 @@ async def test_another_snapshot_type_is_refused_and_leaves_nothing_to_clean(chan
 async def test_a_missing_target_claim_is_permanent_after_two_minutes() -> None:
     world = {path: obj for path, obj in READY_WORLD.items() if path != CLAIM_PATH}
     found = await admission(downloads(world), data_download())
-    assert (found.verdict, found.indefinite, found.limit) == (AdmissionState.PENDING, False, timedelta(minutes=2))
+    assert (found.decision, found.indefinite, found.limit) == (AdmissionState.PENDING, False, timedelta(minutes=2))
     assert "PersistentVolumeClaim app3/data" in found.message
 
 
@@ -185,7 +185,7 @@ async def test_an_unconsumed_target_claim_waits() -> None:
 
 async def test_a_bound_target_claim_fails() -> None:
     found = await admission(downloads(READY_WORLD, FakeExposer(ExposeError("bound already"))), data_download())
-    assert (found.verdict, found.message) == (AdmissionState.FAILED, "bound already")
+    assert (found.decision, found.message) == (AdmissionState.FAILED, "bound already")
 
 
 @pytest.mark.parametrize(("datamover", "ours"), [("", True), ("velero", True), ("another", False)])

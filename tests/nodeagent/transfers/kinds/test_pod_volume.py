@@ -10,6 +10,7 @@ from core.kube.resources import PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, POD_VOLUME_FINALIZER
+from core.models.reasons import FailureReason
 from exposer.causes import CauseFinder
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
@@ -72,7 +73,7 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
         await admission(transfer, LOCATION, pod, reachable=False),
     ]
 
-    assert {answer.verdict for answer in answers} == {AdmissionState.FAILED}
+    assert {answer.decision for answer in answers} == {AdmissionState.FAILED}
     assert [answer.message.partition(":")[0] for answer in answers] == [
         "restic is not supported",
         "BackupStorageLocation velero/default does not exist",
@@ -86,13 +87,13 @@ async def test_a_backup_for_another_node_than_its_pods_fails() -> None:
     transfer = pod_volume_backup()
     answer = await admission(transfer, LOCATION, workload_pod(transfer, node="node-b"))
     expected = "workload pod app/writer runs on node node-b, and not on node-a"
-    assert answer == Admission(AdmissionState.FAILED, "WrongNode", expected)
+    assert answer == Admission(AdmissionState.FAILED, FailureReason.WRONG_NODE, expected)
 
 
 async def test_a_restore_waits_for_its_pod_without_end() -> None:
     transfer = pod_volume_restore()
     answer = await admission(transfer, LOCATION, workload_pod(transfer, status={"phase": "Pending"}))
-    assert (answer.verdict, answer.reason, answer.indefinite) == (AdmissionState.PENDING, "WorkloadNotWaiting", True)
+    assert (answer.decision, answer.reason, answer.indefinite) == (AdmissionState.PENDING, "WorkloadNotWaiting", True)
 
 
 async def test_the_node_of_a_transfer_is_known_before_it_is_exposed() -> None:

@@ -1,0 +1,190 @@
+"""The data mover's flags and help, for `datamover.arguments`.
+
+Imports no code of either mode: so a pod loads nothing for terminals, and local mode nothing for
+clusters.
+"""
+
+import argparse
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, NoReturn
+
+from core.contract import MoverVerb, VolumeMode
+from core.errors import ConfigError
+from core.logs import LEVELS, LOG_FORMATS
+from core.models.units import parse_duration
+from core.version import VERSION
+from datamover.kinds import TRANSFER_KINDS
+
+__all__ = ["LIST", "build_parser"]
+
+LIST: Final = "list"
+"""The command of local mode that is no verb of the node agent."""
+
+_LOCAL_MODE: Final = "local mode"
+_POD_MODE: Final = "pod mode (used by the node agent)"
+_ABOUT: Final = """\
+Backs up the data of one volume to a backup repository and restores it, through kopia.
+
+In local mode (--repository) it needs a directory, a repository and a password, but no cluster.
+In a pod, the node agent starts it with the name of a custom resource."""
+
+_EXAMPLES: Final = """\
+examples:
+  Back up a directory to a repository on another disk (created on first use), and list its snapshots:
+    export KOPIA_PASSWORD=…
+    datamover backup --source /home/me --repository /mnt/disk/repository
+    datamover list --repository /mnt/disk/repository
+
+  Restore a snapshot:
+    datamover restore --snapshot ID --target /home/me --repository /mnt/disk/repository
+
+  Back up to a bucket, with keys from the environment or AWS_SHARED_CREDENTIALS_FILE:
+    datamover backup --source /data --repository s3://bucket/prefix --s3-endpoint https://s3.example.com
+
+exit codes:
+  0 success   1 API request or internal error   2 invalid usage or configuration   10 data path failed
+  11 kopia failed   12 repository unusable   14 canceled, or stopped by a signal"""
+
+
+class _RaisingParser(argparse.ArgumentParser):
+    """Raises an error where argparse would exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; it raises a ConfigError instead of exiting on invalid usage."""
+    parser = _RaisingParser(
+        prog="datamover",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"datamover {VERSION}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+
+    backup = _add_command(commands, MoverVerb.BACKUP, "back up a directory or device to a snapshot")
+    local = backup.add_argument_group(_LOCAL_MODE)
+    local.add_argument("--source", metavar="PATH", type=Path, help="directory or block device to back up")
+    local.add_argument(
+        "--name", metavar="NAME", default="", help="source of the snapshots in the repository (default: the path)"
+    )
+    _add_repository(local, required=False)
+    _add_transfer(backup, MoverVerb.BACKUP)
+
+    restore = _add_command(commands, MoverVerb.RESTORE, "restore a snapshot to a directory or device")
+    local = restore.add_argument_group(_LOCAL_MODE)
+    local.add_argument("--snapshot", metavar="ID", default="", help="ID of the snapshot, from `datamover list`")
+    local.add_argument("--target", metavar="PATH", type=Path, help="directory or block device to restore to")
+    _add_repository(local, required=False)
+    _add_transfer(restore, MoverVerb.RESTORE)
+
+    listing = _add_command(commands, LIST, "list the snapshots of a repository")
+    _add_repository(listing.add_argument_group(_LOCAL_MODE), required=True)
+
+    init = _add_command(commands, MoverVerb.INIT_REPOSITORY, "initialize the repository of a BackupRepository")
+    in_pod = init.add_argument_group(_POD_MODE)
+    in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
+    _add_pod(in_pod)
+    return parser
+
+
+def _add_command(
+    commands: "argparse._SubParsersAction[_RaisingParser]", name: str, about: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "--log-level",
+        metavar="NAME",
+        default="",
+        help=f"minimum log level: {', '.join(LEVELS)} (default: info in a pod, warning in local mode)",
+    )
+    command.add_argument(
+        "--log-format",
+        metavar="NAME",
+        default="text",
+        help=f"format of log lines: {', '.join(LOG_FORMATS)} (default: %(default)s)",
+    )
+    return command
+
+
+def _add_repository(group: argparse._ArgumentGroup, *, required: bool) -> None:
+    group.add_argument(
+        "--repository",
+        metavar="PATH",
+        required=required,
+        default="",
+        help="directory, or s3://bucket/prefix with keys from the environment or AWS_SHARED_CREDENTIALS_FILE",
+    )
+    group.add_argument(
+        "--password-file",
+        metavar="PATH",
+        default="",
+        help="file with the repository password (default: $KOPIA_PASSWORD)",
+    )
+    group.add_argument(
+        "--s3-endpoint", metavar="URL", default="", help="S3 endpoint, such as https://s3.example.com (default: AWS)"
+    )
+    group.add_argument("--s3-region", metavar="NAME", default="", help="region of the bucket")
+    group.add_argument(
+        "--s3-profile",
+        metavar="NAME",
+        default="",
+        help="profile in the credentials file (default: $AWS_PROFILE, else default)",
+    )
+    group.add_argument(
+        "--s3-ca-file", metavar="PATH", default="", help="file with the certificate authority of the endpoint"
+    )
+    group.add_argument("--s3-insecure", action="store_true", help="do not verify the certificate of the endpoint")
+    group.add_argument("--json", action="store_true", help="print the result as JSON, without progress")
+
+
+def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
+    group = parser.add_argument_group(_POD_MODE)
+    for flag, kind in TRANSFER_KINDS.items():
+        if kind.verb is verb:
+            group.add_argument(f"--{flag}", metavar="NAME", default="", help=f"name of the {kind.resource.kind}")
+    group.add_argument(
+        "--volume-path", metavar="PATH", default="", help="mount path of the volume, or path of the device"
+    )
+    group.add_argument(
+        "--volume-mode",
+        metavar="NAME",
+        type=VolumeMode,
+        default=VolumeMode.FILESYSTEM,
+        help="volume mode: Filesystem or Block (default: %(default)s)",
+    )
+    group.add_argument(
+        "--cache-volume-path",
+        metavar="PATH",
+        default="",
+        help="mount path of a volume for kopia's cache (default: the work directory)",
+    )
+    _add_pod(group)
+
+
+def _add_pod(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--resource-timeout",
+        metavar="DURATION",
+        type=parse_duration,
+        default=timedelta(minutes=10),
+        help="timeout for the BackupRepository to become Ready (default: 10m0s)",
+    )
+    group.add_argument(
+        "--termination-message-path",
+        metavar="PATH",
+        type=Path,
+        default=Path("/dev/termination-log"),
+        help="file to write the result to (default: %(default)s)",
+    )
