@@ -39,10 +39,10 @@ _FEW_SHARE: Final = 5
 """Few agents show what one transfer costs with a fifth of the transfers."""
 
 _KILLS_SHARE: Final = 0.6
-"""Leaders are killed during so many of the transfers, and paused during the others."""
+"""The fraction of the transfers during which leaders are killed; they are paused during the others."""
 
 _BLOCKED_SECONDS: Final = 60
-"""So long after the time is up even a call that blocks everything is interrupted."""
+"""So many seconds after the time limit even a call that blocks everything is interrupted."""
 
 _FIGURES: Final = "figures of scale"
 _FEW_AGENTS: Final = 5
@@ -50,7 +50,7 @@ _LEADER_AGENTS: Final = 10
 
 
 class Benchmark:
-    """One pass over the chosen scenarios; `report` holds what came of it so far."""
+    """One pass over the chosen scenarios; `report` holds its results so far."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -139,7 +139,7 @@ def _parse() -> argparse.Namespace:
 
 @contextmanager
 def _interrupting(minutes: float) -> Iterator[None]:
-    """Let nothing go on for much longer than `minutes`, be it a call that blocks the event loop."""
+    """Interrupt the block soon after `minutes`, even a call that blocks the event loop."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise BenchmarkError(f"interrupted: not done within {minutes:g} minutes")

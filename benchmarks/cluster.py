@@ -23,7 +23,7 @@ __all__ = ["BUCKET", "PREFIX", "REGION", "RUN", "Cluster", "leave_service_accoun
 
 BUCKET: Final = "movers"
 PREFIX: Final = "kopia/app/"
-"""Where the repository of namespace `app` lies in the bucket."""
+"""The prefix of the repository of namespace `app` in the bucket."""
 
 REGION: Final = "us-east-1"
 """What versitygw takes a signature to be made for."""
@@ -52,7 +52,7 @@ class Cluster:
         }
 
     def put_location(self, s3: S3Server) -> None:
-        """Let the location be the bucket of a server, with its credentials."""
+        """Set the location to the bucket of a server, with its credentials."""
         self.objects.put_secret(_LOCATION_SECRET, "cloud", s3.credentials_file)
         self.objects.put_location(
             {"region": REGION, "s3Url": s3.url, "s3ForcePathStyle": "true"},

@@ -1,8 +1,8 @@
-"""File systems that hold the files of one run and go as a whole: in memory, or on the disk.
+"""File systems that hold the files of one run and are deleted as a whole: in memory, or on the disk.
 
 Knows how they are made in this mount namespace, and that no run waits for the removal of each
 file. Does not know what is put there.
-Source: mount(8), "Loop-device support": the loop device goes with the mount; mke2fs(8); ext4(5).
+Source: mount(8), "Loop-device support": the loop device is removed with the mount; mke2fs(8); ext4(5).
 """
 
 import shutil
@@ -84,7 +84,7 @@ class Disks:
     def _fresh(self, options: str) -> Iterator[Path]:
         folder = self._folder / f"disk-{next(self._numbers)}"
         image = folder.with_suffix(".image")
-        # Not the top: `lost+found` lies there.
+        # Not the top folder: it has `lost+found`.
         files = folder / "files"
         with self._stages.stage(_STAGE):
             folder.mkdir()

@@ -26,7 +26,7 @@ _LIMIT_SECONDS: Final = 600.0
 
 
 class BenchmarkError(Exception):
-    """Something that is measured failed, or came to a wrong result."""
+    """Something that is measured failed, or had a wrong result."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ async def _sample(pid: int, peaks: _Peaks) -> None:
 def _take_peak(pid: int) -> int:
     """Return a process's peak since this was last asked, in KiB.
 
-    Nothing is missed but what comes and goes between its reading and its reset, microseconds later.
+    Only a peak between its reading and its reset, microseconds later, is missed.
     Where the kernel has no `clear_refs` it is the peak since the beginning, which is never less.
     """
     with suppress(OSError):

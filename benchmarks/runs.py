@@ -25,7 +25,7 @@ from tests.datamover.support.s3server import S3Server
 __all__ = ["FULL", "LEAST_PAIRS", "QUICK", "Benchmark", "Plan", "pairs_fit"]
 
 LEAST_PAIRS: Final = 3
-"""So many are run however long they take: a median of fewer means nothing."""
+"""The minimum, however long they take: a median of fewer means nothing."""
 
 _LIMIT_MIB: Final = 256
 _SHOWN_DIFFERENCES: Final = 10
@@ -48,7 +48,7 @@ QUICK: Final = Plan(TreeShape(1, 3_000_000, 50, 2_000), TreeShape(0, 0, 300, 1_0
 
 
 def pairs_fit(done: int, last_seconds: float, left_seconds: float) -> bool:
-    """Return whether one more pair is run after so many, when the last one took so long and so much time is left."""
+    """Return whether one more pair is run after so many, by the duration of the last one and the time that is left."""
     return done < LEAST_PAIRS or last_seconds + _LEAVING_SECONDS <= left_seconds
 
 

@@ -1,4 +1,4 @@
-"""Where a benchmark's time goes, stage by stage, and what it does at the moment.
+"""The time that a benchmark spends in each stage, and what it does now.
 
 Knows a clock and standard error. Does not know what is done in a stage.
 """

@@ -1,4 +1,4 @@
-"""The trees that are moved, and whether what came back is the same.
+"""The trees that are moved, and whether what was restored is the same.
 
 Knows how many files of which sizes, and how all CPUs work at a tree of 200,000. Does not know
 who moves them.
@@ -62,7 +62,7 @@ def make_tree(root: Path, shape: TreeShape) -> Path:
 
 
 def survey_tree(root: Path) -> Survey:
-    """Return what must come back of each entry below `root`: kind, mode, owner, time, and the content's hash."""
+    """Return what must be restored of each entry below `root`: kind, mode, owner, time, and the content's hash."""
     with _processes() as pool:
         survey: Survey = {}
         for part in pool.map(_survey, repeat(root), sorted(root.iterdir())):

@@ -29,7 +29,7 @@ _END_SECONDS: Final = 20.0
 
 @dataclass
 class Child:
-    """A running program; its output goes to `log`, save what it prints when it is ready."""
+    """A running program; its output is written to `log`, except the line that reports readiness."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -74,7 +74,7 @@ class Child:
         await self.process.wait()
 
     async def end(self) -> None:
-        """Ask for its end and wait for it; kill it where it does not come."""
+        """Terminate it and wait for its end; kill it after a time."""
         if self.process.returncode is None:
             self.process.terminate()
         try:

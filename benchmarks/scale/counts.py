@@ -102,7 +102,7 @@ class Store:
     file_bytes: int
 
     def since(self, before: "Store") -> "Store":
-        """Return what came since `before`."""
+        """Return what was added since `before`."""
         return Store(self.writes - before.writes, self.file_bytes - before.file_bytes)
 
 

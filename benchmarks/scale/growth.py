@@ -1,6 +1,6 @@
 """One agent for long: its memory before its first transfer and after its last.
 
-Knows the course of it. Does not know targets.
+Knows its steps. Does not know targets.
 """
 
 import asyncio

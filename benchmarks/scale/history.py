@@ -101,7 +101,7 @@ def to_line(seen: Sight | LimitChange) -> str:
 
 @dataclass
 class History:
-    """All lines of a file so far; `read_on` takes those that came since."""
+    """All lines of a file so far; `read_on` takes those that were added since."""
 
     path: Path
     sights: list[Sight] = field(default_factory=list)

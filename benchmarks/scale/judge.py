@@ -20,7 +20,7 @@ _RANK: Final = {"New": 0, "Accepted": 1, "Prepared": 2, "InProgress": 3, "Cancel
 
 @dataclass
 class Verdict:
-    """What came of all transfers.
+    """The results of all transfers.
 
     `violations` names each resourceVersion at which something was not as it must be. `admissions` are the
     first sights of accepted transfers, in order.
@@ -30,11 +30,11 @@ class Verdict:
     most_held: int = 0
     most_running: int = 0
     admissions: list[Sight] = field(default_factory=list)
-    ends: Counter[str] = field(default_factory=Counter)
+    final_phases: Counter[str] = field(default_factory=Counter)
 
 
 class _Ceiling:
-    """A limit, and how far a number may lie above it since the limit was lowered."""
+    """A limit, and how far a number may be above it since the limit was lowered."""
 
     def __init__(self) -> None:
         self._limit: int | None = None
@@ -87,7 +87,7 @@ class _Observer:
         if was == "New" and sight.phase == "Accepted":
             self.verdict.admissions.append(sight)
         if was not in FINAL and sight.phase in FINAL:
-            self.verdict.ends[sight.phase] += 1
+            self.verdict.final_phases[sight.phase] += 1
 
     def _count_held(self, sight: Sight) -> None:
         holds = sight.phase in HELD and not sight.deleted
@@ -117,7 +117,7 @@ class _Observer:
 
 
 def judge(sights: Iterable[Sight], limits: Iterable[LimitChange]) -> Verdict:
-    """Return what came of the transfers, going through every resourceVersion in order."""
+    """Return the results of the transfers, going through every resourceVersion in order."""
     observer = _Observer()
     everything: list[Sight | LimitChange] = [*limits, *sights]
     for seen in sorted(everything, key=lambda seen: seen.version):

@@ -1,6 +1,6 @@
 """Leaders that are killed, or paused for longer than their lease lasts, while transfers run.
 
-Knows the course of it, with real agents, each a process of its own. Does not know targets.
+Knows its steps, with real agents, each a process of its own. Does not know targets.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ async def measure_leaders(doors: Doors, name: str, effort: Effort, *, disturbs: 
         await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.limit_seconds)
         verdict = scene.judge()
         good = sum(1 for seconds in took if seconds <= scene.lease_seconds + _GRACE_SECONDS)
-        complete = verdict.ends == {"Completed": effort.transfers}
+        complete = verdict.final_phases == {"Completed": effort.transfers}
         return Leaders(len(disturbs), good if complete else 0, max(took), time.monotonic() - began, verdict)
 
 

@@ -1,6 +1,6 @@
 """Transfers of all kinds, carried out by few or many agents; and many agents without any transfer.
 
-Knows the course of it, and what requests and bytes come to for each transfer. Does not know targets.
+Knows its steps, and what requests and bytes come to for each transfer. Does not know targets.
 """
 
 import asyncio

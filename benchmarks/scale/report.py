@@ -145,4 +145,7 @@ def _rows_of_leaders(one: Leaders) -> Iterator[tuple[str, str]]:
 def _rows_of_verdict(verdict: Verdict) -> Iterator[tuple[str, str]]:
     yield "violations", f"{len(verdict.violations)}"
     yield "most Accepted or Prepared; most InProgress on a node", f"{verdict.most_held}; {verdict.most_running}"
-    yield "final phases", ", ".join(f"{number} {phase}" for phase, number in sorted(verdict.ends.items())) or "none"
+    yield (
+        "final phases",
+        ", ".join(f"{number} {phase}" for phase, number in sorted(verdict.final_phases.items())) or "none",
+    )

@@ -131,7 +131,7 @@ class Scene:
             await asyncio.sleep(_POLL_SECONDS)
 
     def judge(self) -> Verdict:
-        """Return what came of all transfers so far."""
+        """Return the results of all transfers so far."""
         self.history.read_on()
         return judge(self.history.sights, self.history.limits)
 

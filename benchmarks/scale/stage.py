@@ -87,7 +87,7 @@ class Stage:
     _workloads: dict[tuple[str, int], JsonDict] = field(default_factory=dict)
 
     async def set_up(self, *, queue_length: int | None, slots: int, apps: int = 10) -> None:
-        """Make everything that is there before a transfer."""
+        """Create everything that exists before a transfer."""
         api = self.doors.server.api
         for namespace in [self.namespace, *(app_namespace(self.namespace, number) for number in range(apps))]:
             api.create(_NAMESPACES, {"metadata": {"name": namespace}})
@@ -115,7 +115,7 @@ class Stage:
         return volumes
 
     async def create_transfers(self, volumes: Sequence[Volume]) -> None:
-        """Create the transfers, as a backup does: as fast as it goes."""
+        """Create the transfers, as a backup does: as fast as possible."""
         await self._each(volumes, self._create_transfer)
 
     async def delete_transfers(self) -> None:

@@ -1,6 +1,6 @@
 """A long admission queue: what it costs while transfers are pending, how fast they are admitted.
 
-Knows the course of it. Does not know targets. No agent carries the transfers out: they are admitted
+Knows its steps. Does not know targets. No agent carries the transfers out: they are admitted
 to nodes whose agents have Ready pods and do not run.
 """
 

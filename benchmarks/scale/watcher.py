@@ -18,7 +18,7 @@ from tests.testbed.api import Api, Json, Resource
 __all__ = ["READY", "main"]
 
 READY: Final = "ready"
-"""What is printed once nothing will be missed any more."""
+"""What is printed once nothing is missed from then on."""
 
 _KINDS: Final = (
     Resource("/apis/velero.io/v2alpha1", "datauploads"),
@@ -31,7 +31,7 @@ _WATCH_SECONDS: Final = 7200
 
 
 class _Watcher:
-    """Watches on threads of its own; whatever they see, or end by, goes through one queue."""
+    """Watches on threads of its own; what they see, and the error that ends one, is put into one queue."""
 
     def __init__(self, api: Api, namespace: str, config_map: str) -> None:
         self._api = api

@@ -65,7 +65,7 @@ def test_a_good_course_is_no_violation() -> None:
     verdict = judge(reversed(course), [limits()])
     assert verdict.violations == []
     assert (verdict.most_held, verdict.most_running) == (1, 1)
-    assert verdict.ends == {"Completed": 2}
+    assert verdict.final_phases == {"Completed": 2}
     assert [one.name for one in verdict.admissions] == ["transfer-1", "transfer-2"]
 
 

@@ -1,4 +1,4 @@
-"""The matrix before a real API server: runs at the same time, and what each comes to."""
+"""The matrix before a real API server: runs at the same time, and their results."""
 
 from __future__ import annotations
 

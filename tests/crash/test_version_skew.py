@@ -64,7 +64,7 @@ def apiserver() -> Iterator[ApiServer]:
 
 
 async def _replace_node_agent(site: Site, stop: str, *, leader: Version, node: Version) -> None:
-    """Replace the node's agent after its write `stop` to every transfer; a data mover that runs goes on meanwhile."""
+    """Replace the node's agent after its write `stop` to every transfer; a data mover that runs continues meanwhile."""
     moving = site.bench.cluster.not_ending
     if stop not in _MOVERS_HAVE_ENDED:
         moving.add(site.namespace)

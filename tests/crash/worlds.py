@@ -221,7 +221,7 @@ class World:
         return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
     async def _create(self, resource: Resource, obj: JsonDict) -> JsonDict:
-        """Make an object, and give it the status that it comes with."""
+        """Make an object, and set its status."""
         stored = await self.client.create(resource, obj)
         if "status" in obj:
             await set_status(self.client, resource, obj, obj["status"])

@@ -37,7 +37,7 @@ async def test_limits_are_kept_while_leaders_die_and_come_back(doors: Doors) -> 
     result = await measure_leaders(doors, "scale", effort, disturbs=[kill_leader, pause_leader], log=lambda _: None)
 
     assert result.verdict.violations == []
-    assert result.verdict.ends == {"Completed": 100}
+    assert result.verdict.final_phases == {"Completed": 100}
     # Otherwise the limits were never put to the test.
     assert result.verdict.most_held > 10
     assert result.verdict.most_running == 2

@@ -43,7 +43,7 @@ _LEAST_FAULTS = 100
 _LEAST_OF_EACH = 5
 _WITHOUT_FAULT = 3
 _CHAOS_ROUNDS = 8
-"""In the time that the soak has; each kind of fault that affects all workers comes once a round."""
+"""In the time that the soak has; each kind of fault that affects all workers is injected once a round."""
 
 _SAMPLE_SECONDS = 5.0
 _MOST_GROWTH_MIB = 10.0
@@ -86,7 +86,7 @@ class Soak:
         return self._figures(left)
 
     def _chaos(self, chance: random.Random) -> None:
-        """Inject the faults that affect all workers, until the soak is over and everything came up often enough."""
+        """Inject the faults that affect all workers, until the soak is over and each kind was injected often enough."""
         chaos = build_chaos(self.bed)
         deck = Deck(list(chaos), chance)
         pause = self.seconds / (_CHAOS_ROUNDS * len(chaos))

@@ -1,4 +1,4 @@
-"""Chance without luck: everything comes up equally often, in an order that the seed decides."""
+"""Random order by the seed, in which everything is drawn equally often."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def final(self) -> bool:
-        """Whether it came to an end."""
+        """Whether it is final, or was deleted."""
         return self.phase in {"Completed", "Failed", "Canceled", "deleted"}
 
     @property

@@ -1,4 +1,4 @@
-"""Brings the cluster up inside the test bed's namespaces, as far in parallel as it goes.
+"""Brings the cluster up inside the test bed's namespaces, in parallel where possible.
 
 Order: containerd and the images on one side, etcd, API server, controllers on the other;
 the kubelet when both are there. Nothing is taken down here: the namespaces end.
@@ -50,7 +50,7 @@ class Cluster:
     _began: float = field(default_factory=time.monotonic)
 
     def start(self) -> None:
-        """Bring everything up; returns when pods can be made.
+        """Start everything; returns when pods can be made.
 
         Raises:
             BedError: Something did not start; the message has its last output.

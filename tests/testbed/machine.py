@@ -50,7 +50,7 @@ def prepare_mounts(base: Path) -> None:
 
 
 def add_addresses(*addresses: str) -> None:
-    """Bring `lo` up with further addresses, and forward packets between pods."""
+    """Set `lo` up with further addresses, and forward packets between pods."""
     run("ip", "link", "set", "lo", "up")
     for address in addresses:
         run("ip", "address", "add", f"{address}/32", "dev", "lo")
@@ -58,7 +58,7 @@ def add_addresses(*addresses: str) -> None:
 
 
 def run(*argv: str) -> str:
-    """Run a program to its end and return its standard output.
+    """Run a program until it ends and return its standard output.
 
     Raises:
         BedError: It failed.
@@ -70,7 +70,7 @@ def run(*argv: str) -> str:
 
 
 def _cover(path: Path, layer: Path) -> None:
-    """Lay a writable overlay over `path`; where overlays cannot be nested, an empty folder."""
+    """Mount a writable overlay over `path`; where overlays cannot be nested, an empty folder."""
     upper, work = layer / "upper", layer / "work"
     for folder in (upper, work):
         folder.mkdir(parents=True)

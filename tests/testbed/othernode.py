@@ -58,7 +58,7 @@ def start(node: Node, archives: list[Path], supervisor: Supervisor) -> None:
 
 
 def _lay_cable(index: int, pid: int) -> None:
-    """Join this network namespace with that of a process; the far end is configured over there."""
+    """Join this network namespace with that of a process; the far end is configured in the other one."""
     cable = f"to-node-{index}"
     machine.run("ip", "link", "add", cable, "type", "veth", "peer", "name", _UPLINK, "netns", str(pid))
     machine.run("ip", "link", "set", cable, "up")

@@ -1,4 +1,4 @@
-"""A user with kubectl: applies manifests, waits for conditions, runs a pod to its end."""
+"""A user with kubectl: applies manifests, waits for conditions, runs a pod until it ends."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ class User:
             self.kubectl("apply", option, str(folder))
 
     def names(self, kinds: Sequence[str], *options: str) -> list[str]:
-        """What there is of some kinds, as kubectl names it; options choose among them."""
+        """The objects of some kinds, as kubectl names them; options choose among them."""
         return self.kubectl("get", ",".join(kinds), "-o", "name", *options).split()

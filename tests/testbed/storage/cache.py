@@ -20,7 +20,7 @@ __all__ = ["Cache"]
 _RETRY_SECONDS = 0.5
 
 _PASSING = (OSError, ApiError, http.client.HTTPException, ValueError)
-"""What an API server that ends in the middle of an answer comes to, and one that is not there."""
+"""The errors of an API server that ends during an answer, or does not run."""
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Copies that run beside the loop, so that a long one holds up nothing else."""
+"""Copies that run beside the loop, so that a long one blocks nothing else."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Snapshots:
                 raise
 
     def _bind(self, snapshot: Json, content: Json) -> None:
-        """Bring the snapshot's status in step with its content's."""
+        """Update the snapshot's status from its content's."""
         name = content["metadata"]["name"]
         if not content["spec"]["volumeSnapshotRef"].get("uid"):
             reference = {"volumeSnapshotRef": {"uid": snapshot["metadata"]["uid"]}}
