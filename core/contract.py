@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypeVar
 from msgspec import Meta, field
 
 from core.errors import ContractError, ResultError
-from core.models.base import WireModel
+from core.models.base import Int64, WireModel
 from core.models.units import format_duration
 
 __all__ = [
@@ -114,11 +114,11 @@ class ProgressMessage(WireModel, omit_defaults=True):
     The last three fields are ours; Velero ignores unknown keys.
     """
 
-    total_bytes: int = 0
-    done_bytes: int = 0
-    bytes_per_second: int = 0
-    sent_bytes: int = 0
-    deduped_bytes: int = 0
+    total_bytes: Int64 = 0
+    done_bytes: Int64 = 0
+    bytes_per_second: Int64 = 0
+    sent_bytes: Int64 = 0
+    deduped_bytes: Int64 = 0
 
 
 _Id = Annotated[str, Meta(min_length=1)]
@@ -137,15 +137,15 @@ class BackupResult(WireModel):
     snapshot_id: _Id = field(name="snapshotID")
     empty_snapshot: bool = False
     source: VolumePath
-    total_bytes: int = 0
-    incremental_bytes: int = 0
+    total_bytes: Int64 = 0
+    incremental_bytes: Int64 = 0
 
 
 class RestoreResult(WireModel):
     """The termination message of a restore that succeeded; sizes in bytes."""
 
     target: VolumePath
-    total_bytes: int = 0
+    total_bytes: Int64 = 0
 
 
 class InitResult(WireModel):
@@ -186,7 +186,7 @@ def parse_progress(message: str) -> ProgressMessage:
 
 def shorten_message(message: str) -> str:
     """Return `message` shortened from the front to the limit of a termination message."""
-    raw = message.encode()
+    raw = message.encode(errors="replace")
     if len(raw) <= TERMINATION_MESSAGE_LIMIT_BYTES:
         return message
     mark = "… "

@@ -16,6 +16,7 @@ from core.errors import ConfigError, ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
 from core.models.names import ASYNC_OPERATION_ID_LABEL, PVC_NAME_ANNOTATION, RESTORE_UID_LABEL
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
+from core.models.units import parse_count
 
 __all__ = [
     "TRANSFER_KINDS",
@@ -144,9 +145,10 @@ def parse_settings(settings: Mapping[str, str]) -> UploaderSettings:
 def _count(settings: Mapping[str, str], name: str) -> int | None:
     """Return a number of files; None, the default, if it is 0 or not set."""
     text = settings.get(name, "0").strip()
-    if not text.isdecimal():
+    number = parse_count(text)
+    if number is None:
         raise ConfigError(f'setting {name}: must be a number of files, such as 4: "{text}"')
-    return int(text) or None
+    return number or None
 
 
 def _boolean(settings: Mapping[str, str], name: str) -> bool:

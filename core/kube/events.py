@@ -108,7 +108,7 @@ class EventRecorder:
 
 
 def _truncate(message: str) -> str:
-    raw = message.encode()
+    raw = message.encode(errors="replace")
     if len(raw) <= _MESSAGE_LIMIT_BYTES:
         return message
     return raw[: _MESSAGE_LIMIT_BYTES - 3].decode(errors="ignore") + "…"

@@ -111,5 +111,5 @@ def label_value(name: str) -> str:
     """
     if len(name) <= _LABEL_VALUE_LIMIT:
         return name
-    digest = hashlib.sha256(name.encode()).hexdigest()
+    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()
     return name[:_HASHED_PREFIX] + digest[:_HASH_DIGITS]

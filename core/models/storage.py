@@ -3,14 +3,13 @@
 Source: Velero v1.18, pkg/apis/velero/v1, as recorded in tests/recordings/velero-1.18.2/crds.
 """
 
-from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple, Self
 
 from msgspec import field
 
 from core.errors import RepositoryError
-from core.models.base import CustomResource, JsonDict, WireModel
+from core.models.base import CustomResource, JsonDict, Time, WireModel
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOLUME_NAMESPACE_LABEL, label_value
 
 __all__ = [
@@ -144,7 +143,7 @@ class BackupRepositoryStatus(WireModel):
 
     phase: RepositoryPhase | None = None
     message: str = ""
-    last_maintenance_time: datetime | None = None
+    last_maintenance_time: Time | None = None
 
 
 class BackupRepository(CustomResource):

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from msgspec import field
 
-from core.models.base import CustomResource, WireModel
+from core.models.base import CustomResource, Int64, Time, WireModel
 from core.models.names import CANCEL_REQUESTED_ANNOTATION, PENDING_REASON_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import parse_reason
@@ -44,8 +44,8 @@ def _parse_timeout(text: str) -> timedelta:
 class Progress(WireModel):
     """`status.progress`, in bytes."""
 
-    total_bytes: int = 0
-    bytes_done: int = 0
+    total_bytes: Int64 = 0
+    bytes_done: Int64 = 0
 
 
 class TransferStatus(WireModel):
@@ -54,15 +54,15 @@ class TransferStatus(WireModel):
     phase: Phase | None = None
     message: str = ""
     progress: Progress = field(default_factory=Progress)
-    accepted_timestamp: datetime | None = None
-    start_timestamp: datetime | None = None
-    completion_timestamp: datetime | None = None
+    accepted_timestamp: Time | None = None
+    start_timestamp: Time | None = None
+    completion_timestamp: Time | None = None
     accepted_by_node: str = ""
     node: str = ""
     node_os: str = field(default="", name="nodeOS")
     path: str = ""
     snapshot_id: str = field(default="", name="snapshotID")
-    incremental_bytes: int = 0
+    incremental_bytes: Int64 = 0
 
 
 class TransferSpec(WireModel):
@@ -195,7 +195,7 @@ class DataDownloadSpec(_MoverSpec):
 
     target_volume: TargetVolume
     snapshot_id: str = field(name="snapshotID")
-    snapshot_size: int = 0
+    snapshot_size: Int64 = 0
     node_os: str = field(default="", name="nodeOS")
 
 
@@ -258,7 +258,7 @@ class PodVolumeRestoreSpec(_PodVolumeSpec):
 
     snapshot_id: str = field(name="snapshotID")
     source_namespace: str
-    snapshot_size: int = 0
+    snapshot_size: Int64 = 0
 
 
 class PodVolumeRestore(_PodVolumeTransfer):

@@ -8,7 +8,13 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Final
 
-__all__ = ["format_duration", "parse_duration", "parse_quantity"]
+__all__ = ["format_duration", "parse_count", "parse_duration", "parse_quantity"]
+
+_LONGEST_TEXT: Final = 128
+"""Characters of a duration or quantity: a longer one is no honest value, and costs time to parse."""
+
+_LARGEST_INTEGER: Final = 2**63 - 1
+"""Go's int64: the longest duration in nanoseconds, and the largest number in JSON."""
 
 
 _UNIT_SECONDS: Final = {
@@ -23,14 +29,14 @@ _UNIT_SECONDS: Final = {
 }
 
 
-_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 
 
 def parse_duration(text: str) -> timedelta:
     """Return the duration in `text`, such as `1h30m` or `10m0s`.
 
     Raises:
-        ValueError: `text` is not a Go duration.
+        ValueError: `text` is not a Go duration, or longer than 292 years, the longest that Go can hold.
     """
     sign = -1.0 if text.startswith("-") else 1.0
     rest = text[1:] if text[:1] in {"-", "+"} else text
@@ -38,14 +44,17 @@ def parse_duration(text: str) -> timedelta:
         return timedelta(0)
     position = 0
     seconds = 0.0
-    while position < len(rest):
+    while position < len(rest) <= _LONGEST_TEXT:
         part = _PART.match(rest, position)
         if part is None:
             break
         seconds += float(part[1]) * _UNIT_SECONDS[part[2]]
         position = part.end()
     if not rest or position < len(rest):
-        message = f'not a duration such as 30s, 10m or 1h30m: "{text}"'
+        message = f'not a duration such as 30s, 10m or 1h30m: "{text[:_LONGEST_TEXT]}"'
+        raise ValueError(message)
+    if seconds * 1e9 > _LARGEST_INTEGER:
+        message = f'duration longer than 292 years: "{text}"'
         raise ValueError(message)
     return timedelta(seconds=sign * seconds)
 
@@ -83,7 +92,7 @@ _SUFFIX: Final = {
 }
 
 
-_FORM: Final = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)")
+_FORM: Final = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:([eE][+-]?[0-9]{1,3})|([numkMGTPE]|[KMGTPE]i)?)")
 
 
 def parse_quantity(text: str | float) -> Decimal:
@@ -92,9 +101,17 @@ def parse_quantity(text: str | float) -> Decimal:
     Raises:
         ValueError: `text` is not a quantity.
     """
-    form = _FORM.fullmatch(str(text))
+    written = str(text) if isinstance(text, str) or abs(text) <= _LARGEST_INTEGER else ""
+    form = _FORM.fullmatch(written) if len(written) <= _LONGEST_TEXT else None
     if form is None:
-        message = f'not a quantity such as 500Mi, 2Gi or 100m: "{text}"'
+        message = f'not a quantity such as 500Mi, 2Gi or 100m: "{written[:_LONGEST_TEXT]}"'
         raise ValueError(message)
-    number = Decimal(form[1] + (form[2] or ""))
-    return number * _SUFFIX[form[3] or ""]
+    return Decimal(form[1] + (form[2] or "")) * _SUFFIX[form[3] or ""]
+
+
+_COUNT: Final = re.compile("[0-9]{1,18}")
+
+
+def parse_count(text: str) -> int | None:
+    """Return the whole number in `text`, decimal digits without a sign; None where it is none, or 10^18 or more."""
+    return int(text) if _COUNT.fullmatch(text) else None

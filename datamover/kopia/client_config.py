@@ -12,6 +12,7 @@ from typing import Final
 
 from core.models.base import JsonDict
 from core.models.storage import CACHE_LIMIT_KEY
+from core.models.units import parse_count
 
 __all__ = ["IDENTITY_FLAGS", "CacheLimit", "build_config", "parse_cache_limit"]
 
@@ -66,8 +67,8 @@ class CacheLimit:
 def parse_cache_limit(config: dict[str, str]) -> CacheLimit:
     """Return the limit in a BackupRepository's `repositoryConfig`; log a warning if it is invalid."""
     text = config.get(CACHE_LIMIT_KEY, "")
-    if text.isdecimal() and int(text) > 0:
-        return CacheLimit(int(text))
+    if limit := parse_count(text):
+        return CacheLimit(limit)
     if text:
         _logger.warning("%s is not a positive number: using the default", CACHE_LIMIT_KEY)
     return CacheLimit()

@@ -19,6 +19,7 @@ from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
 from core.models.base import JsonDict
 from core.models.storage import CACHE_LIMIT_KEY, REPOSITORY_TYPE
+from core.models.units import parse_count
 from nodeagent.config.keys import Finding, guess, load_json, show_key
 
 __all__ = ["ParsedSettings", "RepositoryConfig", "parse_settings_of"]
@@ -83,7 +84,7 @@ class _Found:
             return
         if text is None:
             self.errors.append(Finding(path, "expected a string, a number, true or false"))
-        elif key == CACHE_LIMIT_KEY and not (text.isdecimal() and int(text) > 0):
+        elif key == CACHE_LIMIT_KEY and not parse_count(text):
             self.errors.append(Finding(path, f"expected a whole number of MiB of at least 1, found {text}"))
         elif key == _INTERVAL_KEY and text not in _INTERVALS:
             problem = f"expected one of {', '.join(_INTERVALS)}, found {text}"
@@ -122,8 +123,7 @@ class RepositoryConfig:
     @property
     def cache_limit_mib(self) -> int | None:
         """The cache limit of repositories that are created now; None: kopia's default."""
-        text = self._last.settings.get(CACHE_LIMIT_KEY)
-        return int(text) if text else None
+        return parse_count(self._last.settings.get(CACHE_LIMIT_KEY, ""))
 
     async def check(self) -> None:
         """Read the ConfigMap once, so that an invalid one is reported at start.

@@ -94,7 +94,7 @@ class ExposeSteps(StepBase):
             return Requeue(0.0)
         loss = read_loss(case.cr)
         if loss is not None:
-            pause = (loss.recreate_at - self._tools.clock.now()).total_seconds()
+            pause = loss.pause_left(self._tools.clock.now()).total_seconds()
             if pause > 0:
                 return Requeue(min(pause, _LOSS_CHECK_SECONDS))
         if case.pod is not None:

@@ -7,12 +7,13 @@ what is done about it.
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
+from msgspec import Meta
 from msgspec.structs import replace
 
 from core.errors import ContractError
-from core.models.base import WireModel
+from core.models.base import Time, WireModel
 from core.models.names import MOVER_LOST_ANNOTATION
 from core.models.transfers import Transfer
 
@@ -41,6 +42,9 @@ class LostPod:
     killed: bool = False
 
 
+_Number = Annotated[int, Meta(ge=0, le=2**31)]
+
+
 class MoverLoss(WireModel):
     """The losses of one transfer: the first since a pod existed, the last, and their number.
 
@@ -49,19 +53,19 @@ class MoverLoss(WireModel):
     the cause in its status.
     """
 
-    since: datetime
-    last: datetime
-    times: int = 1
-    killed: int = 0
+    since: Time
+    last: Time
+    times: _Number = 1
+    killed: _Number = 0
     replaced: bool = False
     pod: str = ""
     why: str = ""
 
-    @property
-    def recreate_at(self) -> datetime:
-        """When another pod may be created."""
-        pause = _FIRST_PAUSE * (1 << min(self.times - 1, _DOUBLINGS))
-        return self.last + min(pause, _LONGEST_PAUSE)
+    def pause_left(self, now: datetime) -> timedelta:
+        """Return how long after `now` another pod may be created; negative: it may be by now."""
+        pause = _FIRST_PAUSE * (1 << min(max(self.times - 1, 0), _DOUBLINGS))
+        # Not `last + pause`: the annotation may hold the last representable time.
+        return self.last - now + min(pause, _LONGEST_PAUSE)
 
     @property
     def failure(self) -> str:

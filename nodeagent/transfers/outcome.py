@@ -16,7 +16,7 @@ from msgspec import field
 from core.contract import CANCELED_ENDING, BackupResult, RestoreResult, parse_result
 from core.errors import ContractError, ResultError
 from core.logs import fields
-from core.models.base import JsonDict, WireModel
+from core.models.base import JsonDict, Time, WireModel
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import Transfer
@@ -81,6 +81,10 @@ class Outcome:
         """
         stored = _Annotation.from_json(text)
         result = _read_result(stored.result)
+        if not stored.phase.final or (stored.phase is Phase.FAILED and not stored.message):
+            raise ContractError(f"phase {stored.phase} is not final, or has no message")
+        if stored.phase is Phase.COMPLETED and result is None:
+            raise ContractError("phase Completed without a result")
         return cls(stored.phase, stored.kept_at, stored.message, result, stored.pv_name, stored.reclaim_policy)
 
 
@@ -88,7 +92,7 @@ class _Annotation(WireModel, omit_defaults=True):
     """An outcome as agents of all versions store it; `result` is the mover's termination message."""
 
     phase: Phase
-    kept_at: datetime | None = None
+    kept_at: Time | None = None
     message: str = ""
     result: JsonDict = field(default_factory=dict)
     pv_name: str = ""

@@ -49,7 +49,6 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/leader/repositories/retry.py": "tests/nodeagent/leader/repositories/test_controller.py",
     "nodeagent/node/data_path_steps.py": "tests/nodeagent/node/test_reconciler.py",
     "nodeagent/node/expose_steps.py": "tests/nodeagent/node/test_reconciler.py",
-    "nodeagent/node/mover_loss.py": "tests/nodeagent/flows/test_lost_movers.py",
     "nodeagent/runtime/http.py": "tests/nodeagent/runtime/test_transport.py",
     "nodeagent/runtime/permissions.py": "tests/deploy/test_rbac.py",
     "nodeagent/runtime/settings.py": "tests/nodeagent/cli/test_main.py",

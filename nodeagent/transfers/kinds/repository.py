@@ -20,6 +20,7 @@ from core.models.storage import (
     repository_labels,
 )
 from core.models.transfers import Transfer
+from core.models.units import parse_count
 from exposer.model import PodVolumeRequest, Reader, RestoreRequest
 from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState
 
@@ -77,4 +78,4 @@ async def fit_cache(client: KubeClient, cr: Transfer, request: _Request) -> _Req
 def _limit_of(repository: JsonDict) -> int:
     """Return the cache limit of a BackupRepository (a JSON dict); an invalid one counts as the default."""
     text = str((repository.get("spec", {}).get("repositoryConfig") or {}).get(CACHE_LIMIT_KEY, ""))
-    return int(text) if text.isdecimal() and int(text) > 0 else DEFAULT_CACHE_LIMIT_MIB
+    return parse_count(text) or DEFAULT_CACHE_LIMIT_MIB

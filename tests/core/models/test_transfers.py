@@ -99,12 +99,21 @@ def test_null_reads_as_absent(absent: object) -> None:
     assert (location.spec.config, location.spec.object_storage.prefix, location.status.phase) == ({}, "", "")
 
 
+def nested(depth: int) -> JsonDict:
+    value: JsonDict = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"cancel": "?"}, r"spec\.cancel: Expected `bool`, got `str`"),
         ({"sourcePVC": None}, "spec: Object missing required field `sourcePVC`"),
         ({"operationTimeout": "soon"}, "spec: operationTimeout: not a duration"),
+        ({"operationTimeout": "100000000000h"}, "spec: operationTimeout: duration longer than 292 years"),
+        ({"dataMoverConfig": nested(2000)}, "nested too deeply"),
     ],
 )
 def test_message_names_the_object_and_the_invalid_field(wrong: JsonDict, message: str) -> None:
@@ -117,6 +126,21 @@ def test_message_names_the_object_and_the_invalid_field(wrong: JsonDict, message
     }
     with pytest.raises(ContractError, match=f"invalid DataUpload velero/b1: {message}"):
         DataUpload.parse(obj)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"metadata": ["no", "object"]},
+        {"status": {"startTimestamp": "2026-11-21T12:00:00"}},
+        {"status": {"progress": {"totalBytes": 10**30}}},
+    ],
+    ids=["metadata", "time without zone", "integer beyond Go's"],
+)
+def test_what_go_cannot_hold_is_invalid(wrong: JsonDict) -> None:
+    recorded = next(obj for obj in _RECORDED if obj["kind"] == "DataUpload")
+    with pytest.raises(ContractError, match="invalid DataUpload"):
+        DataUpload.parse(recorded | wrong)
 
 
 def _shared(value: object, original: object) -> Any:

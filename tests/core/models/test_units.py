@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.clock import Backoff
-from core.models.base import format_time
+from core.errors import ContractError
+from core.models.base import format_time, parse_time
 from core.models.names import label_value
-from core.models.units import format_duration, parse_duration, parse_quantity
+from core.models.units import format_duration, parse_count, parse_duration, parse_quantity
 
 __all__: list[str] = []
 
@@ -38,6 +39,21 @@ def test_go_duration_is_parsed(text: str, seconds: float) -> None:
 def test_an_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["100000000000h", "2562048h", "-2562048h", "9" * 400 + "s", "1h" * 1000, "\u0661h"],
+    ids=lambda text: text[:9],
+)
+def test_a_duration_that_go_cannot_hold_is_invalid(text: str) -> None:
+    with pytest.raises(ValueError, match="duration") as raised:
+        parse_duration(text)
+    assert len(str(raised.value)) < 300
+
+
+def test_longest_duration_of_go_is_parsed() -> None:
+    assert parse_duration("2562047h47m16.8s") > timedelta(days=106_000)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +87,38 @@ def test_quantity_is_parsed(text: str | float, number: Decimal) -> None:
     assert parse_quantity(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1GiB", "1K", "one"])
-def test_an_invalid_quantity_is_rejected(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["", "Gi", "1 Gi", "1GiB", "1K", "one", "1e9999999", "1e-9999999", "1" * 200, 10**5000, float("inf"), float("nan")],
+    ids=lambda text: str(text)[:9] if isinstance(text, str | float) else "huge",
+)
+def test_an_invalid_quantity_is_rejected(text: str | float) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         parse_quantity(text)
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("007", 7), ("9" * 18, 10**18 - 1)])
+def test_count_is_parsed(text: str, number: int) -> None:
+    assert parse_count(text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "+1", "1.0", "\u0663", "²", "9" * 19, "9" * 5000], ids=lambda text: text[:9]
+)
+def test_what_is_no_count_is_none(text: str) -> None:
+    assert parse_count(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "noon", "2026-11-21", "2026-11-21T12:00:00", "99999-01-01T00:00:00Z"])
+def test_a_time_without_zone_or_form_is_rejected(text: str) -> None:
+    with pytest.raises(ContractError, match="not a time with a time zone"):
+        parse_time(text)
+
+
+def test_time_is_parsed_with_any_number_of_digits() -> None:
+    noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    for text in ("2026-11-21T12:00:00Z", "2026-11-21T12:00:00.000000Z", "2026-11-21T13:00:00+01:00"):
+        assert parse_time(text) == noon
 
 
 def test_time_is_formatted_in_utc_and_whole_seconds() -> None:

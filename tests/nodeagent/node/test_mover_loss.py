@@ -1,0 +1,50 @@
+"""The losses of mover pods, as their annotation records them."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from core.models.names import MOVER_LOST_ANNOTATION
+from core.models.transfers import DataUpload
+from nodeagent.node.mover_loss import LostPod, MoverLoss, count_loss, read_loss
+from tests.nodeagent.support.hand_clock import NOON
+from tests.nodeagent.support.transfers import data_upload
+
+__all__: list[str] = []
+
+
+def read(text: str) -> MoverLoss | None:
+    return read_loss(DataUpload.parse(data_upload(annotations={MOVER_LOST_ANNOTATION: text})))
+
+
+def test_recorded_loss_is_read_as_it_was_counted() -> None:
+    loss = count_loss(None, LostPod("pod-1", "Evicted"), NOON)
+    assert read(loss.to_json()) == loss
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 2000 + "]" * 2000,
+        '{"since":"2026-11-21T12:00:00","last":"2026-11-21T12:00:00"}',
+        '{"since":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","times":-5}',
+        '{"since":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","times":1e400}',
+        '{"since":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","killed":99999999999999999999}',
+    ],
+    ids=["absent", "no object", "deep", "no zone", "negative", "infinite", "huge"],
+)
+def test_an_invalid_loss_counts_as_absent(text: str) -> None:
+    assert read(text) is None
+
+
+@pytest.mark.parametrize(("times", "seconds"), [(1, 5), (2, 10), (7, 300), (2**31, 300)])
+def test_pause_before_the_next_pod_doubles_up_to_a_limit(times: int, seconds: int) -> None:
+    loss = MoverLoss(since=NOON, last=NOON, times=times)
+    assert loss.pause_left(NOON + timedelta(seconds=2)) == timedelta(seconds=seconds - 2)
+
+
+def test_pause_after_the_last_representable_time_is_finite() -> None:
+    last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    assert MoverLoss(since=NOON, last=last).pause_left(NOON) > timedelta(days=365 * 7900)
