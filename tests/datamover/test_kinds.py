@@ -24,8 +24,8 @@ def _plan(flag: str, recording: str) -> BackupPlan | RestorePlan:
 def test_a_backup_has_the_source_and_tags_of_veleros_snapshot(flag: str, recording: str) -> None:
     plan = _plan(flag, recording)
     assert isinstance(plan, BackupPlan)
-    peers = {one["source"]["path"]: one["tags"] for one in _recorded("kopia-snapshots")}
-    assert peers[plan.source] == plan.tags
+    snapshots = {one["source"]["path"]: one["tags"] for one in _recorded("kopia-snapshots")}
+    assert snapshots[plan.source] == plan.tags
 
 
 def test_a_volume_without_a_pvc_is_backed_up_under_its_own_name() -> None:

@@ -67,7 +67,7 @@ def test_another_owners_object_is_not_recognized(change: dict[str, Any]) -> None
         assert not created_by_velero(obj | change, recorded_owner())
 
 
-async def scene_of_the_peer(*, pod: bool = True) -> BackupScene:
+async def scene_of_velero(*, pod: bool = True) -> BackupScene:
     """Return a world with a complete expose in Velero's format."""
     scene = BackupScene()
     await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, no_guard))
@@ -85,7 +85,7 @@ async def scene_of_the_peer(*, pod: bool = True) -> BackupScene:
 @pytest.mark.looptime
 @pytest.mark.parametrize("pod", [True, False], ids=["exposed", "half exposed"])
 async def test_objects_of_velero_are_deleted_like_our_own(pod: bool) -> None:
-    scene = await scene_of_the_peer(pod=pod)
+    scene = await scene_of_velero(pod=pod)
     await scene.world.until_none(lambda: scene.exposer().clean_up(scene.request))
     assert not any(NAME in name for name in scene.world.names())
     assert HANDLE not in scene.world.handles
@@ -93,7 +93,7 @@ async def test_objects_of_velero_are_deleted_like_our_own(pod: bool) -> None:
 
 @pytest.mark.looptime
 async def test_a_mover_pod_of_velero_is_continued_with() -> None:
-    scene = await scene_of_the_peer()
+    scene = await scene_of_velero()
     exposed = await scene.exposer().ensure(scene.request, no_guard)
     assert isinstance(exposed, Exposed)
     assert exposed.pod["metadata"]["name"] == NAME
@@ -101,6 +101,6 @@ async def test_a_mover_pod_of_velero_is_continued_with() -> None:
 
 @pytest.mark.looptime
 async def test_an_incomplete_expose_of_velero_fails() -> None:
-    scene = await scene_of_the_peer(pod=False)
+    scene = await scene_of_velero(pod=False)
     with pytest.raises(ExposeError, match="was created by Velero's node-agent for an expose that it did not complete"):
         await scene.exposer().ensure(scene.request, no_guard)

@@ -35,7 +35,7 @@ GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
 
 
 @pytest.mark.parametrize(
-    ("stuck", "reason", "message"),
+    ("pending", "reason", "message"),
     [
         pytest.param(pod(node="", conditions=[UNSCHEDULABLE]), "Unschedulable", "untolerated taint", id="taint"),
         pytest.param(pod(node="", conditions=[GATED]), "SchedulingGated", "gives no reason", id="gated"),
@@ -59,8 +59,8 @@ GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
         ),
     ],
 )
-def test_a_pending_pod_has_a_reason(stuck: JsonDict, reason: str, message: str) -> None:
-    found = diagnose_pod(stuck)
+def test_a_pending_pod_has_a_reason(pending: JsonDict, reason: str, message: str) -> None:
+    found = diagnose_pod(pending)
 
     assert found is not None
     assert found.reason == reason
@@ -87,7 +87,7 @@ def test_each_attempt_to_pull_an_image_has_the_same_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stuck", "blocked"),
+    ("pending", "blocked"),
     [
         pytest.param(pod(node="", conditions=[UNSCHEDULABLE]), True, id="no node"),
         pytest.param(pod(containerStatuses=waiting("CreateContainerConfigError")), True, id="configuration"),
@@ -95,8 +95,8 @@ def test_each_attempt_to_pull_an_image_has_the_same_reason() -> None:
         pytest.param(pod(containerStatuses=waiting("ContainerCreating")), False, id="being started"),
     ],
 )
-def test_only_reasons_of_unhealthy_pods_are_blocked(stuck: JsonDict, *, blocked: bool) -> None:
-    found = diagnose_pod(stuck)
+def test_only_reasons_of_unhealthy_pods_are_blocked(pending: JsonDict, *, blocked: bool) -> None:
+    found = diagnose_pod(pending)
     assert found is not None
     assert found.blocked is blocked
 

@@ -65,10 +65,10 @@ class Scene:
     async def remove_pod(self) -> None:
         await self.world.client.delete(PODS, self.request.workload.namespace, self.request.workload.name)
 
-    async def refusal(self) -> str:
-        with pytest.raises(ExposeError) as refused:
+    async def rejection(self) -> str:
+        with pytest.raises(ExposeError) as rejected:
             await self.exposer.locate(self.request, self.world.client)
-        return str(refused.value)
+        return str(rejected.value)
 
 
 async def test_a_volume_is_located_with_its_node_and_tolerations() -> None:
@@ -120,7 +120,7 @@ async def test_a_pod_on_a_windows_node_has_its_mover_on_windows(node_os: str, ro
 
 async def test_pod_volumes_are_rejected_where_host_pods_is_not_mounted() -> None:
     scene = Scene(template=AgentTemplate("image", host_pods_mounted=False))
-    assert await scene.refusal() == (
+    assert await scene.rejection() == (
         "pod volumes are not accessible: the node agent's DaemonSet does not mount the volume host-pods"
     )
 
@@ -136,7 +136,7 @@ async def test_pod_volumes_are_rejected_where_host_pods_is_not_mounted() -> None
 async def test_a_pod_that_is_not_running_is_not_backed_up(status: JsonDict, text: str) -> None:
     scene = Scene()
     scene.put_pod(status)
-    assert await scene.refusal() == f"workload pod app/writer {text}"
+    assert await scene.rejection() == f"workload pod app/writer {text}"
 
 
 @pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
@@ -145,18 +145,18 @@ async def test_a_request_without_a_pod_is_rejected(kind: str, lacks: str) -> Non
     """No definition asks for either, and a restore would wait for that pod without end."""
     scene = Scene(kind)
     scene.request = replace(scene.request, workload=replace(scene.request.workload, **{lacks: "", "uid": ""}))
-    assert await scene.refusal() == "spec.pod: namespace and name are required"
+    assert await scene.rejection() == "spec.pod: namespace and name are required"
 
 
-async def test_a_pod_that_is_gone_going_or_another_is_told_apart() -> None:
+async def test_a_deleted_a_terminating_and_another_pod_have_different_messages() -> None:
     scene = Scene()
     scene.put_pod(RUNNING, deletionTimestamp="2026-11-21T11:00:00Z", finalizers=["x/y"])
-    going = await scene.refusal()
+    going = await scene.rejection()
     scene = Scene()
     await scene.remove_pod()
-    gone = await scene.refusal()
+    gone = await scene.rejection()
     scene.put_pod(RUNNING, uid="another")
-    replaced = await scene.refusal()
+    replaced = await scene.rejection()
 
     begin = "workload pod app/writer is gone: "
     assert (going, gone) == (f"{begin}it is being deleted", f"{begin}it does not exist")
@@ -166,17 +166,17 @@ async def test_a_pod_that_is_gone_going_or_another_is_told_apart() -> None:
 async def test_an_unsupported_volume_is_rejected_with_its_reason() -> None:
     said = {}
     for name in ("nothing", "unused"):
-        said[name] = await Scene(volume=name).refusal()
+        said[name] = await Scene(volume=name).rejection()
     scene = Scene()
     scene.put_volume({"local": {}}, volumeMode="Block")
-    said["block"] = await scene.refusal()
+    said["block"] = await scene.rejection()
     scene = Scene()
     scene.spec["containers"][0]["volumeDevices"] = [{"name": "fs", "devicePath": "/d"}]
     scene.put_pod(RUNNING)
-    said["device"] = await scene.refusal()
+    said["device"] = await scene.rejection()
     scene = Scene()
     scene.put_volume({"hostPath": {"path": "/x"}})
-    said["hostPath"] = await scene.refusal()
+    said["hostPath"] = await scene.rejection()
 
     block = "volume fs of workload pod app/writer is a block volume: pod volumes must be file systems"
     assert said == {
@@ -191,9 +191,9 @@ async def test_an_unsupported_volume_is_rejected_with_its_reason() -> None:
 async def test_a_missing_pvc_or_volume_is_named() -> None:
     scene = Scene()
     await scene.world.client.delete(PERSISTENT_VOLUMES, "", "pv-1")
-    without_volume = await scene.refusal()
+    without_volume = await scene.rejection()
     await scene.world.client.delete(PERSISTENT_VOLUME_CLAIMS, "app", "fsdata")
-    without_claim = await scene.refusal()
+    without_claim = await scene.rejection()
 
     place = "PersistentVolumeClaim app/fsdata of volume fs"
     assert (without_volume, without_claim) == (f"{place} has no PersistentVolume", f"{place} does not exist")
@@ -216,7 +216,7 @@ async def test_a_pod_without_the_init_container_is_rejected() -> None:
     scene = Scene("podvolumerestore")
     scene.spec["initContainers"] = []
     scene.put_pod({"phase": "Running"})
-    assert "has no init container restore-wait" in await scene.refusal()
+    assert "has no init container restore-wait" in await scene.rejection()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ async def test_an_expose_fails_when_the_workload_is_deleted_while_its_mover_is_p
     await scene.exposer.ensure(scene.request, no_guard)
     await scene.remove_pod()
 
-    assert "is gone" in await scene.refusal()
+    assert "is gone" in await scene.rejection()
     assert await scene.exposer.read_node(scene.request) == ""
     with pytest.raises(ExposeError, match="is gone"):
         await scene.exposer.ensure(scene.request, no_guard)
@@ -318,4 +318,4 @@ async def test_a_restore_is_pending_for_a_reference_without_uid() -> None:
     assert await scene.exposer.locate(named, scene.world.client) == Pending(
         "WorkloadAbsent", "workload pod app3/writer does not exist yet"
     )
-    assert "it does not exist" in await scene.refusal()
+    assert "it does not exist" in await scene.rejection()

@@ -146,9 +146,9 @@ async def test_the_operating_system_follows_the_node_and_then_the_file_system(
 async def test_only_required_objects_are_read() -> None:
     """Without Windows and linked clones the attachments of the cluster are not listed."""
     source = Source()
-    noting = Cut(source.world.kube)
+    recorder = Cut(source.world.kube)
 
-    await place_backup(World.client_over(noting), snapshot_request(template=LINUX_ONLY))
+    await place_backup(World.client_over(recorder), snapshot_request(template=LINUX_ONLY))
 
-    kinds = [call.rsplit("/", 2)[-2] for call in noting.calls]
+    kinds = [call.rsplit("/", 2)[-2] for call in recorder.calls]
     assert kinds == ["persistentvolumeclaims", "storageclasses", "persistentvolumes"]

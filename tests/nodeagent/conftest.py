@@ -1,4 +1,4 @@
-"""What holds for every test here: the product asks the API server for nothing it has no right to."""
+"""What holds for every test here: the product asks the API server only for what its permissions allow."""
 
 from tests.support.granted import only_granted_requests
 

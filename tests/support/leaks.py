@@ -20,11 +20,11 @@ def watch_sessions() -> None:
     """Record every aiohttp session that is opened from now on."""
     original = aiohttp.ClientSession.__init__
 
-    def noting(self: aiohttp.ClientSession, *args: object, **kwargs: object) -> None:
+    def recording(self: aiohttp.ClientSession, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)  # type: ignore[arg-type] # passed through
         _sessions.add(self)
 
-    aiohttp.ClientSession.__init__ = noting  # type: ignore[method-assign] # what this is for
+    aiohttp.ClientSession.__init__ = recording  # type: ignore[method-assign] # what this is for
 
 
 def open_sessions() -> set[int]:

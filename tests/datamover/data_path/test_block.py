@@ -21,7 +21,7 @@ _SIZE = 6 << 20
 
 @pytest.fixture
 def device(tmp_path: Path) -> Path:
-    """A file in place of a device; its end is a hole."""
+    """A file instead of a device; its end is a hole."""
     path = tmp_path / "device"
     path.write_bytes(random.Random(1).randbytes(_SIZE - (1 << 20)))
     os.truncate(path, _SIZE)
@@ -71,7 +71,7 @@ async def test_plain_kopia_restores_a_device_of_the_mover_and_vice_versa(
     backup = await _back_up(mover_repository, device)
     kopia.run("restore", backup.snapshot_id, str(tmp_path / "out"))
     assert (tmp_path / "out" / device.name).read_bytes() == device.read_bytes()
-    form = ["--stdin-file=of-a-peer", "--override-source=default@default:some/device", "--json"]
+    form = ["--stdin-file=of-velero", "--override-source=default@default:some/device", "--json"]
     with device.open("rb") as content:
         made = kopia.run("snapshot", "create", "/", *form, stdin=content)
     target = tmp_path / "target"

@@ -53,10 +53,10 @@ def test_a_hole_that_is_rejected_is_written(tmp_path: Path, monkeypatch: pytest.
     fd = _old(tmp_path / "device", len(content))
     writer = HoleWriter(fd)
 
-    def refuse(*_: int) -> int:
+    def reject(*_: int) -> int:
         return -1
 
-    monkeypatch.setattr(writer, "_fallocate", refuse)
+    monkeypatch.setattr(writer, "_fallocate", reject)
     writer.write(memoryview(content))
     assert writer.finish() == len(content)
     os.close(fd)

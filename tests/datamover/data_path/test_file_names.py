@@ -97,14 +97,14 @@ async def test_names_that_become_too_long_fail_the_backup_and_leave_no_snapshot(
 async def test_a_transfer_with_a_name_that_becomes_too_long_fails_with_its_path(
     tmp_path: Path, repository: Path, kopia_program: Path
 ) -> None:
-    place = shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
+    folder = shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_repository(phase="Ready")
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", _fill(tmp_path / "volume", b"dir/" + _LONG, b"plain")) == 10
     assert f"dir/{_LONG.decode(errors='backslashreplace')}" in pod.message
     kopia = PlainKopia(kopia_program, tmp_path)
-    kopia.connect(place)
+    kopia.connect(folder)
     assert kopia.snapshots() == []
 
 

@@ -59,10 +59,10 @@ class _Transfer:
 @pytest.fixture
 def plain_kopia(tmp_path: Path, _new_repository: Path, kopia_program: Path) -> PlainKopia:
     """kopia by itself, on the pod's repository."""
-    place = tmp_path / "backups" / "kopia" / "app"
-    shutil.copytree(_new_repository, place)
+    folder = tmp_path / "backups" / "kopia" / "app"
+    shutil.copytree(_new_repository, folder)
     kopia = PlainKopia(kopia_program, tmp_path)
-    kopia.connect(place)
+    kopia.connect(folder)
     return kopia
 
 

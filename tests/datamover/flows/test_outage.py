@@ -96,8 +96,8 @@ async def test_a_backup_is_reported_and_fails_when_its_storage_is_unavailable(
     bucket = server.folder / "backups" / "prefix"
     error = await _interrupted(mover.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: end(server))
     assert isinstance(error, RepositoryError)
-    place = re.escape(f"repository s3://backups/prefix/ at {server.url}")
-    reported = rf"no progress for \d+s: {place} does not answer: {cause}: "
+    repository = re.escape(f"repository s3://backups/prefix/ at {server.url}")
+    reported = rf"no progress for \d+s: {repository} does not answer: {cause}: "
     assert re.match(rf"back up {volume}: {reported}", str(error))
     assert any(re.match(reported, one.message) for one in caplog.records)
     assert server.secret_key not in str(error) + caplog.text

@@ -1,4 +1,4 @@
-"""No secret is in a readable place: arguments, logs, messages, Events, remaining files."""
+"""No secret is readable: arguments, logs, messages, Events, remaining files."""
 
 from pathlib import Path
 

@@ -203,8 +203,8 @@ async def test_kopia_uses_the_configured_cache(repository: Path, tmp_path: Path)
     with open_work_dir(os.environ, str(tmp_path / "volume")) as folder:
         access = FileStorage(repository).access(folder)
         environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
-        place = RepositoryAddress("repository under test", FileStorage(repository), access)
-        await Repository(Kopia(environment, Redactor()), place, folder, cache=CacheLimit(100)).connect()
+        address = RepositoryAddress("repository under test", FileStorage(repository), access)
+        await Repository(Kopia(environment, Redactor()), address, folder, cache=CacheLimit(100)).connect()
         caching = json.loads(folder.config_file.read_text())["caching"]
     sizes = {caching[kind] >> 20 for kind in ("maxCacheSize", "contentCacheSizeLimitBytes")}
     assert sizes == {80}

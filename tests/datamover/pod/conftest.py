@@ -14,8 +14,8 @@ __all__: list[str] = []
 @pytest.fixture
 async def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
     """A pod whose repository exists and is Ready."""
-    place = tmp_path / "backups" / "kopia" / "app"
-    shutil.copytree(_new_repository, place)
+    folder = tmp_path / "backups" / "kopia" / "app"
+    shutil.copytree(_new_repository, folder)
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_repository(phase="Ready")
     return pod

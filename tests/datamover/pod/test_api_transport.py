@@ -93,9 +93,9 @@ async def test_a_stream_is_read_line_by_line_however_long_a_line_is(server: tupl
 
 async def test_a_rejected_stream_raises_the_servers_error(server: tuple[Server, PodTransport]) -> None:
     serving, transport = server
-    body = b'{"message": "no rights", "reason": "Forbidden"}'
+    body = b'{"message": "no permission", "reason": "Forbidden"}'
     serving.answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    with pytest.raises(ForbiddenError, match="no rights"):
+    with pytest.raises(ForbiddenError, match="no permission"):
         async with transport.stream(Request("GET", "/x")):
             pass
 

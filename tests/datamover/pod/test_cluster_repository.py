@@ -67,8 +67,10 @@ async def test_a_repository_is_awaited_by_a_watch_and_created_again_when_deleted
     assert running.result() == 12
     assert meanwhile == []
     waits = [message for reason, message in pod.events() if reason == "Data-Path-Waiting"]
-    unmade, stuck = "its controller has not made it ready yet", "no node takes its pod"
-    assert waits == [f"waiting for BackupRepository velero/{REPOSITORY}: {why}" for why in (unmade, stuck, unmade)]
+    unmade, unscheduled = "its controller has not made it ready yet", "no node takes its pod"
+    assert waits == [
+        f"waiting for BackupRepository velero/{REPOSITORY}: {why}" for why in (unmade, unscheduled, unmade)
+    ]
     assert (
         pod.message
         == f"BackupRepository velero/{REPOSITORY} is still New: its controller did not make it ready in time"

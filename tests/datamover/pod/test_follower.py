@@ -26,7 +26,7 @@ def _broken(_: Request) -> Response:
         (lambda _: answer({"metadata": {}, "items": [{"metadata": {}}]}), "invalid DataUpload"),
         (_broken, "DataUpload velero/du-1 cannot be watched: ZeroDivisionError"),
     ],
-    ids=["refused", "unreadable", "internal error"],
+    ids=["rejected", "unreadable", "internal error"],
 )
 async def test_a_transfer_that_cannot_be_watched_fails(script: Callable[[Request], Response], reported: str) -> None:
     """It would wait for its start forever, or ignore a cancel request."""

@@ -24,8 +24,8 @@ def opened(storage: Storage, password: str = PASSWORD, seconds: float = 30) -> I
         access = storage.access(folder)
         environment = kopia_environment(os.environ, folder, {**access.environment, "KOPIA_PASSWORD": password})
         kopia = Kopia(environment, Redactor([password, *access.secrets({})]))
-        place = RepositoryAddress("repository under test", storage, access)
-        yield Repository(kopia, place, folder, connect_seconds=seconds)
+        address = RepositoryAddress("repository under test", storage, access)
+        yield Repository(kopia, address, folder, connect_seconds=seconds)
 
 
 def s3_storage(server: S3Server, name: str, **other: str) -> S3Storage:

@@ -1,7 +1,7 @@
 """A small cluster for the exposers: the fake API server, its controllers, and a storage.
 
 `settle()` is what time does in a real cluster: snapshot controller, provisioner, volume
-controller and kubelet each take their steps until nothing changes any more. What they note on
+controller and kubelet each take their steps until nothing changes any more. What they write on
 objects is what the recordings show.
 """
 
@@ -174,8 +174,8 @@ class World:
         content = await self.client.read(VOLUME_SNAPSHOT_CONTENTS, "", str(content_name))
         if meta.get("deletionTimestamp"):
             if content is not None and content["spec"]["volumeSnapshotRef"].get("uid") == meta["uid"]:
-                noted = {"metadata": {"annotations": {_BEING_DELETED: "yes"}}}
-                await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, noted)
+                patch = {"metadata": {"annotations": {_BEING_DELETED: "yes"}}}
+                await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, patch)
                 if content["spec"]["deletionPolicy"] == "Delete":
                     await self.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", content["metadata"]["name"])
             await self._let_go(VOLUME_SNAPSHOTS, snapshot)

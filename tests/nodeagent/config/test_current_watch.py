@@ -93,14 +93,14 @@ _INVALID = {
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(("values", "told"), _INVALID.values(), ids=list(_INVALID))
-async def test_an_invalid_edit_is_rejected_and_reported(values: list[str], told: str) -> None:
+@pytest.mark.parametrize(("values", "text"), _INVALID.values(), ids=list(_INVALID))
+async def test_an_invalid_edit_is_rejected_and_reported(values: list[str], text: str) -> None:
     async with _open_scene(_text(4)) as scene:
         await scene.edit(*values)
         assert scene.slots == 4
         ((reason, message),) = scene.board.recorded
         assert reason == "ConfigRejected"
-        assert told in message
+        assert text in message
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
         assert scene.current.digest in scene.shown("config_info")[0]
         await scene.edit(_text(5))

@@ -121,7 +121,7 @@ def test_a_cache_volume_is_a_fifth_larger_than_its_limit(limit_mib: int, size_gi
     [(0, True), (1, False), (GIB - 1, False), (GIB, True), (9 * GIB, True)],
 )
 def test_small_restores_leave_their_cache_on_the_node(snapshot_bytes: int, cached: bool) -> None:
-    """Of a snapshot without a size nobody knows that it is small."""
+    """A snapshot without a size may be large."""
     rule = CacheRule("fast", 5000, threshold_mib=1024)
 
     assert (rule.volume_for(snapshot_bytes) is not None) is cached

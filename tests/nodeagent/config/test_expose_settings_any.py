@@ -25,14 +25,14 @@ _JSON = st.recursive(
 )
 
 
-def places_in(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+def paths_in(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """Every path in a document."""
     inner: list[tuple[str | int, Any]] = []
     if isinstance(value, dict):
         inner = list(value.items())
     elif isinstance(value, list):
         inner = list(enumerate(value))
-    return [place for key, item in inner for place in [(*path, key), *places_in(item, (*path, key))]]
+    return [found for key, item in inner for found in [(*path, key), *paths_in(item, (*path, key))]]
 
 
 @st.composite
@@ -40,7 +40,7 @@ def documents(draw: st.DrawFn) -> JsonDict:
     """A valid document in which up to three values are replaced."""
     document: Any = copy.deepcopy(CONFIGURATIONS["everything"])
     for _ in range(draw(st.integers(0, 3))):
-        *way, last = draw(st.sampled_from(places_in(document)))
+        *way, last = draw(st.sampled_from(paths_in(document)))
         inner = document
         for key in way:
             inner = inner[key]

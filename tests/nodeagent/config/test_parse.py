@@ -43,11 +43,11 @@ def test_keys_in_force_are_taken_without_a_word() -> None:
     ],
     ids=json.dumps,
 )
-def test_nothing_said_is_the_peers_defaults(document: object) -> None:
+def test_unset_keys_have_veleros_defaults(document: object) -> None:
     assert _parsed(document).model_dump() | {"backup_pvc": {}} == _config().model_dump()
 
 
-def test_every_key_of_the_peer_and_of_ours_is_read() -> None:
+def test_every_key_of_velero_and_of_ours_is_read() -> None:
     selector = {
         "matchLabels": {"disk": "ssd"},
         "matchExpressions": [{"key": "example.com/cores", "operator": "Gt", "values": ["4"]}],

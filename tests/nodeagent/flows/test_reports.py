@@ -41,14 +41,14 @@ class Silence(Transport):
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "DELETE"])
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_request_that_is_never_answered_delays_its_own_transfer_only(kind: str, method: str) -> None:
-    stuck, quick = accepted(TRANSFERS[kind]("stuck")), accepted(data_upload("quick"))
-    async with open_world(stuck, quick, mover=Mover(seconds=1)) as world:
-        silence = Silence(world.kube, method, "stuck")
+    silent, quick = accepted(TRANSFERS[kind]("silent")), accepted(data_upload("quick"))
+    async with open_world(silent, quick, mover=Mover(seconds=1)) as world:
+        silence = Silence(world.kube, method, "silent")
         async with world.agent(silence, slots=2):
             await asyncio.wait_for(silence.swallowed.wait(), 60)
             await world.until(lambda: world.done(name="quick"), seconds=60)
             await asyncio.sleep(30)
-            assert not world.done(kind, name="stuck")
+            assert not world.done(kind, name="silent")
     assert world.phase(name="quick") == "Completed"
 
 

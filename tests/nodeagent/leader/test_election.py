@@ -137,7 +137,7 @@ async def test_a_leader_that_was_paused_for_too_long_must_not_write() -> None:
         assert held is not None
         held.renewed_at_seconds -= 10
         assert not first.election.may_write
-        # Nobody took it meanwhile: the next renewal makes it right again.
+        # No other agent took it meanwhile: the next renewal repairs it.
         await asyncio.sleep(6)
         assert first.election.may_write
         assert first.leads

@@ -26,9 +26,9 @@ FOLLOWING = {"Accepted": "Prepared", "Prepared": "InProgress", "InProgress": "Co
 
 @dataclass
 class Pause(Transport):
-    """The way to the server of a process that is stopped right before its request number `at`.
+    """The way to the server of a process that is paused before its request number `at`.
 
-    Nothing reaches it or leaves it until `over` is set; then everything goes on where it was.
+    Nothing reaches it or leaves it until `over` is set; then everything continues.
     """
 
     inner: Transport
@@ -67,7 +67,7 @@ class Pause(Transport):
 
 @asynccontextmanager
 async def agent(scene: Scene, transport: Transport, identity: str) -> AsyncIterator[LeaderElection]:
-    """Run what of an agent leads: an election, and the dispatcher of whoever wins."""
+    """Run what of an agent leads: an election, and the dispatcher while it is the leader."""
     clock = LoopClock()
     election = LeaderElection(
         KubeClient(transport, Retry(clock)),
@@ -105,7 +105,7 @@ def admissions(scene: Scene) -> Counter[str]:
 
 
 async def run_with_pause(at: int, *, comes_back: bool) -> Scene:
-    """Return a scene whose first leader stood still at its request number `at`, once all transfers are done."""
+    """Return a scene whose first leader was paused at its request number `at`, once all transfers are done."""
     scene = open_scene("node-a", "node-b", limit=2)
     scene.others += [ScriptedKind(model) for model in RESOURCES if model is not scene.kind.model]
     for number in range(8):

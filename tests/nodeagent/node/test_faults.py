@@ -1,4 +1,4 @@
-"""Faults of transfers are reported once, in every place that works."""
+"""Faults of transfers are reported once, everywhere that works."""
 
 import pytest
 

@@ -16,7 +16,7 @@ from tests.nodeagent.support.transfers import TRANSFERS, data_upload
 pytestmark = pytest.mark.looptime
 
 UNMADE = "waiting for BackupRepository velero/app-default-kopia: its controller has not made it ready yet"
-STUCK = "waiting for BackupRepository velero/app-default-kopia: no node takes its pod"
+UNSCHEDULED = "waiting for BackupRepository velero/app-default-kopia: no node takes its pod"
 
 
 def event(transfer: JsonDict, reason: str, message: str, *, number: int = 1) -> JsonDict:
@@ -45,7 +45,7 @@ async def test_a_pending_mover_is_reported_until_it_is_ready(kind: str) -> None:
     transfer = accepted(TRANSFERS[kind]())
     async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase(kind) == "InProgress")
-        for number, text in enumerate((UNMADE, STUCK, UNMADE), start=1):
+        for number, text in enumerate((UNMADE, UNSCHEDULED, UNMADE), start=1):
             world.kube.put(event(transfer, "Waiting", text, number=number))
             await asyncio.sleep(2)
             assert message_of(world, kind) == text

@@ -288,13 +288,13 @@ async def test_an_invalid_transfer_is_reported_once_and_not_changed() -> None:
 
 
 async def test_a_slow_transfer_does_not_delay_another_one() -> None:
-    stuck, quick = accepted(data_upload("stuck")), accepted(data_upload("quick"))
-    stuck["spec"] = stuck["spec"] | {"csiSnapshot": stuck["spec"]["csiSnapshot"] | {"volumeSnapshot": "unready"}}
-    async with open_world(stuck, quick) as world, world.agent():
+    pending, quick = accepted(data_upload("pending")), accepted(data_upload("quick"))
+    pending["spec"] = pending["spec"] | {"csiSnapshot": pending["spec"]["csiSnapshot"] | {"volumeSnapshot": "unready"}}
+    async with open_world(pending, quick) as world, world.agent():
         world.unready_snapshot("unready")
         await world.until(lambda: world.done(name="quick"), seconds=10)
-        assert world.phase(name="stuck") == "Accepted"
-        await world.until(lambda: "unready" in world.transfer(name="stuck")["status"].get("message", ""), seconds=10)
+        assert world.phase(name="pending") == "Accepted"
+        await world.until(lambda: "unready" in world.transfer(name="pending")["status"].get("message", ""), seconds=10)
 
 
 async def test_the_status_page_has_transfers_and_slots() -> None:

@@ -54,7 +54,7 @@ def test_a_final_phase_frees_the_slot_at_once(phase: Phase) -> None:
     assert slots.acquire("b")
 
 
-def test_the_next_request_takes_the_place_of_a_deleted_transfer() -> None:
+def test_the_next_request_takes_the_slot_of_a_deleted_transfer() -> None:
     slots = Slots(1)
     slots.observe(request_of("a", 1), Phase.PREPARED)
     slots.observe(request_of("b", 2), Phase.PREPARED)

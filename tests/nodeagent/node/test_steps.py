@@ -16,9 +16,9 @@ from nodeagent.node.steps import classify_rejection
         (ForbiddenError('pods "x" is forbidden: error looking up service account velero/node-agent'), "Forbidden"),
         (ServerError('Internal error occurred: failed calling webhook "p": connection refused'), "ApiServerError"),
     ],
-    ids=["quota", "rights", "service account", "webhook"],
+    ids=["quota", "permissions", "service account", "webhook"],
 )
-def test_a_refusal_that_may_heal_is_waited_for(error: ForbiddenError | ServerError, reason: str) -> None:
+def test_a_rejection_that_may_end_is_pending(error: ForbiddenError | ServerError, reason: str) -> None:
     assert classify_rejection(error) == Pending(reason, str(error), blocked=True)
 
 
@@ -33,6 +33,6 @@ def test_a_refusal_that_may_heal_is_waited_for(error: ForbiddenError | ServerErr
     ],
     ids=["validation", "pod security", "webhook", "policy", "limit range"],
 )
-def test_a_refusal_of_the_object_itself_is_final(error: ForbiddenError | InvalidError) -> None:
+def test_a_rejection_of_the_object_itself_is_final(error: ForbiddenError | InvalidError) -> None:
     with pytest.raises(ExposeError, match=r"."):
         classify_rejection(error)

@@ -9,7 +9,7 @@ __all__ = ["FakeBoard"]
 
 @dataclass
 class FakeBoard:
-    """Keeps what the agent tells of itself; the next `broken` annotations are refused."""
+    """Keeps what the agent reports about itself; the next `broken` annotations fail."""
 
     recorded: list[tuple[str, str]] = field(default_factory=list)
     annotations: list[tuple[str, str]] = field(default_factory=list)

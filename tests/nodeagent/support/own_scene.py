@@ -1,4 +1,4 @@
-"""A fake cluster and one part of an agent that tells of itself, with all that it works with."""
+"""A fake cluster and one part of an agent that reports about itself, with all that it works with."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine

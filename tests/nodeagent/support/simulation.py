@@ -81,7 +81,7 @@ class Controllers(ABC):
     snapshots_become_ready: bool = True
     moved: dict[str, str] = field(default_factory=dict)
     _started_at: dict[str, float] = field(default_factory=dict)
-    _refused: int = 0
+    _rejected: int = 0
 
     async def run(self) -> None:
         while True:
@@ -264,9 +264,9 @@ class Cluster(Controllers):
         self.kube.put(obj | ({"status": status} if status else {}))
 
     async def _start(self, pod: JsonDict) -> None:
-        self._refused += 1 if self.mover.rejected else 0
-        refused = 0 < self._refused <= self.mover.rejections
-        status = {"phase": "Failed", "reason": self.mover.rejected} if refused else {"phase": "Running"}
+        self._rejected += 1 if self.mover.rejected else 0
+        rejected = 0 < self._rejected <= self.mover.rejections
+        status = {"phase": "Failed", "reason": self.mover.rejected} if rejected else {"phase": "Running"}
         await self._patch(PODS, pod, {"spec": {"nodeName": self.node}, "status": status})
 
     async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:

@@ -52,15 +52,15 @@ async def test_a_blocked_cleanup_is_reported_once_and_continues_when_it_can(kind
 
 
 async def test_a_blocked_cleanup_does_not_block_other_transfers() -> None:
-    stuck, others = accepted(data_upload("stuck")), [accepted(data_upload(f"du-{n}")) for n in range(3)]
-    for transfer in (stuck, *others):
+    blocked, others = accepted(data_upload("blocked")), [accepted(data_upload(f"du-{n}")) for n in range(3)]
+    for transfer in (blocked, *others):
         source = {"volumeSnapshot": f"vs-{transfer['metadata']['name']}"}
         transfer["spec"] = transfer["spec"] | {"csiSnapshot": transfer["spec"]["csiSnapshot"] | source}
-    async with open_world(stuck, *others, mover=Mover(seconds=1)) as world, world.agent(slots=1):
+    async with open_world(blocked, *others, mover=Mover(seconds=1)) as world, world.agent(slots=1):
         await world.until(
-            lambda: any(c["metadata"]["name"] == "stuck" for c in world.kube.objects(PERSISTENT_VOLUME_CLAIMS))
+            lambda: any(c["metadata"]["name"] == "blocked" for c in world.kube.objects(PERSISTENT_VOLUME_CLAIMS))
         )
-        await hold_claim(world, "stuck", finalizers=[FOREIGN])
+        await hold_claim(world, "blocked", finalizers=[FOREIGN])
         await world.until(lambda: all(world.done(name=f"du-{n}") for n in range(3)), seconds=60)
-        await world.until(lambda: world.phase(name="stuck") == "Completed", seconds=60)
-        assert not world.done(name="stuck")
+        await world.until(lambda: world.phase(name="blocked") == "Completed", seconds=60)
+        assert not world.done(name="blocked")

@@ -122,7 +122,7 @@ def test_an_outcome_is_read_as_it_was_stored(result: MoverResult) -> None:
     ],
 )
 def test_the_annotation_has_the_form_of_earlier_agents(text: str, outcome: Outcome) -> None:
-    """Agents of two versions may take turns on one transfer."""
+    """Agents of two versions may alternate on one transfer."""
     assert stored(text) == outcome
     assert json.loads(outcome.to_json()) == json.loads(text)
 

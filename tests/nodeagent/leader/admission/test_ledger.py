@@ -122,11 +122,11 @@ async def test_a_rejected_write_changes_nothing() -> None:
 
 
 async def test_an_agent_that_is_not_the_leader_writes_nothing() -> None:
-    def refuse() -> None:
+    def reject() -> None:
         raise NotLeaderError("no")
 
     kube = FakeKube()
-    ledger = AdmissionLedger(KubeClient(kube, Retry(LoopClock())), "velero", check_leading=refuse)
+    ledger = AdmissionLedger(KubeClient(kube, Retry(LoopClock())), "velero", check_leading=reject)
     with pytest.raises(NotLeaderError):
         await ledger.write(Reservations())
     assert kube.requests == []

@@ -29,7 +29,7 @@ def _add_queues(scene: Scene, *, share: int = 1) -> list[str]:
     for queue, names in zip(_QUEUES, queues, strict=True):
         for name in reversed(names):
             scene.add(name, queue=queue)
-    return [name for turn in zip_longest(*queues) for name in turn if name is not None]
+    return [name for round_ in zip_longest(*queues) for name in round_ if name is not None]
 
 
 async def test_every_transfer_is_accepted_in_order_over_all_passes() -> None:

@@ -274,7 +274,7 @@ async def test_the_time_of_a_cancel_request_survives_a_change_of_the_leader() ->
     assert asyncio.get_running_loop().time() - began < 420
 
 
-@pytest.mark.parametrize("lost", [True, False], ids=["node lost", "agent away"])
+@pytest.mark.parametrize("lost", [True, False], ids=["node lost", "agent unavailable"])
 @pytest.mark.parametrize("kept", [True, False], ids=["outcome kept", "only in the pod"])
 async def test_a_result_is_taken_over_by_another_agent(kept: bool, lost: bool) -> None:
     scene = bound_scene("node-b")
@@ -290,7 +290,7 @@ async def test_a_result_is_taken_over_by_another_agent(kept: bool, lost: bool) -
     assert scene.phase("du") == "InProgress"
 
 
-@pytest.mark.parametrize("lost", [True, False], ids=["node lost", "agent away"])
+@pytest.mark.parametrize("lost", [True, False], ids=["node lost", "agent unavailable"])
 async def test_a_recorded_result_is_kept_until_an_agent_is_ready(lost: bool) -> None:
     scene = bound_scene("node-b")
     scene.kube.put(agent_pod("node-b", ready=False))

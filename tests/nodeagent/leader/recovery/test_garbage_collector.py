@@ -103,7 +103,7 @@ async def test_leaked_objects_of_a_force_deleted_transfer_are_deleted_in_order()
         assert [names(scene, kind) for kind in KINDS] == [["uid-of-other"]] * 4
 
 
-def leftovers(dispatcher: Dispatcher) -> JsonDict:
+def leaked_report(dispatcher: Dispatcher) -> JsonDict:
     """Return what the status page reports about leaked objects; nothing while the dispatcher starts."""
     shown: JsonDict = dispatcher.report().get(
         "leakedObjects", {"deletedTransfers": 0, "pendingMessages": [], "lastError": ""}
@@ -111,7 +111,7 @@ def leftovers(dispatcher: Dispatcher) -> JsonDict:
     return shown
 
 
-def put_handed_over(scene: Scene, name: str, claim: JsonDict, *, owner: str = "vanished") -> None:
+def put_handed_over(scene: Scene, name: str, claim: JsonDict, *, owner: str = "deleted") -> None:
     """Store a volume in mid-rebind."""
     put(
         scene,
@@ -145,14 +145,14 @@ async def test_a_volume_in_mid_rebind_of_a_deleted_transfer_is_reclaimed_and_no_
 
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: condemned() == ["lost"], seconds=60)
-        assert leftovers(dispatcher) == {
+        assert leaked_report(dispatcher) == {
             "deletedTransfers": 1,
             "pendingMessages": ["PersistentVolume lost is being deleted"],
             "lastError": "",
         }
         await client.delete(PERSISTENT_VOLUMES, "", "lost")
         await asyncio.sleep(700)
-        assert leftovers(dispatcher) == {"deletedTransfers": 0, "pendingMessages": [], "lastError": ""}
+        assert leaked_report(dispatcher) == {"deletedTransfers": 0, "pendingMessages": [], "lastError": ""}
     assert condemned() == []
     assert len(names(scene, PERSISTENT_VOLUMES)) == 6
 
@@ -160,21 +160,21 @@ async def test_a_volume_in_mid_rebind_of_a_deleted_transfer_is_reclaimed_and_no_
 @pytest.mark.looptime
 async def test_without_permission_to_list_volumes_everything_else_is_collected() -> None:
     scene = open_scene("node-a")
-    put(scene, PODS, "left", owner="vanished")
+    put(scene, PODS, "left", owner="deleted")
     scene.kube.fail_next("GET", "/persistentvolumes", 403, times=1000)
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: "left" not in names(scene, PODS), seconds=60)
-        assert leftovers(dispatcher)["lastError"] == ""
+        assert leaked_report(dispatcher)["lastError"] == ""
 
 
 @pytest.mark.looptime
 async def test_what_blocks_the_deletion_is_on_the_status_page() -> None:
     scene = open_scene("node-a")
-    put(scene, PODS, "left", owner="vanished")
+    put(scene, PODS, "left", owner="deleted")
     scene.kube.fail_next("DELETE", "/pods/left", 403, times=1000)
     async with scene.dispatching() as dispatcher:
-        await scene.until(lambda: "left" in str(leftovers(dispatcher)["lastError"]), seconds=60)
-        assert leftovers(dispatcher)["deletedTransfers"] == 1
+        await scene.until(lambda: "left" in str(leaked_report(dispatcher)["lastError"]), seconds=60)
+        assert leaked_report(dispatcher)["deletedTransfers"] == 1
 
 
 @pytest.mark.looptime

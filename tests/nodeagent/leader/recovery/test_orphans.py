@@ -103,18 +103,18 @@ async def test_an_orphaned_final_transfer_is_cleaned_up_and_its_marks_removed() 
 
 async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page() -> None:
     scene = open_scene("node-b")
-    for name in ("held", "refused"):
+    for name in ("held", "rejected"):
         scene.add(name, status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER])
     scene.kind.held["held"] = Pending("CleaningUp", "Pod velero/held is being deleted")
-    scene.kube.fail_next("PATCH", "/datauploads/refused", 403, times=3)
+    scene.kube.fail_next("PATCH", "/datauploads/rejected", 403, times=3)
     async with scene.dispatching() as dispatcher:
-        await scene.until(lambda: "refused" in str(dispatcher.report().get("orphans")), seconds=10)
+        await scene.until(lambda: "rejected" in str(dispatcher.report().get("orphans")), seconds=10)
         await scene.until(lambda: "held is" in str(dispatcher.report()["orphans"]["pendingMessages"]), seconds=10)
         shown = dispatcher.report()["orphans"]
         assert (shown["transfers"], shown["pendingMessages"]) == ({"CLEAN_UP": 2}, ["Pod velero/held is being deleted"])
         scene.kind.held.clear()
         await scene.until(lambda: dispatcher.report()["orphans"]["transfers"] == {}, seconds=200)
-        assert dispatcher.report()["orphans"]["lastError"].startswith("DataUpload velero/refused: ")
+        assert dispatcher.report()["orphans"]["lastError"].startswith("DataUpload velero/rejected: ")
 
 
 async def test_a_transfer_that_failed_before_admission_is_cleaned_up() -> None:

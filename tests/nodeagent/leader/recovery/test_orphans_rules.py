@@ -25,8 +25,8 @@ def every_case() -> Iterator[tuple[Entry, OwnerState]]:
                 replace(transfer, fault="spec: Field required"),
                 OwnerState(unavailable=False, node_lost=False, bound=False),
             )
-        for away, lost, bound in product(ANY if label else (False,), ANY if label else (False,), ANY):
-            yield transfer, OwnerState(unavailable=away, node_lost=lost, bound=bound)
+        for unavailable, lost, bound in product(ANY if label else (False,), ANY if label else (False,), ANY):
+            yield transfer, OwnerState(unavailable=unavailable, node_lost=lost, bound=bound)
 
 
 def expected(transfer: Entry, owner: OwnerState) -> RecoveryAction:
@@ -46,7 +46,7 @@ def expected(transfer: Entry, owner: OwnerState) -> RecoveryAction:
         (transfer.reason == "AgentUnavailable", RecoveryAction.CLEAR_REPORT),
         (True, RecoveryAction.NOTHING),
     ]
-    return next(care for applies, care in table if applies)
+    return next(action for applies, action in table if applies)
 
 
 def test_every_case_matches_the_table() -> None:
@@ -54,6 +54,6 @@ def test_every_case_matches_the_table() -> None:
         assert decide_recovery(transfer, owner) is expected(transfer, owner), (transfer, owner)
 
 
-@pytest.mark.parametrize("care", RecoveryAction, ids=str)
-def test_every_step_is_needed_by_some_case(care: RecoveryAction) -> None:
-    assert any(decide_recovery(transfer, owner) is care for transfer, owner in every_case())
+@pytest.mark.parametrize("action", RecoveryAction, ids=str)
+def test_every_step_is_needed_by_some_case(action: RecoveryAction) -> None:
+    assert any(decide_recovery(transfer, owner) is action for transfer, owner in every_case())

@@ -1,4 +1,4 @@
-"""What each kind asks its exposer for: from a recorded custom resource and the configuration in force.
+"""What each kind asks its exposer for: from a recorded custom resource and the active configuration.
 
 With what the recorded cluster was configured with, these are the very requests from which
 `tests/exposer/test_pods_velero.py` builds the recorded pods.
@@ -44,32 +44,32 @@ CACHE = CacheVolume("fast", 5000)
 
 
 @dataclass
-class NotingExposer:
-    """Notes what it is asked to expose."""
+class RecordingExposer:
+    """Records what it is asked to expose."""
 
     requests: list[Any] = field(default_factory=list)
 
     async def ensure(self, request: Any, guard: Any) -> Exposed | Pending:
         self.requests.append(request)
-        return Pending("Noted", "")
+        return Pending("Recorded", "")
 
 
 async def ask(kind: str, raw: JsonDict, document: JsonDict, *, repositories: list[JsonDict] | None = None) -> Any:
     """Return what the adapter of that kind asks for."""
-    noting: Any = NotingExposer()
+    exposer: Any = RecordingExposer()
     client = scripted_client(lambda _: answer({"metadata": {}, "items": repositories or []}))
     names, settings = frozenset({"velero", ""}), build_settings(document, template(tolerations=[]))
     kinds: dict[str, Kind[Any]] = {
-        "dataupload": DataUploadKind(client, noting, lambda: settings, names),
-        "datadownload": DataDownloadKind(client, noting, lambda: settings, names),
-        "podvolumebackup": PodVolumeBackupKind(client, noting, lambda: settings, names),
-        "podvolumerestore": PodVolumeRestoreKind(client, noting, lambda: settings, names),
+        "dataupload": DataUploadKind(client, exposer, lambda: settings, names),
+        "datadownload": DataDownloadKind(client, exposer, lambda: settings, names),
+        "podvolumebackup": PodVolumeBackupKind(client, exposer, lambda: settings, names),
+        "podvolumerestore": PodVolumeRestoreKind(client, exposer, lambda: settings, names),
     }
     adapter = kinds[kind.removeprefix("block-")]
     transfer: Transfer = adapter.parse(raw)
 
     await adapter.ensure_exposed(transfer, no_guard)
-    (request,) = noting.requests
+    (request,) = exposer.requests
     return request
 
 
@@ -131,7 +131,7 @@ async def test_the_size_of_the_snapshot_decides_about_a_cache(kind: str, snapsho
     ],
 )
 @pytest.mark.parametrize("kind", ["datadownload", "podvolumerestore"])
-async def test_a_cache_has_room_for_what_its_repository_keeps(
+async def test_a_cache_holds_what_its_repository_keeps(
     kind: str, configured: dict[str, str] | None, limit_mib: int
 ) -> None:
     """The repository was made with a limit of its own, whatever is configured by now."""

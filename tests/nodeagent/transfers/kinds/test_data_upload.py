@@ -47,7 +47,7 @@ def client(world: Mapping[str, JsonDict]) -> KubeClient:
 
 @dataclass
 class FakeExposer:
-    """Answers as it is told and notes what it was asked for."""
+    """Answers as scripted, and records what it was asked for."""
 
     found: Pending | Exception | None = None
     dropped: list[KeptVolume] = field(default_factory=list)
@@ -89,7 +89,7 @@ async def admission(kind: DataUploadKind | DataDownloadKind, transfer: JsonDict)
     return await adapter.check_admission(adapter.parse(transfer), kind.client)
 
 
-async def test_a_transfer_whose_world_is_ready_may_start() -> None:
+async def test_a_transfer_may_start_when_all_it_needs_is_ready() -> None:
     verdicts = [
         (await admission(uploads(READY_WORLD), data_upload())).decision,
         (await admission(downloads(READY_WORLD), data_download())).decision,
@@ -141,13 +141,13 @@ async def test_an_unusable_location_is_named(
         assert not found.indefinite
 
 
-async def test_a_snapshot_that_is_still_taken_is_waited_for_without_end() -> None:
+async def test_a_snapshot_that_is_not_ready_is_pending_indefinitely() -> None:
     exposer = FakeExposer(Pending("SnapshotNotReady", "still being made"))
     found = await admission(uploads(READY_WORLD, exposer), data_upload())
     assert found == Admission(AdmissionState.PENDING, "SnapshotNotReady", "still being made", indefinite=True)
 
 
-async def test_a_snapshot_that_goes_wrong_is_waited_for_like_any_other_trouble() -> None:
+async def test_a_snapshot_with_an_error_is_blocked() -> None:
     exposer = FakeExposer(Pending("SnapshotError", "no space left", blocked=True))
     found = await admission(uploads(READY_WORLD, exposer), data_upload())
     assert found == Admission(AdmissionState.PENDING, "SnapshotError", "no space left", blocked=True)
@@ -160,7 +160,7 @@ async def test_a_missing_snapshot_fails() -> None:
 
 @pytest.mark.parametrize("change", [{"snapshotType": "Magic"}, {"csiSnapshot": None}], ids=["type", "no snapshot"])
 @pytest.mark.cause("snapshot-type")
-async def test_another_snapshot_type_is_refused_and_leaves_nothing_to_clean(change: JsonDict) -> None:
+async def test_another_snapshot_type_is_rejected_and_leaves_nothing_to_clean(change: JsonDict) -> None:
     transfer = data_upload()
     transfer["spec"] |= change
     exposer = FakeExposer()
@@ -222,7 +222,7 @@ def test_the_final_status_of_a_download_is_as_recorded() -> None:
     assert status == {"progress": {"totalBytes": 50000000, "bytesDone": 50000000}}
 
 
-def test_a_result_of_the_other_kind_is_refused() -> None:
+def test_a_result_of_the_other_kind_is_rejected() -> None:
     with pytest.raises(ResultError):
         downloads({}).parse_result('{"snapshotID":"s","source":{"byPath":"/x"}}')
 

@@ -136,7 +136,7 @@ async def test_a_backup_completes_with_the_fields_that_its_definition_has() -> N
     assert world.left() == {"pods": ["writer"]}
 
 
-async def test_a_backup_is_counted_as_the_peer_counts_it() -> None:
+async def test_a_backup_is_counted_as_velero_counts_it() -> None:
     metrics = Metrics(NODE)
     owner = {"apiVersion": "velero.io/v1", "kind": "Backup", "name": "b1", "uid": "uid-of-b1"}
     backup = accepted(pod_volume_backup(ownerReferences=[owner]))
@@ -156,7 +156,7 @@ async def test_a_backup_is_counted_as_the_peer_counts_it() -> None:
     assert float(line.split()[-1]) in {4.0, 5.0}
 
 
-async def test_a_restore_completes_and_tells_its_node() -> None:
+async def test_a_restore_completes_and_reports_its_node() -> None:
     world = await run(pod_volume_restore())
     status = world.transfer("PodVolumeRestore")["status"]
     assert (status["phase"], status["node"]) == ("Completed", NODE)
@@ -198,7 +198,7 @@ async def test_a_transfer_that_waits_for_a_slot_sees_within_ten_seconds_that_its
     )
 
 
-async def test_what_the_mover_said_is_told_beside_the_cause() -> None:
+async def test_the_message_of_the_mover_is_reported_beside_the_cause() -> None:
     transfer = accepted(pod_volume_backup())
     mover = Mover(seconds=3, exit_code=11, message="cannot read /uid/file")
     async with open_world(transfer, mover=mover) as world, world.agent():
