@@ -150,7 +150,7 @@ def main() -> int:
     """Run the soak; 0 only if every transfer ended as it should and nothing is left."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1200.0, help="how long (default: 1200)")
-    parser.add_argument("--seed", type=int, default=None, help="of the chance (default: another one each time)")
+    parser.add_argument("--seed", type=int, default=None, help="of the random order (default: another one each time)")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 31)
     print(f"seed {seed}, {arguments.seconds:.0f} s", flush=True)
