@@ -45,6 +45,7 @@ from exposer.snapshots import (
     parse_source_annotation,
 )
 from exposer.source_volume import place_backup
+from exposer.storage_access import read_storage_access
 from exposer.volumes import reclaim_with_claim
 
 __all__ = ["CSISnapshotExposer", "SourceHandover"]
@@ -215,7 +216,8 @@ class CSISnapshotExposer:
         if isinstance(claim, Pending):
             return claim
         placement = await place_backup(self._client, request)
-        return await run.ensure(PODS, build_backup_pod(request, claim, placement))
+        storage = await read_storage_access(self._client, request.owner.namespace, request.location)
+        return await run.ensure(PODS, build_backup_pod(request, claim, placement, storage=storage))
 
     async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Pending:
         content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.name)

@@ -25,6 +25,7 @@ from exposer.placement import Placement
 from exposer.pods import build_restore_pod
 from exposer.rebind import Rebinder
 from exposer.source_volume import binds_late
+from exposer.storage_access import read_storage_access
 from exposer.volumes import CacheClaims, delete_claim
 
 __all__ = ["GenericRestoreExposer"]
@@ -121,8 +122,11 @@ class GenericRestoreExposer:
         cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=placement.node)
         if isinstance(cache, Pending):
             return cache
-        mode = claim_volume_mode(target)
-        return await run.ensure(PODS, build_restore_pod(request, mode, placement=placement, cache_claim=cache))
+        storage = await read_storage_access(self._client, request.owner.namespace, request.location)
+        manifest = build_restore_pod(
+            request, claim_volume_mode(target), placement=placement, storage=storage, cache_claim=cache
+        )
+        return await run.ensure(PODS, manifest)
 
     async def _read_target(self, request: RestoreRequest, reader: Reader) -> JsonDict | Pending:
         """Return the target PVC, which is not bound yet.

@@ -140,6 +140,7 @@ class KeptVolume:
 class SnapshotRequest:
     """Expose the data of a CSI snapshot in a mover pod.
 
+    `location` is the name of the BackupStorageLocation, here and in the other requests.
     `requested_at` is when the transfer was created, by the API server's clock: a snapshot of the same
     name that was created later is a different one.
     """
@@ -149,6 +150,7 @@ class SnapshotRequest:
     source_claim: str
     volume_snapshot: str
     storage_class: str
+    location: str
     settings: ExposeSettings
     operation_timeout: timedelta | None = None
     requested_at: datetime | None = None
@@ -171,6 +173,7 @@ class RestoreRequest:
     owner: Owner
     target_namespace: str
     target_claim: str
+    location: str
     settings: ExposeSettings
     operation_timeout: timedelta | None = None
     cache: CacheVolume | None = None
@@ -211,6 +214,7 @@ class PodVolumeRequest:
     verb: MoverVerb
     workload: WorkloadRef
     volume: str
+    location: str
     settings: ExposeSettings
     cache: CacheVolume | None = None
 

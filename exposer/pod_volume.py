@@ -19,6 +19,7 @@ from exposer.ownership import ExposeRun, belongs, delete_owned
 from exposer.placement import LINUX, WINDOWS
 from exposer.pods import build_pod_volume_pod
 from exposer.source_volume import read_node_os
+from exposer.storage_access import read_storage_access
 from exposer.volumes import CacheClaims, delete_claim
 from exposer.workload import (
     build_block_error,
@@ -128,7 +129,8 @@ class PodVolumeExposer:
         cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=located.node)
         if isinstance(cache, Pending):
             return cache
-        return await run.ensure(PODS, build_pod_volume_pod(request, located, cache_claim=cache))
+        storage = await read_storage_access(self._client, request.owner.namespace, request.location)
+        return await run.ensure(PODS, build_pod_volume_pod(request, located, storage=storage, cache_claim=cache))
 
     async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
         """Return the workload pod that the mover's folder belongs to, for a request without a UID.

@@ -1,10 +1,9 @@
 """Builders of the mover pods: backup, restore, pod volume and repository.
 
 Each differs in arguments, volume, placement and tolerations; `exposer.pod_manifest` builds what they
-share. Does no I/O.
+share. `storage` is what the pod needs to reach the bucket of its location. Does no I/O.
 """
 
-from dataclasses import replace
 from typing import Final
 
 from core.contract import MoverArgs, MoverVerb, VolumeMode
@@ -18,8 +17,9 @@ from core.models.names import (
 from exposer.claims import claim_read_only, claim_volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.placement import Placement
-from exposer.pod_manifest import MoverPod, MoverVolume, build_mover_pod, cache_path, volume_path
-from exposer.settings import ExposeSettings, MoverOptions
+from exposer.pod_files import MoverVolume
+from exposer.pod_manifest import MoverPod, build_mover_pod
+from exposer.settings import ExposeSettings, MoverOptions, StorageAccess
 from exposer.workload import ONTO_ANY_NODE
 
 __all__ = ["build_backup_pod", "build_init_pod", "build_pod_volume_pod", "build_restore_pod", "init_pod_name"]
@@ -28,7 +28,9 @@ _SNAPSHOT_GROUP: Final = "snapshot-exposer"
 _RESTORE_GROUP: Final = "generic-restore-exposer"
 
 
-def build_backup_pod(request: SnapshotRequest, claim: JsonDict, placement: Placement) -> JsonDict:
+def build_backup_pod(
+    request: SnapshotRequest, claim: JsonDict, placement: Placement, *, storage: StorageAccess
+) -> JsonDict:
     """Return the pod that backs up the volume created from a snapshot.
 
     `claim` is the backup PVC as created: settings may have changed since.
@@ -40,13 +42,10 @@ def build_backup_pod(request: SnapshotRequest, claim: JsonDict, placement: Place
     plan = MoverPod(
         owner=owner,
         name=owner.name,
-        args=replace(
-            _build_args(
-                owner, MoverVerb.BACKUP, "data-upload", request.settings.mover_options(request.operation_timeout)
-            ),
-            volume_path=volume_path(owner),
-            volume_mode=mode,
+        args=_build_args(
+            owner, MoverVerb.BACKUP, "data-upload", request.settings.mover_options(request.operation_timeout)
         ),
+        storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": volume}, mode, read_only=read_only),
         label=DATA_UPLOAD_LABEL,
         group=_SNAPSHOT_GROUP,
@@ -57,21 +56,22 @@ def build_backup_pod(request: SnapshotRequest, claim: JsonDict, placement: Place
 
 
 def build_restore_pod(
-    request: RestoreRequest, mode: VolumeMode, *, placement: Placement, cache_claim: str = ""
+    request: RestoreRequest,
+    mode: VolumeMode,
+    *,
+    placement: Placement,
+    storage: StorageAccess,
+    cache_claim: str = "",
 ) -> JsonDict:
     """Return the pod that restores into a new volume; an empty `cache_claim`: its cache is on the node."""
     owner = request.owner
     plan = MoverPod(
         owner=owner,
         name=owner.name,
-        args=replace(
-            _build_args(
-                owner, MoverVerb.RESTORE, "data-download", request.settings.mover_options(request.operation_timeout)
-            ),
-            volume_path=volume_path(owner),
-            volume_mode=mode,
-            cache_volume_path=cache_path(owner) if cache_claim else "",
+        args=_build_args(
+            owner, MoverVerb.RESTORE, "data-download", request.settings.mover_options(request.operation_timeout)
         ),
+        storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.name}}, mode),
         cache_claim=cache_claim,
         label=DATA_DOWNLOAD_LABEL,
@@ -83,7 +83,9 @@ def build_restore_pod(
     return build_mover_pod(plan, request.settings)
 
 
-def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, cache_claim: str = "") -> JsonDict:
+def build_pod_volume_pod(
+    request: PodVolumeRequest, located: LocatedVolume, *, storage: StorageAccess, cache_claim: str = ""
+) -> JsonDict:
     """Return the pod that backs up or restores a volume where its workload pod has it mounted.
 
     The node is required by affinity and not by `nodeName`, so that the scheduler reports why the
@@ -93,13 +95,10 @@ def build_pod_volume_pod(request: PodVolumeRequest, located: LocatedVolume, *, c
     plan = MoverPod(
         owner=owner,
         name=owner.name,
-        args=replace(
-            _build_args(
-                owner, request.verb, "pod-volume-backup" if backup else "pod-volume-restore", request.settings.mover
-            ),
-            volume_path=volume_path(owner),
-            cache_volume_path=cache_path(owner) if cache_claim else "",
+        args=_build_args(
+            owner, request.verb, "pod-volume-backup" if backup else "pod-volume-restore", request.settings.mover
         ),
+        storage=storage,
         # With this type a missing folder fails the mount, instead of being created empty.
         volume=MoverVolume(
             {"hostPath": {"path": located.folder, "type": "Directory"}},
@@ -120,10 +119,10 @@ def init_pod_name(owner: Owner) -> str:
     return f"{owner.name}-init"
 
 
-def build_init_pod(owner: Owner, settings: ExposeSettings) -> JsonDict:
+def build_init_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAccess) -> JsonDict:
     """Return the pod that creates or connects the repository of `owner`, a BackupRepository."""
     args = _build_args(owner, MoverVerb.INIT_REPOSITORY, "backup-repository", settings.mover)
-    return build_mover_pod(MoverPod(owner, init_pod_name(owner), args), settings)
+    return build_mover_pod(MoverPod(owner, init_pod_name(owner), args, storage), settings)
 
 
 def _build_args(owner: Owner, verb: MoverVerb, kind_flag: str, options: MoverOptions) -> MoverArgs:

@@ -11,8 +11,15 @@ from core.models.base import JsonDict
 from exposer.placement import PlacementRules
 from exposer.template import AgentTemplate
 
-__all__ = ["BackupPVCSettings", "CacheRule", "CacheVolume", "ExposeSettings", "MoverOptions", "PodSettings"]
-
+__all__ = [
+    "BackupPVCSettings",
+    "CacheRule",
+    "CacheVolume",
+    "ExposeSettings",
+    "MoverOptions",
+    "PodSettings",
+    "StorageAccess",
+]
 
 _MIB_IN_A_GIB = 1024
 
@@ -33,6 +40,18 @@ class PodSettings:
     tolerations: tuple[JsonDict, ...] = ()
     inherit_tolerations: bool = False
     privileged_fs_backup: bool = False
+
+
+@dataclass(frozen=True)
+class StorageAccess:
+    """What a mover pod inherits in order to reach the bucket; by default nothing.
+
+    `inherits_credentials` is whether its location has no credentials of its own. `folder` is an
+    absolute path in the pod that holds the repository; empty: a bucket does.
+    """
+
+    inherits_credentials: bool = False
+    folder: str = ""
 
 
 @dataclass(frozen=True)

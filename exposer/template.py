@@ -50,7 +50,6 @@ class AgentTemplate:
     env: tuple[JsonDict, ...] = ()
     pod_fields: JsonDict = field(default_factory=dict)
     container_fields: JsonDict = field(default_factory=dict)
-    read_only_root: bool = False
     kubelet_root: str = DEFAULT_KUBELET_ROOT
     host_pods_mounted: bool = False
     windows: "AgentTemplate | None" = None
@@ -99,7 +98,6 @@ class AgentTemplate:
             env=tuple(container.get("env") or []),
             pod_fields=_pick(spec, ("serviceAccountName", "dnsPolicy", "dnsConfig", "imagePullSecrets")),
             container_fields=_pick(container, ("envFrom",)),
-            read_only_root=bool((container.get("securityContext") or {}).get("readOnlyRootFilesystem")),
             kubelet_root=root,
             host_pods_mounted=mounted,
         )

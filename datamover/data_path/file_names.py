@@ -24,7 +24,7 @@ _NAME_LIMIT_BYTES: Final = 255
 """The limit of file systems: NAME_MAX."""
 
 _PATH_LIMIT_BYTES: Final = 4095 - len("/00000000-0000-0000-0000-000000000000/")
-"""The limit of a path below the volume: PATH_MAX without its NUL, less `/<uid>/`, where movers mount it."""
+"""The limit of a path below the volume: PATH_MAX without its NUL, less `/<uid>/`, where Velero mounts it."""
 
 _SHOWN_CHARACTERS: Final = 1000
 """The limit of a path in a message: three of them must fit into a termination message."""

@@ -282,7 +282,7 @@ async def test_a_read_only_pvc_of_another_class_is_created_on_request() -> None:
 
     claim = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]
     assert (claim["storageClassName"], claim["accessModes"]) == ("fast", ["ReadOnlyMany"])
-    assert exposed.pod["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] is True
+    assert exposed.pod["spec"]["containers"][0]["volumeMounts"][-1]["readOnly"] is True
 
 
 @pytest.mark.parametrize("read_only", [True, False])
@@ -303,7 +303,7 @@ async def test_a_pod_matches_its_pvc_when_the_configuration_changes_in_between(r
 
     pod = exposed.pod["spec"]
     assert pod["volumes"][0]["persistentVolumeClaim"].get("readOnly", False) is read_only
-    assert pod["containers"][0]["volumeMounts"][0].get("readOnly", False) is read_only
+    assert pod["containers"][0]["volumeMounts"][-1].get("readOnly", False) is read_only
 
 
 async def test_a_backup_runs_where_rules_and_the_sources_zone_match() -> None:

@@ -14,22 +14,30 @@ from exposer.claims import build_backup_claim, cache_claim_name
 from exposer.model import LocatedVolume, Owner
 from exposer.placement import Placement, PlacementRule, PlacementRules
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
-from exposer.settings import BackupPVCSettings, ExposeSettings, MoverOptions, PodSettings
+from exposer.settings import BackupPVCSettings, ExposeSettings, MoverOptions, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.support.golden import assert_golden, recorded
 
 ANYWHERE = Placement()
+OWN_CREDENTIALS = StorageAccess()
+AGENT_CREDENTIALS = StorageAccess(inherits_credentials=True)
 
 
 def mode_of(recording: str) -> VolumeMode:
     return VolumeMode.BLOCK if recording.startswith("block") else VolumeMode.FILESYSTEM
 
 
-def backup_pod(recording: str = "dataupload", *, placement: Placement = ANYWHERE, **changes: Any) -> JsonDict:
+def backup_pod(
+    recording: str = "dataupload",
+    *,
+    placement: Placement = ANYWHERE,
+    storage: StorageAccess = OWN_CREDENTIALS,
+    **changes: Any,
+) -> JsonDict:
     request = snapshot_request(recording, **changes)
     claim = build_backup_claim(request, size="2Gi", mode=mode_of(recording))
-    return build_backup_pod(request, claim, placement)
+    return build_backup_pod(request, claim, placement, storage=storage)
 
 
 def restore_pod(
@@ -37,7 +45,9 @@ def restore_pod(
 ) -> JsonDict:
     request = restore_request(recording, **changes)
     cache = cache_claim_name(request.owner) if cached else ""
-    return build_restore_pod(request, mode_of(recording), placement=placement, cache_claim=cache)
+    return build_restore_pod(
+        request, mode_of(recording), placement=placement, storage=OWN_CREDENTIALS, cache_claim=cache
+    )
 
 
 def pod_volume_pod(
@@ -47,14 +57,14 @@ def pod_volume_pod(
     tolerations = ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"})
     request = pod_volume_request(recording, **changes)
     cache = cache_claim_name(request.owner) if cached else ""
-    return build_pod_volume_pod(
-        request, LocatedVolume("node-a", folder, tolerations, node_os=node_os), cache_claim=cache
-    )
+    located = LocatedVolume("node-a", folder, tolerations, node_os=node_os)
+    return build_pod_volume_pod(request, located, storage=OWN_CREDENTIALS, cache_claim=cache)
 
 
 def init_pod(settings: PodSettings | None = None) -> JsonDict:
     repository = BackupRepository.parse(recorded("backuprepository"))
-    return build_init_pod(Owner.of(repository), ExposeSettings(template(), settings or PodSettings()))
+    expose = ExposeSettings(template(), settings or PodSettings())
+    return build_init_pod(Owner.of(repository), expose, storage=OWN_CREDENTIALS)
 
 
 def with_windows() -> AgentTemplate:
@@ -112,6 +122,7 @@ PULLING = template(
             "pod-backup-block-configured",
             backup_pod("block-dataupload", pod=CONFIGURED, backup_pvcs={"hostpath": READ_ONLY}),
         ),
+        ("pod-backup-with-credentials-of-the-agent", backup_pod(storage=AGENT_CREDENTIALS)),
         ("pod-backup-inheriting", backup_pod(template=template(), pod=INHERITING)),
         ("pod-backup-pull-secrets-and-dns", backup_pod(template=PULLING)),
         ("pod-backup-no-relabeling", backup_pod(backup_pvcs={"hostpath": NO_RELABELING})),
@@ -157,27 +168,6 @@ def test_settings_without_effect_build_the_same_pod() -> None:
 def test_no_pod_for_nodes_without_an_agent() -> None:
     with pytest.raises(ExposeError, match=r"DaemonSet node-agent-windows does not exist"):
         backup_pod(placement=Placement("windows"))
-
-
-def test_scratch_is_added_where_the_agent_has_none() -> None:
-    pod = restore_pod(template=AgentTemplate("image"))
-    container = pod["spec"]["containers"][0]
-
-    assert {"name": "mover-scratch", "emptyDir": {}} in pod["spec"]["volumes"]
-    assert {"name": "mover-scratch", "mountPath": "/scratch"} in container["volumeMounts"]
-    assert [env["value"] for env in container["env"] if env["name"] == "VELERO_SCRATCH_DIR"] == ["/scratch"]
-
-
-def test_a_read_only_root_is_inherited_except_by_restores() -> None:
-    """kopia writes beside a restore's target, which is in the root file system."""
-    inherited = AgentTemplate("image", read_only_root=True)
-
-    backup, restore = (
-        pod["spec"]["containers"][0] for pod in (backup_pod(template=inherited), restore_pod(template=inherited))
-    )
-
-    assert backup["securityContext"] == {"readOnlyRootFilesystem": True}
-    assert "securityContext" not in restore
 
 
 def test_every_inherited_mount_has_its_volume() -> None:

@@ -11,6 +11,7 @@ from exposer.claims import build_backup_claim, build_restore_claim
 from exposer.model import LocatedVolume, Owner
 from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
+from exposer.settings import StorageAccess
 from exposer.snapshots import (
     SOURCE_ANNOTATION,
     build_backup_content,
@@ -83,7 +84,21 @@ def pod_differences(owner: Owner, args: list[str], ours: list[str], verb: str) -
         "spec.terminationGracePeriodSeconds": (0, 30),
         # Garbage collection finds the owner by it.
         f"metadata.labels.{OWNER_UID_LABEL}": (None, owner.uid),
+        # Root keeps what reading and writing files of any owner needs, and writes nowhere else.
+        "spec.securityContext.seccompProfile.type": (None, "RuntimeDefault"),
+        f"{container}.securityContext.allowPrivilegeEscalation": (None, False),
+        f"{container}.securityContext.capabilities.drop": (None, ["ALL"]),
+        f"{container}.securityContext.capabilities.add": (
+            None,
+            ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SYS_CHROOT"],
+        ),
+        f"{container}.securityContext.readOnlyRootFilesystem": (None, True),
+        f"{container}.volumeMounts[cloud-credentials].readOnly": (None, True),
     }
+    if f"--volume-mode={VolumeMode.BLOCK}" not in ours:
+        # kopia writes a file beside its target, which the read-only root does not allow.
+        path = f"{container}.volumeMounts[{owner.uid}].mountPath"
+        expected[path] = (f"/{owner.uid}", "/scratch/volume")
     # A mover mounts its own volume, not those of all pods of its node.
     for name, mount, path in (
         ("host-pods", "/host_pods", "/var/lib/kubelet/pods"),
@@ -100,6 +115,14 @@ def pod_differences(owner: Owner, args: list[str], ours: list[str], verb: str) -
     return expected
 
 
+INHERITED = StorageAccess(inherits_credentials=True)
+"""Of a location without credentials of its own: Velero's movers always inherit the agent's."""
+
+
+def our_volume_path(owner: Owner, mode: VolumeMode = VolumeMode.FILESYSTEM) -> str:
+    return f"--volume-path={f'/{owner.uid}' if mode is VolumeMode.BLOCK else '/scratch/volume'}"
+
+
 LOGGING = ["--log-level=info", "--log-format=text"]
 
 
@@ -110,13 +133,14 @@ def test_a_backup_pod_differs_from_velero_only_as_listed(block: bool) -> None:
     request = snapshot_request(f"{prefix}dataupload")
     owner = request.owner
     claim = build_backup_claim(request, size="2Gi", mode=mode)
-    common = [f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"]
+    at, volume_mode = f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"
     name, timeout = f"--data-upload={owner.name}", "--resource-timeout=10m0s"
+    args = ["backup", name, our_volume_path(owner, mode), volume_mode, timeout, *LOGGING]
 
-    ours = build_backup_pod(request, claim, Placement())
+    ours = build_backup_pod(request, claim, Placement(), storage=INHERITED)
 
     assert differences(recorded(f"{prefix}pod-of-dataupload"), ours) == pod_differences(
-        owner, [*common, name, timeout], ["backup", name, *common, timeout, *LOGGING], "data-mover backup"
+        owner, [at, volume_mode, name, timeout], args, "data-mover backup"
     )
 
 
@@ -126,14 +150,15 @@ def test_a_restore_pod_differs_from_velero_only_as_listed(block: bool) -> None:
     mode = VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM
     request = restore_request(f"{prefix}datadownload")
     owner = request.owner
-    common = [f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"]
+    at, volume_mode = f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"
     name, timeout = f"--data-download={owner.name}", "--resource-timeout=10m0s"
-    theirs = [*common, name, timeout, "--cache-volume-path="]  # an empty flag has no effect: omitted
+    theirs = [at, volume_mode, name, timeout, "--cache-volume-path="]  # an empty flag has no effect: omitted
+    args = ["restore", name, our_volume_path(owner, mode), volume_mode, timeout, *LOGGING]
 
-    ours = build_restore_pod(request, mode, placement=Placement())
+    ours = build_restore_pod(request, mode, placement=Placement(), storage=INHERITED)
 
     assert differences(recorded(f"{prefix}pod-of-datadownload"), ours) == pod_differences(
-        owner, theirs, ["restore", name, *common, timeout, *LOGGING], "data-mover restore"
+        owner, theirs, args, "data-mover restore"
     )
 
 
@@ -144,11 +169,11 @@ def test_a_pod_volume_pod_differs_from_velero_only_as_listed(verb: str) -> None:
     owner = request.owner
     volume = f"spec.volumes[{owner.uid}].hostPath"
     folder = flat(theirs)[f"{volume}.path"]
-    container, path = f"spec.containers[{owner.uid}]", f"--volume-path=/{owner.uid}"
+    container, path = f"spec.containers[{owner.uid}]", our_volume_path(owner)
     name, timeout = f"--pod-volume-{verb}={owner.name}", "--resource-timeout=10m0s"
     their_args = theirs["spec"]["containers"][0]["args"]
 
-    ours = build_pod_volume_pod(request, LocatedVolume("node-a", folder))
+    ours = build_pod_volume_pod(request, LocatedVolume("node-a", folder), storage=INHERITED)
 
     expected = pod_differences(
         owner,

@@ -15,6 +15,7 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from exposer.claims import build_backup_claim
 from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_init_pod
+from exposer.settings import StorageAccess
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import snapshot_request
 from tests.nodeagent.support.configured import build_settings
@@ -139,5 +140,6 @@ def test_every_mover_and_its_claim_is_accepted(accepted: Callable[[JsonDict], No
     request = replace(snapshot_request(storage_class="fast"), settings=settings)
     claim = build_backup_claim(request, size="1Gi", mode=VolumeMode.FILESYSTEM)
     accepted(claim)
-    accepted(build_backup_pod(request, claim, Placement(alternatives=settings.nodes.choose("fast"))))
-    accepted(build_init_pod(request.owner, settings))
+    placement, storage = Placement(alternatives=settings.nodes.choose("fast")), StorageAccess()
+    accepted(build_backup_pod(request, claim, placement, storage=storage))
+    accepted(build_init_pod(request.owner, settings, storage=storage))

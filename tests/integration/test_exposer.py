@@ -85,7 +85,7 @@ def _set_status(apiserver: ApiServer, resource: Resource, namespace: str, name: 
 async def test_a_volume_is_rebound(apiserver: ApiServer, namespace: str, client: KubeClient) -> None:
     """The rebind, with the test as volume controller."""
     owner = Owner("velero.io/v2alpha1", "DataDownload", namespace, "r2", "067d6f98-aeaa-4bf8-93d7-24a9f1508ec3")
-    request = RestoreRequest(owner, namespace, "data", ExposeSettings(AgentTemplate("image")))
+    request = RestoreRequest(owner, namespace, "data", "default", ExposeSettings(AgentTemplate("image")))
     volume, kept = f"pv-{namespace}", KeptVolume(f"pv-{namespace}", "Delete")
     spec = {
         "accessModes": ["ReadWriteOnce"],

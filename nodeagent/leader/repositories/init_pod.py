@@ -21,6 +21,7 @@ from exposer.ownership import create_pod
 from exposer.pod_status import PodEnd, diagnose_pod, parse_pod_end
 from exposer.pods import build_init_pod, init_pod_name
 from exposer.settings import ExposeSettings
+from exposer.storage_access import read_storage_access
 from exposer.workload import ONTO_ANY_NODE
 
 __all__ = [
@@ -167,7 +168,8 @@ async def start_init_pod(client: KubeClient, repository: BackupRepository, setti
             it rejects this pod.
     """
     pod = replace(settings.pod, resources=init_resources(settings.pod.resources))
-    manifest = build_init_pod(Owner.of(repository), replace(settings, pod=pod))
-    spec = repository.spec
+    owner, spec = Owner.of(repository), repository.spec
+    storage = await read_storage_access(client, owner.namespace, spec.backup_storage_location)
+    manifest = build_init_pod(owner, replace(settings, pod=pod), storage=storage)
     manifest["metadata"]["labels"] |= repository_labels(spec.volume_namespace, spec.backup_storage_location)
     await create_pod(client, manifest)

@@ -118,6 +118,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             owner=Owner.of(cr),
             target_namespace=target.namespace,
             target_claim=target.pvc,
+            location=spec.backup_storage_location,
             settings=settings,
             operation_timeout=cr.operation_timeout,
             cache=settings.cache_for(spec.snapshot_size),

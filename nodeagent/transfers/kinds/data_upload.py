@@ -115,6 +115,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
             source_claim=spec.source_pvc,
             volume_snapshot=spec.csi_snapshot.volume_snapshot,
             storage_class=spec.csi_snapshot.storage_class,
+            location=spec.backup_storage_location,
             settings=self.expose_settings(),
             operation_timeout=cr.operation_timeout,
             requested_at=cr.metadata.creation_timestamp,

@@ -107,6 +107,7 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
             verb=self.verb,
             workload=WorkloadRef(pod.namespace, pod.name, pod.uid),
             volume=cr.spec.volume,
+            location=cr.spec.backup_storage_location,
             settings=settings,
             cache=None if snapshot_bytes is None else settings.cache_for(snapshot_bytes),
         )

@@ -120,6 +120,7 @@ def snapshot_request(recording: str = "dataupload", **changes: Any) -> SnapshotR
         "source_claim": du.spec.source_pvc,
         "volume_snapshot": csi.volume_snapshot,
         "storage_class": csi.storage_class,
+        "location": du.spec.backup_storage_location,
         "operation_timeout": du.operation_timeout,
         "requested_at": du.metadata.creation_timestamp,
     }
@@ -136,6 +137,7 @@ def pod_volume_request(recording: str = "podvolumebackup", **changes: Any) -> Po
         "verb": MoverVerb.BACKUP if backup else MoverVerb.RESTORE,
         "workload": WorkloadRef(cr.spec.pod.namespace, cr.spec.pod.name, cr.spec.pod.uid),
         "volume": cr.spec.volume,
+        "location": cr.spec.backup_storage_location,
     }
     return PodVolumeRequest(**_with_settings(values, changes))
 
@@ -147,6 +149,7 @@ def restore_request(recording: str = "datadownload", **changes: Any) -> RestoreR
         "owner": Owner.of(dd),
         "target_namespace": dd.spec.target_volume.namespace,
         "target_claim": dd.spec.target_volume.pvc,
+        "location": dd.spec.backup_storage_location,
         "operation_timeout": dd.operation_timeout,
     }
     return RestoreRequest(**_with_settings(values, changes))

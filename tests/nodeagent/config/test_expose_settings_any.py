@@ -13,6 +13,7 @@ from exposer.claims import build_backup_claim, build_cache_claim, claim_volume_m
 from exposer.model import LocatedVolume
 from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
+from exposer.settings import StorageAccess
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.nodeagent.config.test_expose_settings_manifests import CONFIGURATIONS
 from tests.nodeagent.support.configured import build_settings
@@ -57,13 +58,13 @@ def test_every_transfer_can_be_exposed(document: JsonDict) -> None:
     backup = replace(pod_volume_request(), settings=settings)
     claim = build_backup_claim(upload, size="1Gi", mode=claim_volume_mode({"spec": {}}))
     rules = Placement(alternatives=settings.nodes.choose(upload.backup_class))
-    cache = settings.cache_for(0)
+    cache, storage = settings.cache_for(0), StorageAccess()
 
     made = [
         claim,
-        build_backup_pod(upload, claim, rules),
-        build_restore_pod(download, claim_volume_mode(claim), placement=rules),
-        build_pod_volume_pod(backup, LocatedVolume("node-a", "/folder")),
+        build_backup_pod(upload, claim, rules, storage=storage),
+        build_restore_pod(download, claim_volume_mode(claim), placement=rules, storage=storage),
+        build_pod_volume_pod(backup, LocatedVolume("node-a", "/folder"), storage=storage),
         *([build_cache_claim(upload.owner, cache, node="")] if cache else []),
     ]
 

@@ -1,0 +1,161 @@
+"""The file systems of a mover pod: its volume, its cache, its scratch volume, and what it inherits.
+
+On Linux the scratch volume holds everything that a mover may write: temporary files, and below them
+the mount points of volume and cache. The root file system is read-only, and so is every other mount,
+except the one that holds a repository in a folder. kopia touches `<target>.kopia-entry` beside the
+target of a restore, which is in the scratch volume for that reason.
+Source: kopia 0.23.1, snapshot/restore/local_fs_output.go, placeholders of shallow restores.
+
+Does no I/O.
+"""
+
+import posixpath
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+from core.contract import VolumeMode
+from core.models.base import JsonDict
+from exposer.settings import StorageAccess
+from exposer.template import AgentTemplate
+
+__all__ = ["MoverVolume", "OwnVolumes", "PodFiles", "build_pod_files"]
+
+_SCRATCH_VARIABLE: Final = "VELERO_SCRATCH_DIR"
+_SCRATCH_PATH: Final = "/scratch"
+_SCRATCH_VOLUME: Final = "mover-scratch"
+
+_VOLUME_NAME: Final = "volume"
+_CACHE_NAME: Final = "cache"
+"""Mount points in the scratch volume: short, since every byte shortens the paths that fit into PATH_MAX."""
+
+_PRIVATE_SOURCES: Final = ("emptyDir", "ephemeral")
+"""Volumes that every pod has for itself."""
+
+_CREDENTIALS_VOLUME: Final = "cloud-credentials"
+"""The volume with the credentials of locations that have none of their own.
+
+Source: Velero v1.18, pkg/install/daemonset.go.
+"""
+
+
+@dataclass(frozen=True)
+class MoverVolume:
+    """The volume of a mover: a `v1.Volume` without its name, and how it is mounted.
+
+    `propagation` is the mount propagation; empty: none.
+    """
+
+    source: JsonDict
+    mode: VolumeMode = VolumeMode.FILESYSTEM
+    read_only: bool = False
+    propagation: str = ""
+
+
+@dataclass(frozen=True)
+class OwnVolumes:
+    """The volumes of one mover, named after the UID of its custom resource.
+
+    `moved` is the volume that is backed up or restored, `cache_claim` the PVC for kopia's cache;
+    empty: the cache is in the scratch volume.
+    """
+
+    uid: str
+    moved: MoverVolume | None = None
+    cache_claim: str = ""
+
+
+@dataclass(frozen=True)
+class PodFiles:
+    """Fields of a pod and its container, as JSON dicts, and the paths that they result in.
+
+    A path is empty if there is no such volume; `volume_path` is a folder, or a device.
+    """
+
+    volumes: list[JsonDict]
+    mounts: list[JsonDict]
+    devices: list[JsonDict]
+    env: list[JsonDict]
+    volume_path: str
+    cache_path: str
+
+
+def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAccess, *, for_windows: bool) -> PodFiles:
+    """Return the file systems of the mover pod with these volumes.
+
+    Args:
+        own: its own volumes.
+        template: what mover pods inherit.
+        storage: what the pod needs to reach the bucket.
+        for_windows: mount points are in the root file system there, which is always writable.
+    """
+    uid, volume, scratch = own.uid, own.moved, _scratch_path(template)
+    block = volume is not None and volume.mode is VolumeMode.BLOCK
+    # A device node cannot be created in a file system of the node.
+    in_root = for_windows or block
+    volume_path = "" if volume is None else f"/{uid}" if in_root else f"{scratch}/{_VOLUME_NAME}"
+    cache_path = "" if not own.cache_claim else f"/{uid}-cache" if for_windows else f"{scratch}/{_CACHE_NAME}"
+    mounts = _inherited_mounts(template, storage, scratch, keep_writable=for_windows)
+    mounted = {mount["name"] for mount in mounts}
+    inherited = [each for each in template.volumes if each["name"] in mounted]
+    if not any(mount["mountPath"] == scratch for mount in mounts):
+        inherited.append({"name": _SCRATCH_VOLUME, "emptyDir": {}})
+        mounts.insert(0, {"name": _SCRATCH_VOLUME, "mountPath": scratch})
+    volumes: list[JsonDict] = []
+    if volume is not None:
+        volumes.append({"name": uid, **volume.source})
+        if not block:
+            mounts.append(_mount_volume(uid, volume, volume_path))
+    if own.cache_claim:
+        volumes.append({"name": f"{uid}-cache", "persistentVolumeClaim": {"claimName": own.cache_claim}})
+        mounts.append({"name": f"{uid}-cache", "mountPath": cache_path})
+    devices = [{"name": uid, "devicePath": volume_path}] if block else []
+    return PodFiles([*volumes, *inherited], mounts, devices, _build_env(template), volume_path, cache_path)
+
+
+def _mount_volume(uid: str, volume: MoverVolume, path: str) -> JsonDict:
+    mount: JsonDict = {"name": uid, "mountPath": path}
+    if volume.read_only:
+        mount["readOnly"] = True
+    if volume.propagation:
+        mount["mountPropagation"] = volume.propagation
+    return mount
+
+
+def _inherited_mounts(
+    template: AgentTemplate, storage: StorageAccess, scratch: str, *, keep_writable: bool
+) -> list[JsonDict]:
+    """Return the inherited mounts without those that this mover must not have."""
+    private = {each["name"] for each in template.volumes if any(source in each for source in _PRIVATE_SOURCES)}
+    mounts: list[JsonDict] = []
+    for mount in template.volume_mounts:
+        path = posixpath.normpath(mount["mountPath"])
+        if mount["name"] == _CREDENTIALS_VOLUME and not storage.inherits_credentials:
+            continue
+        if path == scratch:
+            # Movers of different tenants must not see each other's temporary files.
+            if mount["name"] in private:
+                mounts.append(mount | {"mountPath": scratch})
+        elif keep_writable or _holds(path, storage.folder):
+            mounts.append(mount)
+        else:
+            mounts.append(mount | {"readOnly": True})
+    return mounts
+
+
+def _holds(path: str, folder: str) -> bool:
+    return bool(folder) and PurePosixPath(posixpath.normpath(folder)).is_relative_to(path)
+
+
+def _scratch_path(template: AgentTemplate) -> str:
+    """Return the folder for temporary files that the agent's environment names, or the default."""
+    for variable in template.env:
+        if variable.get("name") == _SCRATCH_VARIABLE and variable.get("value"):
+            return posixpath.normpath(str(variable["value"]))
+    return _SCRATCH_PATH
+
+
+def _build_env(template: AgentTemplate) -> list[JsonDict]:
+    if any(variable.get("name") == _SCRATCH_VARIABLE for variable in template.env):
+        return list(template.env)
+    return [*template.env, {"name": _SCRATCH_VARIABLE, "value": _SCRATCH_PATH}]

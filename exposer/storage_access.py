@@ -1,0 +1,39 @@
+"""What a mover pod needs of its agent to reach the bucket, read from the BackupStorageLocation.
+
+Knows which locations depend on credentials or folders of the agent's own pod. Does not read
+credentials: the mover does.
+"""
+
+from typing import Final
+
+from core.errors import ContractError
+from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS
+from core.models.storage import BackupStorageLocation
+from exposer.settings import StorageAccess
+
+__all__ = ["read_storage_access"]
+
+_FOLDER_PROVIDER: Final = "fs"
+_FOLDER_KEY: Final = "fspath"
+"""Source: Velero v1.18, GetBackendType in pkg/repository/config/config.go; its file system backend."""
+
+
+async def read_storage_access(client: KubeClient, namespace: str, location: str) -> StorageAccess:
+    """Return what the movers of that location need; nothing, if it is missing or invalid: they will fail.
+
+    Raises:
+        KubeError: the API server rejected the read.
+    """
+    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, location)
+    if raw is None:
+        return StorageAccess()
+    try:
+        spec = BackupStorageLocation.parse(raw).spec
+    except ContractError:
+        return StorageAccess()
+    in_folder = spec.provider.removeprefix("velero.io/") == _FOLDER_PROVIDER
+    return StorageAccess(
+        inherits_credentials=spec.credential is None and not in_folder,
+        folder=spec.config.get(_FOLDER_KEY, "") if in_folder else "",
+    )

@@ -1,0 +1,142 @@
+"""What a mover pod may write, and what it does not get of the agent's pod."""
+
+from dataclasses import replace
+
+import pytest
+
+from core.contract import VolumeMode
+from core.models.base import JsonDict
+from exposer.pod_files import MoverVolume, OwnVolumes, PodFiles, build_pod_files
+from exposer.settings import StorageAccess
+from exposer.template import AgentTemplate
+from tests.exposer.support.inputs import template
+
+VOLUME = MoverVolume({"persistentVolumeClaim": {"claimName": "data"}})
+BLOCK = replace(VOLUME, mode=VolumeMode.BLOCK)
+BUCKET = StorageAccess()
+SCRATCH = {"name": "scratch", "mountPath": "/scratch"}
+CREDENTIALS = {"name": "cloud-credentials", "mountPath": "/credentials"}
+
+
+def inheriting(*mounts: JsonDict, **sources: JsonDict) -> AgentTemplate:
+    """Return the template of an agent with these mounts, and volumes with these sources."""
+    volumes = tuple({"name": name, **source} for name, source in sources.items())
+    return AgentTemplate("image", volumes=volumes, volume_mounts=mounts)
+
+
+def files(
+    inherited: AgentTemplate | None = None,
+    *,
+    volume: MoverVolume | None = VOLUME,
+    cache: str = "",
+    storage: StorageAccess = BUCKET,
+    for_windows: bool = False,
+) -> PodFiles:
+    own = OwnVolumes("uid", volume, cache)
+    return build_pod_files(own, inherited or template(), storage, for_windows=for_windows)
+
+
+def writable(built: PodFiles) -> list[str]:
+    return [mount["mountPath"] for mount in built.mounts if not mount.get("readOnly")]
+
+
+def test_volume_and_cache_are_below_the_scratch_volume() -> None:
+    built = files(cache="cache")
+
+    assert (built.volume_path, built.cache_path) == ("/scratch/volume", "/scratch/cache")
+    assert writable(built) == ["/scratch", "/scratch/volume", "/scratch/cache"]
+
+
+def test_a_device_is_not_below_a_file_system_of_the_node() -> None:
+    built = files(volume=BLOCK)
+
+    assert built.volume_path == "/uid"
+    assert built.devices == [{"name": "uid", "devicePath": "/uid"}]
+    assert "uid" not in {mount["name"] for mount in built.mounts}
+
+
+def test_windows_movers_have_their_volumes_in_the_root() -> None:
+    built = files(cache="cache", for_windows=True)
+
+    assert (built.volume_path, built.cache_path) == ("/uid", "/uid-cache")
+
+
+def test_an_init_pod_has_no_volume() -> None:
+    built = files(volume=None)
+
+    assert (built.volume_path, built.devices) == ("", [])
+    assert writable(built) == ["/scratch"]
+
+
+def test_other_inherited_mounts_are_read_only() -> None:
+    ca, tmp = {"name": "ca", "mountPath": "/etc/ca"}, {"name": "tmp", "mountPath": "/tmp"}
+    built = files(inheriting(ca, tmp, SCRATCH, ca={"configMap": {"name": "ca"}}, tmp={"emptyDir": {}}, scratch={}))
+
+    assert ca | {"readOnly": True} in built.mounts
+    assert tmp | {"readOnly": True} in built.mounts
+
+
+@pytest.mark.parametrize(
+    ("path", "is_writable"), [("/backups", True), ("/backups/a", False), ("/backup", False), ("/", True)]
+)
+def test_the_mount_that_holds_a_repository_stays_writable(path: str, is_writable: bool) -> None:
+    mount = {"name": "nfs", "mountPath": path}
+    inherited = inheriting(mount, nfs={"nfs": {"server": "s", "path": "/"}})
+
+    built = files(inherited, storage=StorageAccess(folder="/backups/../backups"))
+
+    assert (path in writable(built)) is is_writable
+
+
+def test_credentials_are_only_inherited_by_locations_without_their_own() -> None:
+    own, inherits = files(), files(storage=StorageAccess(inherits_credentials=True))
+
+    assert CREDENTIALS["name"] not in {item["name"] for item in (*own.volumes, *own.mounts)}
+    assert CREDENTIALS | {"readOnly": True} in inherits.mounts
+    assert CREDENTIALS["name"] in {volume["name"] for volume in inherits.volumes}
+
+
+def test_a_volume_that_is_not_mounted_is_not_inherited() -> None:
+    built = files(inheriting(SCRATCH, scratch={"emptyDir": {}}, other={"secret": {"secretName": "other"}}))
+
+    assert [volume["name"] for volume in built.volumes] == ["uid", "scratch"]
+
+
+@pytest.mark.parametrize(
+    "source", [{"emptyDir": {"sizeLimit": "9Gi"}}, {"ephemeral": {"volumeClaimTemplate": {}}}], ids=["dir", "claim"]
+)
+def test_a_scratch_volume_of_the_pods_own_is_inherited(source: JsonDict) -> None:
+    built = files(inheriting(SCRATCH, scratch=source))
+
+    assert {"name": "scratch", **source} in built.volumes
+    assert SCRATCH in built.mounts
+
+
+@pytest.mark.parametrize(
+    "source",
+    [{"hostPath": {"path": "/data"}}, {"persistentVolumeClaim": {"claimName": "shared"}}],
+    ids=["folder of the node", "shared claim"],
+)
+def test_a_scratch_volume_that_movers_share_is_replaced(source: JsonDict) -> None:
+    built = files(inheriting(SCRATCH, scratch=source))
+
+    assert [volume["name"] for volume in built.volumes] == ["uid", "mover-scratch"]
+    assert built.mounts[0] == {"name": "mover-scratch", "mountPath": "/scratch"}
+
+
+def test_scratch_is_added_where_the_agent_has_none() -> None:
+    built = files(AgentTemplate("image"))
+
+    assert {"name": "mover-scratch", "emptyDir": {}} in built.volumes
+    assert built.env == [{"name": "VELERO_SCRATCH_DIR", "value": "/scratch"}]
+
+
+def test_the_agents_environment_names_the_scratch_folder() -> None:
+    inherited = inheriting({"name": "tmp", "mountPath": "/work/"}, tmp={"emptyDir": {}})
+    env = ({"name": "VELERO_SCRATCH_DIR", "value": "/work/"},)
+
+    built = files(replace(inherited, env=env))
+
+    assert built.volume_path == "/work/volume"
+    assert {"name": "tmp", "mountPath": "/work"} in built.mounts
+    assert built.env == list(env)
