@@ -1,1 +1,1 @@
-"""The per-node daemon: admits transfers, exposes volumes, watches movers and reports progress."""
+"""The agent on each node: admits transfers, exposes volumes, watches movers and reports progress."""

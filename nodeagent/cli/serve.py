@@ -57,7 +57,7 @@ def set_up_serve(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     settings = parse_settings(arguments, os.environ)
     set_up_logging(settings.log_level, settings.log_format)
-    # The daemon and its libraries take a second to load; nothing above needs them.
+    # The agent and its libraries take a second to load; nothing above needs them.
     from nodeagent.app import serve  # noqa: PLC0415
 
     return asyncio.run(serve(settings))

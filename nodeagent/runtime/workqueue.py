@@ -140,7 +140,7 @@ class WorkQueue(Generic[K]):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Not this task was canceled, but something that it awaited: the worker must go on.
+            # Not this task was canceled, but something that it awaited: the worker must continue.
             pause = self._back_off(key)
             self._faults.report(key, f"{self._name}: {key} was interrupted, will retry in {pause:.1f} s", e)
             return pause

@@ -115,8 +115,10 @@ _CASES = {
         "password-wrong", _AT + "the repository password does not match: ", ready=True, spoil=_change_password
     ),
     "no-bucket": Case("bucket-missing", _NOT_READY + "the bucket does not exist: ", {"bucket": "missing-bucket"}),
-    "refusing": Case("storage-refuses", _NOT_READY + "the endpoint cannot be reached: ", {"url": _REFUSING}),
-    "refusing-later": Case("storage-refuses", _AT + "the endpoint cannot be reached: ", ready=True, spoil=_change_url),
+    "refusing": Case("storage-unreachable", _NOT_READY + "the endpoint cannot be reached: ", {"url": _REFUSING}),
+    "refusing-later": Case(
+        "storage-unreachable", _AT + "the endpoint cannot be reached: ", ready=True, spoil=_change_url
+    ),
 }
 
 

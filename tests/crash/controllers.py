@@ -78,7 +78,7 @@ class RealCluster(Controllers):
             self._seen[resource] = await self.client.list(Selection(resource))
         return self._seen[resource]
 
-    async def _make(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
+    async def _create(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
         # Something may have been created between the steps of the last pass.
         with suppress(AlreadyExistsError):
             await self.client.create(resource, obj)

@@ -29,7 +29,7 @@ BYSTANDERS = {
     "VolumeSnapshot app/bystander",
     "VolumeSnapshotContent /snapcontent-bystander",
 }
-MADE = {
+EXPOSE_OBJECTS = {
     "Pod velero/b1-q9txn",
     "PersistentVolumeClaim velero/b1-q9txn",
     "VolumeSnapshot velero/b1-q9txn",
@@ -61,7 +61,7 @@ def node_terms(exposed: Exposed) -> list[JsonDict]:
 def assert_exposed(scene: BackupScene) -> None:
     """Assert that the snapshot was handed over, its volume is in the pod, and nothing else was changed."""
     volume = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeName"]
-    assert scene.world.names() == BYSTANDERS | MADE | {f"PersistentVolume /{volume}"}
+    assert scene.world.names() == BYSTANDERS | EXPOSE_OBJECTS | {f"PersistentVolume /{volume}"}
     assert scene.world.handles == {HANDLE, "other"}
     assert scene.world.violations == []
 
@@ -209,7 +209,7 @@ async def test_a_snapshot_that_is_not_ready_is_pending() -> None:
     assert await scene.exposer().ensure(scene.request, no_guard) == Pending(
         "SnapshotNotReady", "VolumeSnapshot app/velero-data-lwkc4 is not ready yet"
     )
-    assert MADE.isdisjoint(scene.world.names())
+    assert EXPOSE_OBJECTS.isdisjoint(scene.world.names())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from exposer.model import NotOwnerError
 from tests.exposer.support.scenes import BackupScene
 from tests.exposer.test_csi_snapshot import (
-    MADE,
+    EXPOSE_OBJECTS,
     assert_exposed,
     expose,
 )
@@ -40,7 +40,7 @@ async def test_objects_of_a_finished_transfer_are_deleted(at: int) -> None:
         await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
     await scene.world.settle()
 
-    assert MADE.isdisjoint(scene.world.names())
+    assert EXPOSE_OBJECTS.isdisjoint(scene.world.names())
 
 
 @pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))

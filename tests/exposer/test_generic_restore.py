@@ -140,10 +140,10 @@ NOT_WINDOWS = {"key": "kubernetes.io/os", "operator": "NotIn", "values": ["windo
 @pytest.mark.parametrize(
     ("binding", "ignore", "node", "rule"),
     [
-        pytest.param("Immediate", False, "", True, id="made at once: the rule"),
-        pytest.param("Immediate", True, "", True, id="made at once, nothing to ignore: the rule"),
-        pytest.param("WaitForFirstConsumer", False, "node-b", False, id="made late: the consumer's node alone"),
-        pytest.param("WaitForFirstConsumer", True, "", True, id="made late, which is ignored: the rule"),
+        pytest.param("Immediate", False, "", True, id="provisioned immediately: the rule"),
+        pytest.param("Immediate", True, "", True, id="provisioned immediately, nothing to ignore: the rule"),
+        pytest.param("WaitForFirstConsumer", False, "node-b", False, id="provisioned late: the consumer's node alone"),
+        pytest.param("WaitForFirstConsumer", True, "", True, id="provisioned late, which is ignored: the rule"),
     ],
 )
 async def test_the_consumers_node_is_used_with_late_binding_and_the_rule_otherwise(
@@ -178,10 +178,10 @@ async def test_a_mover_follows_its_pvc_when_the_consumer_was_rescheduled() -> No
 
     exposed = await expose(scene)
 
-    made_for = claim(scene, "velero", "r2-9nft8")["metadata"]["annotations"][SELECTED_NODE_ANNOTATION]
+    selected = claim(scene, "velero", "r2-9nft8")["metadata"]["annotations"][SELECTED_NODE_ANNOTATION]
     affinity = exposed.pod["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert [made_for, *(field["values"] for field in term["matchFields"])] == ["node-a", ["node-a"]]
+    assert [selected, *(field["values"] for field in term["matchFields"])] == ["node-a", ["node-a"]]
 
 
 async def test_a_target_without_a_class_follows_the_rule_for_all() -> None:

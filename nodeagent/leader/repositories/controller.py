@@ -68,7 +68,7 @@ _WORKERS: Final = 8
 class RepositoryTools:
     """What the keeper works with.
 
-    `new_settings` returns what repositories that are made now get as `repositoryConfig`.
+    `new_settings` returns what repositories that are created now get as `repositoryConfig`.
     `check_leading` raises unless it may write now.
     """
 

@@ -125,7 +125,7 @@ def _inspect_end(name: str, end: PodEnd) -> PodReport:
 def init_resources(resources: JsonDict) -> JsonDict:
     """Return the resources of an init pod (of a container, as JSON dict), given those of movers.
 
-    It moves no data, and transfers wait for it: it must fit on a node without room for a mover. Limits
+    It moves no data, and transfers wait for it: it must fit on a node that is too full for a mover. Limits
     and the set of requests stay, since a ResourceQuota may require them; a limit without a request
     would imply one.
     """

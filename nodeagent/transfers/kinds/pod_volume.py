@@ -88,7 +88,7 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, FailureReason.VOLUME_REJECTED, str(e))
         if isinstance(located, Pending):
-            # The workload pod may wait for its image, or for its turn among many restores.
+            # The workload pod may wait for its image, or for other restores.
             return Admission(
                 AdmissionState.PENDING,
                 located.reason,

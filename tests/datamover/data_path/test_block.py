@@ -73,10 +73,10 @@ async def test_plain_kopia_restores_a_device_of_the_mover_and_vice_versa(
     assert (tmp_path / "out" / device.name).read_bytes() == device.read_bytes()
     form = ["--stdin-file=of-velero", "--override-source=default@default:some/device", "--json"]
     with device.open("rb") as content:
-        made = kopia.run("snapshot", "create", "/", *form, stdin=content)
+        created = kopia.run("snapshot", "create", "/", *form, stdin=content)
     target = tmp_path / "target"
     target.write_bytes(b"\xff" * _SIZE)
-    await _restore(mover_repository, json.loads(made)["id"], target)
+    await _restore(mover_repository, json.loads(created)["id"], target)
     assert target.read_bytes() == device.read_bytes()
 
 

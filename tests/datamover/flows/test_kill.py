@@ -16,7 +16,7 @@ from core.errors import KopiaError
 from tests.datamover.conftest import build_local_mover
 from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.support.processes import running_kopia
-from tests.datamover.support.thorough import KILLS, PATIENCE_SECONDS
+from tests.datamover.support.thorough import KILLS, TIMEOUT_SECONDS
 from tests.datamover.support.trees import describe_tree, make_large_file
 
 pytestmark = pytest.mark.processes
@@ -102,7 +102,7 @@ async def _running_mover(volume: Path, repository: Path) -> AsyncIterator[Callab
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.timeout(PATIENCE_SECONDS)
+@pytest.mark.timeout(TIMEOUT_SECONDS)
 @pytest.mark.parametrize("run", [_running_kopia, _running_mover], ids=["kopia", "the mover"])
 async def test_a_kill_at_any_moment_needs_no_repair(
     run: Callable[[Path, Path], AbstractAsyncContextManager[Callable[[], int]]],

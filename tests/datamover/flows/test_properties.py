@@ -18,7 +18,7 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
-from tests.datamover.support.thorough import EXAMPLES, PATIENCE_SECONDS
+from tests.datamover.support.thorough import EXAMPLES, TIMEOUT_SECONDS
 from tests.datamover.support.trees import describe_tree
 
 pytestmark = pytest.mark.processes
@@ -88,7 +88,7 @@ def _keep(path: Path, kept: Kept) -> None:
     os.utime(path, ns=(kept.mtime_ns, kept.mtime_ns))
 
 
-def _make(path: Path, entry: Entry) -> None:
+def _create(path: Path, entry: Entry) -> None:
     match entry:
         case File(kept, content, hole_bytes):
             path.write_bytes(content)
@@ -100,11 +100,11 @@ def _make(path: Path, entry: Entry) -> None:
         case Folder(kept, entries):
             path.mkdir()
             for name, one in entries.items():
-                _make(path / name, one)
+                _create(path / name, one)
             _keep(path, kept)
 
 
-@pytest.mark.timeout(PATIENCE_SECONDS)
+@pytest.mark.timeout(TIMEOUT_SECONDS)
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(kept=_kept(0o700), entries=st.dictionaries(_NAMES, _ENTRIES, max_size=6), sparse=st.booleans())
 async def test_any_tree_is_restored(
@@ -113,7 +113,7 @@ async def test_any_tree_is_restored(
     here = tmp_path / str(next(_numbers))
     volume, target = here / "volume", here / "target"
     target.mkdir(parents=True)
-    _make(volume, Folder(kept, entries))
+    _create(volume, Folder(kept, entries))
 
     async def unheard(message: str) -> None:
         pytest.fail(message)

@@ -75,8 +75,8 @@ async def test_the_mover_restores_and_continues_a_backup_of_plain_kopia(
     local_mover: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     shutil.rmtree(tree / "cache")
-    made = kopia.run("snapshot", "create", str(tree), "--override-source=default@default:some/volume", "--json")
-    await local_mover.restore(json.loads(made)["id"], tmp_path / "out", None)
+    created = kopia.run("snapshot", "create", str(tree), "--override-source=default@default:some/volume", "--json")
+    await local_mover.restore(json.loads(created)["id"], tmp_path / "out", None)
     next_one = await local_mover.back_up(tree, "some/volume", None)
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
     assert next_one.incremental_bytes == 0

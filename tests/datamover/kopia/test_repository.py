@@ -32,10 +32,10 @@ async def test_a_new_repository_has_veleros_format_and_is_found_again(tmp_path: 
         answer = await repository.kopia.call("status", "repository", "status", "--json")
     with opened(storage) as again:
         assert await again.ensure() == created
-    recorded, made = json.loads(_RECORDED.read_text()), answer.document()
+    recorded, written = json.loads(_RECORDED.read_text()), answer.document()
     for part in ("contentFormat", "objectFormat", "blobRetention"):
-        assert made[part] == recorded[part]
-    assert made["clientOptions"]["username"] == made["clientOptions"]["hostname"] == "default"
+        assert written[part] == recorded[part]
+    assert written["clientOptions"]["username"] == written["clientOptions"]["hostname"] == "default"
 
 
 async def test_connecting_creates_nothing(tmp_path: Path) -> None:

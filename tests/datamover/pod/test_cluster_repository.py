@@ -30,25 +30,25 @@ async def test_a_missing_backup_repository_is_created_and_awaited(pod: MoverPod,
     async with asyncio.TaskGroup() as group:
         running = group.create_task(fresh.run("data-upload", tree))
         await fresh.wait_for(lambda: "Data-Path-Waiting" in dict(fresh.events()))
-        (made,) = fresh.stored()
+        (created,) = fresh.stored()
         assert "Data-Path-Ready" not in dict(fresh.events())
         fresh.put_repository(phase="Ready")
     assert running.result() == 0
     assert dict(fresh.events())["Data-Path-Ready"] == f"BackupRepository velero/{REPOSITORY} is ready"
-    assert made["spec"] == {
+    assert created["spec"] == {
         "backupStorageLocation": "default",
         "maintenanceFrequency": "0s",
         "repositoryType": "kopia",
         "volumeNamespace": "app",
     }
-    assert made["metadata"]["labels"] == {
+    assert created["metadata"]["labels"] == {
         "velero.io/repository-type": "kopia",
         "velero.io/storage-location": "default",
         "velero.io/volume-namespace": "app",
     }
 
 
-@pytest.mark.cause("repository-not-made")
+@pytest.mark.cause("repository-not-ready")
 @pytest.mark.looptime
 async def test_a_repository_is_awaited_by_a_watch_and_created_again_when_deleted(tmp_path: Path) -> None:
     """If no controller makes it ready, the transfer fails; the mover does not poll meanwhile."""
@@ -67,9 +67,9 @@ async def test_a_repository_is_awaited_by_a_watch_and_created_again_when_deleted
     assert running.result() == 12
     assert meanwhile == []
     waits = [message for reason, message in pod.events() if reason == "Data-Path-Waiting"]
-    unmade, unscheduled = "its controller has not made it ready yet", "no node takes its pod"
+    not_ready, unscheduled = "its controller has not made it ready yet", "no node takes its pod"
     assert waits == [
-        f"waiting for BackupRepository velero/{REPOSITORY}: {why}" for why in (unmade, unscheduled, unmade)
+        f"waiting for BackupRepository velero/{REPOSITORY}: {why}" for why in (not_ready, unscheduled, not_ready)
     ]
     assert (
         pod.message

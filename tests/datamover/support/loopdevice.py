@@ -14,8 +14,8 @@ __all__ = ["attached"]
 def attached(file: Path, *flags: str) -> Iterator[Path]:
     """Attach a device to the file, and detach it at the end."""
     need_root("loop devices")
-    made = subprocess.run(["losetup", "--find", "--show", *flags, file], check=True, capture_output=True, text=True)
-    device = made.stdout.strip()
+    attached = subprocess.run(["losetup", "--find", "--show", *flags, file], check=True, capture_output=True, text=True)
+    device = attached.stdout.strip()
     try:
         yield Path(device)
     finally:

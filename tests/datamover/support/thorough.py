@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-__all__ = ["EXAMPLES", "KILLS", "PATIENCE_SECONDS"]
+__all__ = ["EXAMPLES", "KILLS", "TIMEOUT_SECONDS"]
 
 _FULL: Final = os.environ.get("MOVER_TESTS") == "full"
 
@@ -13,5 +13,5 @@ EXAMPLES: Final = 200 if _FULL else 25
 KILLS: Final = 20 if _FULL else 3
 """Moments of a data path at which a process is killed."""
 
-PATIENCE_SECONDS: Final = 3600 if _FULL else 600
+TIMEOUT_SECONDS: Final = 3600 if _FULL else 600
 """The timeout for all examples, or all kills, on a busy machine."""

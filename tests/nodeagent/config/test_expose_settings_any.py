@@ -60,7 +60,7 @@ def test_every_transfer_can_be_exposed(document: JsonDict) -> None:
     rules = Placement(alternatives=settings.nodes.choose(upload.backup_class))
     cache, storage = settings.cache_for(0), StorageAccess()
 
-    made = [
+    created = [
         claim,
         build_backup_pod(upload, claim, rules, storage=storage),
         build_restore_pod(download, claim_volume_mode(claim), placement=rules, storage=storage),
@@ -68,4 +68,4 @@ def test_every_transfer_can_be_exposed(document: JsonDict) -> None:
         *([build_cache_claim(upload.owner, cache, node="")] if cache else []),
     ]
 
-    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    assert json.loads(json.dumps(created, allow_nan=False)) == created

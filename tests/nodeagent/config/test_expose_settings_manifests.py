@@ -125,5 +125,5 @@ async def test_what_a_transfer_gets_is_its_golden_list(configuration: str, trans
 
     await world.until_exposed(lambda: kind.ensure_exposed(cr, no_guard))
 
-    made = [one for one in sent.created if one["kind"] in {PODS.kind, PERSISTENT_VOLUME_CLAIMS.kind}]
-    assert_golden(f"table/{configuration}-{transfer}", {"apiVersion": "v1", "kind": "List", "items": made})
+    created = [one for one in sent.created if one["kind"] in {PODS.kind, PERSISTENT_VOLUME_CLAIMS.kind}]
+    assert_golden(f"table/{configuration}-{transfer}", {"apiVersion": "v1", "kind": "List", "items": created})

@@ -23,7 +23,7 @@ class Scene(OwnScene):
     def __post_init__(self) -> None:
         self.priority = PriorityClass(self.client, LoopClock(), current=self.current, report=self.report)
 
-    async def make(self, name: str) -> None:
+    async def create(self, name: str) -> None:
         manifest = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
         await self.client.create(PRIORITY_CLASSES, manifest | {"value": 10})
 
@@ -55,7 +55,7 @@ def _scene(name: str = "low") -> Scene:
 async def test_an_existing_class_is_used_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     scene = _scene()
-    await scene.make("low")
+    await scene.create("low")
     async with _running(scene):
         assert scene.priority.name == "low"
         assert scene.usable
@@ -81,7 +81,7 @@ async def test_a_missing_class_is_reported_and_used_once_it_appears() -> None:
         assert scene.priority.name == ""
         assert scene.board.reasons == ["PriorityClassMissing"]
         assert not scene.usable
-        await scene.make("low")
+        await scene.create("low")
         await asyncio.sleep(_LIMIT_SECONDS)
         assert scene.priority.name == "low"
         assert scene.board.reasons == ["PriorityClassMissing", "PriorityClassFound"]
@@ -91,7 +91,7 @@ async def test_a_missing_class_is_reported_and_used_once_it_appears() -> None:
 @pytest.mark.looptime
 async def test_a_deleted_class_is_dropped_and_reported() -> None:
     scene = _scene()
-    await scene.make("low")
+    await scene.create("low")
     async with _running(scene):
         await scene.client.delete(PRIORITY_CLASSES, "", "low")
         await asyncio.sleep(_LIMIT_SECONDS)
@@ -102,8 +102,8 @@ async def test_a_deleted_class_is_dropped_and_reported() -> None:
 @pytest.mark.looptime
 async def test_another_configured_class_is_used_immediately() -> None:
     scene = _scene()
-    await scene.make("low")
-    await scene.make("system-node-critical")
+    await scene.create("low")
+    await scene.create("system-node-critical")
     async with _running(scene):
         await scene.configure("system-node-critical")
         assert scene.priority.name == "system-node-critical"
@@ -123,7 +123,7 @@ async def test_a_class_that_cannot_be_read_at_start_is_used_once_it_can(
     fault: int | Literal["lost"], caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = _scene()
-    await scene.make("low")
+    await scene.create("low")
     scene.kube.fail_next("GET", "priorityclasses", fault, times=12)
     await scene.priority.refresh()
     assert scene.priority.name == ""
@@ -138,7 +138,7 @@ async def test_a_class_that_cannot_be_read_at_start_is_used_once_it_can(
 @pytest.mark.parametrize("fault", [403, 500, "lost"])
 async def test_the_last_state_is_kept_while_the_api_server_rejects_reads(fault: int | Literal["lost"]) -> None:
     scene = _scene()
-    await scene.make("low")
+    await scene.create("low")
     async with _running(scene):
         scene.kube.fail_next("GET", "priorityclasses", fault, times=10_000)
         scene.kube.watches.cut()

@@ -92,8 +92,8 @@ async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
 
 def changes(before: list[str], after: list[str]) -> JsonDict:
     """Return the objects that were created, and those that were deleted."""
-    made, gone = Counter(after) - Counter(before), Counter(before) - Counter(after)
-    return {"made": sorted(made.elements()), "gone": sorted(gone.elements())}
+    created, deleted = Counter(after) - Counter(before), Counter(before) - Counter(after)
+    return {"created": sorted(created.elements()), "deleted": sorted(deleted.elements())}
 
 
 def summary(kind: str, world: World) -> JsonDict:
@@ -121,8 +121,8 @@ def summary(kind: str, world: World) -> JsonDict:
 def expected_changes(kind: str) -> JsonDict:
     spec = TRANSFERS[kind]()["spec"]
     source = f"{spec.get('sourceNamespace')}/{spec.get('csiSnapshot', {}).get('volumeSnapshot')}"
-    made, gone = CHANGES[kind]
-    return {"made": made, "gone": [name.format(source=source) for name in gone]}
+    created, deleted = CHANGES[kind]
+    return {"created": created, "deleted": [name.format(source=source) for name in deleted]}
 
 
 async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bool = False) -> None:
@@ -132,9 +132,9 @@ async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bo
     assert expected["status"]["phase"] == scenario.end
     if scenario.end == "Completed":
         assert expected["data"]
-        assert {key: expected[key] for key in ("made", "gone")} == expected_changes(kind)
+        assert {key: expected[key] for key in ("created", "deleted")} == expected_changes(kind)
     else:
-        assert expected["made"] == []
+        assert expected["created"] == []
     assert len(calm.counted) >= LEAST_REQUESTS
     for at, request in enumerate(calm.counted):
         found = await play(kind, scenario, Fuse(counts=counts, at=at, fault=fault))

@@ -68,12 +68,12 @@ async def test_a_handover_that_times_out_fails_the_transfer() -> None:
         assert message.startswith("data was moved, but not handed over within 1m30s: target PVC app3/data")
 
 
-@pytest.mark.parametrize("make", [data_upload, data_download])
+@pytest.mark.parametrize("build", [data_upload, data_download])
 @pytest.mark.parametrize(
     ("timeout", "flag"), [("90s", "1m30s"), ("", "10m0s")], ids=["of the transfer", "of the agent"]
 )
-async def test_the_mover_gets_the_timeout_as_flag(make: object, timeout: str, flag: str) -> None:
-    transfer = with_timeout(accepted(make()), timeout)  # type: ignore[operator] # one of the two factories
+async def test_the_mover_gets_the_timeout_as_flag(build: object, timeout: str, flag: str) -> None:
+    transfer = with_timeout(accepted(build()), timeout)  # type: ignore[operator] # one of the two factories
     async with open_world(transfer) as world, world.agent():
         await world.until(lambda: world.kube.objects(PODS) != [])
         (pod,) = world.kube.objects(PODS)

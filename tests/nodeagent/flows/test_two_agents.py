@@ -33,8 +33,8 @@ async def test_two_agents_of_one_node_run_a_transfer_once(kind: str, end: str) -
         await world.until(lambda: world.done(kind))
         await asyncio.sleep(20)
         assert world.phase(kind) == end
-        made = [name for name in world.everything() if name not in before]
-        assert made == (["PersistentVolume /pvc-*"] if (kind, end) == ("DataDownload", "Completed") else [])
+        created = [name for name in world.everything() if name not in before]
+        assert created == (["PersistentVolume /pvc-*"] if (kind, end) == ("DataDownload", "Completed") else [])
         assert len([reason for reason in world.reasons() if reason == end]) == 1
 
 

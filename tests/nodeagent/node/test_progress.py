@@ -15,7 +15,7 @@ from tests.nodeagent.support.transfers import TRANSFERS, data_upload
 
 pytestmark = pytest.mark.looptime
 
-UNMADE = "waiting for BackupRepository velero/app-default-kopia: its controller has not made it ready yet"
+NOT_READY = "waiting for BackupRepository velero/app-default-kopia: its controller has not made it ready yet"
 UNSCHEDULED = "waiting for BackupRepository velero/app-default-kopia: no node takes its pod"
 
 
@@ -40,18 +40,18 @@ def message_of(world: World, kind: str) -> str | None:
 
 
 @pytest.mark.parametrize("kind", TRANSFERS)
-@pytest.mark.cause("repository-not-made")
+@pytest.mark.cause("repository-not-ready")
 async def test_a_pending_mover_is_reported_until_it_is_ready(kind: str) -> None:
     transfer = accepted(TRANSFERS[kind]())
     async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase(kind) == "InProgress")
-        for number, text in enumerate((UNMADE, UNSCHEDULED, UNMADE), start=1):
+        for number, text in enumerate((NOT_READY, UNSCHEDULED, NOT_READY), start=1):
             world.kube.put(event(transfer, "Waiting", text, number=number))
             await asyncio.sleep(2)
             assert message_of(world, kind) == text
         world.kube.put(event(transfer, "Progress", "{}", number=4))
         await asyncio.sleep(2)
-        assert message_of(world, kind) == UNMADE
+        assert message_of(world, kind) == NOT_READY
         world.kube.put(event(transfer, "Ready", "it is there", number=5))
         await world.until(lambda: message_of(world, kind) is None, seconds=2)
         world.cluster.mover.stubborn = False
@@ -63,8 +63,8 @@ async def test_a_mover_that_moves_data_is_not_pending() -> None:
     transfer = accepted(data_upload())
     async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent():
         await world.until(lambda: world.phase() == "InProgress")
-        world.kube.put(event(transfer, "Waiting", UNMADE))
-        await world.until(lambda: message_of(world, "DataUpload") == UNMADE, seconds=2)
+        world.kube.put(event(transfer, "Waiting", NOT_READY))
+        await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=2)
         moved = json.dumps({"totalBytes": 10, "doneBytes": 5})
         world.kube.put(event(transfer, "Progress", moved, number=2))
         await world.until(lambda: message_of(world, "DataUpload") is None, seconds=2)
@@ -76,8 +76,8 @@ async def test_a_restarted_agent_removes_an_outdated_message_and_reports_none() 
     async with open_world(transfer, mover=Mover(stubborn=True)) as world:
         async with world.agent():
             await world.until(lambda: world.phase() == "InProgress")
-            world.kube.put(event(transfer, "Waiting", UNMADE))
-            await world.until(lambda: message_of(world, "DataUpload") == UNMADE, seconds=2)
+            world.kube.put(event(transfer, "Waiting", NOT_READY))
+            await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=2)
         world.kube.put(event(transfer, "Ready", "it is there", number=2))
         async with world.agent():
             await world.until(lambda: message_of(world, "DataUpload") is None, seconds=5)
@@ -95,8 +95,8 @@ async def test_a_message_that_could_not_be_written_is_retried() -> None:
         fuse.fault = Fault.CONFLICT
         async with world.agent(fuse):
             await world.until(lambda: world.phase() == "InProgress")
-            world.kube.put(event(transfer, "Waiting", UNMADE))
-            await world.until(lambda: message_of(world, "DataUpload") == UNMADE, seconds=5)
+            world.kube.put(event(transfer, "Waiting", NOT_READY))
+            await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=5)
     assert len(fuse.counted) == 2
 
 
@@ -107,7 +107,7 @@ async def test_a_message_does_not_conflict_with_the_outcome() -> None:
         gate = Gate(world.kube, lambda request: b"waiting for Backup" in (request.body or b""))
         async with world.agent(gate):
             await world.until(lambda: world.phase() == "InProgress")
-            world.kube.put(event(transfer, "Waiting", UNMADE))
+            world.kube.put(event(transfer, "Waiting", NOT_READY))
             await world.until(lambda: gate.waiting == 1)
             world.cluster.mover = Mover(seconds=0, exit_code=12, message="BackupRepository x is not ready: no bucket")
             await asyncio.sleep(5)

@@ -211,7 +211,7 @@ class World:
         return PERSISTENT_VOLUME_CLAIMS, claim["metadata"]["namespace"], claim["metadata"]["name"]
 
     def unready_snapshot(self, name: str) -> None:
-        """Make a source snapshot one that is not ready yet."""
+        """Change a source snapshot to one that is not ready yet."""
         snapshot = next(o for o in self.kube.objects(VOLUME_SNAPSHOTS) if o["metadata"]["name"] == name)
         self.kube.put(snapshot | {"status": {"readyToUse": False}})
 

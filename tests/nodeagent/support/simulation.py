@@ -135,7 +135,7 @@ class Controllers(ABC):
                     "persistentVolumeReclaimPolicy": "Delete",
                 },
             }
-            await self._make(PERSISTENT_VOLUMES, volume, {"phase": "Bound"})
+            await self._create(PERSISTENT_VOLUMES, volume, {"phase": "Bound"})
             await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": {"volumeName": name}})
             await self._set_status(PERSISTENT_VOLUME_CLAIMS, claim, {"phase": "Bound"})
 
@@ -204,7 +204,7 @@ class Controllers(ABC):
             "reason": "Data-Path-Progress",
             "message": json.dumps(message),
         }
-        await self._make(EVENTS, event)
+        await self._create(EVENTS, event)
 
     async def _transfer_of(self, pod: JsonDict) -> JsonDict | None:
         uids = {reference["uid"] for reference in pod["metadata"].get("ownerReferences", [])}
@@ -235,7 +235,7 @@ class Controllers(ABC):
         """Return all objects of a kind."""
 
     @abstractmethod
-    async def _make(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
+    async def _create(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
         """Create an object with a status."""
 
     @abstractmethod
@@ -260,7 +260,7 @@ class Cluster(Controllers):
     async def _all(self, resource: Resource) -> list[JsonDict]:
         return self.kube.objects(resource)
 
-    async def _make(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
+    async def _create(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
         self.kube.put(obj | ({"status": status} if status else {}))
 
     async def _start(self, pod: JsonDict) -> None:

@@ -73,12 +73,12 @@ async def test_a_transfer_accepted_by_veleros_agent_is_adopted(
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
 async def test_a_transfer_created_with_its_phase_and_without_a_node_fails(phase: str) -> None:
     scene = open_scene("node-a", limit=1)
-    scene.add("made", status={"phase": phase}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.add("exposed", status={"phase": phase}, finalizers=[DATA_MOVER_FINALIZER])
     scene.add("next")
     async with scene.dispatching():
-        await scene.until(lambda: scene.phases() == {"made": "Failed", "next": "Accepted"}, seconds=15)
+        await scene.until(lambda: scene.phases() == {"exposed": "Failed", "next": "Accepted"}, seconds=15)
     expected = f"cannot determine the owning agent in phase {phase}: no node label and no data mover pod"
-    assert scene.transfer("made")["status"]["message"] == expected
+    assert scene.transfer("exposed")["status"]["message"] == expected
 
 
 async def test_an_orphaned_final_transfer_is_cleaned_up_and_its_marks_removed() -> None:

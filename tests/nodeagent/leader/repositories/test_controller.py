@@ -49,8 +49,10 @@ async def test_the_password_secret_is_created_if_absent_and_never_overwritten() 
     scene = open_scene()
     async with scene.running():
         await scene.until_pod()
-    made = [secret for secret in scene.kube.objects(SECRETS) if secret["metadata"]["name"] == "velero-repo-credentials"]
-    assert base64.b64decode(made[0]["data"]["repository-password"]) == b"static-passw0rd"
+    created = [
+        secret for secret in scene.kube.objects(SECRETS) if secret["metadata"]["name"] == "velero-repo-credentials"
+    ]
+    assert base64.b64decode(created[0]["data"]["repository-password"]) == b"static-passw0rd"
     other = open_scene()
     put_secret(other.kube, "velero-repo-credentials", **{"repository-password": "mine"})
     async with other.running():
@@ -104,7 +106,7 @@ async def test_a_fixed_cause_is_retried_at_once(fixed: str) -> None:
         assert scene.message == ""
 
 
-async def test_a_transfer_that_needs_the_repository_causes_a_retry_unless_one_was_just_made() -> None:
+async def test_a_transfer_that_needs_the_repository_causes_a_retry_unless_one_was_just_done() -> None:
     scene = open_scene()
     async with scene.running():
         await scene.fail_once()
@@ -136,7 +138,7 @@ async def test_a_pod_that_cannot_start_is_a_failure_after_ninety_seconds() -> No
         assert scene.pod is None
 
 
-@pytest.mark.cause("repository-not-made")
+@pytest.mark.cause("repository-not-ready")
 async def test_a_blocked_init_pod_is_reported_on_the_repository_within_ten_seconds() -> None:
     async with open_scene().running() as scene:
         pod = await scene.until_pod()

@@ -134,7 +134,7 @@ async def test_the_size_of_the_snapshot_decides_about_a_cache(kind: str, snapsho
 async def test_a_cache_holds_what_its_repository_keeps(
     kind: str, configured: dict[str, str] | None, limit_mib: int
 ) -> None:
-    """The repository was made with a limit of its own, whatever is configured by now."""
+    """The repository was created with a limit of its own, whatever is configured by now."""
     repository = recorded("backuprepository")
     repository["spec"]["repositoryConfig"] = configured
 

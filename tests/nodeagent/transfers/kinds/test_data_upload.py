@@ -142,9 +142,9 @@ async def test_an_unusable_location_is_named(
 
 
 async def test_a_snapshot_that_is_not_ready_is_pending_indefinitely() -> None:
-    exposer = FakeExposer(Pending("SnapshotNotReady", "still being made"))
+    exposer = FakeExposer(Pending("SnapshotNotReady", "not ready yet"))
     found = await admission(uploads(READY_WORLD, exposer), data_upload())
-    assert found == Admission(AdmissionState.PENDING, "SnapshotNotReady", "still being made", indefinite=True)
+    assert found == Admission(AdmissionState.PENDING, "SnapshotNotReady", "not ready yet", indefinite=True)
 
 
 async def test_a_snapshot_with_an_error_is_blocked() -> None:
