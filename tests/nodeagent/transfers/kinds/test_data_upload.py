@@ -233,7 +233,8 @@ def test_a_result_of_the_other_kind_is_rejected() -> None:
     ids=["failed", "completed"],
 )
 async def test_the_kept_volume_is_dropped_unless_it_was_handed_over(phase: Phase, dropped: list[KeptVolume]) -> None:
-    kept = Outcome(phase=Phase.COMPLETED, pv_name="pv-1", reclaim_policy="Retain")
+    result = downloads({}).parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
+    kept = Outcome(phase=Phase.COMPLETED, result=result, pv_name="pv-1", reclaim_policy="Retain")
     transfer = data_download(status={"phase": str(phase)}, annotations={OUTCOME_ANNOTATION: kept.to_json()})
     exposer = FakeExposer()
     kind = downloads({}, exposer)
