@@ -17,16 +17,18 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
+from exposer.cache_claims import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
+from exposer.expose_run import ExposeRun
 from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest
-from exposer.ownership import ExposeRun, belongs, delete_owned
+from exposer.ownership import belongs, delete_owned
 from exposer.placement import Placement
 from exposer.pods import build_restore_pod
 from exposer.rebind import Rebinder
 from exposer.source_volume import binds_late
 from exposer.storage_access import read_storage_access
-from exposer.volumes import CacheClaims, delete_claim
+from exposer.volumes import delete_claim
 
 __all__ = ["GenericRestoreExposer"]
 

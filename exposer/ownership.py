@@ -1,28 +1,24 @@
-"""Creation and deletion of the objects that belong to one custom resource, and of no others.
+"""Identity, creation and deletion of the objects that belong to one custom resource, and of no others.
 
-Objects are identified by the owner's UID; creation is idempotent, deletion is by UID. A pod is
-created without its PriorityClass where that no longer exists: a class can be deleted at any time,
-and no transfer fails because of it.
+Objects are identified by the owner's UID, and deleted by their own. A pod is created without its
+PriorityClass where that no longer exists: a class can be deleted at any time, and no transfer fails
+because of it.
 """
 
 import logging
 from dataclasses import replace
 from datetime import datetime
-from types import TracebackType
-from typing import Self
 
-from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient
-from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError, NotFoundError
+from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import PODS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, Resource
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.reasons import PendingReason
-from exposer.model import Guard, NotOwnerError, Owner, Pending
+from exposer.model import Owner, Pending
 
 __all__ = [
-    "ExposeRun",
     "belongs",
     "create_pod",
     "created_by_velero",
@@ -98,25 +94,6 @@ def created_by_velero(obj: JsonDict, owner: Owner) -> bool:
     return obj.get("kind") == VOLUME_SNAPSHOT_CONTENTS.kind and named and bool(source.get("snapshotHandle"))
 
 
-def _exposed_for(obj: JsonDict, owner: Owner) -> bool:
-    """Return whether an expose created `obj` for `owner`, also one of Velero that can be continued.
-
-    Snapshots and their contents have no owner reference; an object with a reference to another
-    UID never qualifies, whatever its label.
-    """
-    meta = obj["metadata"]
-    labeled = (meta.get("labels") or {}).get(OWNER_UID_LABEL) == owner.uid
-    references = [reference.get("uid") for reference in meta.get("ownerReferences") or []]
-    return owner.uid in references or (labeled and not references)
-
-
-def _controller_of(obj: JsonDict) -> tuple[str, str] | None:
-    """Return kind and name of the owner of `obj`; None where it has none."""
-    references = obj["metadata"].get("ownerReferences") or []
-    found = next((each for each in references if each.get("controller")), references[0] if references else None)
-    return (str(found.get("kind", "")), str(found.get("name", ""))) if found is not None else None
-
-
 async def patch_if_there(client: KubeClient, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
     """Apply `patch` to `obj`, as it was just read, unless it was deleted or recreated."""
     meta = obj["metadata"]
@@ -160,129 +137,3 @@ async def delete_owned(client: KubeClient, owner: Owner, resource: Resource, nam
     if obj is None or not (belongs(obj, owner) or created_by_velero(obj, owner)):
         return None
     return await delete_object(client, resource, obj)
-
-
-class ExposeRun:
-    """One run of an expose: every object is the owner's, created by this run or an earlier one."""
-
-    def __init__(self, client: KubeClient, owner: Owner, guard: Guard) -> None:
-        self._client = client
-        self._owner = owner
-        self._guard = guard
-        self._seen: list[tuple[Resource, JsonDict]] = []
-        self._absent: set[tuple[Resource, str]] = set()
-        self._created = False
-
-    async def __aenter__(self) -> Self:
-        """Start; no request is sent yet."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Delete the objects of this run where no agent continues with the owner.
-
-        Raises:
-            NotOwnerError: the owner was no longer this agent's when the last object was created.
-        """
-        if isinstance(error, NotOwnerError):
-            await self._undo(error)
-        elif error is None and self._created:
-            try:
-                await self._guard(sure=True)
-            except NotOwnerError as e:
-                await self._undo(e)
-                raise
-
-    async def read(self, resource: Resource, name: str) -> JsonDict | Pending | None:
-        """Return the owner's object of that name; Pending while an object to be deleted has the name.
-
-        Raises:
-            ExposeError: another object has the name.
-        """
-        obj = await self._client.read(resource, self._namespace(resource), name)
-        if obj is None:
-            self._absent.add((resource, name))
-            return None
-        place = describe_object(resource, obj)
-        if obj["metadata"].get("deletionTimestamp"):
-            return Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier attempt is still being deleted")
-        if _exposed_for(obj, self._owner):
-            self._seen.append((resource, obj))
-            return obj
-        if created_by_velero(obj, self._owner):
-            raise ExposeError(f"{place} was created by Velero's node-agent for an expose that it did not complete")
-        return self._name_taken(obj, place)
-
-    async def ensure(self, resource: Resource, manifest: JsonDict) -> JsonDict | Pending:
-        """Return the owner's object, created from `manifest` where it does not exist yet.
-
-        Raises:
-            ExposeError: another object has the name.
-            NotOwnerError: from the guard; nothing was created.
-        """
-        name = manifest["metadata"]["name"]
-        found = None if (resource, name) in self._absent else await self.read(resource, name)
-        if found is not None:
-            return found
-        await self._guard(sure=False)
-        self._created = True
-        try:
-            if resource == PODS:
-                created = await create_pod(self._client, manifest)
-            else:
-                created = await self._client.create(resource, manifest)
-        except AlreadyExistsError:
-            # An attempt whose response was lost has created it, or another client was faster.
-            found = await self.read(resource, name)
-            if found is None:
-                return Pending(PendingReason.NAME_TAKEN, f"{resource.kind} {name} was deleted just now")
-            return found
-        self._seen.append((resource, created))
-        extra = fields(
-            kind=resource.kind, namespace=self._namespace(resource), name=name, uid=created["metadata"]["uid"]
-        )
-        _log.info("created object", extra=extra)
-        return created
-
-    async def _undo(self, cause: NotOwnerError) -> None:
-        """Delete by UID what this run read or created for the owner, if no agent continues with it.
-
-        What cannot be deleted is left to garbage collection, which finds it by the owner's label.
-        """
-        if not cause.ended:
-            return
-        for resource, obj in reversed(self._seen):
-            meta = obj["metadata"]
-            extra = fields(kind=resource.kind, namespace=self._namespace(resource), name=meta["name"], uid=meta["uid"])
-            try:
-                await self._client.delete(resource, self._namespace(resource), meta["name"], uid=meta["uid"])
-            except KubeError:
-                _log.warning(
-                    "failed to delete object of a finished transfer, garbage collection will retry",
-                    extra=extra,
-                    exc_info=True,
-                )
-            else:
-                _log.info("deleting object of a finished transfer", extra=extra)
-
-    def _name_taken(self, obj: JsonDict, place: str) -> Pending:
-        """Return why the expose is pending where the object of another transfer has the name.
-
-        Raises:
-            ExposeError: it belongs to no transfer, or Velero created it: no agent will delete it.
-        """
-        owner, other = self._owner, _controller_of(obj)
-        if (obj["metadata"].get("labels") or {}).get(OWNER_UID_LABEL, owner.uid) == owner.uid:
-            whose = f" but to {other[0]} {other[1]}" if other else ""
-            raise ExposeError(
-                f"{place} already exists and does not belong to {owner.kind} {owner.name}{whose}: "
-                f"delete it if it is not needed, or recreate the {owner.kind} under another name"
-            )
-        if other is None or other == (owner.kind, owner.name):
-            return Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier {owner.kind} must be deleted first")
-        text = f"{place} belongs to {other[0]} {other[1]}, which has the same name and is not finished"
-        return Pending(PendingReason.NAME_TAKEN, text, blocked=True)
-
-    def _namespace(self, resource: Resource) -> str:
-        return self._owner.namespace if resource.namespaced else ""

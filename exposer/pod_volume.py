@@ -12,15 +12,17 @@ from core.kube.client import KubeClient
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
 from core.models.reasons import PendingReason
+from exposer.cache_claims import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
+from exposer.expose_run import ExposeRun
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
-from exposer.ownership import ExposeRun, belongs, delete_owned
+from exposer.ownership import belongs, delete_owned
 from exposer.placement import LINUX, WINDOWS
 from exposer.pods import build_pod_volume_pod
 from exposer.source_volume import read_node_os
 from exposer.storage_access import read_storage_access
-from exposer.volumes import CacheClaims, delete_claim
+from exposer.volumes import delete_claim
 from exposer.workload import (
     build_block_error,
     build_volume_folder,

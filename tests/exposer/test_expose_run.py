@@ -17,8 +17,9 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
+from exposer.expose_run import ExposeRun
 from exposer.model import Owner, Pending
-from exposer.ownership import ExposeRun, delete_owned
+from exposer.ownership import delete_owned
 from exposer.volumes import delete_claim
 from tests.exposer.support.world import no_guard
 from tests.support.clock import LoopClock
