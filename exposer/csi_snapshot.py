@@ -5,7 +5,6 @@ Runs the steps and their cleanup in order; the objects are built by `exposer.sna
 """
 
 from dataclasses import replace
-from datetime import datetime
 
 from core.kube.client import KubeClient
 from core.kube.resources import (
@@ -100,7 +99,7 @@ class CSISnapshotExposer:
         if pending:
             return pending
         if pending := diagnose_snapshot(snapshot):
-            return replace(pending, since=datetime.fromisoformat(snapshot["metadata"]["creationTimestamp"]))
+            return replace(pending, operation=f"readiness of {snapshot['metadata']['uid']}")
         manifest = build_backup_claim(request, size=source.size, mode=source.volume_mode)
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
         if isinstance(claim, Pending):

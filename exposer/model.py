@@ -117,15 +117,15 @@ class Exposed:
 class Pending:
     """Not exposed yet: `reason` in CamelCase, `message` for the custom resource's status.
 
-    `blocked` marks a reason that never occurs in a healthy transfer and may need action. `since` is
-    when the one operation that is pending was requested, by the API server's clock; None where there
-    is no single operation, or its time is not recorded.
+    `blocked` marks a reason that never occurs in a healthy transfer and may need action. `operation`
+    identifies the one operation on the cluster that is pending, which has a timeout; empty where there
+    is no single one.
     """
 
     reason: str
     message: str
     blocked: bool = False
-    since: datetime | None = None
+    operation: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ because of it.
 
 import logging
 from dataclasses import replace
-from datetime import datetime
 
 from core.kube.client import Deletion, KubeClient
 from core.kube.errors import ForbiddenError, NotFoundError
@@ -115,11 +114,11 @@ async def delete_object(client: KubeClient, resource: Resource, obj: JsonDict) -
     namespace, name, uid = meta.get("namespace", ""), meta["name"], meta["uid"]
     node = (obj.get("spec") or {}).get("nodeName", "") if resource == PODS else ""
     on_node = f" on node {node}" if node else ""
-    pending = Pending(PendingReason.CLEANING_UP, f"{describe_object(resource, obj)} is being deleted{on_node}")
-    if deleted_at := meta.get("deletionTimestamp"):
+    message = f"{describe_object(resource, obj)} is being deleted{on_node}"
+    pending = Pending(PendingReason.CLEANING_UP, message, operation=f"deletion of {uid}")
+    if meta.get("deletionTimestamp"):
         finalizers = ", ".join(meta.get("finalizers") or [])
-        message = f"{pending.message} (finalizers: {finalizers})" if finalizers else pending.message
-        return replace(pending, message=message, since=datetime.fromisoformat(deleted_at))
+        return replace(pending, message=f"{message} (finalizers: {finalizers})") if finalizers else pending
     deletion = await client.delete(resource, namespace, name, uid=uid)
     if deletion is Deletion.CONFLICT:
         left = await client.read(resource, namespace, name)

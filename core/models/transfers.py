@@ -5,14 +5,13 @@ tests/recordings/velero-1.18.2/crds. Phases are read through `Transfer.phase`, w
 phase is New.
 """
 
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import ClassVar
 
 from msgspec import field
 
 from core.models.base import CustomResource, Int64, Time, WireModel
-from core.models.names import CANCEL_REQUESTED_ANNOTATION, PENDING_REASON_ANNOTATION
+from core.models.names import PENDING_REASON_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import parse_reason
 from core.models.units import parse_duration
@@ -92,14 +91,6 @@ class Transfer(CustomResource):
     def cancel_requested(self) -> bool:
         """Whether a cancel was requested, by `spec.cancel` or by deletion."""
         return self.spec.cancel or self.deleting
-
-    @property
-    def cancel_requested_at(self) -> datetime | None:
-        """When the cancel was requested, by deletion or annotation; None where no time is recorded."""
-        times = [self.metadata.deletion_timestamp] if self.metadata.deletion_timestamp is not None else []
-        with suppress(ValueError):
-            times.append(datetime.fromisoformat(self.metadata.annotations.get(CANCEL_REQUESTED_ANNOTATION, "")))
-        return min((time for time in times if time.tzinfo is not None), default=None)
 
     @property
     def pending_reason(self) -> str:

@@ -6,6 +6,7 @@ leader reads it from the watch of agent pods, without a request.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from core.clock import Clock
@@ -17,6 +18,7 @@ from core.models.phases import Phase
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.own_pod import AGENT_SELECTOR, AgentReporter, shown
+from nodeagent.runtime.timers import Timers
 
 __all__ = ["ConfigAgreement", "LiveAgents", "choose_node", "count_accepted", "describe_difference"]
 
@@ -34,10 +36,9 @@ class LiveAgents:
 
     def __init__(self, client: KubeClient, clock: Clock, *, namespace: str, on_change: Callable[[], None]) -> None:
         """Watch the agents' pods once `run` is called; `on_change` is called when the set of live agents changes."""
-        self._clock = clock
         self._on_change = on_change
         self._nodes: Mapping[str, str] | None = None
-        self._unavailable_since_seconds: dict[str, float] = {}
+        self._unavailable = Timers(clock)
         self._informer = Informer(
             client,
             Selection(PODS, namespace, label_selector=AGENT_SELECTOR),
@@ -59,6 +60,8 @@ class LiveAgents:
         if self._nodes is None:
             names = {agent.node for agent in self._informer.items() if agent.live}
             self._nodes = {label_value(name): name for name in names}
+            for label in self._nodes:
+                self._unavailable.forget(label)
         return self._nodes
 
     def _on_pod(self, _: _LiveAgent) -> None:
@@ -72,12 +75,12 @@ class LiveAgents:
         return {agent.node: agent.config for agent in self._informer.items() if agent.live and agent.config}
 
     def seconds_unavailable(self, label: str) -> float:
-        """Return how long the agent with that node label has been unavailable; 0 if it is live."""
-        if label in self.nodes():
-            self._unavailable_since_seconds.pop(label, None)
-            return 0.0
-        now = self._clock.monotonic()
-        return now - self._unavailable_since_seconds.setdefault(label, now)
+        """Return how long the agent with that node label has been seen unavailable; 0.0 if it is live."""
+        return 0.0 if label in self.nodes() else self._unavailable.seconds(label)
+
+    def retain(self, labels: AbstractSet[str]) -> None:
+        """Forget how long agents have been unavailable, except those with these node labels."""
+        self._unavailable.retain(labels)
 
 
 def _trim(pod: JsonDict) -> _LiveAgent:

@@ -9,8 +9,7 @@ import math
 from dataclasses import replace
 
 from core.errors import ExposeError
-from core.models.base import format_time
-from core.models.names import CANCEL_REQUESTED_ANNOTATION, MOVER_LOST_ANNOTATION, OUTCOME_ANNOTATION
+from core.models.names import MOVER_LOST_ANNOTATION, OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.units import format_duration
 from exposer.model import Pending
@@ -65,9 +64,8 @@ class DataPathSteps(StepBase):
         return None
 
     async def set_canceling(self, case: Case) -> Requeue | None:
-        """Move to Canceling, with the time of the cancel request."""
-        requested = {CANCEL_REQUESTED_ANNOTATION: format_time(self._tools.clock.now())}
-        stored = await self._tools.status.move(case.kind, case.cr, Phase.CANCELING, Change(annotations=requested))
+        """Move to Canceling, which asks the mover to stop."""
+        stored = await self._tools.status.move(case.kind, case.cr, Phase.CANCELING)
         await self._tools.events.record(stored, "Canceling", f"{cancel_cause(case.cr)}; stopping the data mover")
         return None
 
@@ -103,7 +101,6 @@ class DataPathSteps(StepBase):
                 outcome = Outcome(phase=Phase.FAILED, message=str(e))
         elif outcome.phase is Phase.FAILED:
             outcome = replace(outcome, message=await self._with_log_end(case, outcome.message))
-        outcome = replace(outcome, recorded_at=self._tools.clock.now())
         change = Change(annotations={OUTCOME_ANNOTATION: outcome.to_json()})
         await self._tools.status.annotate(kind, cr, change)
         return None
@@ -122,7 +119,7 @@ class DataPathSteps(StepBase):
         except ExposeError as e:
             return await self._end(case, Phase.FAILED, str(e))
         if pending is not None:
-            return await self._await_completion(case, outcome, pending)
+            return await self._await_completion(case, pending)
         return await self._end(case, Phase.COMPLETED, "")
 
     async def _with_log_end(self, case: Case, message: str) -> str:
@@ -155,10 +152,10 @@ class DataPathSteps(StepBase):
             self._pending.pause_checks(uid, self._pending.seconds_to_report(uid))
         return self._next_slot_check(case)
 
-    async def _await_completion(self, case: Case, outcome: Outcome, pending: Pending) -> Requeue | None:
+    async def _await_completion(self, case: Case, pending: Pending) -> Requeue | None:
         """Report why the completion is pending, or move to Failed if it timed out."""
-        since, timeout = outcome.recorded_at or self._tools.clock.now(), self._operation_timeout(case)
-        if self._tools.clock.now() - since >= timeout:
+        timeout = self._operation_timeout(case)
+        if self._pending.operation_seconds(case.cr.uid, "completion") >= timeout.total_seconds():
             message = f"data was moved, but not handed over within {format_duration(timeout)}: {pending.message}"
             return await self._end(case, Phase.FAILED, message)
         await self._report_pending(case, pending)

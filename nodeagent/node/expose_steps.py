@@ -94,7 +94,8 @@ class ExposeSteps(StepBase):
             return Requeue(0.0)
         loss = read_loss(case.cr)
         if loss is not None:
-            pause = loss.pause_left(self._tools.clock.now()).total_seconds()
+            waited_seconds = self._pending.operation_seconds(case.cr.uid, f"replacement {loss.times}")
+            pause = loss.pause.total_seconds() - waited_seconds
             if pause > 0:
                 return Requeue(min(pause, _LOSS_CHECK_SECONDS))
         if case.pod is not None:
@@ -171,7 +172,8 @@ class ExposeSteps(StepBase):
     def _overdue(self, case: Case, pending: Pending) -> str:
         """Return why the transfer fails if one operation timed out; empty if it has not."""
         timeout = self._operation_timeout(case)
-        if pending.since is None or self._tools.clock.now() - pending.since < timeout:
+        uid, operation = case.cr.uid, pending.operation
+        if not operation or self._pending.operation_seconds(uid, operation) < timeout.total_seconds():
             return ""
         return f"timed out after {format_duration(timeout)}: {pending.message}"
 

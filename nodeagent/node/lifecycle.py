@@ -6,8 +6,8 @@ acts. A `View` consists of enums and booleans only, so the tests enumerate all o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
 
@@ -15,7 +15,7 @@ from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
-from nodeagent.node.mover_loss import read_loss
+from nodeagent.node.durations import Measured
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import PodState, belongs_to, has_ended, pod_node, pod_state
 from nodeagent.transfers.outcome import Outcome, read_outcome
@@ -217,20 +217,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Observation:
-    """One transfer and its mover pod as they were observed at the time `now`.
+    """One transfer and its mover pod as they were observed.
 
     `pod` is the pod of the transfer's name, `departed` the last version of one that disappeared
     from this node: v1 Pods as JSON dicts, which may belong to an earlier transfer of that name.
-    `has_slot`: the transfer holds one of the node's slots, or may take one. `cancel_overdue`: the
-    mover did not stop in time after a cancel request.
+    `has_slot`: the transfer holds one of the node's slots, or may take one.
     """
 
     cr: Transfer
     pod: JsonDict | None
     departed: JsonDict | None
-    now: datetime
     has_slot: bool = False
-    cancel_overdue: bool = False
+    measured: Measured = field(default_factory=Measured)
 
 
 def build_case(kind: NodeKind[Any], seen: Observation, site: Site, limits: Timeouts) -> Case:
@@ -247,7 +245,8 @@ def build_case(kind: NodeKind[Any], seen: Observation, site: Site, limits: Timeo
 def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_recorded: bool) -> View:
     """Return the view of an observed transfer; the pod of `seen` is its own."""
     cr = seen.cr
-    requested = CancelState.OVERDUE if seen.cancel_overdue else CancelState.REQUESTED
+    overdue = _exceeds(seen.measured.canceling_seconds, limits.cancel)
+    requested = CancelState.OVERDUE if overdue else CancelState.REQUESTED
     return View(
         phase=cr.phase,
         owned=is_owned(cr, site),
@@ -255,8 +254,12 @@ def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_recor
         pod=_state_of(seen.pod, cr, site),
         outcome_recorded=outcome_recorded,
         has_slot=seen.has_slot,
-        timed_out=_is_timed_out(cr, limits, seen.now),
+        timed_out=_exceeds(seen.measured.preparing_seconds, limits.prepare),
     )
+
+
+def _exceeds(seconds: float | None, limit: timedelta) -> bool:
+    return seconds is not None and seconds >= limit.total_seconds()
 
 
 def is_owned(cr: Transfer, site: Site) -> bool:
@@ -272,13 +275,3 @@ def _state_of(pod: JsonDict | None, cr: Transfer, site: Site) -> PodState:
     elsewhere = pod is not None and pod_node(pod) not in {"", site.node}
     # The agent of the pod's node takes the transfer over before its start; until then it is being exposed.
     return PodState.PENDING if elsewhere and cr.phase in HOLDING_PHASES else pod_state(pod)
-
-
-def _is_timed_out(cr: Transfer, limits: Timeouts, now: datetime) -> bool:
-    since = cr.accepted_at if cr.phase is Phase.ACCEPTED else None
-    if cr.phase is Phase.PREPARED:
-        # A transfer may be pending for a slot without limit; a lost mover pod must be replaced in the same time
-        # as the first one had.
-        loss = read_loss(cr)
-        since = loss.since if loss is not None and not loss.replaced else None
-    return since is not None and now - since >= limits.prepare

@@ -50,7 +50,7 @@ class MoverLoss(WireModel):
 
     `killed` counts those by a signal without a known reason. `replaced`: another pod started after
     the last loss. `pod` is the UID of the last lost pod, empty if it no longer existed; `why` is
-    the cause in its status.
+    the cause in its status. Both times are for people: timeouts are measured without them.
     """
 
     since: Time
@@ -61,11 +61,10 @@ class MoverLoss(WireModel):
     pod: str = ""
     why: str = ""
 
-    def pause_left(self, now: datetime) -> timedelta:
-        """Return how long after `now` another pod may be created; negative: it may be by now."""
-        pause = _FIRST_PAUSE * (1 << min(max(self.times - 1, 0), _DOUBLINGS))
-        # Not `last + pause`: the annotation may hold the last representable time.
-        return self.last - now + min(pause, _LONGEST_PAUSE)
+    @property
+    def pause(self) -> timedelta:
+        """How long the last lost pod stays before another one may be created."""
+        return min(_FIRST_PAUSE * (1 << min(max(self.times - 1, 0), _DOUBLINGS)), _LONGEST_PAUSE)
 
     @property
     def failure(self) -> str:

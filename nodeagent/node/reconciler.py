@@ -18,8 +18,8 @@ from core.models.base import JsonDict
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.cache import InvalidTransferError, TransferCache, TransferRead
-from nodeagent.node.cancel_requests import CancelRequests
 from nodeagent.node.data_path_steps import DataPathSteps
+from nodeagent.node.durations import Durations, Measured
 from nodeagent.node.expose_steps import ExposeSteps
 from nodeagent.node.faults import TransferFaults
 from nodeagent.node.lifecycle import (
@@ -70,7 +70,7 @@ class Steps:
         """Carry out steps with `tools` for the agent of `site`; `current` returns a transfer as cached."""
         self._tools = tools
         self._pending = PendingRecords(tools.clock)
-        self._cleaner = CleanUp(tools.clock, tools.status, tools.events, self._pending, limits.resource)
+        self._cleaner = CleanUp(tools.status, tools.events, self._pending, limits.resource)
         expose = ExposeSteps(tools, site, limits, pending=self._pending, current=current)
         data_path = DataPathSteps(tools, site, limits, pending=self._pending)
         self._by_action: Mapping[Action, Callable[[Case], Awaitable[Requeue | None]]] = {
@@ -128,7 +128,7 @@ class Reconciler:
         self._cache = cache
         self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="transfers", workers=_WORKERS)
         self._steps = Steps(tools, site, limits, current=cache.current)
-        self._cancels = CancelRequests(tools.clock, limits.cancel)
+        self._durations = Durations(tools.clock)
         self._faults = TransferFaults(tools.client, tools.status, tools.events, cache=cache)
         self._woken: frozenset[str] = frozenset()
         cache.subscribe(self)
@@ -175,7 +175,7 @@ class Reconciler:
         }
 
     def on_transfer(self, key: TransferKey, uid: str) -> None:
-        """Update slots, cancel requests and the progress watch by a changed transfer, and enqueue it."""
+        """Update slots, durations and the progress watch by a changed transfer, and enqueue it."""
         cached = self._cache.raw(key)
         if cached is None or cached["metadata"]["uid"] != uid:
             self._forget(key, uid)
@@ -240,11 +240,11 @@ class Reconciler:
             await self._tools.progress.end_writing(cr.uid)
 
     def _observe(self, key: TransferKey, cr: Transfer) -> None:
-        """Update slots and cancel requests by an observed transfer, and watch its progress while it runs."""
+        """Update slots and durations by an observed transfer, and watch its progress while it runs."""
         owned = is_owned(cr, self._site)
         if owned:
             self._tools.slots.observe(SlotRequest.of(cr, now=self._tools.clock.now()), cr.phase)
-            self._cancels.observe(cr)
+            self._durations.measure(cr)
         if owned and cr.phase in RUNNING_PHASES:
             self._tools.progress.follow(self._kinds[key[0]], cr, lambda: self._cache.transfer(key))
         else:
@@ -256,16 +256,16 @@ class Reconciler:
             read.cr,
             read.pod,
             read.departed,
-            now=self._tools.clock.now(),
             has_slot=self._tools.slots.is_available_to(read.cr.uid),
-            cancel_overdue=self._cancels.is_overdue(read.cr),
+            measured=self._durations.measure(read.cr) if is_owned(read.cr, self._site) else Measured(),
         )
         return build_case(self._kinds[key[0]], seen, self._site, self._limits)
 
     def _next_check(self, case: Case) -> Requeue | None:
         """Return when a transfer is due that only time changes."""
         if case.view.owned and case.view.cancel is CancelState.REQUESTED and case.cr.phase is Phase.CANCELING:
-            return Requeue(self._cancels.seconds_until_overdue(case.cr))
+            observed_seconds = self._durations.measure(case.cr).canceling_seconds or 0.0
+            return Requeue(max(0.0, self._limits.cancel.total_seconds() - observed_seconds))
         return None
 
     def _wake_next(self) -> None:
@@ -280,7 +280,7 @@ class Reconciler:
 
     def _forget(self, key: TransferKey, uid: str) -> None:
         self._tools.slots.release(uid)
-        self._cancels.forget(uid)
+        self._durations.forget(uid)
         self._steps.forget(uid)
         self._cache.forget(key)
         self._tools.progress.leave(key[0], uid)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from core.clock import Clock
 from core.logs import fields
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
@@ -33,7 +32,6 @@ _BLOCKED_PAUSE_SECONDS: Final = 60.0
 class CleanUp:
     """Cleans up finished transfers, one step per call; `timeout` is how long that may take before it is reported."""
 
-    clock: Clock
     status: StatusWriter
     events: EventLog
     records: PendingRecords
@@ -57,14 +55,10 @@ class CleanUp:
             return None
         _log.debug("cleanup pending: %s", pending.message, extra=identity)
         self.records.observe(cr.uid, pending)
-        if not self._is_blocked(cr):
+        if self.records.operation_seconds(cr.uid, "cleanup") < self.timeout.total_seconds():
             return Requeue(self.records.count_check(cr.uid))
         if self.records.reported_message(cr.uid) != pending.message:
             message = f"not cleaned up within {format_duration(self.timeout)}, will retry: {pending.message}"
             await self.events.record(cr, PendingReason.CLEANUP_BLOCKED, message, warning=True)
             self.records.mark_reported(cr.uid, Pending(PendingReason.CLEANUP_BLOCKED, pending.message))
         return Requeue(_BLOCKED_PAUSE_SECONDS)
-
-    def _is_blocked(self, cr: Transfer) -> bool:
-        completed_at = cr.status.completion_timestamp
-        return completed_at is not None and self.clock.now() - completed_at >= self.timeout

@@ -8,7 +8,6 @@ two share each result, nor what is done about an outcome.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Self
 
 from msgspec import field
@@ -16,7 +15,7 @@ from msgspec import field
 from core.contract import CANCELED_ENDING, BackupResult, RestoreResult, parse_result
 from core.errors import ContractError, ResultError
 from core.logs import fields
-from core.models.base import JsonDict, Time, WireModel
+from core.models.base import JsonDict, WireModel
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import Transfer
@@ -44,13 +43,11 @@ MoverResult = BackupResult | RestoreResult
 class Outcome:
     """The final phase of a transfer, and what is needed to get there.
 
-    `recorded_at` is when the outcome was stored. `result` is what the mover returned, None unless
-    Completed. `pv_name` and `reclaim_policy` describe the volume of a DataDownload as it was
-    before `Retain`.
+    `result` is what the mover returned, None unless Completed. `pv_name` and `reclaim_policy`
+    describe the volume of a DataDownload as it was before `Retain`.
     """
 
     phase: Phase
-    recorded_at: datetime | None = None
     message: str = ""
     result: MoverResult | None = None
     pv_name: str = ""
@@ -65,7 +62,6 @@ class Outcome:
         """Return the annotation's value."""
         return _Annotation(
             phase=self.phase,
-            kept_at=self.recorded_at,
             message=self.message,
             result={} if self.result is None else self.result.to_wire(),
             pv_name=self.pv_name,
@@ -85,14 +81,13 @@ class Outcome:
             raise ContractError(f"phase {stored.phase} is not final, or has no message")
         if stored.phase is Phase.COMPLETED and result is None:
             raise ContractError("phase Completed without a result")
-        return cls(stored.phase, stored.kept_at, stored.message, result, stored.pv_name, stored.reclaim_policy)
+        return cls(stored.phase, stored.message, result, stored.pv_name, stored.reclaim_policy)
 
 
 class _Annotation(WireModel, omit_defaults=True):
     """An outcome as agents of all versions store it; `result` is the mover's termination message."""
 
     phase: Phase
-    kept_at: Time | None = None
     message: str = ""
     result: JsonDict = field(default_factory=dict)
     pv_name: str = ""

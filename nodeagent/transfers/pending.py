@@ -11,6 +11,7 @@ from typing import Final
 
 from core.clock import Clock
 from exposer.model import Pending
+from nodeagent.runtime.timers import Timers
 
 __all__ = [
     "PendingRecord",
@@ -157,6 +158,7 @@ class PendingRecords:
         """Measure on `clock`."""
         self._clock = clock
         self._records: dict[str, PendingRecord] = {}
+        self._operations = Timers(clock)
 
     def decide_report(self, uid: str, pending: Pending) -> PendingReport:
         """Record that the transfer is pending for `pending`; return what is to be reported."""
@@ -189,6 +191,10 @@ class PendingRecords:
         """Return after how long a reason that is not blocked is reported for the first time."""
         return seconds_to_report(self._of(uid), self._clock.monotonic())
 
+    def operation_seconds(self, uid: str, operation: str) -> float:
+        """Return how long the transfer has been observed pending for `operation`, its only one at a time."""
+        return self._operations.seconds(uid, operation)
+
     def is_reported(self, uid: str, reason: str) -> bool:
         """Return whether `reason` is what was reported last."""
         return self._of(uid).reported.reason == reason
@@ -208,6 +214,7 @@ class PendingRecords:
     def forget(self, uid: str) -> None:
         """Delete the record of a transfer."""
         self._records.pop(uid, None)
+        self._operations.forget(uid)
 
     def _of(self, uid: str) -> PendingRecord:
         return self._records.get(uid, _EMPTY)

@@ -10,10 +10,13 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class LoopClock:
-    """A Clock that reads `NOON` plus the loop's time, and `NOON` where no loop runs."""
+    """A Clock that reads `NOON` plus the loop's time, and `NOON` where no loop runs; `skew` moves its wall clock."""
+
+    def __init__(self, skew: timedelta = timedelta()) -> None:
+        self._skew = skew
 
     def now(self) -> datetime:
-        return NOON + timedelta(seconds=self.monotonic())
+        return NOON + timedelta(seconds=self.monotonic()) + self._skew
 
     def monotonic(self) -> float:
         try:

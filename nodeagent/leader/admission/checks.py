@@ -68,7 +68,7 @@ class AdmissionChecks:
         cr, admission = checked.cr, checked.admission
         self._pending.observe(checked)
         limit = min(admission.limit or self._rules.prepare_timeout, self._rules.prepare_timeout)
-        if self._pending.is_overdue(cr, admission, limit):
+        if self._pending.is_overdue(cr.uid, limit):
             message = f"could not start within {format_duration(limit)}: {admission.message}"
             await self._writer.end(checked, Phase.FAILED, message)
             return None

@@ -13,7 +13,6 @@ from typing import Final
 from core.clock import Clock
 from core.models.names import label_value
 from core.models.reasons import PendingReason
-from core.models.transfers import Transfer
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked
 from nodeagent.leader.admission.pod_watch import PodKey, PodWatch
@@ -28,10 +27,6 @@ _CHECK_SECONDS: Final = 5.0
 
 _CHECKS_PER_SECOND: Final = 50.0
 """Checks of all pending transfers together: their number must not overload the API server."""
-
-_OBSERVED_SECONDS: Final = 60.0
-"""How long a reason must have been observed before it may fail a transfer by its age: after an outage of
-the agents all transfers are old, and what they are pending for often recovers at the same time."""
 
 _WOKEN_SECONDS: Final = 60.0
 """Between two checks of a transfer that is woken by a change of what it is pending for."""
@@ -51,17 +46,15 @@ class PendingTransfer:
     """What is remembered about one New transfer; times are readings of a monotonic clock, in seconds.
 
     `report` is its reason, and what was reported of it. `next_check_seconds` is 0.0 where it is due.
-    `since_seconds` is when it began to be pending for something that has a limit. `exempt`: it was
-    pending indefinitely or queued, so its age says nothing. `pod` is the workload pod that wakes it,
-    `node_label` the node whose share it is pending for. `queued`: it is reported as queued, or will
-    be after `queued_after_seconds`. `unanswered` is its accept, while it is unknown whether that was
-    applied.
+    `since_seconds` is when it began to be pending for something that has a limit. `pod` is the
+    workload pod that wakes it, `node_label` the node whose share it is pending for. `queued`: it is
+    reported as queued, or will be after `queued_after_seconds`. `unanswered` is its accept, while it
+    is unknown whether that was applied.
     """
 
     report: PendingRecord = _NOT_PENDING
     next_check_seconds: float = 0.0
     since_seconds: float | None = None
-    exempt: bool = False
     pod: PodKey | None = None
     node_label: str = ""
     queued: bool = False
@@ -163,31 +156,22 @@ class PendingTransfers:
 
     def observe(self, checked: Checked) -> None:
         """Record the reason for which a transfer is pending."""
-        cr, admission, record = checked.cr, checked.admission, self._record(checked.cr.uid)
+        admission, record = checked.admission, self._record(checked.cr.uid)
         record.queued, record.queued_after_seconds = False, None
         record.node_label = label_value(admission.node) if admission.reason == PendingReason.NODE_BUSY else ""
-        if admission.indefinite or cr.pending_reason == PendingReason.QUEUED:
-            record.exempt = True
         if admission.indefinite:
             record.since_seconds = None
         elif record.since_seconds is None:
             record.since_seconds = self._clock.monotonic()
 
-    def is_overdue(self, cr: Transfer, admission: Admission, limit: timedelta) -> bool:
-        """Return whether the transfer is pending for longer than `limit`.
+    def is_overdue(self, uid: str, limit: timedelta) -> bool:
+        """Return whether the transfer has been observed pending for longer than `limit`.
 
-        Time counts from its creation, but not while it was queued or pending indefinitely. A limit
-        of the reason's own counts observed time only: the creation is by another machine's clock.
+        Time does not count while it is queued or pending indefinitely. Its age does not matter: the
+        creation is by another machine's clock, and after an outage of the agents all transfers are old.
         """
-        record = self.get(cr.uid)
-        if record.since_seconds is None:
-            return False
-        seconds = self._clock.monotonic() - record.since_seconds
-        created = cr.metadata.creation_timestamp
-        by_age = admission.limit is None and created is not None and not record.exempt
-        if by_age and created is not None and seconds >= _OBSERVED_SECONDS:
-            seconds = max(seconds, (self._clock.now() - created).total_seconds())
-        return seconds >= limit.total_seconds()
+        since_seconds = self.get(uid).since_seconds
+        return since_seconds is not None and self._clock.monotonic() - since_seconds >= limit.total_seconds()
 
     def decide_report(self, uid: str, pending: Pending) -> PendingReport:
         """Record the reason of a transfer and return what is to be reported of it."""

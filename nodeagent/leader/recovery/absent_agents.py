@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from core.models.base import JsonDict, format_time
-from core.models.names import CANCEL_REQUESTED_ANNOTATION, NODE_LABEL, label_value
+from core.models.base import JsonDict
+from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.pod_status import parse_pod_end
 from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.runtime.timers import Timers
 from nodeagent.transfers.events import cancel_cause, record_end
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
@@ -50,12 +51,14 @@ class AbsentAgents:
     """Acts for unavailable agents.
 
     Attributes:
+        canceling: measures, by uid, how long cancel requests have been observed.
         choose: called to reassign a transfer; returns node label and node name of a live agent,
             or None if there is none.
     """
 
     tools: DispatchTools
     rules: DispatchRules
+    canceling: Timers
     choose: Callable[[], tuple[str, str] | None]
 
     async def end(self, kind: Admits[Any], cr: Transfer, why: str) -> None:
@@ -67,7 +70,7 @@ class AbsentAgents:
         if await self._reassign(kind, cr, mover, why):
             return
         if cr.phase in RUNNING_PHASES and not cr.cancel_requested and _has_result(cr, mover):
-            await self._report(kind, cr, f"{why}; its result is kept until a node agent is ready", record_cancel=False)
+            await self._report(kind, cr, f"{why}; its result is kept until a node agent is ready")
             return
         await self._end_unfinished(kind, cr, why, f"{why}; {_work_on_node(cr)}")
 
@@ -87,7 +90,7 @@ class AbsentAgents:
             cr: the transfer.
             unavailable_for: how long the agent has been observed unavailable.
         """
-        node, clock = await node_of(kind, cr), self.tools.clock
+        node = await node_of(kind, cr)
         cause = f"no node agent is ready on node {node}"
         mover = await self._read_mover(cr)
         if await self._reassign(kind, cr, mover, cause):
@@ -95,18 +98,16 @@ class AbsentAgents:
         if lost := _explain_lost_mover(cr, mover):
             await self._end_unfinished(kind, cr, f"{lost}; {cause}")
             return
-        requested_at = cr.cancel_requested_at
-        if cr.cancel_requested and requested_at is not None:
+        if cr.cancel_requested:
             timeout = _FORCED_BEFORE_START if cr.phase in HOLDING_PHASES else _FORCED_RUNNING
-            if clock.now() - requested_at >= timeout:
+            if self.canceling.seconds(cr.uid) >= timeout.total_seconds():
                 message = f"{cancel_cause(cr)}; force canceled after {format_duration(timeout)}: {cause}"
                 await self._end(kind, cr, Phase.CANCELED, message)
                 return
-        if not cr.cancel_requested and (late := self._late(cr, unavailable_for)):
+        elif late := self._late(cr, unavailable_for):
             await self._end(kind, cr, Phase.FAILED, f"{late}: {cause}")
             return
-        record_cancel = cr.cancel_requested and requested_at is None
-        await self._report(kind, cr, f"{cause}: {_how_it_continues(cr)}", record_cancel=record_cancel)
+        await self._report(kind, cr, f"{cause}: {_how_it_continues(cr)}")
 
     async def clear_report(self, kind: Admits[Any], cr: Transfer) -> None:
         """Remove the report about the agent, which is available again."""
@@ -114,17 +115,14 @@ class AbsentAgents:
             self.tools.check_leading()
             await self.tools.status.report(kind, cr, message="")
 
-    async def _report(self, kind: Admits[Any], cr: Transfer, message: str, *, record_cancel: bool) -> None:
-        """Write why the transfer is pending, and when its cancel was requested, if either is new."""
-        if cr.status.message == message and not record_cancel:
+    async def _report(self, kind: Admits[Any], cr: Transfer, message: str) -> None:
+        """Write why the transfer is pending, if that is new."""
+        if cr.status.message == message:
             return
-        now = format_time(self.tools.clock.now())
-        annotations = {CANCEL_REQUESTED_ANNOTATION: now} if record_cancel else {}
-        change = Change({"message": message}, annotations=annotations, reason=PendingReason.AGENT_UNAVAILABLE)
+        change = Change({"message": message}, reason=PendingReason.AGENT_UNAVAILABLE)
         self.tools.check_leading()
         stored = await self.tools.status.annotate(kind, cr, change)
-        if cr.status.message != message:
-            await self.tools.events.record(stored, PendingReason.AGENT_UNAVAILABLE, message, warning=True)
+        await self.tools.events.record(stored, PendingReason.AGENT_UNAVAILABLE, message, warning=True)
 
     async def _read_mover(self, cr: Transfer) -> JsonDict | None:
         """Return the mover pod of a transfer whose data path may run."""
@@ -146,15 +144,12 @@ class AbsentAgents:
         return True
 
     def _late(self, cr: Transfer, unavailable_for: timedelta) -> str:
-        """Return which step exceeded the prepare timeout, or an empty string.
-
-        A Prepared transfer may be pending for a slot indefinitely: there, the time without an agent counts.
-        """
-        timeout, accepted_at = self.rules.prepare_timeout, cr.accepted_at
-        if cr.phase is Phase.PREPARED and unavailable_for >= timeout:
-            return f"not started within {format_duration(timeout)}"
-        accepted = accepted_at is not None and self.tools.clock.now() - accepted_at >= timeout
-        return f"not prepared within {format_duration(timeout)}" if cr.phase is Phase.ACCEPTED and accepted else ""
+        """Return which step exceeded the prepare timeout, or an empty string; the time without an agent counts."""
+        timeout = self.rules.prepare_timeout
+        if cr.phase not in HOLDING_PHASES or unavailable_for < timeout:
+            return ""
+        step = "not prepared within" if cr.phase is Phase.ACCEPTED else "not started within"
+        return f"{step} {format_duration(timeout)}"
 
     async def _end_unfinished(self, kind: Admits[Any], cr: Transfer, why: str, failed: str = "") -> None:
         """Set the final phase: Canceled if requested, else Failed with the message `failed` or `why`."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from core.clock import Clock
@@ -13,33 +13,35 @@ from core.models.base import JsonDict
 from core.models.names import label_value
 from core.models.units import format_duration
 from nodeagent.runtime.informer import Informer
+from nodeagent.runtime.timers import Timers
 
 __all__ = ["NodeHealth", "explain_node_loss"]
 
 _log = logging.getLogger(__name__)
 
 
-def explain_node_loss(name: str, condition: JsonDict | None, *, now: datetime, gone_after: timedelta) -> str:
+def explain_node_loss(name: str, condition: JsonDict | None, *, seconds: float, gone_after: timedelta) -> str:
     """Return why the node `name` is lost, or an empty string.
 
     Args:
         name: the node's name.
         condition: the Node's condition Ready as JSON dict, empty if it has none; None if there is
             no such Node.
-        now: the current time.
+        seconds: how long this process has observed that condition.
         gone_after: how long a node may be not Ready.
 
     Source: Kubernetes v1.34, API reference, NodeCondition.
     """
     if condition is None:
         return f"node {name} does not exist"
-    since = condition.get("lastTransitionTime")
-    if condition.get("status", "True") == "True" or not since:
-        return ""
-    if now - datetime.fromisoformat(since) < gone_after:
+    if _is_ready(condition) or seconds < gone_after.total_seconds():
         return ""
     cause = ": ".join(part for part in (condition.get("reason", ""), condition.get("message", "")) if part)
     return f"node {name} is not Ready for {format_duration(gone_after)}" + (f": {cause}" if cause else "")
+
+
+def _is_ready(condition: JsonDict) -> bool:
+    return bool(condition.get("status", "True") == "True") or not condition.get("lastTransitionTime")
 
 
 class _Node(NamedTuple):
@@ -55,8 +57,8 @@ class NodeHealth:
     def __init__(self, client: KubeClient, clock: Clock, *, gone_after: timedelta) -> None:
         """Treat a node as lost after `gone_after` without Ready."""
         self._client = client
-        self._clock = clock
         self._gone_after = gone_after
+        self._not_ready = Timers(clock)
         self._by_label: Mapping[str, JsonDict] | None = None
         self._informer = Informer(client, Selection(NODES), clock=clock, trim=_trim, on_change=self._take)
 
@@ -79,9 +81,7 @@ class NodeHealth:
         """
         if not self._informer.synced.is_set() or not len(self._informer):
             return ""
-        return explain_node_loss(
-            name, self._conditions().get(label), now=self._clock.now(), gone_after=self._gone_after
-        )
+        return self._explain(label, name, self._conditions().get(label))
 
     async def confirm_loss(self, name: str) -> str:
         """Read the node, and return why it is lost, or an empty string.
@@ -90,16 +90,28 @@ class NodeHealth:
             KubeError: the API server rejected the request.
         """
         node = await self._client.read(NODES, "", name)
-        ready = None if node is None else _trim(node).ready
-        return explain_node_loss(name, ready, now=self._clock.now(), gone_after=self._gone_after)
+        return self._explain(label_value(name), name, None if node is None else _trim(node).ready)
+
+    def _explain(self, label: str, name: str, condition: JsonDict | None) -> str:
+        seconds = 0.0 if condition is None else self._measure(label, condition)
+        return explain_node_loss(name, condition, seconds=seconds, gone_after=self._gone_after)
+
+    def _measure(self, label: str, condition: JsonDict) -> float:
+        """Return how long the node has been observed not Ready since its last transition, 0.0 if it is Ready."""
+        if _is_ready(condition):
+            self._not_ready.forget(label)
+            return 0.0
+        return self._not_ready.seconds(label, condition["lastTransitionTime"])
 
     def _conditions(self) -> Mapping[str, JsonDict]:
         if self._by_label is None:
             self._by_label = {node.label: node.ready for node in self._informer.items()}
+            self._not_ready.retain(self._by_label.keys())
         return self._by_label
 
-    def _take(self, _: _Node) -> None:
+    def _take(self, node: _Node) -> None:
         self._by_label = None
+        self._measure(node.label, node.ready)
 
 
 def _trim(node: JsonDict) -> _Node:

@@ -27,6 +27,7 @@ from nodeagent.leader.live_agents import LiveAgents, choose_node, count_accepted
 from nodeagent.leader.recovery.absent_agents import AbsentAgents, node_of
 from nodeagent.leader.recovery.node_health import NodeHealth
 from nodeagent.runtime.tasks import Faults
+from nodeagent.runtime.timers import Timers
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
 from nodeagent.transfers.kinds.base import Admits
@@ -124,9 +125,10 @@ class OrphanRecovery:
         self._index = index
         self._agents = agents
         self._nodes = NodeHealth(tools.client, tools.clock, gone_after=rules.node_gone_after)
-        self._absent = AbsentAgents(tools, rules, self._choose)
+        self._canceling = Timers(tools.clock)
+        self._absent = AbsentAgents(tools, rules, self._canceling, self._choose)
         self._pending = PendingRecords(tools.clock)
-        self._cleaner = CleanUp(tools.clock, tools.status, tools.events, self._pending, rules.resource_timeout)
+        self._cleaner = CleanUp(tools.status, tools.events, self._pending, rules.resource_timeout)
         self._logs = MoverLogs(tools.client)
         self._last_error = ""
         self._not_before: dict[tuple[str, str, str], float] = {}
@@ -161,7 +163,10 @@ class OrphanRecovery:
         """Enqueue what needs a step; a transfer that waits for its agent only every 30 seconds."""
         now = self._tools.clock.monotonic()
         self._not_before = {key: at for key, at in self._not_before.items() if at > now}
-        for entry in self._index.entries():
+        entries = self._index.entries()
+        self._canceling.retain({entry.uid for entry in entries})
+        self._agents.retain({entry.node_label for entry in entries})
+        for entry in entries:
             action = self._action_for(entry)
             later = action is RecoveryAction.WAIT_FOR_AGENT and entry.key in self._not_before
             reported = action is RecoveryAction.REPORT_INVALID and entry.uid in self._explained
@@ -257,7 +262,7 @@ class OrphanRecovery:
         await self._tools.events.record(stored, "Adopted", f"the node agent on node {node} continues it")
 
     async def _reassign(self, kind: Admits[Any], cr: Transfer) -> None:
-        """Assign an Accepted transfer to another agent; its prepare timeout continues."""
+        """Assign an Accepted transfer to another agent, where its prepare timeout begins again."""
         chosen = self._choose()
         if chosen is None or kind.spec.bound_to_node:
             # Only the agent on its volume's node can carry it out.

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from core.aio import run_apart
@@ -14,11 +15,7 @@ from core.clock import Clock
 from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
-from core.kube.resources import (
-    BACKUP_REPOSITORIES,
-    DEPLOYMENTS,
-    PODS,
-)
+from core.kube.resources import BACKUP_REPOSITORIES, DEPLOYMENTS, PODS
 from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
@@ -39,6 +36,7 @@ from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.tasks import Faults, describe_causes
+from nodeagent.runtime.timers import Timers
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.events import EventLog
 
@@ -91,6 +89,7 @@ class RepositoryController:
         self._namespace = namespace
         self._mode = mode
         self._retries = RepositoryRetries(tools.clock)
+        self._pod_ages = Timers(tools.clock)
         self._faults = Faults(_log)
         self._queue: WorkQueue[str] | None = None
         self._repositories: Informer[JsonDict] | None = None
@@ -153,6 +152,8 @@ class RepositoryController:
         log_fields = fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name)
         try:
             raw = await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
+            if raw is None:
+                self._pod_ages.forget(name)
             requeue = None if raw is None else await self._reconcile(BackupRepository.parse(raw))
         except AlreadyExistsError:
             return Requeue(1.0)
@@ -179,6 +180,7 @@ class RepositoryController:
         pod = await read_init_pod(self._tools.client, repository)
         if pod is not None:
             return await self._follow(repository, pod)
+        self._pod_ages.forget(repository.name)
         if repository.phase is RepositoryPhase.READY:
             return None
         inputs = await read_inputs(self._tools.client, repository)
@@ -216,7 +218,8 @@ class RepositoryController:
         """Write the result of the init pod, then delete the pod."""
         tools = self._tools
         pending = await self._explain(pod)
-        report = inspect_init_pod(repository, pod, tools.clock.now(), pending=pending)
+        age = timedelta(seconds=self._pod_ages.seconds(repository.name, pod["metadata"]["uid"]))
+        report = inspect_init_pod(repository, pod, age, pending=pending)
         if report.state is InitState.UNSCHEDULABLE:
             await tolerate_any_node(tools.client, pod)
             return Requeue(_WORKING_SECONDS)

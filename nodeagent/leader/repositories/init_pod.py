@@ -4,7 +4,7 @@ Creating a kopia repository is not atomic: the pod's name is fixed, and it is ne
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import Enum, auto
 from typing import Final
 
@@ -69,19 +69,18 @@ class PodReport:
 
 
 def inspect_init_pod(
-    repository: BackupRepository, pod: JsonDict, now: datetime, *, pending: Pending | None = None
+    repository: BackupRepository, pod: JsonDict, age: timedelta, *, pending: Pending | None = None
 ) -> PodReport:
     """Return the state of an init pod.
 
     Args:
         repository: the repository that the pod is for.
         pod: the pod with the init pod's name, a v1 Pod as JSON dict.
-        now: the current time.
+        age: how long this process has observed the pod.
         pending: why the pod does not run yet, as far as Events and PVCs show it.
     """
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"
-    age = now - datetime.fromisoformat(meta["creationTimestamp"])
     late = age >= _PENDING_LIMIT
     if (meta.get("labels") or {}).get(OWNER_UID_LABEL) != repository.uid:
         if not late:

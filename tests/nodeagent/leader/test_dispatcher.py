@@ -169,14 +169,14 @@ async def test_a_transfer_that_cannot_start_within_the_prepare_timeout_fails_wit
     assert "2026-11-21T12:30:00Z" <= scene.transfer("du")["status"]["completionTimestamp"] <= "2026-11-21T12:30:06Z"
 
 
-async def test_an_old_transfer_is_observed_for_a_minute_before_it_fails() -> None:
+async def test_the_age_of_a_transfer_does_not_fail_it() -> None:
     scene = open_scene("node-a")
     scene.add("du", creationTimestamp="2026-11-21T09:00:00Z")
     scene.kind.answers["du"] = pending("LocationUnavailable")
     async with scene.dispatching():
-        await asyncio.sleep(55)
+        await asyncio.sleep(1790)
         assert scene.phase("du") == ""
-        await scene.until(lambda: scene.phase("du") == "Failed", seconds=15)
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=30)
 
 
 QUEUED = [

@@ -9,6 +9,7 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.retry import Retry
+from core.models.base import JsonDict
 from core.models.names import CONFIG_ANNOTATION
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.live import NO_CONFIG, ConfigAnnouncer
@@ -98,5 +99,33 @@ async def test_configurations_of_live_agents_are_read_from_their_pods() -> None:
     await client.patch(PODS, "velero", "agent-b", {"metadata": {"annotations": {CONFIG_ANNOTATION: "abc"}}})
     await asyncio.sleep(1)
     assert agents.configs() == {"a": "abc", "b": "abc"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def agent(node: str, *, ready: bool = True) -> JsonDict:
+    metadata = {"namespace": "velero", "name": f"agent-{node}", "labels": {"role": "node-agent"}}
+    status = {"conditions": [{"type": "Ready", "status": str(ready)}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}, "status": status}
+
+
+@pytest.mark.looptime
+async def test_an_agent_that_was_back_in_between_is_unavailable_from_its_last_loss_on() -> None:
+    kube, clock = FakeKube(), LoopClock()
+    kube.put(agent("a", ready=False))
+    agents = LiveAgents(KubeClient(kube, Retry(clock)), clock, namespace="velero", on_change=lambda: None)
+    task = asyncio.create_task(agents.run())
+    await agents.wait_synced()
+    assert agents.seconds_unavailable("a") == 0.0
+    await asyncio.sleep(100)
+    assert agents.seconds_unavailable("a") == pytest.approx(100)
+    # It is not asked for while it is back.
+    for ready in (True, False):
+        kube.put(agent("a", ready=ready))
+        await asyncio.sleep(1)
+    assert agents.seconds_unavailable("a") == 0.0
+    await asyncio.sleep(10)
+    agents.retain({"b"})
+    assert agents.seconds_unavailable("a") == 0.0
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -1,17 +1,19 @@
 """The view of a transfer and its mover pod."""
 
+from typing import Any
+
 import pytest
 
 from core.models.base import JsonDict
-from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.phases import Phase
+from nodeagent.node.durations import Measured
 from nodeagent.node.lifecycle import CancelState, Case, Observation, Site, Timeouts, View, build_case
-from nodeagent.node.mover_loss import MoverLoss
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.mover_pod import PodState
-from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload, mover_pod
 
+UNMEASURED = Measured()
 UPLOADS = DataUploadKind(client=None, exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
 SITE = Site(NODE, NAMESPACE)
 
@@ -21,17 +23,15 @@ def case_of(
     pod: JsonDict | None = None,
     *,
     departed: JsonDict | None = None,
-    seconds: float = 0.0,
     site: Site = SITE,
-    **observed: bool,
+    **observed: Any,
 ) -> Case:
-    """Return the case of `transfer` when it is observed so many seconds after noon."""
-    seen = Observation(UPLOADS.parse(transfer), pod, departed, HandClock(seconds).now(), **observed)
-    return build_case(UPLOADS, seen, site, Timeouts())
+    """Return the case of `transfer` as it is observed."""
+    return build_case(UPLOADS, Observation(UPLOADS.parse(transfer), pod, departed, **observed), site, Timeouts())
 
 
-def view_of(transfer: JsonDict, pod: JsonDict | None = None, *, seconds: float = 0.0) -> View:
-    return case_of(transfer, pod, seconds=seconds).view
+def view_of(transfer: JsonDict, pod: JsonDict | None = None, *, measured: Measured = UNMEASURED) -> View:
+    return case_of(transfer, pod, measured=measured).view
 
 
 ENDED = [{"state": {"terminated": {"exitCode": 0, "message": "{}"}}}]
@@ -68,17 +68,15 @@ def test_a_long_node_name_is_compared_as_label_value() -> None:
     assert case_of(transfer, site=site).view.owned
 
 
-@pytest.mark.parametrize(("seconds", "timed_out"), [(1799, False), (1800, True)], ids=["in time", "timed out"])
-def test_the_prepare_timeout_begins_with_the_accept(seconds: float, timed_out: bool) -> None:
-    status = {"phase": "Accepted", "acceptedTimestamp": "2026-11-21T12:00:00Z"}
-    assert view_of(data_upload(node=NODE, status=status), seconds=seconds).timed_out is timed_out
-    assert not view_of(data_upload(node=NODE, status=status | {"phase": "Prepared"}), seconds=seconds).timed_out
-
-
-def test_the_prepare_timeout_begins_with_the_creation_if_there_is_no_accept() -> None:
-    made_at = {"creationTimestamp": "2026-11-21T12:00:00Z"}
-    accepted = data_upload(node=NODE, status={"phase": "Accepted"}, **made_at)
-    assert [view_of(accepted, seconds=seconds).timed_out for seconds in (1799, 1800)] == [False, True]
+@pytest.mark.parametrize(
+    ("seconds", "timed_out"),
+    [(None, False), (1799.0, False), (1800.0, True)],
+    ids=["not in preparation", "in time", "timed out"],
+)
+def test_the_prepare_timeout_counts_what_this_agent_has_observed(seconds: float | None, timed_out: bool) -> None:
+    stamps = {"acceptedTimestamp": "1999-01-01T00:00:00Z"}
+    transfer = data_upload(node=NODE, status={"phase": "Accepted"} | stamps)
+    assert view_of(transfer, measured=Measured(preparing_seconds=seconds)).timed_out is timed_out
 
 
 def test_a_valid_outcome_is_part_of_the_view() -> None:
@@ -87,24 +85,18 @@ def test_a_valid_outcome_is_part_of_the_view() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "overdue", "cancel"),
-    [(False, False, CancelState.NONE), (True, False, CancelState.REQUESTED), (True, True, CancelState.OVERDUE)],
+    ("requested", "seconds", "cancel"),
+    [
+        (False, None, CancelState.NONE),
+        (True, 3599.0, CancelState.REQUESTED),
+        (True, 3600.0, CancelState.OVERDUE),
+    ],
     ids=["none", "requested", "overdue"],
 )
-def test_a_cancel_request_is_part_of_the_view(requested: bool, overdue: bool, cancel: CancelState) -> None:
+def test_a_cancel_request_is_part_of_the_view(requested: bool, seconds: float | None, cancel: CancelState) -> None:
     transfer = data_upload(node=NODE, status={"phase": "InProgress"})
     transfer["spec"]["cancel"] = requested
-    assert case_of(transfer, cancel_overdue=overdue).view.cancel is cancel
-
-
-LOSS = MoverLoss(since=NOON, last=NOON)
-
-
-@pytest.mark.parametrize(("phase", "timed_out"), [("Accepted", True), ("Prepared", True), ("InProgress", False)])
-def test_a_lost_mover_pod_must_be_replaced_within_the_prepare_timeout(phase: str, timed_out: bool) -> None:
-    status = {"phase": phase, "acceptedTimestamp": "2026-11-21T12:00:00Z"}
-    transfer = data_upload(node=NODE, status=status, annotations={MOVER_LOST_ANNOTATION: LOSS.to_json()})
-    assert [view_of(transfer, seconds=seconds).timed_out for seconds in (1799.0, 1800.0)] == [False, timed_out]
+    assert case_of(transfer, measured=Measured(canceling_seconds=seconds)).view.cancel is cancel
 
 
 def test_a_mover_on_another_node_is_pending_until_that_nodes_agent_owns_it() -> None:

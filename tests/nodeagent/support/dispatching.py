@@ -169,6 +169,7 @@ class Scene:
     others: list[ScriptedKind] = field(default_factory=list)
     restores_first: bool = False
     per_node: tuple[NodeRule, ...] = ()
+    skew: timedelta = timedelta()
 
     def add(self, name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object) -> JsonDict:
         """Store a DataUpload; `queue` is the namespace of its volume."""
@@ -232,7 +233,7 @@ class Scene:
         self, transport: Transport | None = None, check_leading: Callable[[], None] = lambda: None
     ) -> Dispatcher:
         """Return a dispatcher that acts as the leader until `check_leading` raises."""
-        clock = LoopClock()
+        clock = LoopClock(self.skew)
         client = KubeClient(transport or self.kube, Retry(clock))
         tools = DispatchTools(
             client=client,

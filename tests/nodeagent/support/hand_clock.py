@@ -10,12 +10,13 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 @dataclass
 class HandClock:
-    """Shows `seconds` after noon; sleeping is not supported."""
+    """Shows `seconds` after noon, on a wall clock that is ahead by `skew`; sleeping is not supported."""
 
     seconds: float = 0.0
+    skew: timedelta = timedelta()
 
     def now(self) -> datetime:
-        return NOON + timedelta(seconds=self.seconds)
+        return NOON + timedelta(seconds=self.seconds) + self.skew
 
     def monotonic(self) -> float:
         return self.seconds

@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
 
@@ -127,10 +128,15 @@ class Fuse(Transport):
 
 
 def build_agent(
-    transport: Transport, *, node: str = NODE, slots: int = 1, metrics: Metrics | None = None
+    transport: Transport,
+    *,
+    node: str = NODE,
+    slots: int = 1,
+    metrics: Metrics | None = None,
+    skew: timedelta = timedelta(),
 ) -> Reconciler:
-    """Return the node's half of the agent of `node`, wired as the product wires it."""
-    clock = LoopClock()
+    """Return the node's half of the agent of `node`, whose wall clock is ahead by `skew`, wired as the product does."""
+    clock = LoopClock(skew)
     client = KubeClient(transport, Retry(clock))
     metrics = metrics or Metrics(node)
     settings = ExposeSettings(AgentTemplate(image="mover:1", host_pods_mounted=True))

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from core.kube.client import KubeClient
@@ -98,8 +99,10 @@ class Scene:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def build_controller(kube: FakeKube, mode: RepositoryControllerMode, *, config_map: str = "") -> RepositoryController:
-    clock = LoopClock()
+def build_controller(
+    kube: FakeKube, mode: RepositoryControllerMode, *, config_map: str = "", skew: timedelta = timedelta()
+) -> RepositoryController:
+    clock = LoopClock(skew)
     client = KubeClient(kube, Retry(clock))
     tools = RepositoryTools(
         client=client,
@@ -114,14 +117,16 @@ def build_controller(kube: FakeKube, mode: RepositoryControllerMode, *, config_m
     return RepositoryController(tools, namespace="velero", mode=mode)
 
 
-def open_scene(mode: RepositoryControllerMode = RepositoryControllerMode.AUTO) -> Scene:
+def open_scene(
+    mode: RepositoryControllerMode = RepositoryControllerMode.AUTO, *, skew: timedelta = timedelta()
+) -> Scene:
     kube = FakeKube()
     kube.put(json.loads(RECORDED.read_text())[0]["object"])
     location = {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "keys", "key": "cloud"}}
     meta = {"name": "default", "namespace": "velero"}
     kube.put({"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": meta, "spec": location})
     put_secret(kube, "keys", cloud="wrong")
-    return Scene(kube, build_controller(kube, mode))
+    return Scene(kube, build_controller(kube, mode, skew=skew))
 
 
 def put_secret(kube: FakeKube, name: str, **data: str) -> None:
