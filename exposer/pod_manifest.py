@@ -113,6 +113,8 @@ def _build_spec(plan: MoverPod, template: AgentTemplate, settings: PodSettings) 
     }
     if tolerations:
         spec["tolerations"] = tolerations
+    if settings.service_account:
+        spec["serviceAccountName"] = settings.service_account
     if settings.priority_class_name:
         spec["priorityClassName"] = settings.priority_class_name
     if plan.group:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from core.errors import ExposeError
+from core.kube.errors import KubeError
 from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.model import Pending
@@ -21,6 +22,7 @@ from exposer.placement import describe_nodes
 __all__ = [
     "PodEnd",
     "diagnose_pod",
+    "diagnose_rejection",
     "explain_exit",
     "memory_limit",
     "parse_pod_end",
@@ -36,6 +38,9 @@ _PULLING: Final = PendingReason.IMAGE_PULL_BACK_OFF
 _IMAGE: Final = frozenset(
     {"ErrImagePull", _PULLING, "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
 )
+_NO_ACCOUNT: Final = "error looking up service account"
+"""Source: Kubernetes v1.34, plugin/pkg/admission/serviceaccount/admission.go."""
+
 _STARTING: Final = frozenset({"", PendingReason.CONTAINER_CREATING, "PodInitializing"})
 _PLAIN: Final = frozenset({"", "Error"})
 """The kubelet's reasons for a container that failed by itself."""
@@ -90,6 +95,12 @@ def diagnose_pod(pod: JsonDict) -> Pending | None:
     if reason in _STARTING:
         return Pending(PendingReason.CONTAINER_CREATING, f"Pod {place} is starting on node {node}")
     return Pending(reason, f"Pod {place} cannot start on node {node} yet: {_join(reason, message)}", blocked=True)
+
+
+def diagnose_rejection(error: KubeError) -> Pending | None:
+    """Return what a pod is pending for that the API server rejected for its ServiceAccount; None for other causes."""
+    text = str(error)
+    return Pending(PendingReason.SERVICE_ACCOUNT_MISSING, text, blocked=True) if _NO_ACCOUNT in text else None
 
 
 def parse_pod_end(pod: JsonDict) -> PodEnd | None:

@@ -28,11 +28,13 @@ _MIB_IN_A_GIB = 1024
 class PodSettings:
     """Settings of every mover pod.
 
+    `service_account` is the movers' own; empty: they inherit that of the node agent's pods.
     `labels` and `annotations` replace the inherited ones; None or an empty dict keeps them.
     `tolerations` are added to the inherited ones; `inherit_tolerations` inherits all tolerations of
     the node agent's pods. `privileged_fs_backup` makes the movers of pod volumes privileged.
     """
 
+    service_account: str = ""
     priority_class_name: str = ""
     resources: JsonDict = field(default_factory=dict)
     labels: dict[str, str] | None = None

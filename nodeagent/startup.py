@@ -16,7 +16,7 @@ from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS
 from exposer.causes import CauseFinder
-from exposer.settings import ExposeSettings, MoverOptions
+from exposer.settings import ExposeSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.live import LiveConfig
 from nodeagent.config.parse import ParsedConfig
@@ -24,7 +24,8 @@ from nodeagent.config.repository import RepositoryConfig
 from nodeagent.config.source import read_config
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import OwnPod
-from nodeagent.runtime.preflight import check_cluster
+from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
+from nodeagent.runtime.preflight import check_cluster, check_permissions
 from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
@@ -55,7 +56,8 @@ class AgentSpec:
             log_level=self.settings.log_level,
             log_format=self.settings.log_format,
         )
-        return ExposeSettings(self.template, mover=options)
+        pod = PodSettings(service_account=self.settings.mover_service_account)
+        return ExposeSettings(self.template, pod, options)
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,11 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
         ConfigError: the cluster, the configuration or the DaemonSet is missing or invalid; the
             message is one line.
     """
-    await check_cluster(client, namespace)
+    permissions = agent_permissions(settings.config_map_name, settings.backup_repository_config_map)
+    await check_cluster(client, namespace, permissions)
     parsed = await read_config(client, namespace, settings.config_map_name)
+    if not (parsed.config.own.mover_service_account or settings.mover_service_account):
+        await check_permissions(client, namespace, MOVER_PERMISSIONS)
     for warning in parsed.warnings:
         _log.warning("configuration: %s", warning)
     await RepositoryConfig(client, namespace, settings.backup_repository_config_map).check()

@@ -14,6 +14,7 @@ import aiohttp
 
 from benchmarks.scale.ports import free_ports
 from benchmarks.scale.process import build_parser, report_ready, run_process
+from core.models.names import MOVER_SERVICE_ACCOUNT
 from nodeagent.app import serve
 from nodeagent.runtime.settings import ListenAddress, Settings
 
@@ -46,6 +47,7 @@ async def _run(arguments: argparse.Namespace) -> None:
                 namespace=arguments.namespace,
                 kubeconfig=str(arguments.kubeconfig),
                 config_map_name=arguments.config_map,
+                mover_service_account=MOVER_SERVICE_ACCOUNT,
                 metrics_address=ListenAddress(_HOST, port),
                 lease_duration=timedelta(seconds=arguments.lease_seconds),
             )

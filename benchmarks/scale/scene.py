@@ -22,7 +22,7 @@ from benchmarks.scale.manifests import CONFIG_MAP, node_name
 from benchmarks.scale.ports import free_ports
 from benchmarks.scale.stage import Stage, open_client
 from core.kube.resources import LEASES
-from core.models.names import DISPATCHER_LEASE
+from core.models.names import DISPATCHER_LEASE, MOVER_SERVICE_ACCOUNT
 
 __all__ = ["Scene", "Serving", "open_scene", "warm_up"]
 
@@ -78,6 +78,7 @@ class Scene:
         port = free_ports(1)[0]
         arguments = ["serve", *self._cluster_flags(self.stage.agents)]
         arguments += ["--node-name", node, "--node-agent-configmap", CONFIG_MAP]
+        arguments += ["--mover-service-account", MOVER_SERVICE_ACCOUNT]
         arguments += [f"--lease-duration={self.lease_seconds}s", f"--metrics-address=127.0.0.1:{port}"]
         log = self.folder / f"serve-{node}.log"
         arguments += ["--log-level", "warning"]

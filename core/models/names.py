@@ -24,6 +24,7 @@ __all__ = [
     "EXPOSE_ON_GOING_LABEL",
     "MANAGED_BY_LABEL",
     "MOVER_LOST_ANNOTATION",
+    "MOVER_SERVICE_ACCOUNT",
     "NODE_LABEL",
     "OUTCOME_ANNOTATION",
     "OWNER_UID_LABEL",
@@ -78,6 +79,7 @@ AGENT_DAEMONSET: Final = "node-agent"
 AGENT_DAEMONSET_WINDOWS: Final = "node-agent-windows"
 AGENT_LABELS: Final = {"role": "node-agent"}
 SERVICE_ACCOUNT: Final = "node-agent"
+MOVER_SERVICE_ACCOUNT: Final = "node-agent-mover"
 
 # Ours, not in Velero.
 NODE_LABEL: Final = "nodeagent.io/node"

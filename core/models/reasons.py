@@ -45,6 +45,7 @@ class PendingReason(StrEnum):
     NOT_TAKEN_OVER = "NotTakenOver"
     QUOTA_EXCEEDED = "QuotaExceeded"
     SCHEDULING = "Scheduling"
+    SERVICE_ACCOUNT_MISSING = "ServiceAccountMissing"
     SNAPSHOT_HANDOVER = "SnapshotHandover"
     WAITING_FOR_SLOT = "WaitingForSlot"
 

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import math
 import os
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
@@ -43,6 +44,10 @@ exit codes:
 """
 
 
+_NAME: Final = re.compile(r"(?!.{254})[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+"""Source: Kubernetes v1.34, apimachinery pkg/util/validation, IsDNS1123Subdomain."""
+
+
 def set_up_serve(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags and help to `parser`."""
     parser.description, parser.epilog = _ABOUT, _EXAMPLES
@@ -77,6 +82,7 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         kubeconfig=kubeconfig,
         config_map_name=arguments.node_agent_configmap,
         backup_repository_config_map=arguments.backup_repository_configmap,
+        mover_service_account=arguments.mover_service_account,
         prepare_timeout=arguments.data_mover_prepare_timeout,
         resource_timeout=arguments.resource_timeout,
         node_gone_after=arguments.node_gone_after,
@@ -132,6 +138,14 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         default=Settings.resource_timeout,
         help="timeout of one operation on the cluster, such as a snapshot or a repository "
         f"becoming ready (default: {_shown(Settings.resource_timeout)})",
+    )
+    group.add_argument(
+        "--mover-service-account",
+        metavar="NAME",
+        type=_object_name,
+        default="",
+        help="ServiceAccount of mover pods, unless the configuration names one (default: that of the agent's "
+        "DaemonSet, with all its permissions)",
     )
     group.add_argument(
         "--node-gone-after",
@@ -210,6 +224,12 @@ def _duration(text: str) -> timedelta:
     if duration <= timedelta(0):
         raise argparse.ArgumentTypeError(f'not a positive duration such as 30s, 10m or 1h30m: "{text}"')
     return duration
+
+
+def _object_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f'not a name of lower-case letters, digits, "-" and ".": "{text}"')
+    return text
 
 
 def _positive(text: str) -> float:

@@ -28,7 +28,7 @@ def build_expose_settings(
     cache = config.cache_pvc
     return replace(
         defaults,
-        pod=_pod_settings(config, priority_class),
+        pod=_pod_settings(defaults.pod, config, priority_class),
         nodes=_node_rules(config),
         backup_pvcs={source: _backup_pvc(entry) for source, entry in config.backup_pvc.items()},
         ignore_delay_binding=config.restore_pvc.ignore_delay_binding,
@@ -47,9 +47,10 @@ def _backup_pvc(entry: BackupPVC) -> BackupPVCSettings:
     )
 
 
-def _pod_settings(config: AgentConfig, priority_class: str) -> PodSettings:
+def _pod_settings(defaults: PodSettings, config: AgentConfig, priority_class: str) -> PodSettings:
     inherit = config.tolerations == INHERIT
     return PodSettings(
+        service_account=config.own.mover_service_account or defaults.service_account,
         priority_class_name=priority_class,
         resources=config.pod_resources.to_wire(),
         labels=dict(config.pod_labels),

@@ -5,6 +5,7 @@ Does not know what any of them decides.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,7 @@ from nodeagent.runtime.own_pod import AgentPod, AgentReport
 
 __all__ = ["NO_CONFIG", "ConfigAnnouncer", "ConfigSources", "InitialConfig", "LiveConfig"]
 
+_log = logging.getLogger(__name__)
 
 NO_CONFIG: Final = "none"
 """The announced hash where no ConfigMap was named."""
@@ -92,6 +94,7 @@ class LiveConfig:
         self._watch = ConfigWatch(client, clock, place=place, current=self.current, report=report)
         self._announcer = ConfigAnnouncer(report.pod, self.current)
         self._expose_defaults = initial.expose_defaults
+        self._shares_account = False
         self._rebuild_expose_settings()
         self.current.subscribe(self._rebuild_expose_settings)
 
@@ -131,3 +134,16 @@ class LiveConfig:
             priority_class=self.priority.name,
             cache_limit_mib=self.repositories.cache_limit_mib or DEFAULT_CACHE_LIMIT_MIB,
         )
+        self._check_account()
+
+    def _check_account(self) -> None:
+        """Warn once if mover pods have no ServiceAccount of their own, and again after they had one."""
+        shared = not self._expose_settings.pod.service_account
+        if shared and not self._shares_account:
+            account = self._expose_settings.template.pod_fields.get("serviceAccountName", "default")
+            _log.warning(
+                "data movers use the agent's own ServiceAccount %s, with all its permissions: neither "
+                "--mover-service-account nor moverServiceAccount is set",
+                account,
+            )
+        self._shares_account = shared

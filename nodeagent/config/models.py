@@ -16,6 +16,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
+from nodeagent.config.own_keys import OWN_KEY, OwnKeys
 from nodeagent.config.selectors import NUMBER_OPERATORS, LabelSelector, Requirement, Section, Toleration
 from nodeagent.config.value_types import (
     AnnotationMap,
@@ -288,6 +289,13 @@ class AgentConfig(Section):
         description='tolerations of mover pods, in addition to the inherited ones; "inherit": all of the DaemonSet '
         "(our own key)",
         examples=[[{"key": "dedicated", "operator": "Equal", "value": "backup", "effect": "NoSchedule"}]],
+    )
+
+    own: OwnKeys = Field(
+        default_factory=OwnKeys,
+        alias=OWN_KEY,
+        description="keys that Velero does not have (our own key)",
+        examples=[{"moverServiceAccount": "node-agent-mover"}],
     )
 
     @field_validator("pod_labels")

@@ -22,6 +22,7 @@ from core.logs import BoundLogger, bind
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from exposer.model import Pending
+from exposer.pod_status import diagnose_rejection
 from nodeagent.node.lifecycle import Case, Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.slots import Slots
@@ -61,6 +62,8 @@ def classify_rejection(error: ForbiddenError | InvalidError | ServerError) -> Pe
     text = str(error)
     if isinstance(error, ServerError):
         return Pending(PendingReason.API_SERVER_ERROR, text, blocked=True)
+    if pending := diagnose_rejection(error):
+        return pending
     if isinstance(error, InvalidError) or _ADMISSION.search(text):
         raise ExposeError(text) from error
     return Pending(PendingReason.QUOTA_EXCEEDED if _QUOTA in text else PendingReason.FORBIDDEN, text, blocked=True)

@@ -1,8 +1,8 @@
-"""Every permission that the agent and its data movers need, with the reason.
+"""Every permission that the agent and its data movers use, with the reason.
 
-`deploy/agent/rbac.yaml` grants exactly these (a test compares them), and
-`nodeagent.runtime.preflight` checks them before the agent starts. Agent and movers share one
-ServiceAccount, as Velero's do.
+`deploy/agent/` grants exactly these, to one ServiceAccount each (a test compares them), and
+`nodeagent.runtime.preflight` checks them before the agent starts. Where movers have no account of
+their own, the agent's needs both.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Final
 from core.kube import resources as kube
 from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, DISPATCHER_LEASE
 
-__all__ = ["PERMISSIONS", "Permission", "Scope"]
+__all__ = ["MOVER_PERMISSIONS", "Permission", "Scope", "agent_permissions"]
 
 
 class Scope(StrEnum):
@@ -44,6 +44,11 @@ class Permission:
         return f"{self.resource.plural}/{self.subresource}" if self.subresource else self.resource.plural
 
     @property
+    def only(self) -> str:
+        """The single objects that it is limited to, as text; empty: all."""
+        return f" (only {', '.join(self.names)})" if self.names else ""
+
+    @property
     def where(self) -> str:
         """The scope as text, such as `in every namespace`."""
         if self.scope is Scope.OWN_NAMESPACE:
@@ -54,7 +59,7 @@ class Permission:
 _OWN = Scope.OWN_NAMESPACE
 _ALL = Scope.CLUSTER
 
-PERMISSIONS: Final = (
+_AGENT_PERMISSIONS: Final = (
     Permission(_OWN, kube.DATA_UPLOADS, ("get", "list", "watch", "patch"), "carry out transfers, report their status"),
     Permission(
         _OWN, kube.DATA_DOWNLOADS, ("get", "list", "watch", "patch"), "carry out transfers, report their status"
@@ -74,10 +79,10 @@ PERMISSIONS: Final = (
     Permission(
         _OWN,
         kube.BACKUP_REPOSITORIES,
-        ("get", "list", "watch", "create", "patch"),
-        "movers create the BackupRepository they need; the repository controller makes it ready",
+        ("get", "list", "watch", "patch"),
+        "the repository controller makes them ready; the cache limit of a restore",
     ),
-    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "the bucket of a location, and its availability"),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get",), "whether a location is available, and has credentials"),
     Permission(
         _OWN,
         kube.PODS,
@@ -96,20 +101,15 @@ PERMISSIONS: Final = (
         _OWN,
         kube.EVENTS,
         ("list", "watch", "create"),
-        "movers report progress by Events; Events on transfers; why pods and PVCs are pending",
+        "the progress that movers report; Events on transfers; why pods and PVCs are pending",
     ),
-    Permission(
-        _OWN,
-        kube.CONFIG_MAPS,
-        ("get", "list", "watch", "create"),
-        "the configuration; the admission ledger",
-    ),
-    Permission(_OWN, kube.CONFIG_MAPS, ("patch",), "the admission ledger", names=(ADMISSIONS_CONFIGMAP,)),
+    Permission(_OWN, kube.CONFIG_MAPS, ("create",), "the admission ledger"),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get", "patch"), "the admission ledger", names=(ADMISSIONS_CONFIGMAP,)),
     Permission(
         _OWN,
         kube.SECRETS,
         ("get", "create"),
-        "credentials and CA of storage locations; the repository password, created if absent",
+        "whether the credentials of a location exist; the repository password, created if absent",
     ),
     Permission(_OWN, kube.LEASES, ("create",), "leader election"),
     Permission(_OWN, kube.LEASES, ("get", "list", "watch", "patch"), "leader election", names=(DISPATCHER_LEASE,)),
@@ -134,8 +134,8 @@ PERMISSIONS: Final = (
     Permission(
         _ALL,
         kube.PERSISTENT_VOLUMES,
-        ("get", "list", "patch", "delete"),
-        "bind restored volumes to target PVCs; delete temporary volumes and leaked ones",
+        ("get", "list", "patch"),
+        "bind restored volumes to target PVCs; set the policy by which temporary and leaked volumes are deleted",
     ),
     Permission(_ALL, kube.STORAGE_CLASSES, ("get",), "the binding mode of a class"),
     Permission(
@@ -158,4 +158,38 @@ PERMISSIONS: Final = (
         required=False,
     ),
 )
-"""All permissions, each with its reason."""
+
+MOVER_PERMISSIONS: Final = (
+    *(
+        Permission(_OWN, kind, ("list", "watch"), "the start of a transfer, and cancel requests")
+        for kind in (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
+    ),
+    Permission(
+        _OWN,
+        kube.BACKUP_REPOSITORIES,
+        ("get", "list", "watch", "create"),
+        "the repository of a volume's namespace, created if absent",
+    ),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get",), "the bucket of a location"),
+    Permission(_OWN, kube.SECRETS, ("get",), "credentials and CA of a location; the repository password"),
+    Permission(_OWN, kube.EVENTS, ("create",), "progress, waits and results"),
+)
+"""The permissions of data movers, each with its reason."""
+
+
+def agent_permissions(config_map: str = "", repository_config_map: str = "") -> tuple[Permission, ...]:
+    """Return the permissions of the agent, each with its reason.
+
+    Args:
+        config_map: the ConfigMap with the configuration; empty: none is named.
+        repository_config_map: the one with the configuration of new backup repositories.
+    """
+    named = []
+    if config_map:
+        named.append(
+            Permission(_OWN, kube.CONFIG_MAPS, ("get", "list", "watch"), "the configuration", names=(config_map,))
+        )
+    if repository_config_map:
+        reason = "the configuration of new backup repositories"
+        named.append(Permission(_OWN, kube.CONFIG_MAPS, ("get",), reason, names=(repository_config_map,)))
+    return (*_AGENT_PERMISSIONS, *named)

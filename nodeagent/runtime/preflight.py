@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from core.errors import ConfigError
@@ -20,9 +20,9 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import Request
-from nodeagent.runtime.permissions import PERMISSIONS, Permission, Scope
+from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = ["check_cluster"]
+__all__ = ["PREFLIGHT_NAME", "check_cluster", "check_permissions"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,12 @@ _ACCESS_REVIEWS: Final = Resource(
 )
 """Every authenticated user may create one. Source: Kubernetes, ClusterRole system:basic-user."""
 
+PREFLIGHT_NAME: Final = "preflight"
+"""The name by which a definition is asked for: a get needs no permission beyond those of every kind."""
+
+_NO_OBJECT: Final = "NotFound"
+"""The reason of a 404 for an object; a resource that is not served has none. Source: Kubernetes v1.34."""
+
 _AT_A_TIME: Final = 8
 """Access reviews in parallel; there are about seventy, of a few milliseconds each."""
 
@@ -48,15 +54,15 @@ _SHOWN: Final = 6
 """Missing permissions that fit into a line; if more are missing, the whole role is."""
 
 
-async def check_cluster(client: KubeClient, namespace: str) -> None:
-    """Check that the agent can work in `namespace`; warn if only an optional part cannot.
+async def check_cluster(client: KubeClient, namespace: str, permissions: Iterable[Permission]) -> None:
+    """Check that the agent has `permissions` and can work in `namespace`; warn if only an optional part cannot.
 
     Raises:
         ConfigError: the API server does not answer, or a permission or a resource definition is
             missing; the message names all that is missing.
     """
     try:
-        await _check_permissions(client, namespace)
+        await check_permissions(client, namespace, permissions)
         missing = await _missing_kinds(client, namespace, _KINDS)
         without = await _missing_kinds(client, namespace, _SNAPSHOT_KINDS)
     except KubeError as e:
@@ -73,16 +79,43 @@ async def _missing_kinds(client: KubeClient, namespace: str, kinds: Sequence[Res
     """Return the definitions of `kinds` that the API server does not serve."""
     missing = []
     for kind in kinds:
-        attempted = f"list {kind.kind} {namespace if kind.namespaced else ''}".rstrip()
-        answer = await client.transport.request(Request("GET", kind.path(namespace), {"limit": "1"}))
+        attempted = f"get {kind.kind} {PREFLIGHT_NAME}"
+        answer = await client.transport.request(Request("GET", kind.path(namespace, PREFLIGHT_NAME)))
         try:
             raise_for_status(answer.status, answer.body, attempted=attempted)
-        except NotFoundError:
-            missing.append(f"{kind.plural}.{kind.group}/{kind.version}")
+        except NotFoundError as e:
+            if e.reason != _NO_OBJECT:
+                missing.append(f"{kind.plural}.{kind.group}/{kind.version}")
     return missing
 
 
-async def _check_permissions(client: KubeClient, namespace: str) -> None:
+async def check_permissions(client: KubeClient, namespace: str, permissions: Iterable[Permission]) -> None:
+    """Check that the agent's account has `permissions`; warn if only optional ones are missing.
+
+    Raises:
+        ConfigError: a required permission is missing, or the API server does not answer; the
+            message names all that is missing.
+    """
+    try:
+        missing = await _missing_permissions(client, namespace, permissions)
+    except KubeError as e:
+        raise ConfigError(f"cannot check the cluster: {e}") from e
+    required = [text for permission, text in missing.items() if permission.required]
+    if required:
+        more = f" and {len(required) - _SHOWN} more" if len(required) > _SHOWN else ""
+        raise ConfigError(
+            f"permissions missing: {'; '.join(required[:_SHOWN])}{more}: "
+            "compare the roles of the ServiceAccount with those in deploy/agent"
+        )
+    for permission, text in missing.items():
+        if not permission.required:
+            _log.warning("no permission to %s: cannot check %s", text, permission.reason)
+
+
+async def _missing_permissions(
+    client: KubeClient, namespace: str, permissions: Iterable[Permission]
+) -> dict[Permission, str]:
+    """Return the missing ones of `permissions`, each as text."""
     gate = asyncio.Semaphore(_AT_A_TIME)
 
     async def lacks(permission: Permission, verb: str, name: str) -> str:
@@ -92,7 +125,7 @@ async def _check_permissions(client: KubeClient, namespace: str) -> None:
     reviews: dict[Permission, list[asyncio.Task[str]]] = {}
     try:
         async with asyncio.TaskGroup() as group:
-            for permission in PERMISSIONS:
+            for permission in permissions:
                 reviews[permission] = [
                     group.create_task(lacks(permission, verb, name), name=f"review {verb} {permission.path}")
                     for verb in permission.verbs
@@ -101,21 +134,11 @@ async def _check_permissions(client: KubeClient, namespace: str) -> None:
     except ExceptionGroup as e:
         # Not except*: Python before 3.11.4, such as Debian 12's, wraps what is raised there in a group.
         raise e.exceptions[0] from None
-    missing = {
-        permission: f"{','.join(verbs)} {permission.path} {permission.where}"
+    return {
+        permission: f"{','.join(verbs)} {permission.path}{permission.only} {permission.where}"
         for permission, tasks in reviews.items()
-        if (verbs := [verb for task in tasks if (verb := task.result())])
+        if (verbs := dict.fromkeys(verb for task in tasks if (verb := task.result())))
     }
-    required = [text for permission, text in missing.items() if permission.required]
-    if required:
-        more = f" and {len(required) - _SHOWN} more" if len(required) > _SHOWN else ""
-        raise ConfigError(
-            f"permissions missing: {'; '.join(required[:_SHOWN])}{more}: "
-            "compare the roles of the ServiceAccount with deploy/agent/rbac.yaml"
-        )
-    for permission, text in missing.items():
-        if not permission.required:
-            _log.warning("no permission to %s: cannot check %s", text, permission.reason)
 
 
 async def _allowed(client: KubeClient, namespace: str, permission: Permission, *, verb: str, name: str) -> bool:

@@ -63,6 +63,7 @@ class Settings:
         namespace: empty if neither flag nor environment names one; then the kubeconfig's
             namespace counts, else `DEFAULT_NAMESPACE`.
         config_map_name: empty if no ConfigMap is named; so is `backup_repository_config_map`.
+        mover_service_account: the account of mover pods; empty: the agent's own.
         prepare_timeout: from Accepted to Prepared. Default: Velero's; so is that of
             `resource_timeout`. Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go.
         node_gone_after: how long a node may be not Ready before its transfers are Failed.
@@ -77,6 +78,7 @@ class Settings:
     kubeconfig: str | None = None
     config_map_name: str = ""
     backup_repository_config_map: str = ""
+    mover_service_account: str = ""
     prepare_timeout: timedelta = timedelta(minutes=30)
     resource_timeout: timedelta = timedelta(minutes=10)
     node_gone_after: timedelta = timedelta(minutes=5)

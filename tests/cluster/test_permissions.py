@@ -6,24 +6,27 @@ It runs last, when all other processes have ended: it checks the audit log of th
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.runtime.permissions import PERMISSIONS, Permission, Scope
+from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
+from nodeagent.runtime.permissions import MOVER_PERMISSIONS, Permission, Scope, agent_permissions
+from nodeagent.runtime.preflight import PREFLIGHT_NAME
 from tests.cluster.conftest import RAN
 from tests.support.access import Access, access_of_event, not_permitted
 from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.layout import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="last")]
 
-_USER = f"system:serviceaccount:{NAMESPACE}:node-agent"
+_ACCOUNTS = {SERVICE_ACCOUNT: agent_permissions("node-agent-config"), MOVER_SERVICE_ACCOUNT: MOVER_PERMISSIONS}
+"""The ServiceAccounts that `deploy/` installs, and what they may do."""
+
 _FORBIDDEN = 403
 _REQUIRED = {
     "test_bad_input.py",
@@ -38,60 +41,87 @@ _REQUIRED = {
 }
 """Tests whose requests are checked."""
 
-_NEVER_USED = {
-    "delete persistentvolumes": "only where a restored volume could not be bound to its target PVC",
-    "list volumeattachments": "only for volumes with the annotation of vSphere's linked clones",
+_RARE = {
+    "list volumeattachments": (
+        "only for volumes with the annotation of vSphere's linked clones",
+        "tests/exposer/test_source_volume.py::test_a_linked_clone_avoids_the_nodes_of_its_source",
+    ),
+    "get leases": (
+        "only after a renewal of the Lease met another write",
+        "tests/nodeagent/leader/test_election.py::test_an_unanswered_renewal_is_retried",
+    ),
+    "get nodes": (
+        "only for volumes that an attachment or their first consumer ties to a node",
+        "tests/exposer/test_source_volume.py::test_the_operating_system_follows_the_node_and_then_the_file_system",
+    ),
 }
-_SELDOM_USED = {
-    "get leases": "only after a renewal of the Lease met another write",
-    "get nodes": "only for volumes that an attachment or their first consumer ties to a node",
-}
-"""Permissions for what this tier does not cause, or not always."""
+"""Permissions of the agent that this tier does not use, or not always: when it does, and the test in which it does."""
 
 
-@pytest.fixture(scope="module")
-def events(agent: Bed) -> list[dict[str, Any]]:
-    """What the audit log has of the agent's account."""
+@dataclass(frozen=True)
+class Account:
+    """A ServiceAccount: its permissions, and its events in the audit log of the whole run."""
+
+    name: str
+    permissions: tuple[Permission, ...]
+    events: list[dict[str, Any]]
+
+    @property
+    def accesses(self) -> set[Access]:
+        """Return all accesses but those of the checks at start, which use nothing."""
+        return {access for event in self.events if (access := access_of_event(event)).name != PREFLIGHT_NAME}
+
+
+@pytest.fixture(scope="module", params=_ACCOUNTS)
+def account(agent: Bed, request: pytest.FixtureRequest) -> Account:
+    """Each account of `deploy/`."""
+    user = f"system:serviceaccount:{NAMESPACE}:{request.param}"
     with (agent.folder / "logs" / "audit.log").open() as log:
         # Most of a long log is about others.
-        events = map(json.loads, (line for line in log if _USER in line))
-        return [event for event in events if event["user"]["username"] == _USER and "objectRef" in event]
+        events = map(json.loads, (line for line in log if user in line))
+        own = [event for event in events if event["user"]["username"] == user and "objectRef" in event]
+    return Account(request.param, _ACCOUNTS[request.param], own)
 
 
-def test_no_request_was_denied(events: list[dict[str, Any]]) -> None:
-    denied = [event for event in events if event["responseStatus"]["code"] == _FORBIDDEN]
+def test_no_request_was_denied(account: Account) -> None:
+    denied = [event for event in account.events if event["responseStatus"]["code"] == _FORBIDDEN]
     assert [f"{event['verb']} {event['requestURI']}" for event in denied] == []
 
 
-def test_every_request_is_covered_by_a_listed_permission(events: list[dict[str, Any]]) -> None:
-    assert events
-    assert not_permitted(map(access_of_event, events), NAMESPACE) == []
+def test_every_request_is_covered_by_a_listed_permission(account: Account) -> None:
+    assert account.events
+    assert not_permitted(account.accesses, account.permissions, NAMESPACE) == []
 
 
-def test_every_permission_is_used_unless_there_is_a_reason(agent: Bed, events: list[dict[str, Any]]) -> None:
+def test_every_permission_is_used_unless_there_is_a_reason(agent: Bed, account: Account) -> None:
     if missing := _REQUIRED - {path.name for path in (agent.folder / RAN).iterdir()}:
         pytest.skip(f"only the whole tier uses all permissions; left out: {', '.join(sorted(missing))}")
-    requests = defaultdict(set)
-    for access in map(access_of_event, events):
-        requests[access.group, f"{access.verb} {access.path}"].add(access)
     unused = {
-        what
-        for what, permission in _granted()
-        if not any(_uses(access, permission) for access in requests[permission.resource.group, what])
+        f"{verb} {permission.path}{permission.only} {permission.where}"
+        for permission in account.permissions
+        for verb in permission.verbs
+        if not any(_uses(access, verb, permission) for access in account.accesses)
     }
-    assert unused - _SELDOM_USED.keys() == _NEVER_USED.keys()
+    rare = {what for what in unused if any(what.startswith(f"{each} ") for each in _RARE)}
+    assert unused - rare == set()
 
 
-def _granted() -> Iterator[tuple[str, Permission]]:
-    for permission in PERMISSIONS:
-        for verb in permission.verbs:
-            yield f"{verb} {permission.path}", permission
-
-
-def _uses(access: Access, permission: Permission) -> bool:
-    """Whether a request needed the permission: one for every namespace is not needed for the agent's own."""
+def _uses(access: Access, verb: str, permission: Permission) -> bool:
+    """Return whether a request needs the permission: one for every namespace is not needed for the account's own."""
+    if (access.verb, access.group, access.path) != (verb, permission.resource.group, permission.path):
+        return False
     if permission.resource.namespaced and (access.namespace == NAMESPACE) is not (
         permission.scope is Scope.OWN_NAMESPACE
     ):
         return False
     return not permission.names or access.name in permission.names
+
+
+@pytest.mark.parametrize("what", _RARE)
+def test_a_permission_that_this_tier_may_not_use_is_used_by_the_test_that_is_named(what: str) -> None:
+    _, _, test = _RARE[what][1].partition("::")
+    text = (ROOT / _RARE[what][1].partition("::")[0]).read_text(encoding="utf-8")
+    assert f"def {test}(" in text
+    verb, path = what.split()
+    granted = [each for each in _ACCOUNTS[SERVICE_ACCOUNT] if each.path == path and verb in each.verbs]
+    assert granted

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, SERVICE_ACCOUNT
+from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
 from exposer.template import AgentTemplate
 from nodeagent.cli.main import _parser
 from nodeagent.cli.serve import parse_settings
@@ -50,6 +50,12 @@ def test_names_and_labels_are_those_that_agents_select() -> None:
     assert daemonset["metadata"]["name"] == AGENT_DAEMONSET
     assert AGENT_LABELS.items() <= daemonset["spec"]["template"]["metadata"]["labels"].items()
     assert _pod()["serviceAccountName"] == SERVICE_ACCOUNT == _load("agent/serviceaccount.yaml")["metadata"]["name"]
+
+
+def test_movers_get_the_account_that_is_installed_for_them() -> None:
+    text = (_DEPLOY / "agent" / "mover.yaml").read_text(encoding="utf-8")
+    (account,) = [doc["metadata"]["name"] for doc in yaml.safe_load_all(text) if doc["kind"] == "ServiceAccount"]
+    assert _settings().mover_service_account == account == MOVER_SERVICE_ACCOUNT
 
 
 def test_the_named_config_map_is_installed_and_valid() -> None:

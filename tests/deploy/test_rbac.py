@@ -1,99 +1,147 @@
-"""What `deploy/` grants against the permissions that the agent requires."""
+"""What `deploy/` grants against what agent and data movers say they need."""
 
 import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from nodeagent.runtime.permissions import PERMISSIONS, Permission, Scope
+from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
+from nodeagent.runtime.permissions import MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 
 _ROOT = Path(__file__).parents[2]
-_RBAC = _ROOT / "deploy" / "agent" / "rbac.yaml"
+_AGENT_PERMISSIONS = agent_permissions("node-agent-config")
 
 
-def _documents() -> dict[str, dict[str, Any]]:
-    return {doc["kind"]: doc for doc in yaml.safe_load_all(_RBAC.read_text(encoding="utf-8"))}
+@dataclass(frozen=True)
+class _Role:
+    """A role of `deploy/`: its kind and file, and the permissions that it grants to the account of its name."""
+
+    kind: str
+    account: str
+    file: str
+    permissions: tuple[Permission, ...]
+
+    @property
+    def text(self) -> str:
+        return (_ROOT / "deploy" / "agent" / self.file).read_text(encoding="utf-8")
+
+    def document(self, kind: str) -> dict[str, Any]:
+        return next(doc for doc in yaml.safe_load_all(self.text) if doc["kind"] == kind)
+
+    @property
+    def granted(self) -> set[tuple[str, str, str, str]]:
+        """What it grants: group, resource, verb, and the one object's name or nothing."""
+        return {
+            (group, resource, verb, name)
+            for rule in self.document(self.kind)["rules"]
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+            for name in rule.get("resourceNames", [""])
+        }
 
 
-def _granted(kind: str) -> set[tuple[str, str, str, str]]:
-    """Return what a role grants: group, resource, verb, and the one object's name or nothing."""
-    return {
-        (group, resource, verb, name)
-        for rule in _documents()[kind]["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-        for name in rule.get("resourceNames", [""])
-    }
+def _in_scope(permissions: Collection[Permission], scope: Scope) -> tuple[Permission, ...]:
+    return tuple(permission for permission in permissions if permission.scope is scope)
 
 
-def _needed(scope: Scope) -> set[tuple[str, str, str, str]]:
-    return {
+_ROLES = (
+    _Role("Role", SERVICE_ACCOUNT, "rbac.yaml", _in_scope(_AGENT_PERMISSIONS, Scope.OWN_NAMESPACE)),
+    _Role("ClusterRole", SERVICE_ACCOUNT, "rbac.yaml", _in_scope(_AGENT_PERMISSIONS, Scope.CLUSTER)),
+    _Role("Role", MOVER_SERVICE_ACCOUNT, "mover.yaml", MOVER_PERMISSIONS),
+)
+_each_role = pytest.mark.parametrize("role", _ROLES, ids=["agent", "agent, all namespaces", "mover"])
+
+
+@_each_role
+def test_a_role_grants_what_is_needed_and_nothing_else(role: _Role) -> None:
+    assert role.granted == {
         (permission.resource.group, permission.path, verb, name)
-        for permission in PERMISSIONS
-        if permission.scope is scope
+        for permission in role.permissions
         for verb in permission.verbs
         for name in permission.names or ("",)
     }
 
 
 @pytest.mark.parametrize(
-    ("kind", "scope"), [("Role", Scope.OWN_NAMESPACE), ("ClusterRole", Scope.CLUSTER)], ids=["Role", "ClusterRole"]
+    ("file", "permissions"),
+    [("rbac.yaml", _AGENT_PERMISSIONS), ("mover.yaml", MOVER_PERMISSIONS)],
+    ids=["agent", "mover"],
 )
-def test_a_role_grants_what_is_needed_and_nothing_else(kind: str, scope: Scope) -> None:
-    assert _granted(kind) == _needed(scope)
+def test_every_rule_states_its_reason(file: str, permissions: tuple[Permission, ...]) -> None:
+    text = (_ROOT / "deploy" / "agent" / file).read_text(encoding="utf-8")
+    reasons = re.findall(r"(?m)^  # (.*)\n  - apiGroups:", text)
+    in_order = _in_scope(permissions, Scope.OWN_NAMESPACE) + _in_scope(permissions, Scope.CLUSTER)
+    assert reasons == [permission.reason for permission in in_order]
 
 
-def test_every_rule_states_its_reason() -> None:
-    reasons = re.findall(r"(?m)^  # (.*)\n  - apiGroups:", _RBAC.read_text(encoding="utf-8"))
-    assert reasons == [permission.reason for permission in PERMISSIONS]
+@_each_role
+def test_there_are_no_wildcards(role: _Role) -> None:
+    assert not [granted for granted in role.granted if any("*" in part for part in granted)]
 
 
-@pytest.mark.parametrize("kind", ["Role", "ClusterRole"])
-def test_there_are_no_wildcards(kind: str) -> None:
-    assert not [granted for granted in _granted(kind) if any("*" in part for part in granted)]
-
-
-@pytest.mark.parametrize("kind", ["Role", "ClusterRole"])
-def test_no_role_can_widen_itself_or_run_commands_in_pods(kind: str) -> None:
+@_each_role
+def test_no_role_can_widen_itself_or_run_commands_in_pods(role: _Role) -> None:
     forbidden = {"pods/exec", "pods/attach", "pods/portforward", "pods/ephemeralcontainers", "serviceaccounts/token"}
-    for group, resource, verb, _ in _granted(kind):
+    for group, resource, verb, _ in role.granted:
         assert group != "rbac.authorization.k8s.io"
         assert resource not in forbidden
         assert verb not in {"escalate", "bind", "impersonate", "deletecollection"}
 
 
-def test_secrets_are_never_listed_nor_read_outside_the_namespace() -> None:
-    assert {(scope, verb) for scope, verb in _secret_verbs()} == {
-        (Scope.OWN_NAMESPACE, "get"),
-        (Scope.OWN_NAMESPACE, "create"),
-    }
+@pytest.mark.parametrize(
+    ("permissions", "verbs"),
+    [(_AGENT_PERMISSIONS, {"get", "create"}), (MOVER_PERMISSIONS, {"get"})],
+    ids=["agent", "mover"],
+)
+def test_secrets_are_never_listed_nor_read_outside_the_namespace(
+    permissions: tuple[Permission, ...], verbs: set[str]
+) -> None:
+    secrets = [permission for permission in permissions if permission.path == "secrets"]
+    assert {permission.scope for permission in secrets} == {Scope.OWN_NAMESPACE}
+    assert {verb for permission in secrets for verb in permission.verbs} == verbs
 
 
-def _secret_verbs() -> list[tuple[Scope, str]]:
-    return [
-        (permission.scope, verb)
-        for permission in PERMISSIONS
-        if permission.path == "secrets"
+def test_configmaps_are_only_read_and_changed_by_name() -> None:
+    unnamed = [each for each in _AGENT_PERMISSIONS if each.path == "configmaps" and not each.names]
+    assert [permission.verbs for permission in unnamed] == [("create",)]
+
+
+def test_a_mover_can_change_nothing_and_has_no_permission_outside_its_namespace() -> None:
+    assert {permission.scope for permission in MOVER_PERMISSIONS} == {Scope.OWN_NAMESPACE}
+    writes = {
+        (permission.path, verb)
+        for permission in MOVER_PERMISSIONS
         for verb in permission.verbs
-    ]
+        if verb not in {"get", "list", "watch"}
+    }
+    assert writes == {("backuprepositories", "create"), ("events", "create")}
 
 
-@pytest.mark.parametrize("kind", ["RoleBinding", "ClusterRoleBinding"])
-def test_bindings_name_the_agents_account(kind: str) -> None:
-    binding = _documents()[kind]
-    assert binding["roleRef"]["name"] == "node-agent"
-    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "node-agent", "namespace": "velero"}]
+@_each_role
+def test_a_binding_names_the_account_of_its_role(role: _Role) -> None:
+    binding = role.document(f"{role.kind}Binding")
+    assert binding["roleRef"]["name"] == role.account
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": role.account, "namespace": "velero"}]
 
 
 @pytest.mark.parametrize(
-    "permission", PERMISSIONS, ids=lambda permission: f"{permission.path}-{permission.scope}-{permission.names}"
+    ("heading", "permissions"),
+    [("### Of the agent", _AGENT_PERMISSIONS), ("### Of a data mover", MOVER_PERMISSIONS)],
+    ids=["agent", "mover"],
 )
-def test_security_md_lists_every_permission_with_its_reason(permission: Permission) -> None:
-    verbs = ", ".join(permission.verbs)
+def test_security_md_lists_exactly_the_permissions_with_their_reasons(
+    heading: str, permissions: tuple[Permission, ...]
+) -> None:
+    section = (_ROOT / "SECURITY.md").read_text(encoding="utf-8").partition(f"{heading}\n")[2].partition("\n#")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| in ")]
+    assert rows == [_row(permission) for permission in permissions]
+
+
+def _row(permission: Permission) -> str:
     name = f"{permission.resource.group}/{permission.path}" if permission.resource.group else permission.path
-    only = f" (only {', '.join(permission.names)})" if permission.names else ""
-    row = f"| {permission.where} | `{name}`{only} | {verbs} | {permission.reason} |"
-    assert row in (_ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    return f"| {permission.where} | `{name}`{permission.only} | {', '.join(permission.verbs)} | {permission.reason} |"

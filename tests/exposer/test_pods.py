@@ -92,6 +92,7 @@ RULES = PlacementRules(
 )
 ANY_RULE = replace(RULES, any_of=True)
 CONFIGURED = PodSettings(
+    service_account="node-agent-mover",
     priority_class_name="data-mover-low",
     resources={"requests": {"cpu": "500m", "ephemeral-storage": "6Gi"}, "limits": {"memory": "2Gi"}},
     labels={"team": "storage"},

@@ -13,8 +13,11 @@ from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
-from nodeagent.runtime.preflight import check_cluster
+from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
+from nodeagent.runtime.preflight import check_cluster, check_permissions
+from nodeagent.runtime.settings import Settings
 from nodeagent.runtime.transport import load_transport
+from nodeagent.startup import read_spec
 from tests.support.access import access_of_event, not_permitted
 from tests.support.apiserver import ApiServer
 from tests.support.tools import tool
@@ -23,6 +26,7 @@ pytestmark = pytest.mark.integration
 
 _ROOT = Path(__file__).parents[2]
 _USER = "system:serviceaccount:velero:node-agent"
+_PERMISSIONS = agent_permissions("node-agent-config")
 
 
 def _kubectl(server: ApiServer, *arguments: str) -> None:
@@ -49,11 +53,26 @@ def installed(apiserver: ApiServer) -> ApiServer:
 
 async def test_the_agents_account_has_all_permissions_it_needs(installed: ApiServer, tmp_path: Path) -> None:
     async with _acting_as(installed, "velero", "node-agent", tmp_path) as client:
-        await check_cluster(client, "velero")
+        await check_cluster(client, "velero", _PERMISSIONS)
     events = [event for event in installed.audit_events() if event["user"]["username"] == _USER]
     assert events
-    assert not_permitted(map(access_of_event, events), "velero") == []
+    assert not_permitted(map(access_of_event, events), _PERMISSIONS, "velero") == []
     assert not [event for event in events if event.get("responseStatus", {}).get("code") == 403]
+
+
+async def test_the_movers_account_has_all_permissions_that_a_mover_needs(installed: ApiServer, tmp_path: Path) -> None:
+    async with _acting_as(installed, "velero", "node-agent-mover", tmp_path) as client:
+        await check_permissions(client, "velero", MOVER_PERMISSIONS)
+        with pytest.raises(ConfigError, match="permissions missing"):
+            await check_permissions(client, "velero", _PERMISSIONS)
+
+
+async def test_an_agent_whose_account_movers_share_needs_their_permissions(
+    installed: ApiServer, tmp_path: Path
+) -> None:
+    async with _acting_as(installed, "velero", "node-agent", tmp_path) as client:
+        with pytest.raises(ConfigError, match="permissions missing: create backuprepositories in its namespace: "):
+            await read_spec(client, Settings("node-a", config_map_name="node-agent-config"), "velero")
 
 
 def test_the_examples_are_accepted(installed: ApiServer) -> None:
@@ -67,7 +86,7 @@ async def test_an_account_without_roles_names_its_missing_permissions(
 ) -> None:
     async with _acting_as(installed, namespace, "default", tmp_path) as client:
         with pytest.raises(ConfigError, match=r"permissions missing: get,list,watch,patch datauploads"):
-            await check_cluster(client, namespace)
+            await check_cluster(client, namespace, _PERMISSIONS)
 
 
 def _serve(kubeconfig: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -82,24 +101,40 @@ def test_serve_ends_with_one_line_without_permissions(installed: ApiServer, name
     assert re.fullmatch(r"error: permissions missing: get,list,watch,patch datauploads [^\n]+\n", done.stderr)
 
 
-def test_serve_ends_with_one_line_without_a_definition(installed: ApiServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["podvolumerestores", "backupstoragelocations"])
+def test_serve_ends_with_one_line_without_a_definition(installed: ApiServer, tmp_path: Path, kind: str) -> None:
     kubeconfig = installed.account_kubeconfig("velero", "node-agent", tmp_path)
-    _kubectl(installed, "delete", "crd", "podvolumerestores.velero.io")
+    _kubectl(installed, "delete", "crd", f"{kind}.velero.io")
     try:
         done = _serve(kubeconfig, "--namespace=velero")
     finally:
         _kubectl(installed, "apply", "-f", str(_ROOT / "deploy" / "crds"))
-        _kubectl(installed, "wait", "crd/podvolumerestores.velero.io", "--for=condition=Established")
+        _kubectl(installed, "wait", f"crd/{kind}.velero.io", "--for=condition=Established")
     assert done.returncode == 2
-    missing = "custom resource definitions missing: podvolumerestores.velero.io/v1"
+    missing = f"custom resource definitions missing: {kind}.velero.io/v1"
     assert done.stderr == f"error: {missing}: run kubectl apply -f deploy/crds\n"
 
 
 def test_serve_ends_with_one_line_where_its_configuration_is_missing(installed: ApiServer, tmp_path: Path) -> None:
     kubeconfig = installed.account_kubeconfig("velero", "node-agent", tmp_path)
-    done = _serve(kubeconfig, "--namespace=velero", "--node-agent-configmap=absent", "--metrics-address=127.0.0.1:0")
+    _kubectl(installed, "delete", "configmap", "node-agent-config", "--namespace=velero")
+    try:
+        done = _serve(kubeconfig, "--namespace=velero", "--node-agent-configmap=node-agent-config")
+    finally:
+        _kubectl(installed, "apply", "-f", str(_ROOT / "deploy" / "config.yaml"))
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ConfigMap velero/absent does not exist")
+    assert done.stderr.startswith("error: ConfigMap velero/node-agent-config does not exist")
+    assert done.stderr.count("\n") == 1
+
+
+def test_serve_ends_with_one_line_where_its_role_does_not_name_the_configuration(
+    installed: ApiServer, tmp_path: Path
+) -> None:
+    kubeconfig = installed.account_kubeconfig("velero", "node-agent", tmp_path)
+    done = _serve(kubeconfig, "--namespace=velero", "--node-agent-configmap=other")
+    assert done.returncode == 2
+    missing = "error: permissions missing: get,list,watch configmaps (only other) in its namespace: "
+    assert done.stderr.startswith(missing)
     assert done.stderr.count("\n") == 1
 
 
@@ -109,5 +144,5 @@ async def test_an_unreachable_server_is_reported(installed: ApiServer, namespace
     transport, _ = await load_transport(str(kubeconfig))
     client = KubeClient(transport, Retry(SystemClock(), attempts=1))
     with pytest.raises(ConfigError, match="cannot check the cluster"):
-        await check_cluster(client, namespace)
+        await check_cluster(client, namespace, _PERMISSIONS)
     await transport.close()

@@ -97,7 +97,7 @@ _CASES = {
     "quota": Case(r"pods \"transfer\" is forbidden: exceeded quota: full, ", "QuotaExceeded", _set_quota),
     "service-account-missing": Case(
         r"error looking up service account \S+/missing: serviceaccount \"missing\" not found",
-        "Forbidden",
+        "ServiceAccountMissing",
         template=_PLAIN(pod_fields={"serviceAccountName": "missing"}),
     ),
     "webhook-unreachable": Case(

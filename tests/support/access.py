@@ -1,12 +1,12 @@
 """The permissions that a request to the API server requires, compared with those in `deploy/`."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from core.kube.transport import Request
-from nodeagent.runtime.permissions import PERMISSIONS, Scope
+from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = ["Access", "access_of", "access_of_event", "not_permitted"]
 
@@ -50,12 +50,12 @@ def access_of(request: Request) -> Access:
     return Access(verb, parts["group"] or "", path, parts["namespace"] or "", name)
 
 
-def not_permitted(accesses: Iterable[Access], own_namespace: str) -> list[Access]:
-    """Return the accesses that the agent's roles do not permit."""
-    return sorted({access for access in accesses if not _allowed(access, own_namespace)})
+def not_permitted(accesses: Iterable[Access], permissions: Collection[Permission], own_namespace: str) -> list[Access]:
+    """Return the accesses that `permissions` of an account in `own_namespace` do not cover."""
+    return sorted({access for access in accesses if not _allowed(access, permissions, own_namespace)})
 
 
-def _allowed(access: Access, own_namespace: str) -> bool:
+def _allowed(access: Access, permissions: Collection[Permission], own_namespace: str) -> bool:
     if access.path in _EVERYBODY:
         return True
     return any(
@@ -63,7 +63,7 @@ def _allowed(access: Access, own_namespace: str) -> bool:
         and access.verb in permission.verbs
         and (permission.scope is Scope.CLUSTER or access.namespace == own_namespace)
         and (not permission.names or access.name in permission.names)
-        for permission in PERMISSIONS
+        for permission in permissions
     )
 
 

@@ -38,6 +38,7 @@ class _Fault:
     path_part: str
     what: int | Literal["lost", "lost-applied"]
     times: int
+    message: str
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,13 @@ class FakeKube:
         return [_copy(obj) for obj in self._store.all(resource)]
 
     def fail_next(
-        self, method: str, path_part: str, what: int | Literal["lost", "lost-applied"], *, times: int = 1
+        self,
+        method: str,
+        path_part: str,
+        what: int | Literal["lost", "lost-applied"],
+        *,
+        times: int = 1,
+        message: str = "injected by the test",
     ) -> None:
         """Let the next matching requests fail.
 
@@ -108,8 +115,9 @@ class FakeKube:
             what: an HTTP status; `lost`: the request does not arrive; `lost-applied`: its
                 response does not.
             times: the number of requests.
+            message: the text that an HTTP status comes with.
         """
-        self._faults.append(_Fault(method, path_part, what, times))
+        self._faults.append(_Fault(method, path_part, what, times, message))
 
     def compact(self) -> None:
         """Drop all history: older watches, and pages that were not requested yet, get a 410."""
@@ -122,11 +130,11 @@ class FakeKube:
         """Respond to one request."""
         await asyncio.sleep(0)
         self.requests.append(request)
-        fault = self._take_fault(request.method, request.path)
+        fault, message = self._take_fault(request.method, request.path)
         if fault == "lost":
             raise UnreachableError(f"{request.method} {request.path}: the request was lost")
         if isinstance(fault, int):
-            return _reject(Rejection(fault, "Injected", "injected by the test"))
+            return _reject(Rejection(fault, "Injected", message))
         try:
             response = self._answer(request)
         except Rejection as rejection:
@@ -142,11 +150,11 @@ class FakeKube:
         """Open a watch."""
         await asyncio.sleep(0)
         self.requests.append(request)
-        fault = self._take_fault("WATCH", request.path)
+        fault, message = self._take_fault("WATCH", request.path)
         if isinstance(fault, str):
             raise UnreachableError(f"watch {request.path}: the connection was lost")
         if fault is not None:
-            raise build_error(fault, b"injected by the test", attempted=f"watch {request.path}")
+            raise build_error(fault, message.encode(), attempted=f"watch {request.path}")
         try:
             target = _parse_path(request.path)
             chosen = _chosen(target, request)
@@ -264,14 +272,14 @@ class FakeKube:
         tail = lines[-int(request.query.get("tailLines", len(lines) or 1)) :]
         return Response(200, b"".join(tail)[: int(request.query.get("limitBytes", -1))])
 
-    def _take_fault(self, method: str, path: str) -> int | str | None:
+    def _take_fault(self, method: str, path: str) -> tuple[int | str | None, str]:
         for fault in self._faults:
             if fault.method == method and fault.path_part in path:
                 fault.times -= 1
                 if not fault.times:
                     self._faults.remove(fault)
-                return fault.what
-        return None
+                return fault.what, fault.message
+        return None, ""
 
 
 def _parse_path(path: str) -> _Target:

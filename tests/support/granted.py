@@ -12,45 +12,49 @@ import pytest
 
 from core.clock import Clock
 from core.kube.transport import Request
+from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
 from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube
 
 __all__ = ["only_granted_requests"]
 
 _NAMESPACE = "velero"
-_PRODUCT = frozenset({"exposer", "nodeagent", "datamover"})
+_AGENT = agent_permissions("agent-config", "repository-config")
+_PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS}
+"""Of the product's packages."""
 
 
-def _sent_by_product() -> bool:
+def _sender() -> str:
+    """Return the package of the product that sends a request; empty: a test does."""
     frame: FrameType | None = sys._getframe(1)
     in_client = False
     while frame is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package in _PRODUCT:
-            return True
+        package: str = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package in _PERMISSIONS:
+            return package
         in_client = in_client or package == "core"
         if in_client and package == "tests":
-            return False
+            return ""
         frame = frame.f_back
-    return False
+    return ""
 
 
 class _Requests(list[Request]):
-    """The requests of one server, which records the accesses of the product."""
+    """The requests of one server, which records the accesses of the product by its packages."""
 
-    def __init__(self, accesses: set[Access]) -> None:
+    def __init__(self, accesses: dict[str, set[Access]]) -> None:
         super().__init__()
         self._accesses = accesses
 
     def append(self, request: Request) -> None:
         super().append(request)
-        if _sent_by_product():
-            self._accesses.add(access_of(request))
+        if sender := _sender():
+            self._accesses[sender].add(access_of(request))
 
 
 @pytest.fixture(name="_only_granted_requests", autouse=True)
 def only_granted_requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    accesses: set[Access] = set()
+    accesses: dict[str, set[Access]] = {package: set() for package in _PERMISSIONS}
     build = FakeKube.__init__
 
     def build_watched(kube: FakeKube, clock: Clock | None = None) -> None:
@@ -59,7 +63,6 @@ def only_granted_requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(FakeKube, "__init__", build_watched)
     yield
-    if missing := not_permitted(accesses, _NAMESPACE):
-        pytest.fail(
-            f"nodeagent/runtime/permissions.py and deploy/agent/rbac.yaml do not allow: {missing}", pytrace=False
-        )
+    for package, permissions in _PERMISSIONS.items():
+        if missing := not_permitted(accesses[package], permissions, _NAMESPACE):
+            pytest.fail(f"nodeagent/runtime/permissions.py does not allow {package}: {missing}", pytrace=False)

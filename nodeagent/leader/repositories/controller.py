@@ -21,6 +21,7 @@ from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
 from exposer.causes import CauseFinder
 from exposer.model import Pending
+from exposer.pod_status import diagnose_rejection
 from exposer.settings import ExposeSettings
 from nodeagent.leader.repositories.init_pod import (
     INIT_POD_SELECTOR,
@@ -210,6 +211,10 @@ class RepositoryController:
         try:
             await start_init_pod(tools.client, repository, tools.expose_settings())
         except (ForbiddenError, InvalidError) as e:
+            if pending := diagnose_rejection(e):
+                # Its movers wait for the account too.
+                await self._report_pending(repository, pending)
+                return Requeue(_WORKING_SECONDS)
             await self._fail(repository, str(e))
             return Requeue(self._retries.pause_seconds)
         return Requeue(_WORKING_SECONDS)

@@ -37,6 +37,20 @@ def test_the_settings_are_the_defaults_without_configuration() -> None:
     assert build() == configured()
 
 
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [({}, "of-the-flag"), ({"nodeagent.io": {"moverServiceAccount": "movers"}}, "movers")],
+    ids=["flag", "key and flag"],
+)
+def test_the_key_takes_precedence_over_the_flag(document: dict[str, Any], expected: str) -> None:
+    defaults = replace(DEFAULTS, pod=PodSettings(service_account="of-the-flag"))
+    config = parse_config(json.dumps(document)).config
+
+    settings = build_expose_settings(defaults, config, priority_class="", cache_limit_mib=5000)
+
+    assert settings.pod.service_account == expected
+
+
 SPOT = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
 
 
@@ -45,6 +59,7 @@ SPOT = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
     [
         ({"podLabels": {"a": "b"}}, {"labels": {"a": "b"}}),
         ({"podAnnotations": {"a": "b"}}, {"annotations": {"a": "b"}}),
+        ({"nodeagent.io": {"moverServiceAccount": "movers"}}, {"service_account": "movers"}),
         ({"privilegedFsBackup": True}, {"privileged_fs_backup": True}),
         ({"tolerations": [SPOT]}, {"tolerations": (SPOT,)}),
         ({"tolerations": "inherit"}, {"inherit_tolerations": True}),

@@ -18,7 +18,7 @@ from nodeagent.config.keys import build_schema, known_paths
 from nodeagent.config.models import AgentConfig
 from nodeagent.config.parse import parse_config
 from nodeagent.config.value_types import LabelKey, LabelValue, ObjectName, QuantityText
-from tests.nodeagent.support.config_table import build_table
+from tests.nodeagent.support.config_table import build_table, split_path
 
 _DOCS = Path(__file__).parents[3] / "docs"
 _SCHEMA = _DOCS / "config.schema.json"
@@ -89,7 +89,7 @@ def _with_examples(section: Any) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize(("path", "example"), _with_examples(AgentConfig), ids=str)
 def test_every_example_of_a_key_is_valid(path: str, example: Any) -> None:
     document = example
-    for part in reversed(path.split(".")):
+    for part in reversed(split_path(path)):
         if part == "<name>":
             document = {"fast": document}
         elif part.endswith("[]"):
@@ -98,7 +98,9 @@ def test_every_example_of_a_key_is_valid(path: str, example: Any) -> None:
             document = {part.removesuffix("[]"): [needed | document]}
         else:
             document = {part: document}
-    assert parse_config(json.dumps(document)).errors == ()
+    parsed = parse_config(json.dumps(document))
+    assert parsed.errors == ()
+    assert [note for note in parsed.notes if "unknown key" in note.problem] == []
 
 
 def test_every_key_has_a_description_and_an_example() -> None:

@@ -19,7 +19,7 @@ _CACHED = '{"cachePVC": {"storageClass": "fast"}}'
 def _live(text: str = "{}") -> tuple[OwnScene, LiveConfig]:
     scene = OwnScene.build(parse_config(text))
     initial = InitialConfig(parse_config(text), ExposeSettings(AgentTemplate("mover:1")))
-    sources = ConfigSources("velero", agent="", repositories="repositories")
+    sources = ConfigSources("velero", agent="", repositories="repository-config")
     return scene, LiveConfig(scene.client, LoopClock(), sources=sources, initial=initial, report=scene.report)
 
 
@@ -47,6 +47,25 @@ def test_the_settings_stay_the_same_object_until_something_changes() -> None:
     assert live.expose_settings() is before
 
 
+def test_movers_that_share_the_agents_account_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    _, live = _live()
+
+    live.current.update(parse_config('{"podLabels": {"a": "b"}}'))
+
+    (warning,) = caplog.messages
+    assert warning.startswith("data movers use the agent's own ServiceAccount default, with all its permissions")
+
+
+def test_an_edit_that_removes_the_movers_account_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    _, live = _live('{"nodeagent.io": {"moverServiceAccount": "movers"}}')
+    assert caplog.messages == []
+
+    live.current.update(parse_config("{}"))
+
+    assert live.expose_settings().pod.service_account == ""
+    assert len(caplog.messages) == 1
+
+
 @pytest.mark.looptime
 async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> None:
     scene, live = _live('{"priorityClassName": "low"}')
@@ -72,7 +91,7 @@ async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> Non
 async def test_the_cache_limit_is_that_of_new_repositories() -> None:
     scene, live = _live(_CACHED)
     before = live.expose_settings()
-    meta = {"namespace": "velero", "name": "repositories"}
+    meta = {"namespace": "velero", "name": "repository-config"}
     scene.kube.put(_object("v1", CONFIG_MAPS.kind, meta, data={"kopia": '{"cacheLimitMB": 100}'}))
 
     await live.refresh()

@@ -13,7 +13,10 @@ from nodeagent.node.steps import classify_rejection
     [
         (ForbiddenError('pods "x" is forbidden: exceeded quota: q, requested: pods=1'), "QuotaExceeded"),
         (ForbiddenError('pods is forbidden: User "agent" cannot create resource "pods"'), "Forbidden"),
-        (ForbiddenError('pods "x" is forbidden: error looking up service account velero/node-agent'), "Forbidden"),
+        (
+            ForbiddenError('pods "x" is forbidden: error looking up service account velero/node-agent'),
+            "ServiceAccountMissing",
+        ),
         (ServerError('Internal error occurred: failed calling webhook "p": connection refused'), "ApiServerError"),
     ],
     ids=["quota", "permissions", "service account", "webhook"],

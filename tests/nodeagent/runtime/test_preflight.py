@@ -7,8 +7,11 @@ import pytest
 from core.errors import ConfigError
 from core.kube.errors import UnreachableError
 from core.kube.transport import Request, Response
-from nodeagent.runtime.preflight import check_cluster
+from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
+from nodeagent.runtime.preflight import check_cluster, check_permissions
 from tests.support.scripted import answer, rejection, scripted_client
+
+AGENT = agent_permissions("agent-config")
 
 
 class _Cluster:
@@ -29,7 +32,7 @@ class _Cluster:
 
 
 async def test_a_cluster_with_everything_passes(caplog: pytest.LogCaptureFixture) -> None:
-    await check_cluster(scripted_client(_Cluster()), "velero")
+    await check_cluster(scripted_client(_Cluster()), "velero", AGENT)
     assert caplog.records == []
 
 
@@ -42,7 +45,7 @@ async def test_missing_permissions_are_named_with_verb_resource_and_scope() -> N
         ("patch", "persistentvolumeclaims", ""),
     }
     with pytest.raises(ConfigError) as caught:
-        await check_cluster(scripted_client(cluster), "velero")
+        await check_cluster(scripted_client(cluster), "velero", AGENT)
     message = str(caught.value)
     assert "watch,patch datauploads in its namespace" in message
     assert "patch persistentvolumes in the cluster" in message
@@ -55,23 +58,47 @@ async def test_the_line_stays_short_if_all_permissions_are_missing() -> None:
         return answer({"status": {"allowed": False}}, 201)
 
     with pytest.raises(ConfigError, match=r"and \d+ more: compare") as caught:
-        await check_cluster(scripted_client(script), "velero")
+        await check_cluster(scripted_client(script), "velero", AGENT)
     assert len(str(caught.value)) < 600
 
 
 async def test_a_missing_optional_permission_is_a_warning_only(caplog: pytest.LogCaptureFixture) -> None:
     cluster = _Cluster()
     cluster.denied = {("list", "priorityclasses", ""), ("watch", "priorityclasses", "")}
-    await check_cluster(scripted_client(cluster), "velero")
+    await check_cluster(scripted_client(cluster), "velero", AGENT)
     (warning,) = caplog.messages
     assert warning.startswith("no permission to list,watch priorityclasses in the cluster: cannot check")
+
+
+async def test_a_permission_for_single_objects_is_named_with_them() -> None:
+    cluster = _Cluster()
+    cluster.denied = {("watch", "configmaps", "velero"), ("create", "backuprepositories", "velero")}
+    with pytest.raises(ConfigError, match=r"missing: watch configmaps \(only agent-config\) in its namespace: compare"):
+        await check_permissions(scripted_client(cluster), "velero", AGENT)
+
+
+async def test_the_permissions_of_movers_are_missing_where_they_share_the_agents_account() -> None:
+    cluster = _Cluster()
+    cluster.denied = {("create", "backuprepositories", "velero")}
+    await check_permissions(scripted_client(cluster), "velero", AGENT)
+    with pytest.raises(ConfigError, match="permissions missing: create backuprepositories in its namespace"):
+        await check_permissions(scripted_client(cluster), "velero", MOVER_PERMISSIONS)
+
+
+async def test_a_definition_without_objects_is_not_missing() -> None:
+    cluster = _Cluster()
+
+    def script(request: Request) -> Response:
+        return cluster(request) if request.body else rejection(404, 'datauploads "preflight" not found', "NotFound")
+
+    await check_cluster(scripted_client(script), "velero", AGENT)
 
 
 async def test_missing_definitions_are_named_with_the_command_that_installs_them() -> None:
     cluster = _Cluster()
     cluster.absent = {"datauploads", "backuprepositories"}
     with pytest.raises(ConfigError) as caught:
-        await check_cluster(scripted_client(cluster), "velero")
+        await check_cluster(scripted_client(cluster), "velero", AGENT)
     assert "datauploads.velero.io/v2alpha1, backuprepositories.velero.io/v1" in str(caught.value)
     assert "kubectl apply -f deploy/crds" in str(caught.value)
 
@@ -79,7 +106,7 @@ async def test_missing_definitions_are_named_with_the_command_that_installs_them
 async def test_a_cluster_without_the_snapshot_api_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     cluster = _Cluster()
     cluster.absent = {"snapshot.storage.k8s.io"}
-    await check_cluster(scripted_client(cluster), "velero")
+    await check_cluster(scripted_client(cluster), "velero", AGENT)
     assert "no snapshot API" in caplog.text
 
 
@@ -90,7 +117,7 @@ async def test_a_cluster_without_the_snapshot_api_is_warned_about(caplog: pytest
 )
 async def test_a_rejected_check_is_an_error(response: Response) -> None:
     with pytest.raises(ConfigError, match=r"cannot check the cluster: .*SelfSubjectAccessReview.*: (401|403|503)"):
-        await check_cluster(scripted_client(lambda _: response), "velero")
+        await check_cluster(scripted_client(lambda _: response), "velero", AGENT)
 
 
 async def test_an_unreachable_api_server_is_an_error() -> None:
@@ -98,4 +125,4 @@ async def test_an_unreachable_api_server_is_an_error() -> None:
         raise UnreachableError("connection refused")
 
     with pytest.raises(ConfigError, match="cannot check the cluster: connection refused"):
-        await check_cluster(scripted_client(script), "velero")
+        await check_cluster(scripted_client(script), "velero", AGENT)

@@ -7,8 +7,9 @@ from typing import Any
 from core.models.base import JsonDict
 from nodeagent.config.keys import build_schema, known_paths
 from nodeagent.config.models import AgentConfig
+from nodeagent.config.own_keys import OWN_KEY
 
-__all__ = ["build_table"]
+__all__ = ["build_table", "split_path"]
 
 _IMMEDIATELY = "immediately; running transfers continue"
 _NEXT = "for the next transfer that is exposed"
@@ -54,8 +55,14 @@ def _resolve(schema: JsonDict, path: str) -> JsonDict:
     return node
 
 
+def split_path(path: str) -> list[str]:
+    """Return the keys of a path; only one of them has a dot."""
+    own, _, rest = path.partition(f"{OWN_KEY}.")
+    return [OWN_KEY, *rest.split(".")] if rest and not own else [path] if path == OWN_KEY else path.split(".")
+
+
 def _steps(path: str) -> Iterator[str]:
-    for part in path.split("."):
+    for part in split_path(path):
         yield part.removesuffix("[]")
         if part.endswith("[]"):
             yield "[]"

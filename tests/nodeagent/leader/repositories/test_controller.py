@@ -192,6 +192,21 @@ async def test_a_rejected_pod_is_reported_at_once() -> None:
     assert "create Pod velero/app-default-kopia-init: 403" in scene.message
 
 
+async def test_a_missing_account_is_waited_for() -> None:
+    """The repository would be NotReady otherwise, and fail the transfers that wait for the same account."""
+    scene = open_scene()
+    missing = 'error looking up service account velero/movers: serviceaccount "movers" not found'
+    scene.kube.fail_next("POST", "pods", 403, times=2, message=missing)
+    async with scene.running():
+        await asyncio.sleep(5)
+        assert (scene.phase, scene.pod) == ("", None)
+        assert missing in scene.message
+        await scene.until_pod()
+        scene.end_pod(0, GOOD)
+        await scene.until_phase("Ready", seconds=2)
+    assert scene.message == ""
+
+
 async def test_a_second_pod_is_created_only_after_the_first_is_deleted() -> None:
     scene = open_scene()
     async with scene.running():
