@@ -9,7 +9,7 @@ kubernetes-csi/external-provisioner v5, pkg/controller.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from core.clock import Clock
@@ -96,12 +96,19 @@ def _latest(events: Sequence[JsonDict]) -> JsonDict | None:
 
 
 def _time(event: JsonDict) -> datetime:
-    """Return when the Event was last seen, in whole seconds: most have no finer time."""
-    series = (event.get("series") or {}).get("lastObservedTime")
+    """Return when the Event was last seen, by the API server's clock, in whole seconds: most have no finer time.
+
+    The reporter's own times only tell how long after its first record that was: each reporter has a
+    clock of its own, and one may be wrong.
+    """
     created = (event.get("metadata") or {}).get("creationTimestamp")
-    stamps = [series, event.get("lastTimestamp"), event.get("eventTime"), created]
-    times = [datetime.fromisoformat(stamp).replace(microsecond=0) for stamp in stamps if stamp]
-    return max(times, default=_EARLIEST)
+    first = event.get("eventTime") or event.get("firstTimestamp")
+    stamps = [(event.get("series") or {}).get("lastObservedTime"), event.get("lastTimestamp"), first]
+    times = [datetime.fromisoformat(stamp) for stamp in stamps if stamp]
+    if not created:
+        return max(times, default=_EARLIEST).replace(microsecond=0)
+    lasted = max(times) - datetime.fromisoformat(first) if first else timedelta()
+    return (datetime.fromisoformat(created) + lasted).replace(microsecond=0)
 
 
 def _reporter(event: JsonDict) -> str:

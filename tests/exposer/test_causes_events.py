@@ -4,10 +4,13 @@ Source of the recorded ones: Kubernetes v1.34 (kubelet, attach-detach controller
 volume controller) and kubernetes-csi/external-provisioner v5, which the test bed's provisioner does not imitate.
 """
 
+from datetime import timedelta
+
 import pytest
 
-from core.models.base import JsonDict
+from core.models.base import JsonDict, format_time
 from exposer.causes import EventCause, find_pod_cause, find_pvc_cause
+from tests.support.clock import NOON
 
 
 def event(reason: str, message: str, second: int, *, warning: bool = True, by: str = "kubelet") -> JsonDict:
@@ -127,3 +130,33 @@ def test_the_last_warning_of_a_pvc_applies_until_its_provisioner_starts(
     events: list[JsonDict], cause: EventCause | None
 ) -> None:
     assert find_pvc_cause(events) == cause
+
+
+DAY = timedelta(hours=24)
+
+
+def stored(reason: str, first: int, last: int, skew: timedelta, *, warning: bool = True) -> JsonDict:
+    """Return an Event as the API server stores it, of a component whose clock is ahead by `skew`.
+
+    It was seen from second `first` to second `last`.
+    """
+    begin, end = NOON + timedelta(seconds=first), NOON + timedelta(seconds=last)
+    return {
+        "metadata": {"creationTimestamp": format_time(begin)},
+        "type": "Warning" if warning else "Normal",
+        "reason": reason,
+        "message": "m",
+        "firstTimestamp": format_time(begin + skew),
+        "lastTimestamp": format_time(end + skew),
+    }
+
+
+@pytest.mark.parametrize("kubelet", [-DAY, timedelta(), DAY], ids=["kubelet behind", "kubelet right", "kubelet ahead"])
+@pytest.mark.parametrize("other", [-DAY, timedelta(), DAY], ids=["other behind", "other right", "other ahead"])
+def test_events_are_compared_by_the_clock_of_the_api_server(kubelet: timedelta, other: timedelta) -> None:
+    scheduled = stored("Scheduled", 1, 1, other, warning=False)
+    attached = stored("SuccessfulAttachVolume", 20, 20, other, warning=False)
+    failed = EventCause("FailedMount", "m", blocked=True)
+    assert find_pod_cause([scheduled, stored("FailedMount", 3, 3, kubelet)]) == failed
+    assert find_pod_cause([scheduled, stored("FailedMount", 3, 30, kubelet), attached]) == failed
+    assert find_pod_cause([scheduled, stored("FailedMount", 3, 10, kubelet), attached]) is None
