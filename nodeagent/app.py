@@ -24,6 +24,7 @@ from exposer.pod_volume import PodVolumeExposer
 from nodeagent.config.live import ConfigSources, InitialConfig, LiveConfig
 from nodeagent.leader.wiring import Leader, build_leader
 from nodeagent.node.wiring import Node, build_node
+from nodeagent.runtime.clock_skew import ClockSkew
 from nodeagent.runtime.memory import MemoryTrimmer, find_trim
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import AgentReport, OwnPod
@@ -89,7 +90,8 @@ def build_agent(client: KubeClient, clock: Clock, spec: AgentSpec) -> Agent:
         memory.note()
 
     limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
-    limited = LimitedTransport(client.transport, limit, on_answer=note_answer)
+    skew = ClockSkew(clock, metrics)
+    limited = LimitedTransport(client.transport, limit, on_answer=note_answer, on_date=skew.observe)
     parts = build_parts(KubeClient(limited, Retry(clock)), clock, spec, metrics)
     node = build_node(parts)
     # The node's cache must also know what the leader's half of the same agent wrote.

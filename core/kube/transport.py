@@ -32,11 +32,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """A response of any status."""
+    """A response of any status; `retry_after` and `date` are the headers of these names."""
 
     status: int
     body: bytes
     retry_after: str | None = None
+    date: str | None = None
 
 
 class Transport(Protocol):

@@ -62,7 +62,8 @@ class HttpTransport:
         timeout = aiohttp.ClientTimeout(total=request.timeout_seconds, sock_connect=_CONNECT_SECONDS)
         try:
             async with await self._send(request, timeout) as answer:
-                return Response(answer.status, await answer.read(), answer.headers.get("Retry-After"))
+                headers = answer.headers
+                return Response(answer.status, await answer.read(), headers.get("Retry-After"), headers.get("Date"))
         except _FAILURES as e:
             raise _unreachable(request, e) from e
 

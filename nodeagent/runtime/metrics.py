@@ -68,6 +68,7 @@ class Metrics:
         self._requests = self._counter(
             "api_requests", "Requests by verb and HTTP status (0: no answer)", "verb", "status"
         )
+        self._skew = self._gauge("clock_skew_seconds", "This node's wall clock minus the API server's; only shown")
         self._leader = self._gauge("dispatcher", "1 if this agent is the leader and runs the dispatcher")
         self._repository = self._gauge("repository_ready", "1 if the backup repository is ready", "repository_name")
         self._wait = Histogram(
@@ -167,6 +168,10 @@ class Metrics:
     def request(self, verb: str, status: int) -> None:
         """Count a request to the API server; status 0 means no answer."""
         self._requests.labels(self._node, verb, str(status)).inc()
+
+    def clock_skew(self, seconds: float) -> None:
+        """Set how far the wall clock of this node is ahead of the API server's."""
+        self._skew.labels(self._node).set(seconds)
 
     def leader(self, is_leader: bool) -> None:  # noqa: FBT001 - the one thing this hook is about
         """Set whether this agent is the leader."""

@@ -81,17 +81,26 @@ class RateLimit:
 class LimitedTransport:
     """A transport that limits the rate of requests, including watches, and counts them."""
 
-    def __init__(self, inner: Transport, limit: RateLimit, *, on_answer: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        inner: Transport,
+        limit: RateLimit,
+        *,
+        on_answer: Callable[[str, int], None],
+        on_date: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Send through `inner`.
 
         Args:
             inner: sends the requests.
             limit: the rate.
             on_answer: called with verb and HTTP status of each response; status 0 means no response.
+            on_date: called with the Date header of each response that has one, except those of watches.
         """
         self._inner = inner
         self._limit = limit
         self._on_answer = on_answer
+        self._on_date = on_date
         self._in_flight = asyncio.Semaphore(_IN_FLIGHT)
 
     async def request(self, request: Request) -> Response:
@@ -114,6 +123,8 @@ class LimitedTransport:
             self._on_answer(request.method, _NO_ANSWER)
             raise
         self._count(request.method, response.status, parse_retry_after(response.retry_after))
+        if response.date is not None:
+            self._on_date(response.date)
         return response
 
     @asynccontextmanager

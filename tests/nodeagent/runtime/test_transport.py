@@ -133,6 +133,8 @@ async def test_responses_of_any_status_are_returned(server: Server, tmp_path: Pa
     await transport.close()
     assert forbidden.status == 403
     assert (busy.status, busy.retry_after) == (429, "7")
+    assert forbidden.date is not None
+    assert forbidden.date.endswith(" GMT")
 
 
 async def test_stream_yields_lines_of_any_length(server: Server, tmp_path: Path) -> None:
