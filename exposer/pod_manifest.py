@@ -19,7 +19,7 @@ from exposer.pod_files import MoverVolume, OwnVolumes, PodFiles, build_pod_files
 from exposer.settings import ExposeSettings, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
 
-__all__ = ["MoverPod", "build_mover_pod"]
+__all__ = ["MOVER_CAPABILITIES", "MoverPod", "build_mover_pod"]
 
 _GRACE_SECONDS: Final = 30
 """A mover exits within 2 s of SIGTERM; with 0, as in Velero, a pod would be deleted from the API
@@ -31,7 +31,7 @@ _WINDOWS_TOLERATIONS: Final = tuple(
 _NO_RELABELING: Final = "spc_t"
 """The SELinux type of a container that is not subject to a volume's labels."""
 
-_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SYS_CHROOT")
+MOVER_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SYS_CHROOT")
 """What root keeps: to read and write files of any owner and mode, to restore both, and to confine kopia to a folder.
 
 The agent cannot know whether the node's kernel confines kopia without the last one.
@@ -187,5 +187,5 @@ def _build_security(plan: MoverPod) -> JsonDict:
         return security
     return security | {
         "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"], "add": list(_CAPABILITIES)},
+        "capabilities": {"drop": ["ALL"], "add": list(MOVER_CAPABILITIES)},
     }

@@ -1,0 +1,71 @@
+"""A mover with the capabilities of its pod moves files of any owner and mode, and needs each of them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from exposer.pod_manifest import MOVER_CAPABILITIES
+from tests.datamover.support.mounts import need_root
+from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.trees import describe_tree, make_tree
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+_ROOT = Path(__file__).parents[3]
+_FOREIGN, _GROUP = 4321, 8765
+_FOR_FILES = tuple(name for name in MOVER_CAPABILITIES if name != "SYS_CHROOT")
+"""The last one is for a confined kopia, which has tests of its own."""
+
+
+def _run(folder: Path, capabilities: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a data mover in local mode as root with these capabilities, as a container runtime does."""
+    allowed = ",".join(["-all", *(f"+{name.lower()}" for name in capabilities)])
+    bounded = ["setpriv", f"--bounding-set={allowed}", "--inh-caps=-all", "--clear-groups", "--no-new-privs"]
+    argv = [*bounded, sys.executable, "-m", "datamover", *arguments, f"--repository={folder / 'repository'}", "--json"]
+    environment = os.environ | {"KOPIA_PASSWORD": PASSWORD}
+    return subprocess.run(argv, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def _move(folder: Path, backup: Sequence[str], restore: Sequence[str]) -> dict[str, tuple[object, ...]]:
+    """Return the tree as far as it is restored; empty where the backup fails."""
+    done = _run(folder, backup, "backup", f"--source={folder / 'volume'}")
+    if done.returncode:
+        return {}
+    target = folder / "target"
+    _run(folder, restore, "restore", f"--target={target}", f"--snapshot={json.loads(done.stdout)['snapshotID']}")
+    return describe_tree(target)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, repository: Path) -> Path:
+    """A folder with a volume of files of foreign owners, which only their owners may read, and a repository."""
+    need_root("owners")
+    assert repository.parent == tmp_path
+    volume = make_tree(tmp_path / "volume")
+    private = volume / "private"
+    private.mkdir()
+    (private / "file").write_text("of another user")
+    (private / "file").chmod(0o600)
+    (private / "shared").write_text("setgid")
+    for path in (private / "file", private / "shared", private):
+        os.chown(path, _FOREIGN, _GROUP)
+    (private / "shared").chmod(0o2755)
+    private.chmod(0o1700)
+    return tmp_path
+
+
+def test_owners_and_modes_come_back_with_the_capabilities_of_a_mover_pod(folder: Path) -> None:
+    assert _move(folder, _FOR_FILES, _FOR_FILES) == describe_tree(folder / "volume")
+
+
+@pytest.mark.parametrize("missing", _FOR_FILES)
+def test_each_capability_is_needed(folder: Path, missing: str) -> None:
+    fewer = [name for name in _FOR_FILES if name != missing]
+    backup = _FOR_FILES if missing != "DAC_OVERRIDE" else fewer
+
+    assert _move(folder, backup, fewer) != describe_tree(folder / "volume")
