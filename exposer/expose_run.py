@@ -10,11 +10,12 @@ from typing import Self
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, KubeError
-from core.kube.resources import PODS, Resource
+from core.kube.resources import PODS, VOLUME_SNAPSHOT_CONTENTS, Resource
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.reasons import PendingReason
+from exposer.handover import settle_source
 from exposer.model import Guard, NotOwnerError, Owner, Pending
 from exposer.ownership import create_pod, created_by_velero, describe_object
 
@@ -117,6 +118,8 @@ class ExposeRun:
             meta = obj["metadata"]
             extra = fields(kind=resource.kind, namespace=self._namespace(resource), name=meta["name"], uid=meta["uid"])
             try:
+                if resource == VOLUME_SNAPSHOT_CONTENTS:
+                    await settle_source(self._client, obj)
                 await self._client.delete(resource, self._namespace(resource), meta["name"], uid=meta["uid"])
             except KubeError:
                 _log.warning(

@@ -2,7 +2,9 @@
 
 The backup content shares the handle of the source content; the source content is set to Retain, then
 the source's snapshot and content are deleted. At any moment at least one content exists whose
-deletion deletes the snapshot on the storage.
+deletion deletes the snapshot on the storage. Once the deletion of the source content has begun, the
+handover is finished and the snapshot on the storage is the transfer's; until then its source content
+decides by the deletion policy that it was found with.
 """
 
 from dataclasses import replace
@@ -19,15 +21,16 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.model import Pending, Reader, SnapshotRequest
-from exposer.ownership import belongs, delete_object, patch_if_there
+from exposer.ownership import belongs, created_by_velero, delete_object, patch_if_there
 from exposer.snapshots import (
     SnapshotSource,
     diagnose_snapshot,
     parse_snapshot_source,
     parse_source_annotation,
 )
+from exposer.volumes import DELETE, RETAIN
 
-__all__ = ["SourceHandover"]
+__all__ = ["SourceHandover", "settle_source"]
 
 
 class SourceHandover:
@@ -64,33 +67,43 @@ class SourceHandover:
         if content is not None and content["metadata"]["uid"] != source.content_uid:
             content = None
         if content is not None:
-            await self._set_deletion_policy(content, "Retain")
-        snapshot = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
-        if snapshot is not None and snapshot["metadata"]["uid"] == source.snapshot_uid:
-            pending = await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot)
-            if pending:
-                return replace(pending, reason=PendingReason.SNAPSHOT_HANDOVER)
-        if content is not None:
+            await _set_deletion_policy(self._client, content, RETAIN)
+        pending = await self._delete_snapshot(request, source, PendingReason.SNAPSHOT_HANDOVER)
+        if pending is None and content is not None:
             await delete_object(self._client, VOLUME_SNAPSHOT_CONTENTS, content)
-        return None
+        return pending
 
     async def delete(self, request: SnapshotRequest) -> Pending | None:
-        """Delete the source's snapshot and content, whether taken over or not."""
+        """Delete the source's snapshot, and its content unless that keeps the snapshot on the storage."""
         owner = request.owner
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.name)
-        source = _recorded_source(content) if content is not None and belongs(content, owner) else None
-        if source is not None:
-            pending = await self.take_over(request, source)
-            if pending:
-                return replace(pending, reason=PendingReason.CLEANING_UP)
-            left = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
-            if left is None or left["metadata"]["uid"] != source.content_uid:
-                return None
-            return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
-        return await self._delete_untouched(request)
+        if content is not None and not (belongs(content, owner) or created_by_velero(content, owner)):
+            content = None
+        source = _recorded_source(content) if content is not None else None
+        if content is None or source is None:
+            return await self._delete_unrecorded(request, handover_began=content is not None)
+        if source.deletion_policy == RETAIN and await _read_source_content(self._client, source) is not None:
+            await _set_deletion_policy(self._client, content, RETAIN)
+            return await self._delete_snapshot(request, source, PendingReason.CLEANING_UP)
+        pending = await self.take_over(request, source)
+        if pending:
+            return replace(pending, reason=PendingReason.CLEANING_UP)
+        left = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
+        if left is None or left["metadata"]["uid"] != source.content_uid:
+            return None
+        return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
 
-    async def _delete_untouched(self, request: SnapshotRequest) -> Pending | None:
-        """Delete the source's snapshot together with the snapshot on the storage.
+    async def _delete_snapshot(
+        self, request: SnapshotRequest, source: SnapshotSource, reason: PendingReason
+    ) -> Pending | None:
+        snapshot = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
+        if snapshot is None or snapshot["metadata"]["uid"] != source.snapshot_uid:
+            return None
+        pending = await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot)
+        return replace(pending, reason=reason) if pending else None
+
+    async def _delete_unrecorded(self, request: SnapshotRequest, *, handover_began: bool) -> Pending | None:
+        """Delete the source's snapshot; where its handover began, together with the snapshot on the storage.
 
         Its UID is not recorded, or no longer. A client that saw the transfer finish may have
         created the next snapshot under the same name by now.
@@ -99,17 +112,53 @@ class SourceHandover:
         if snapshot is None or _created_later(snapshot, request):
             return None
         content_name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
-        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", content_name) if content_name else None
-        if content is not None and content["spec"]["volumeSnapshotRef"].get("uid") == snapshot["metadata"]["uid"]:
-            await self._set_deletion_policy(content, "Delete")
+        if handover_began and content_name:
+            content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", content_name)
+            if content is not None and content["spec"]["volumeSnapshotRef"].get("uid") == snapshot["metadata"]["uid"]:
+                await _set_deletion_policy(self._client, content, DELETE)
         return await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot)
 
-    async def _set_deletion_policy(self, content: JsonDict, policy: str) -> None:
-        meta = content["metadata"]
-        if content["spec"].get("deletionPolicy") == policy or meta.get("deletionTimestamp"):
-            return
-        patch: JsonDict = {"spec": {"deletionPolicy": policy}}
-        await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
+
+async def settle_source(client: KubeClient, content: JsonDict) -> None:
+    """Keep or delete the snapshot on the storage with the backup `content`, depending on its source.
+
+    Called before that content is deleted without the cleanup of its transfer. A source whose snapshot
+    still exists is as it was found afterwards, and so is one whose content was found with Retain.
+
+    Raises:
+        KubeError: the API server rejected a request.
+    """
+    source = _recorded_source(content)
+    if source is None or content["metadata"].get("deletionTimestamp"):
+        return
+    source_content = await _read_source_content(client, source)
+    if source_content is None:
+        return
+    reference = source_content["spec"]["volumeSnapshotRef"]
+    snapshot = await client.read(VOLUME_SNAPSHOTS, reference["namespace"], reference["name"])
+    exists = snapshot is not None and snapshot["metadata"]["uid"] == source.snapshot_uid
+    if not exists and source.deletion_policy != RETAIN:
+        await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, source_content)
+        return
+    if source.deletion_policy:
+        await _set_deletion_policy(client, source_content, source.deletion_policy)
+    await _set_deletion_policy(client, content, RETAIN)
+
+
+async def _read_source_content(client: KubeClient, source: SnapshotSource) -> JsonDict | None:
+    """Return the content that is not handed over yet; None once its deletion has begun."""
+    content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
+    if content is None or content["metadata"]["uid"] != source.content_uid:
+        return None
+    return None if content["metadata"].get("deletionTimestamp") else content
+
+
+async def _set_deletion_policy(client: KubeClient, content: JsonDict, policy: str) -> None:
+    meta = content["metadata"]
+    if content["spec"].get("deletionPolicy") == policy or meta.get("deletionTimestamp"):
+        return
+    patch: JsonDict = {"spec": {"deletionPolicy": policy}}
+    await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
 
 
 def _created_later(snapshot: JsonDict, request: SnapshotRequest) -> bool:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import (
@@ -21,9 +20,10 @@ from core.kube.resources import (
 )
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
+from exposer.handover import settle_source
 from exposer.ownership import delete_object, patch_if_there
-from exposer.snapshots import VOLUME_ANNOTATION, SnapshotSource, parse_source_annotation
-from exposer.volumes import DELETE, RETAIN, reclaim_with_claim, set_reclaim_policy
+from exposer.snapshots import VOLUME_ANNOTATION
+from exposer.volumes import DELETE, reclaim_with_claim, set_reclaim_policy
 
 __all__ = ["LeakedObjects", "delete_leaked_objects", "list_leaked_objects"]
 
@@ -152,38 +152,12 @@ async def _set_delete_policy(client: KubeClient, volume: JsonDict) -> None:
 
 async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> str:
     for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
-        await _settle_source(client, content)
+        await settle_source(client, content)
     return await _delete_all(client, leaked, VOLUME_SNAPSHOTS)
 
 
 async def _delete_contents(client: KubeClient, leaked: LeakedObjects) -> str:
     return await _delete_all(client, leaked, VOLUME_SNAPSHOT_CONTENTS)
-
-
-async def _settle_source(client: KubeClient, content: JsonDict) -> None:
-    """Keep or delete the snapshot on the storage with `content`, depending on its source.
-
-    A source that was not taken over yet keeps its snapshot; one whose handover was started is deleted.
-    """
-    source = _source_of(content)
-    if source is None or content["metadata"].get("deletionTimestamp"):
-        return
-    source_content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
-    if source_content is None or source_content["metadata"]["uid"] != source.content_uid:
-        return
-    reference = source_content["spec"]["volumeSnapshotRef"]
-    snapshot = await client.read(VOLUME_SNAPSHOTS, reference["namespace"], reference["name"])
-    if snapshot is not None and snapshot["metadata"]["uid"] == source.snapshot_uid:
-        await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": RETAIN}})
-    else:
-        await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, source_content)
-
-
-def _source_of(content: JsonDict) -> SnapshotSource | None:
-    try:
-        return parse_source_annotation(content)
-    except ContractError:
-        return None
 
 
 def _volume_of(content: JsonDict) -> str:

@@ -51,7 +51,8 @@ describe the snapshot on the storage and are copied with its handle."""
 class SnapshotSource(WireModel):
     """Identity of the source of a backup snapshot, and the properties of its volume.
 
-    `size` is a quantity.
+    `size` is a quantity. `deletion_policy` is that of the source content before its handover; empty
+    where an earlier version recorded the source.
     """
 
     snapshot_uid: str
@@ -59,6 +60,7 @@ class SnapshotSource(WireModel):
     content_uid: str
     size: str
     volume_mode: VolumeMode
+    deletion_policy: str = ""
 
 
 def parse_snapshot_source(snapshot: JsonDict, content: JsonDict, claim: JsonDict) -> SnapshotSource:
@@ -69,6 +71,7 @@ def parse_snapshot_source(snapshot: JsonDict, content: JsonDict, claim: JsonDict
         content_uid=content["metadata"]["uid"],
         size=_restore_size(snapshot, claim),
         volume_mode=claim_volume_mode(claim),
+        deletion_policy=content["spec"]["deletionPolicy"],
     )
 
 

@@ -20,6 +20,8 @@ class PendingReason(StrEnum):
 
     # Before admission.
     FORBIDDEN = "Forbidden"
+    LOCATION_MISSING = "LocationMissing"
+    LOCATION_SECRET_MISSING = "LocationSecretMissing"  # noqa: S105 - a name, and no secret
     LOCATION_UNAVAILABLE = "LocationUnavailable"
     LOCATION_UNREADABLE = "LocationUnreadable"
     NODE_BUSY = "NodeBusy"
@@ -61,8 +63,6 @@ class PendingReason(StrEnum):
 class FailureReason(StrEnum):
     """Every reason for which an admission check fails; the message explains it."""
 
-    LOCATION_MISSING = "LocationMissing"
-    LOCATION_SECRET_MISSING = "LocationSecretMissing"  # noqa: S105 - a name, and no secret
     SNAPSHOT_TYPE_UNKNOWN = "SnapshotTypeUnknown"
     SOURCE_MISSING = "SourceMissing"
     TARGET_CLAIM_UNUSABLE = "TargetClaimUnusable"

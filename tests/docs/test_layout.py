@@ -33,7 +33,6 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/runtime/redact.py": "tests/datamover/flows/test_secrets.py",
     "datamover/runtime/signals.py": "tests/datamover/test_main.py",
     "datamover/runtime/work_dir.py": "tests/datamover/flows/test_readonly.py",
-    "exposer/handover.py": "tests/exposer/test_csi_snapshot.py",
     "exposer/leaked_objects.py": "tests/nodeagent/leader/recovery/test_garbage_collector.py",
     "exposer/model.py": "tests/exposer/test_expose_run.py",
     "exposer/pod_manifest.py": "tests/exposer/test_pods.py",

@@ -139,9 +139,8 @@ async def test_cleanup_works_without_the_recorded_source(written: str | None) ->
     assert_clean(scene)
 
 
-@pytest.mark.parametrize("policy", ["Delete", "Retain"])
-async def test_cleanup_of_an_unstarted_expose_deletes_the_source_snapshot(policy: str) -> None:
-    scene = BackupScene(policy=policy)
+async def test_cleanup_of_an_unstarted_expose_deletes_the_source_snapshot() -> None:
+    scene = BackupScene()
 
     await clean_up(scene)
 

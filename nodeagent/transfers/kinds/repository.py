@@ -5,13 +5,14 @@ limit. Does not access the bucket, which the mover does, nor size cache volumes 
 """
 
 from dataclasses import replace
-from typing import TypeVar
+from datetime import timedelta
+from typing import Final, TypeVar
 
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.models.base import JsonDict
-from core.models.reasons import FailureReason, PendingReason
+from core.models.reasons import PendingReason
 from core.models.storage import (
     CACHE_LIMIT_KEY,
     DEFAULT_CACHE_LIMIT_MIB,
@@ -26,6 +27,9 @@ from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState
 
 __all__ = ["check_location", "fit_cache"]
 
+_MISSING_TIMEOUT: Final = timedelta(minutes=2)
+"""How long a location or its Secret may be missing: a rotation or a GitOps tool deletes and creates it again."""
+
 
 async def check_location(reader: Reader, cr: Transfer) -> Admission:
     """Return whether the backup storage location of `cr` exists, is available and has its Secrets."""
@@ -33,7 +37,7 @@ async def check_location(reader: Reader, cr: Transfer) -> Admission:
     raw = await reader.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
     if raw is None:
         message = f"BackupStorageLocation {namespace}/{name} does not exist"
-        return Admission(AdmissionState.FAILED, FailureReason.LOCATION_MISSING, message)
+        return _build_missing(PendingReason.LOCATION_MISSING, message)
     try:
         location = BackupStorageLocation.parse(raw)
     except ContractError as e:
@@ -44,16 +48,18 @@ async def check_location(reader: Reader, cr: Transfer) -> Admission:
         stored = await reader.read(SECRETS, namespace, secret.name)
         what = f"Secret {namespace}/{secret.name} of BackupStorageLocation {name}"
         if stored is None:
-            return Admission(AdmissionState.FAILED, FailureReason.LOCATION_SECRET_MISSING, f"{what} does not exist")
+            return _build_missing(PendingReason.LOCATION_SECRET_MISSING, f"{what} does not exist")
         if secret.key not in (stored.get("data") or {}):
-            return Admission(
-                AdmissionState.FAILED, FailureReason.LOCATION_SECRET_MISSING, f"{what} has no key {secret.key}"
-            )
+            return _build_missing(PendingReason.LOCATION_SECRET_MISSING, f"{what} has no key {secret.key}")
     if not location.available:
         why = f": {location.status.message}" if location.status.message else ""
         message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"
         return Admission(AdmissionState.PENDING, PendingReason.LOCATION_UNAVAILABLE, message, blocked=True)
     return READY
+
+
+def _build_missing(reason: PendingReason, message: str) -> Admission:
+    return Admission(AdmissionState.PENDING, reason, message, blocked=True, limit=_MISSING_TIMEOUT)
 
 
 _Request = TypeVar("_Request", RestoreRequest, PodVolumeRequest)

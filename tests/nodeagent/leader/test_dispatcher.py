@@ -133,14 +133,14 @@ async def test_a_transfer_that_can_never_start_fails_with_the_cause() -> None:
     scene.add("du-1")
     scene.add("du-2")
     scene.kind.answers["du-2"] = Admission(
-        AdmissionState.FAILED, FailureReason.LOCATION_MISSING, "BackupStorageLocation x does not exist"
+        AdmissionState.FAILED, FailureReason.SOURCE_MISSING, "VolumeSnapshot x does not exist"
     )
     async with scene.dispatching():
         await scene.until(lambda: scene.reasons("du-2") == ["Failed"], seconds=5)
     # Although no quota is left.
     assert scene.phases() == {"du-1": "Accepted", "du-2": "Failed"}
     assert scene.transfer("du-2")["status"]["completionTimestamp"] == NOON
-    assert scene.message("du-2") == "BackupStorageLocation x does not exist"
+    assert scene.message("du-2") == "VolumeSnapshot x does not exist"
 
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.looptime
 
 BLOCKED = Admission(AdmissionState.PENDING, "LocationUnavailable", "the location is unavailable", blocked=True)
 OVERDUE = Admission(AdmissionState.PENDING, "TargetClaimMissing", "the PVC does not exist", limit=timedelta(seconds=2))
-FAILED = Admission(AdmissionState.FAILED, FailureReason.LOCATION_MISSING, "the location does not exist")
+FAILED = Admission(AdmissionState.FAILED, FailureReason.SOURCE_MISSING, "the snapshot does not exist")
 
 
 class Bench:

@@ -121,7 +121,7 @@ async def test_a_transfer_that_failed_before_admission_is_cleaned_up() -> None:
     """Its source snapshot was created for it, and nothing else deletes that."""
     scene = open_scene("node-a")
     scene.kind.answers["du"] = Admission(
-        AdmissionState.FAILED, FailureReason.LOCATION_MISSING, "there is no such location"
+        AdmissionState.FAILED, FailureReason.SOURCE_MISSING, "there is no such snapshot"
     )
     scene.add("du", finalizers=["other/one"])
     async with scene.dispatching():

@@ -1,0 +1,180 @@
+"""The snapshot on the storage outlives a transfer as its deletion policy says, unless its handover was finished."""
+
+import pytest
+
+from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
+from core.models.base import JsonDict
+from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
+from exposer.model import NotOwnerError
+from exposer.snapshots import SOURCE_ANNOTATION
+from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
+from tests.exposer.support.world import Cut, cut_short
+from tests.exposer.test_csi_snapshot import BYSTANDERS, assert_clean, clean_up, expose, only
+from tests.exposer.test_csi_snapshot_guard import GUARDED, Guard
+
+SNAPSHOT = "VolumeSnapshot app/velero-data-lwkc4"
+CONTENT = f"VolumeSnapshotContent /{SOURCE_CONTENT}"
+STAGES = (
+    "untouched",
+    "shared",
+    "with a snapshot",
+    "set to Retain",
+    "snapshot deleted",
+    "handed over",
+    "with a PVC",
+    "with a pod",
+)
+"""What the last write of an interrupted expose has left."""
+by_stage = pytest.mark.parametrize("stage", STAGES)
+by_policy = pytest.mark.parametrize("policy", ["Delete", "Retain"])
+
+
+def source_content(scene: BackupScene) -> JsonDict | None:
+    contents = scene.world.kube.objects(VOLUME_SNAPSHOT_CONTENTS)
+    return next((each for each in contents if each["metadata"]["name"] == SOURCE_CONTENT), None)
+
+
+def is_handed_over(scene: BackupScene) -> bool:
+    content = source_content(scene)
+    return content is None or "deletionTimestamp" in content["metadata"]
+
+
+def assert_retained(scene: BackupScene, *beside: str) -> None:
+    """Assert that the source content is as it was found, that its handle exists, and that nothing of ours is left."""
+    content = source_content(scene)
+    assert content is not None
+    assert content["spec"]["deletionPolicy"] == "Retain"
+    assert scene.world.handles == {HANDLE, "other"}
+    assert scene.world.names() == BYSTANDERS | {CONTENT, *beside}
+    assert scene.world.violations == []
+
+
+def assert_ended(scene: BackupScene, policy: str, *, handed_over: bool) -> None:
+    if policy == "Retain" and not handed_over:
+        assert_retained(scene)
+    else:
+        assert_clean(scene)
+
+
+def writes(cut: Cut) -> list[int]:
+    """Return the numbers of the writes: what lies between two of them changes nothing."""
+    return [number for number, call in enumerate(cut.calls, start=1) if not call.startswith("GET")]
+
+
+async def expose_until(scene: BackupScene, stage: str) -> bool:
+    """Expose until `stage`, and return whether the handover was finished then."""
+    if stage != "untouched":
+        at = (await find_stages())[stage]
+        assert await cut_short(expose(scene, Cut(scene.world.kube, at, applied=True)))
+    handed_over = is_handed_over(scene)
+    await scene.world.settle()
+    return handed_over
+
+
+async def find_stages() -> dict[str, int]:
+    """Return the number of the write that ends each stage of an expose."""
+    scene = BackupScene()
+    cut = Cut(scene.world.kube)
+    await expose(scene, cut)
+    return dict(zip(STAGES[1:], writes(cut), strict=True))
+
+
+@by_policy
+@by_stage
+async def test_a_transfer_that_ends_in_any_stage_keeps_or_deletes_its_snapshot(policy: str, stage: str) -> None:
+    """So it does where its cleanup is interrupted after any of its requests."""
+    scene = BackupScene(policy=policy)
+    handed_over = await expose_until(scene, stage)
+    calm = Cut(scene.world.kube)
+
+    await clean_up(scene, calm)
+
+    assert_ended(scene, policy, handed_over=handed_over)
+    for at in writes(calm):
+        scene = BackupScene(policy=policy)
+        await expose_until(scene, stage)
+        assert await cut_short(clean_up(scene, Cut(scene.world.kube, at, applied=True)))
+        await scene.world.settle()
+
+        await clean_up(scene)
+
+        assert_ended(scene, policy, handed_over=handed_over)
+
+
+@by_policy
+@by_stage
+async def test_garbage_collection_in_any_stage_restores_the_policy_that_was_found(policy: str, stage: str) -> None:
+    scene = BackupScene(policy=policy)
+    handed_over = await expose_until(scene, stage)
+    source_is_there = SNAPSHOT in scene.world.names()
+
+    await collect(scene)
+
+    if source_is_there:
+        assert only(scene, VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT)["spec"]["deletionPolicy"] == policy
+        assert scene.world.names() == BYSTANDERS | {SNAPSHOT, CONTENT}
+        assert scene.world.handles == {HANDLE, "other"}
+    else:
+        assert_ended(scene, policy, handed_over=handed_over)
+
+
+async def collect(scene: BackupScene) -> None:
+    """Collect the objects of the transfer, as if it had been force-deleted."""
+    for _ in range(20):
+        leaked = await list_leaked_objects(scene.world.client, "velero")
+        if not leaked:
+            return
+        for each in leaked.values():
+            await delete_leaked_objects(scene.world.client, each)
+        await scene.world.settle()
+    raise AssertionError(f"never collected: {scene.world.names()}")
+
+
+async def test_a_content_whose_snapshot_alone_was_deleted_is_kept() -> None:
+    """With Retain, its owner deletes the VolumeSnapshot in order to keep the content."""
+    scene = BackupScene(policy="Retain")
+    await expose_until(scene, "with a snapshot")
+    await scene.world.client.delete(VOLUME_SNAPSHOTS, "app", "velero-data-lwkc4")
+    await scene.world.settle()
+
+    await collect(scene)
+
+    assert_retained(scene)
+
+
+@by_policy
+async def test_an_earlier_version_recorded_no_policy(policy: str) -> None:
+    """Its handovers are finished and deleted, as that version does."""
+    scene = BackupScene(policy=policy)
+    await expose_until(scene, "set to Retain")
+    content = only(scene, VOLUME_SNAPSHOT_CONTENTS)
+    recorded = content["metadata"]["annotations"][SOURCE_ANNOTATION].replace(f',"deletionPolicy":"{policy}"', "")
+    assert "deletionPolicy" not in recorded
+    patch = {"metadata": {"annotations": {SOURCE_ANNOTATION: recorded}}}
+    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", "b1-q9txn", patch)
+
+    await clean_up(scene)
+
+    assert_clean(scene)
+
+
+@by_policy
+@pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))
+async def test_an_expose_that_outlives_its_transfer_deletes_no_snapshot_that_is_not_its_own(
+    policy: str, at: int
+) -> None:
+    """The cleanup of the transfer has already ended when a late agent creates the objects again."""
+    scene = BackupScene(policy=policy)
+    guard = Guard(at, ended=True)
+
+    with pytest.raises(NotOwnerError):
+        await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
+    handed_over = is_handed_over(scene)
+    await scene.world.settle()
+
+    assert "VolumeSnapshotContent /b1-q9txn" not in scene.world.names()
+    if not handed_over and (policy == "Retain" or SNAPSHOT in scene.world.names()):
+        assert scene.world.handles == {HANDLE, "other"}
+        assert only(scene, VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT)["spec"]["deletionPolicy"] == policy
+    else:
+        assert scene.world.handles == {"other"}
