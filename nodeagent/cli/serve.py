@@ -227,7 +227,8 @@ def _duration(text: str) -> timedelta:
 
 
 def _object_name(text: str) -> str:
-    if not _NAME.fullmatch(text):
+    """Return the name of an object; empty is the default."""
+    if text and not _NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f'not a name of lower-case letters, digits, "-" and ".": "{text}"')
     return text
 
