@@ -106,7 +106,7 @@ soak: setup ## transfers and faults at random for SECONDS (1200), by SEED if giv
 
 test-mover-full: venv unit-tools ## more random trees, kills and storage outages for the data mover; half an hour
 	$(step)
-	@MOVER_TESTS=full $(pytest) -s tests/datamover/flows/test_{properties,kill,outage}.py
+	@MOVER_TESTS=full $(pytest) -s tests/datamover/flows/test_{properties,kill,outage,opening,index_blobs}.py
 
 # -- measurements -----------------------------------------------------------------------------------------------------
 .PHONY: bench-mover

@@ -4,7 +4,7 @@
 #   tools/build.sh NAME [BINARY…]      all binaries of the tool, or only the named ones
 #   tools/build.sh --dir NAME          prints the folder and builds nothing
 #
-# The folder is keyed by go.mod, go.sum and build.conf. A binary appears in it complete or not at all.
+# The folder is keyed by go.mod, go.sum, build.conf and Go sources of our own. A binary appears in it complete or not at all.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
@@ -58,7 +58,8 @@ source_dir="$project_dir/tools/$name"
 [ -n "$name" ] && [ -f "$source_dir/build.conf" ] ||
     die "usage: tools/build.sh [--dir] NAME [BINARY…], where NAME is one of: $(cd "$project_dir/tools" && printf '%s ' */ | tr -d '/')"
 shift
-key="$(name_and_content "$source_dir"/{go.mod,go.sum,build.conf} | short_hash)"
+mapfile -t sources < <(find "$source_dir" -mindepth 2 -name '*.go' | sort)
+key="$(name_and_content "$source_dir"/{go.mod,go.sum,build.conf} "${sources[@]}" | short_hash)"
 out_dir="$cache_dir/tools/$name-$key/bin"
 
 if [ -z "$only_dir" ]; then

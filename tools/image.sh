@@ -88,7 +88,7 @@ fi
 
 [ "$(id -u)" = 0 ] || die 'building the image needs root'
 command -v buildah >/dev/null || die 'building the image needs buildah; tools/packages.sh installs it'
-kopia="$("$project_dir/tools/build.sh" kopia)/kopia"
+kopia="$("$project_dir/tools/build.sh" kopia kopia)/kopia"
 base_tar="$("$project_dir/tools/base-image.sh")"
 base_image="localhost/node-agent-base:$(basename "$base_tar" .tar)"
 wheels="$cache_dir/wheels-$({ echo "$python_of_base"; name_and_content "$project_dir/requirements.txt"; } | short_hash)"

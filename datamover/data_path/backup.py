@@ -34,6 +34,7 @@ from datamover.kopia.snapshots import (
     remove_incomplete,
     remove_own_incomplete,
 )
+from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 
 __all__ = ["BackupParameters", "back_up"]
@@ -88,12 +89,13 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
     with _open_volume(parameters) as fd:
         device_bytes = None if fd is None else device_size(fd)
         meter.total_bytes = device_bytes or 0
-        if warning := await repository.open(partial(_prepare, kopia, parameters)):
+        if warning := await repository.open(partial(_prepare, repository, parameters)):
             await data_path.warn(warning)
         inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume)
         async with run_in_background(inspect, name="names") as names, _cleanup_on_error(kopia, parameters, data_path):
-            answer = await data_path.run(
-                kopia, f"back up {parameters.volume}", *_create_arguments(parameters), files=KopiaFiles(stdin_fd=fd)
+            attempted, files = f"back up {parameters.volume}", KopiaFiles(stdin_fd=fd)
+            answer = await repository.run(
+                partial(data_path.run, kopia, attempted, *_create_arguments(parameters), files=files)
             )
             # The last parts are uploaded after the last reading.
             meter.take_counters(answer.counters)
@@ -108,7 +110,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
     )
 
 
-async def _prepare(kopia: Kopia, parameters: BackupParameters) -> str:
+async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> str:
     """Ensure the policy and delete incomplete snapshots of earlier backups; in parallel if memory allows.
 
     Returns:
@@ -126,7 +128,7 @@ async def _prepare(kopia: Kopia, parameters: BackupParameters) -> str:
     return warning.result()
 
 
-async def _remove_earlier_incomplete(kopia: Kopia, parameters: BackupParameters) -> str:
+async def _remove_earlier_incomplete(kopia: KopiaCaller, parameters: BackupParameters) -> str:
     try:
         count = await remove_incomplete(kopia, parameters.target)
     except KopiaError as e:
@@ -231,7 +233,7 @@ def _incremental(meter: Meter, snapshot: Snapshot) -> int:
     return min(meter.hashed_bytes, snapshot.size_bytes)
 
 
-async def _ensure_policy(kopia: Kopia, parameters: BackupParameters) -> None:
+async def _ensure_policy(kopia: KopiaCaller, parameters: BackupParameters) -> None:
     """Set the policy that Velero sets, unless the source has it already.
 
     Different from Velero's: directories marked as caches are kept, or their content would be missing.

@@ -20,8 +20,10 @@ from typing import Final
 
 from core.errors import DataPathError, KopiaError
 from datamover.data_path.run import DataPath
-from datamover.kopia.process import Kopia, KopiaFiles
+from datamover.kopia.process import KopiaFiles
+from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
+from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import WRITING, sync_device
 
@@ -157,14 +159,14 @@ def device_size(fd: int) -> int:
     return size
 
 
-async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, data_path: DataPath) -> None:
+async def restore_device(repository: Repository, snapshot: Snapshot, target: Path, *, data_path: DataPath) -> None:
     """Write the snapshot's device to `target` sequentially, and wait until it is on the disk.
 
     Raises:
         DataPathError: the target is smaller than the data: nothing was written.
         KopiaError: the snapshot is not one of a device, or the data path failed.
     """
-    name, data = await _streamed_file(kopia, snapshot)
+    name, data = await _streamed_file(repository, snapshot)
     with open_device(target, os.O_WRONLY) as fd:
         size = device_size(fd)
         if size < snapshot.size_bytes:
@@ -175,12 +177,11 @@ async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, data
         ours, kopias = os.pipe()
         copy = partial(copy_stream, ours, os.dup(fd))
         async with run_in_background(copy, name="device-writer") as copying:
+            attempted = f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}"
+            files = KopiaFiles(stdout_fd=kopias)
             try:
-                answer = await data_path.run(
-                    kopia,
-                    f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}",
-                    *("show", data),
-                    files=KopiaFiles(stdout_fd=kopias),
+                answer = await repository.run(
+                    partial(data_path.run, repository.kopia, attempted, "show", data, files=files)
                 )
             finally:
                 # So that the copy reaches the end of the stream.
@@ -196,7 +197,7 @@ async def restore_device(kopia: Kopia, snapshot: Snapshot, target: Path, *, data
     await data_path.wait_for(sync_device(target), WRITING)
 
 
-async def _streamed_file(kopia: Kopia, snapshot: Snapshot) -> tuple[str, str]:
+async def _streamed_file(kopia: KopiaCaller, snapshot: Snapshot) -> tuple[str, str]:
     """Return the name and object ID of the only file of a device's snapshot."""
     answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", "show", snapshot.root_object)
     entries = answer.check().document().get("entries") or []

@@ -17,7 +17,6 @@ from core.errors import DataPathError
 from datamover.data_path.block import restore_device
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
-from datamover.kopia.process import Kopia
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.runtime.child import WRITING, sync_file_system
@@ -63,15 +62,14 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
         RepositoryError: the data path stalled, and the repository does not answer.
         DataPathError: the snapshot is incomplete, or the target cannot be written.
     """
-    kopia = repository.kopia
-    snapshot = await repository.open(partial(read_snapshot, kopia, parameters.snapshot_id), read_only=True)
+    snapshot = await repository.open(partial(read_snapshot, repository, parameters.snapshot_id), read_only=True)
     if snapshot.fault:
         raise DataPathError(f"cannot restore snapshot {parameters.snapshot_id}: {snapshot.fault}")
     data_path.meter.total_bytes = snapshot.size_bytes
     if parameters.mode is VolumeMode.BLOCK:
-        await restore_device(kopia, snapshot, parameters.target, data_path=data_path)
+        await restore_device(repository, snapshot, parameters.target, data_path=data_path)
     else:
-        await _restore_files(kopia, snapshot, parameters, data_path=data_path)
+        await _restore_files(repository, snapshot, parameters, data_path=data_path)
         await data_path.wait_for(sync_file_system(parameters.target), WRITING)
     return RestoreResult(
         target=VolumePath(by_path=str(parameters.target), volume_mode=str(parameters.mode)),
@@ -80,10 +78,11 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
 
 
 async def _restore_files(
-    kopia: Kopia, snapshot: Snapshot, parameters: RestoreParameters, *, data_path: DataPath
+    repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, data_path: DataPath
 ) -> None:
-    answer = await data_path.run(
-        kopia,
+    run = partial(
+        data_path.run,
+        repository.kopia,
         f"restore snapshot {snapshot.snapshot_id} to {parameters.target}",
         "restore",
         snapshot.snapshot_id,
@@ -93,7 +92,7 @@ async def _restore_files(
         f"--parallel={parameters.workers}",
         *(["--write-sparse-files"] if parameters.sparse else []),
     )
-    answer.check()
+    (await repository.run(run)).check()
 
 
 def write_done_file(volume: Path, owner_uid: str) -> None:

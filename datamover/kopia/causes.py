@@ -1,23 +1,28 @@
-"""The causes behind kopia's errors, for the first line of a message.
+"""The causes behind kopia's errors, for the first line of a message, and which of them may pass.
 
 Knows the error texts of kopia, storages and the kernel.
-Source: kopia 0.23.1, repo/open.go, repo/content, repo/blob; S3 error codes; errno(3).
+Source: kopia 0.23.1, repo/open.go, repo/content, repo/blob; minio-go 7.2.0, retry.go and
+s3-error.go; Go 1.26, net and net/http; Azure Storage and Google Cloud Storage, error codes;
+errno(3).
 """
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["ACCESS_DENIED", "NO_BUCKET", "NO_CONNECTION", "find_cause"]
+__all__ = ["ACCESS_DENIED", "NOT_TRUSTED", "NO_BUCKET", "count_index_blobs", "find_cause", "find_outage"]
 
 ACCESS_DENIED: Final = "the credentials have no access"
 NO_BUCKET: Final = "the bucket does not exist"
+NOT_TRUSTED: Final = "the endpoint's certificate is not trusted"
 _UNREACHABLE: Final = "the endpoint cannot be reached"
 _UNKNOWN_HOST: Final = "the endpoint's host name cannot be resolved"
+_BROKEN: Final = "the endpoint closed the connection"
+_UNAVAILABLE: Final = "the storage is unavailable"
+_BUSY: Final = "the storage is busy"
 
-_NOT_TRUSTED: Final = "the endpoint's certificate is not trusted"
-
-NO_CONNECTION: Final = frozenset({_UNREACHABLE, _UNKNOWN_HOST, _NOT_TRUSTED})
-"""kopia has retried these for seconds: another attempt would take as long and fail likewise."""
+_OUTAGES: Final = frozenset({_UNREACHABLE, _UNKNOWN_HOST, _BROKEN, _UNAVAILABLE, _BUSY})
+"""Causes that may pass by themselves."""
 
 _CAUSES: Final = (
     ("invalid repository password", "the repository password does not match"),
@@ -32,12 +37,7 @@ _CAUSES: Final = (
     ("nosuchbucket", NO_BUCKET),
     ("bucket doesn't exist", NO_BUCKET),
     ("containernotfound", "the container does not exist"),
-    ("no such host", _UNKNOWN_HOST),
-    ("connection refused", _UNREACHABLE),
-    ("i/o timeout", _UNREACHABLE),
-    ("no route to host", _UNREACHABLE),
-    ("network is unreachable", _UNREACHABLE),
-    ("x509:", _NOT_TRUSTED),
+    ("x509:", NOT_TRUSTED),
     ("gave http response to https client", "the endpoint does not speak TLS"),
     ("cannot access storage path", "the directory does not exist or cannot be read"),
     ("found existing data in storage location", "there is no repository, and the storage is not empty"),
@@ -45,15 +45,39 @@ _CAUSES: Final = (
     ("message authentication failed", "a repository file is damaged"),
     ("invalid checksum", "a repository file is damaged"),
     ("blob not found", "a repository file is missing"),
+    (r"/kopia-cache/.*(no space left on device|disk quota exceeded)", "the volume of kopia's cache is full"),
     ("no space left on device", "the disk is full"),
     ("disk quota exceeded", "the disk quota is exceeded"),
     ("read-only file system", "the file system is read-only"),
     ("input/output error", "disk I/O error"),
+    ("no such host|server misbehaving", _UNKNOWN_HOST),
+    ("connection refused|no route to host|(network|host) is (unreachable|down)", _UNREACHABLE),
+    ("i/o timeout|connection timed out|tls handshake timeout|deadline exceeded|awaiting response", _UNREACHABLE),
+    ('connection reset by peer|broken pipe|": eof|unexpected eof|closed idle connection', _BROKEN),
+    ("use of closed network connection|connection broken|connection lost|goaway", _BROKEN),
+    ("reduce your request rate|slow ?down|too ?many ?requests|throttl|server ?busy|rate ?limit", _BUSY),
+    ("internal ?error|internal server error|bad gateway|gateway time-?out|(response|error) 50[0234]", _UNAVAILABLE),
+    ("(service|temporarily|currently) ?unavailable|not initialized yet|please try again|try again later", _UNAVAILABLE),
 )
-"""Part of kopia's error in lower case, and the cause as messages name it."""
+"""A regular expression for kopia's error in lower case, and the cause as messages name it."""
+
+_INDEX_BLOBS: Final = re.compile(r"found too many index blobs \((\d+)\)")
+"""Source: kopia 0.23.1, loadPackIndexesLocked in repo/content/committed_read_manager.go."""
 
 
 def find_cause(lines: Iterable[str]) -> str:
     """Return the cause that `lines` of kopia's output show, or an empty string."""
     text = "\n".join(lines).lower()
-    return next((cause for part, cause in _CAUSES if part in text), "")
+    return next((cause for pattern, cause in _CAUSES if re.search(pattern, text)), "")
+
+
+def find_outage(lines: Iterable[str]) -> str:
+    """Return the cause that `lines` of kopia's output show if it may pass by itself, or an empty string."""
+    cause = find_cause(lines)
+    return cause if cause in _OUTAGES else ""
+
+
+def count_index_blobs(lines: Iterable[str]) -> int:
+    """Return the number of index blobs if kopia's output says that there are too many, else 0."""
+    found = _INDEX_BLOBS.search("\n".join(lines).lower())
+    return int(found[1]) if found else 0

@@ -40,7 +40,7 @@ _KEPT_LINES: Final = 40
 
 _SHOWN_LINES: Final = 12
 
-_STATUS_LINES: Final = ("Snapshotting ", "Unable to estimate", "Restoring to ")
+_STATUS_LINES: Final = ("Snapshotting ", "Unable to estimate", "Restoring to ", "starting prometheus metrics on ")
 """Prefixes of lines that contain no error."""
 
 _SHORT_CALL_SECONDS: Final = 120.0
@@ -183,13 +183,14 @@ class Kopia:
         self,
         attempted: str,
         *arguments: str,
-        seconds: float = _SHORT_CALL_SECONDS,
+        seconds: float | None = _SHORT_CALL_SECONDS,
         more: Mapping[str, str] | None = None,
     ) -> KopiaAnswer:
         """Return the answer of a call that moves no data.
 
         Args:
             attempted: the operation and its object, for errors.
+            seconds: the timeout; None for a call that the caller ends.
             more: additional variables for this call.
 
         Raises:
@@ -203,7 +204,7 @@ class Kopia:
             async with asyncio.timeout(seconds):
                 child = await run_child(command, self._keep(lines))
         except TimeoutError as e:
-            raise KopiaTimeoutError(attempted, seconds, list(lines)) from e
+            raise KopiaTimeoutError(attempted, seconds or 0.0, list(lines)) from e
         return KopiaAnswer(
             attempted, child.exit_code, child.output, list(lines), out_of_memory=_was_out_of_memory(child.exit_code)
         )

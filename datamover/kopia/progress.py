@@ -102,8 +102,13 @@ class Meter:
     @property
     def arguments(self) -> list[str]:
         """kopia's flags for the progress and metrics that the meter reads."""
+        return ["--progress", "--progress-update-interval=500ms", self.counter_argument]
+
+    @property
+    def counter_argument(self) -> str:
+        """kopia's flag for the metrics alone."""
         host, port = self._address
-        return ["--progress", "--progress-update-interval=500ms", f"--metrics-listen-addr={host}:{port}"]
+        return f"--metrics-listen-addr={host}:{port}"
 
     @property
     def activity(self) -> Hashable:

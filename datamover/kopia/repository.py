@@ -1,40 +1,38 @@
 """One kopia repository: connecting, creating and probing it, and the cause if it cannot be opened.
 
+Does not know how long a storage may take (`datamover.kopia.storage_calls`).
 Source: kopia 0.23.1, cli/command_repository_*.go, repo/open.go.
 """
 
-import asyncio
 import json
 import logging
+import shutil
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final, TypeVar
 
 from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
-from datamover.kopia.causes import ACCESS_DENIED, NO_BUCKET, NO_CONNECTION, find_cause
+from datamover.kopia.causes import ACCESS_DENIED, NO_BUCKET, NOT_TRUSTED, find_cause
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
+from datamover.kopia.stalls import Reachability
+from datamover.kopia.storage_calls import StorageCalls, Waits
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import Storage, StorageAccess
 
-__all__ = ["NotInitializedError", "Reachability", "Repository", "RepositoryAddress"]
+__all__ = ["NotInitializedError", "Repository", "RepositoryAddress"]
 
 _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-_CONNECT_SECONDS: Final = 30.0
-"""Connecting takes a third of a second. The limit is for an address that drops packets."""
-
-_UNCONNECTED_SECONDS: Final = 10.0
-"""A read without connecting takes half a second; after this time, connecting finds the cause of the delay."""
-
-_CREATE_SECONDS: Final = 120.0
 _VERIFY_CACHE: Final = "verify"
 _PROBE_CACHE: Final = "probe"
 _PROBE_CONFIG: Final = "probe.config"
 _NO_REPOSITORY: Final = "repository not initialized"
+_NOT_OPENED: Final = "failed to open repository"
 _DENIALS: Final = ("access denied", "accessdenied", "forbidden")
 
 _NOT_INITIALIZED: Final = (_NO_REPOSITORY, "cannot access storage path: stat")
@@ -54,14 +52,6 @@ class RepositoryAddress:
     access: StorageAccess
 
 
-@dataclass(frozen=True)
-class Reachability:
-    """Whether the storage of a repository answers, and the text about it for a message."""
-
-    reachable: bool
-    message: str
-
-
 class Repository:
     """The repository at an address, and the kopia whose environment gives access to it."""
 
@@ -72,13 +62,15 @@ class Repository:
         work_dir: WorkDir,
         *,
         cache: CacheLimit | None = None,
-        connect_seconds: float = _CONNECT_SECONDS,
+        waits: Waits | None = None,
     ) -> None:
         self._kopia = kopia
         self._address = address
         self._work_dir = work_dir
         self._cache = cache or CacheLimit()
-        self._connect_seconds = connect_seconds
+        waits = waits or Waits()
+        self._probe_seconds = waits.probe_seconds
+        self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=waits, probe=self.probe)
         self._connected = False
 
     @property
@@ -91,21 +83,43 @@ class Repository:
         """The name of the repository in messages."""
         return self._address.description
 
-    async def connect(self, *, read_only: bool = False, cache_name: str = "", spent_seconds: float = 0.0) -> None:
+    async def call(self, attempted: str, *arguments: str) -> KopiaAnswer:
+        """Return kopia's answer, however long the storage takes or does not answer, up to the stall timeout.
+
+        Raises:
+            RepositoryError: the storage did not answer for the stall timeout.
+            DataPathError: kopia stalled, although the storage answers.
+        """
+        return await self._calls.call(attempted, *arguments)
+
+    async def run(self, data_path: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
+        """Return what `data_path` returns; repeat it while kopia cannot even open the repository.
+
+        Raises:
+            RepositoryError: the storage did not answer for the stall timeout.
+        """
+
+        async def attempt() -> KopiaAnswer:
+            answer = await data_path()
+            if answer.mentions(_NOT_OPENED):
+                self._calls.check_outage(answer)
+            return answer
+
+        return await self._calls.repeat(attempt)
+
+    async def connect(self, *, read_only: bool = False, cache_name: str = "") -> None:
         """Connect to the repository.
 
         Args:
             read_only: nothing will be written through this connection.
             cache_name: a separate cache directory, so that nothing cached by another connection is used.
-            spent_seconds: the part of the timeout that was spent already.
 
         Raises:
             NotInitializedError: there is no repository.
             RepositoryError: it cannot be opened; the message names the cause.
         """
         more = ["--readonly"] if read_only else []
-        flags = [*more, *self._client_flags(cache_name)]
-        answer = await self._call("connect", self._connect_seconds, flags, spent_seconds=spent_seconds)
+        answer = await self._calls.call(self.description, *self._arguments("connect"), *more, *self._flags(cache_name))
         if any(answer.mentions(text) for text in _NOT_INITIALIZED):
             if missing := await self._check_bucket():
                 raise RepositoryError(f"{self.description}: {missing}")
@@ -127,31 +141,46 @@ class Repository:
         """
         if self._connected:
             return await read()
-        spent_seconds = 0.0
         if self._write_config(read_only=read_only):
             try:
-                async with asyncio.timeout(_UNCONNECTED_SECONDS):
-                    result = await run_apart(read, name="read-unconnected")
-            except TimeoutError:
-                spent_seconds = _UNCONNECTED_SECONDS
+                result = await run_apart(read, name="read-unconnected")
             except KopiaError as e:
-                if (cause := find_cause(lines := str(e).splitlines())) in NO_CONNECTION:
+                if (cause := find_cause(lines := str(e).splitlines())) == NOT_TRUSTED:
+                    # kopia has retried it for seconds: another attempt would take as long and fail likewise.
                     raise RepositoryError(": ".join([self.description, cause, lines[-1]])) from e
                 _logger.debug("%s: read failed, connecting to find the cause: %s", self.description, e)
             else:
                 self._connected = True
                 return result
-        await self.connect(read_only=read_only, spent_seconds=spent_seconds)
+        await self.connect(read_only=read_only)
         return await read()
 
     async def create(self) -> None:
         """Create the repository in an empty storage, and connect to it.
 
+        A creation that fails because of the storage may have created it all the same: so the storage
+        is read again, without the cache, before the next attempt.
+
         Raises:
             RepositoryError: the storage is not empty, or cannot be written to.
         """
         self._address.storage.prepare_creation()
-        self._check(await self._call("create", _CREATE_SECONDS, self._client_flags("")))
+        attempts = count()
+
+        async def attempt() -> None:
+            if next(attempts) and await self._is_created():
+                return
+            self._check(await self._calls.call_once(self.description, *self._arguments("create"), *self._flags()))
+
+        await self._calls.repeat(attempt)
+
+    async def _is_created(self) -> bool:
+        shutil.rmtree(self._work_dir.cache, ignore_errors=True)
+        try:
+            await self.connect()
+        except NotInitializedError:
+            return False
+        return True
 
     async def ensure(self) -> str:
         """Connect to the repository, create it if the storage is empty, and return its unique ID.
@@ -178,19 +207,21 @@ class Repository:
         return await self.unique_id()
 
     async def probe(self) -> Reachability:
-        """Return whether the repository's storage answers; takes at most as long as connecting.
+        """Return whether the repository's storage answers, within half a minute.
 
         kopia connects to a path without a repository: so it needs no index and no password, whose
         key takes 64 MiB to derive, and the running data path keeps its memory.
         """
         access = self._address.storage.for_probe().access(self._work_dir)
         config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
-        arguments = ["repository", "connect", *access.arguments, *self._client_flags(_PROBE_CACHE)]
-        seconds = self._connect_seconds
+        arguments = ["repository", "connect", *access.arguments, *self._flags(_PROBE_CACHE)]
+        seconds = self._probe_seconds
         try:
             answer = await self._kopia.call(self.description, *arguments, seconds=seconds, more=config)
         except KopiaTimeoutError as e:
-            parts = [f"{self.description} does not answer", f"timed out after {seconds:.0f} s", *e.lines[-1:]]
+            # Without keys, it may be the node's identity service that does not answer.
+            silent = self._with_origin(f"{self.description} does not answer")
+            parts = [silent, f"timed out after {seconds:.0f} s", *e.lines[-1:]]
             return Reachability(reachable=False, message=": ".join(parts))
         except DataPathError as e:
             return Reachability(reachable=True, message=f"cannot probe {self.description}: {e}")
@@ -208,10 +239,10 @@ class Repository:
         if not address.storage.bucket_check:
             return ""
         config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
-        flags = [*address.access.arguments, *address.storage.bucket_check, *self._client_flags(_PROBE_CACHE)]
+        flags = [*address.access.arguments, *address.storage.bucket_check, *self._flags(_PROBE_CACHE)]
         try:
             answer = await self._kopia.call(
-                self.description, "repository", "connect", *flags, seconds=self._connect_seconds, more=config
+                self.description, "repository", "connect", *flags, seconds=self._probe_seconds, more=config
             )
         except DataPathError as e:
             _logger.debug("%s: cannot check whether the bucket exists: %s", self.description, e)
@@ -221,7 +252,7 @@ class Repository:
 
     async def unique_id(self) -> str:
         """Return the unique ID of the connected repository."""
-        answer = await self._kopia.call(f"{self.description}: status", "repository", "status", "--json")
+        answer = await self.call(f"{self.description}: status", "repository", "status", "--json")
         unique_id = answer.check().document().get("uniqueIDHex")
         if not isinstance(unique_id, str) or not unique_id:
             raise answer.error("no uniqueIDHex in kopia's output")
@@ -236,18 +267,12 @@ class Repository:
         self._work_dir.write(self._work_dir.config_file.name, json.dumps(config).encode())
         return True
 
-    def _client_flags(self, cache_name: str) -> list[str]:
+    def _arguments(self, verb: str) -> list[str]:
+        return ["repository", verb, *self._address.access.arguments]
+
+    def _flags(self, cache_name: str = "") -> list[str]:
         cache = self._work_dir.cache / cache_name if cache_name else self._work_dir.cache
         return [*IDENTITY_FLAGS, "--no-check-for-updates", f"--cache-directory={cache}", *self._cache.arguments]
-
-    async def _call(self, verb: str, seconds: float, flags: list[str], *, spent_seconds: float = 0.0) -> KopiaAnswer:
-        arguments = ["repository", verb, *self._address.access.arguments, *flags]
-        try:
-            return await self._kopia.call(self.description, *arguments, seconds=seconds - spent_seconds)
-        except KopiaTimeoutError as e:
-            # Without keys, it may be the node's identity service that does not answer.
-            text = self._with_origin(f"{self.description}: the storage did not answer within {seconds:.0f} s")
-            raise RepositoryError(": ".join([text, *e.lines[-1:]])) from e
 
     def _check(self, answer: KopiaAnswer) -> None:
         if answer.succeeded:

@@ -16,6 +16,7 @@ from core.clock import Deadline, SystemClock
 from core.errors import KopiaError
 from core.models.base import JsonDict
 from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.storage_calls import KopiaCaller
 
 __all__ = [
     "CHECKPOINT_INTERVAL",
@@ -85,7 +86,7 @@ def _fault(document: JsonDict, summary: JsonDict) -> str:
     return ""
 
 
-async def read_snapshot(kopia: Kopia, snapshot_id: str) -> Snapshot:
+async def read_snapshot(kopia: KopiaCaller, snapshot_id: str) -> Snapshot:
     """Return the snapshot with that ID, complete or not.
 
     Raises:
@@ -100,7 +101,7 @@ async def read_snapshot(kopia: Kopia, snapshot_id: str) -> Snapshot:
     return parse_snapshot(answer.check().document(), snapshot_id)
 
 
-async def list_snapshots(kopia: Kopia) -> list[Snapshot]:
+async def list_snapshots(kopia: KopiaCaller) -> list[Snapshot]:
     """Return all snapshots of the repository, of all sources, oldest first."""
     answer = await kopia.call("list snapshots", "snapshot", "list", "--all", "--json")
     found = answer.check().json()
@@ -130,7 +131,7 @@ async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
         answer.check()
 
 
-async def remove_incomplete(kopia: Kopia, target: str, *, since: datetime | None = None) -> int:
+async def remove_incomplete(kopia: KopiaCaller, target: str, *, since: datetime | None = None) -> int:
     """Delete the incomplete snapshots of a source; return how many.
 
     kopia would use one as parent, and report less than what has changed since the last complete

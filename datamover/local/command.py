@@ -1,7 +1,6 @@
 """Local mode: back up, restore and list snapshots without a cluster, and print the result."""
 
 import json
-import logging
 import os
 import stat
 import sys
@@ -18,11 +17,13 @@ from core.errors import ConfigError
 from datamover.arguments import LocalBackup, LocalList, LocalOptions, LocalRestore, RepositoryOptions
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
-from datamover.data_path.run import DataPath, Watchdog, read_stall_limits
+from datamover.data_path.run import DataPath
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
 from datamover.kopia.snapshots import Snapshot, list_snapshots
+from datamover.kopia.stalls import Watchdog, read_stall_limits
+from datamover.kopia.storage_calls import WaitLog, Waits
 from datamover.local.progress_bar import ProgressBar, format_bytes
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from datamover.runtime.redact import Redactor
@@ -33,8 +34,6 @@ from datamover.storage.credentials import find_aws_identity, read_inherited
 from datamover.storage.providers import FileStorage, S3Storage, Storage
 
 __all__ = ["LocalMover", "parse_storage", "run_local"]
-
-_logger = logging.getLogger(__name__)
 
 _S3: Final = "s3"
 _T = TypeVar("_T")
@@ -129,13 +128,17 @@ class LocalMover:
         """Return the snapshots of the repository."""
 
         async def work(repository: Repository) -> list[Snapshot]:
-            return await repository.open(partial(list_snapshots, repository.kopia), read_only=True)
+            return await repository.open(partial(list_snapshots, repository), read_only=True)
 
         return await self._with_repository(work)
 
     def _build_data_path(self, meter: Meter, repository: Repository) -> DataPath:
-        limits = read_stall_limits(self._environment)
-        return DataPath(meter, Watchdog(self._clock, _warn, repository.probe, limits))
+        waits = self._waits
+        return DataPath(meter, Watchdog(waits.clock, waits.reporter.warn, repository.probe, waits.limits))
+
+    @property
+    def _waits(self) -> Waits:
+        return Waits(self._clock, read_stall_limits(self._environment), WaitLog())
 
     async def _with_repository(
         self, work: Callable[[Repository], Coroutine[None, None, _T]], restore_workers: int = 0
@@ -157,11 +160,8 @@ class LocalMover:
             "KOPIA_PASSWORD": self._options.password,
         }
         kopia = Kopia(kopia_environment(self._environment, work_dir, secrets), redactor)
-        return Repository(kopia, RepositoryAddress(f"repository {storage.description}", storage, access), work_dir)
-
-
-async def _warn(message: str) -> None:
-    _logger.warning("%s", message)
+        address = RepositoryAddress(f"repository {storage.description}", storage, access)
+        return Repository(kopia, address, work_dir, waits=self._waits)
 
 
 async def _with_bar(moving: Coroutine[None, None, _T], meter: Meter, bar: ProgressBar | None) -> _T:

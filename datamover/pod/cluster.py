@@ -36,6 +36,7 @@ from core.models.storage import (
 from datamover.kopia.client_config import parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryAddress
+from datamover.kopia.storage_calls import Waits
 from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
@@ -43,7 +44,14 @@ from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
 
-__all__ = ["FORBIDDEN_SECONDS", "ClusterReader", "PodContext", "build_backup_repository", "resolve_repository"]
+__all__ = [
+    "FORBIDDEN_SECONDS",
+    "ClusterReader",
+    "MoverTools",
+    "PodContext",
+    "build_backup_repository",
+    "resolve_repository",
+]
 
 _RETRY_SECONDS: Final = 300.0
 
@@ -238,13 +246,17 @@ class PodContext:
         return replace(self, environment={**self.environment, **settings})
 
 
+@dataclass(frozen=True)
+class MoverTools:
+    """What a data mover uses of its own: files, secrets to redact, and how it waits for a storage."""
+
+    work_dir: WorkDir
+    redactor: Redactor
+    waits: Waits
+
+
 async def resolve_repository(
-    context: PodContext,
-    location: BackupStorageLocation,
-    repository: BackupRepository,
-    *,
-    work_dir: WorkDir,
-    redactor: Redactor,
+    context: PodContext, location: BackupStorageLocation, repository: BackupRepository, tools: MoverTools
 ) -> Repository:
     """Return the kopia repository of the BackupRepository, not yet connected.
 
@@ -258,10 +270,11 @@ async def resolve_repository(
     secrets = await reader.location_secrets(location)
     storage = build_storage(location, volume_namespace, secrets=secrets, environment=context.environment)
     password = await reader.password()
-    access = storage.access(work_dir)
-    redactor.add(password, *access.secrets(context.environment))
+    access = storage.access(tools.work_dir)
+    tools.redactor.add(password, *access.secrets(context.environment))
     own = {**access.environment, "KOPIA_PASSWORD": password}
-    kopia = Kopia(kopia_environment(context.environment, work_dir, own), redactor)
+    kopia = Kopia(kopia_environment(context.environment, tools.work_dir, own), tools.redactor)
     description = f"backup repository {repository.name} ({storage.description})"
     address = RepositoryAddress(description, storage, access)
-    return Repository(kopia, address, work_dir, cache=parse_cache_limit(repository.spec.repository_config))
+    limit = parse_cache_limit(repository.spec.repository_config)
+    return Repository(kopia, address, tools.work_dir, cache=limit, waits=tools.waits)

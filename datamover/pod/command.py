@@ -14,8 +14,10 @@ from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from datamover.arguments import InitOptions, PodOptions
 from datamover.kopia.repository import NotInitializedError, Repository
+from datamover.kopia.stalls import read_stall_limits
+from datamover.kopia.storage_calls import Waits
 from datamover.pod.api_transport import pod_transport
-from datamover.pod.cluster import FORBIDDEN_SECONDS, PodContext, resolve_repository
+from datamover.pod.cluster import FORBIDDEN_SECONDS, MoverTools, PodContext, resolve_repository
 from datamover.pod.reporting import Termination, build_failure, build_success, write_termination_message
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
@@ -55,9 +57,9 @@ async def _initialize(name: str, context: PodContext, redactor: Redactor) -> Ter
     wanted = await reader.repository(name)
     location = await reader.location(wanted.spec.backup_storage_location)
     with open_work_dir(context.environment) as work_dir:
-        repository = await resolve_repository(
-            context.with_go_settings(), location, wanted, work_dir=work_dir, redactor=redactor
-        )
+        waits = Waits(context.clock, read_stall_limits(context.environment))
+        tools = MoverTools(work_dir, redactor, waits)
+        repository = await resolve_repository(context.with_go_settings(), location, wanted, tools)
         if location.read_only:
             await _connect_read_only(repository)
             unique_id = await repository.unique_id()

@@ -17,11 +17,13 @@ from core.models.transfers import Transfer
 from datamover.arguments import PodOptions
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore, restore_workers, write_done_file
-from datamover.data_path.run import DataPath, Watchdog, read_stall_limits
+from datamover.data_path.run import DataPath
 from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, UploaderSettings, parse_settings, plan_of
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
-from datamover.pod.cluster import PodContext, resolve_repository
+from datamover.kopia.stalls import Watchdog, read_stall_limits
+from datamover.kopia.storage_calls import Waits
+from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
 from datamover.pod.follower import TransferFollower, WatchedTransfer
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
@@ -84,22 +86,24 @@ class PodTransfer:
         meter = Meter(context.clock, Direction.BACKUP if isinstance(plan, BackupPlan) else Direction.RESTORE)
         # Started before the repository is opened: that may take long, and must not look like a stalled mover.
         result = await run_beside(
-            lambda: reporter.follow(meter), self._move(cr, plan, work_dir, meter=meter), name="reports"
+            lambda: reporter.follow(meter),
+            self._move(cr, plan, work_dir, meter=meter, reporter=reporter),
+            name="reports",
         )
         return build_success(result.to_json())
 
     async def _move(
-        self, cr: Transfer, plan: BackupPlan | RestorePlan, work_dir: WorkDir, *, meter: Meter
+        self, cr: Transfer, plan: BackupPlan | RestorePlan, work_dir: WorkDir, *, meter: Meter, reporter: Reporter
     ) -> BackupResult | RestoreResult:
         """Open the repository, move the data, and return the result."""
         context = self._context
         settings = parse_settings(cr.settings)
-        limits = read_stall_limits(context.environment)
+        waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
         if settings.unknown:
-            await self._warn(f"ignored unknown settings: {', '.join(settings.unknown)}")
+            await reporter.warn(f"ignored unknown settings: {', '.join(settings.unknown)}")
         workers = restore_workers(settings, context.limits) if isinstance(plan, RestorePlan) else 0
-        repository = await self._resolve_repository(cr, work_dir, workers)
-        data_path = DataPath(meter, Watchdog(context.clock, self._warn, repository.probe, limits))
+        repository = await self._resolve_repository(cr, workers, MoverTools(work_dir, self._redactor, waits))
+        data_path = DataPath(meter, Watchdog(context.clock, reporter.warn, repository.probe, waits.limits))
         result: BackupResult | RestoreResult
         match plan:
             case BackupPlan():
@@ -112,7 +116,7 @@ class PodTransfer:
         self._last = meter.finish(result.total_bytes)
         return result
 
-    async def _resolve_repository(self, cr: Transfer, work_dir: WorkDir, workers: int) -> Repository:
+    async def _resolve_repository(self, cr: Transfer, workers: int, tools: MoverTools) -> Repository:
         """Return the repository of the transfer, not yet connected; `workers` is 0 for a backup."""
         context = self._context
         reader = context.reader
@@ -120,9 +124,7 @@ class PodTransfer:
         if not workers and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: cannot back up to it")
         ready = await self._ready_repository(cr.repository_namespace, location.name)
-        return await resolve_repository(
-            context.with_go_settings(workers), location, ready, work_dir=work_dir, redactor=self._redactor
-        )
+        return await resolve_repository(context.with_go_settings(workers), location, ready, tools)
 
     async def _ready_repository(self, volume_namespace: str, location: str) -> BackupRepository:
         """Return the Ready BackupRepository; report that the mover waits for it, and the end of the wait."""
@@ -158,10 +160,6 @@ class PodTransfer:
             workers=workers,
             sparse=settings.write_sparse_files,
         )
-
-    async def _warn(self, message: str) -> None:
-        if self._reporter is not None:
-            await self._reporter.warn(message)
 
     async def _report(self, termination: Termination) -> None:
         """Record the last Events, as far as the time suffices."""

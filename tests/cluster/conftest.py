@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RAN", "Bed", "agent", "bed", "module_space", "new_namespace", "one_slot", "ran", "space"]
 
+_VARIABLES = ("DATA_MOVER_STALL_TIMEOUT=30s",)
+"""A storage that does not answer fails a transfer within the tests' limits."""
+
 _OUTSIDE = "not in a cluster: python -m tests.testbed run -- pytest -m cluster"
 
 RAN = "tests-that-ran"
@@ -76,7 +79,7 @@ def agent(bed: Bed) -> Bed:
     installed = bed.folder / "agent-installed"
     with has_alone(bed, Shared.INSTALLATION):
         if not installed.exists():
-            install_agent(bed.user, bed.env)
+            install_agent(bed.user, bed.env, variables=_VARIABLES)
             _set_slots(bed)
             installed.touch()
     return bed

@@ -87,13 +87,18 @@ def _change_password(place: Place, space: str) -> None:
         kopia.run("repository", "change-password", "--new-password=changed-password")
 
 
-_AT = r"backup repository {space}-{location}-kopia \(s3://[a-z-]+/{location}/kopia/{space}/ at http://[\d.:]+\): "
-_NOT_READY = r"BackupRepository velero/{space}-{location}-kopia is not ready: " + _AT
+_NAME = r"backup repository {space}-{location}-kopia \(s3://[a-z-]+/{location}/kopia/{space}/ at http://[\d.:]+\)"
+_AT = _NAME + ": "
+_REFUSED = _NAME + " did not answer for [0-9ms]+: the endpoint cannot be reached: "
+_PENDING = r"BackupRepository velero/{space}-{location}-kopia is not ready: "
+_NOT_READY = _PENDING + _AT
 
 _NO_LOCATION = "could not start within 2m0s: BackupStorageLocation velero/{location} does not exist"
 
 _CASES = {
-    "silent": Case("storage-silent", _NOT_READY + "the storage did not answer within 30 s", {"url": _SILENT}),
+    "silent": Case(
+        "storage-silent", _PENDING + "open " + _NAME + ": no progress for [0-9ms]+: " + _NAME, {"url": _SILENT}
+    ),
     "no-location": Case("location-missing", _NO_LOCATION, None),
     "no-location-to-restore-from": Case("location-missing", _NO_LOCATION, None, download=True),
     "no-snapshot": Case("snapshot-missing", "VolumeSnapshot {space}/missing does not exist", snapshot="missing"),
@@ -116,10 +121,8 @@ _CASES = {
         "password-wrong", _AT + "the repository password does not match: ", ready=True, spoil=_change_password
     ),
     "no-bucket": Case("bucket-missing", _NOT_READY + "the bucket does not exist: ", {"bucket": "missing-bucket"}),
-    "refusing": Case("storage-unreachable", _NOT_READY + "the endpoint cannot be reached: ", {"url": _REFUSING}),
-    "refusing-later": Case(
-        "storage-unreachable", _AT + "the endpoint cannot be reached: ", ready=True, spoil=_change_url
-    ),
+    "refusing": Case("storage-unreachable", _PENDING + _REFUSED, {"url": _REFUSING}),
+    "refusing-later": Case("storage-unreachable", _REFUSED, ready=True, spoil=_change_url),
 }
 
 

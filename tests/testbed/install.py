@@ -12,7 +12,7 @@ from tests.testbed.layout import ROOT
 from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from tests.testbed.demonstration.user import User
 
@@ -23,12 +23,13 @@ METRICS_PORT = 8085
 _ROLLOUT_SECONDS = 60
 
 
-def install_agent(user: User, env: Mapping[str, str]) -> None:
+def install_agent(user: User, env: Mapping[str, str], *, variables: Iterable[str] = ()) -> None:
     """Apply `deploy/`, the Secret and the location; returns when an agent is ready on each node.
 
     Args:
         user: Applies them.
         env: The environment of a command in the test bed.
+        variables: More variables of the agents and their movers, as `NAME=value`.
 
     Raises:
         BedError: Something was rejected, or the agent does not get ready.
@@ -38,6 +39,8 @@ def install_agent(user: User, env: Mapping[str, str]) -> None:
     user.apply(build_namespace(NAMESPACE))
     user.apply(*build_location(env))
     user.apply_folders(deploy, option="-k")
+    if variables:
+        user.kubectl("set", "env", "daemonset/node-agent", "-n", NAMESPACE, *variables)
     timeout = f"--timeout={_ROLLOUT_SECONDS}s"
     try:
         user.kubectl("rollout", "status", "daemonset/node-agent", "-n", NAMESPACE, timeout)

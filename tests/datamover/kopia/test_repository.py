@@ -2,6 +2,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
 from datamover.kopia.snapshots import list_snapshots
+from datamover.kopia.stalls import StallLimits
+from datamover.kopia.storage_calls import Waits
 from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import open_work_dir
 from datamover.storage.credentials import AwsKeys
@@ -96,9 +99,8 @@ async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
         ({"secret_key": "wrong-secret-key"}, "the secret access key is not accepted"),
         ({"access_key": "wrong-access-key"}, "the access key does not exist"),
         ({"bucket": "no-such-bucket"}, "the bucket does not exist"),
-        ({"url": f"http://127.0.0.1:{free_port()}"}, "the endpoint cannot be reached"),
     ],
-    ids=["secret key", "access key", "bucket", "endpoint"],
+    ids=["secret key", "access key", "bucket"],
 )
 async def test_the_cause_of_an_unusable_bucket_is_reported(s3: S3Server, wrong: dict[str, str], cause: str) -> None:
     with (
@@ -149,10 +151,14 @@ def silent_endpoint() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
+def _waits(seconds: float) -> Waits:
+    return Waits(limits=StallLimits(timedelta(seconds=seconds)))
+
+
 async def test_an_endpoint_that_never_answers_times_out(s3: S3Server, silent_endpoint: str) -> None:
     with (
-        opened(s3_storage(s3, "any", url=silent_endpoint), seconds=1) as repository,
-        pytest.raises(RepositoryError, match="repository under test: the storage did not answer within 1 s"),
+        opened(s3_storage(s3, "any", url=silent_endpoint), waits=_waits(1)) as repository,
+        pytest.raises(RepositoryError, match=r"^open repository under test: no progress for \ds: repository und"),
     ):
         await repository.connect()
 
@@ -170,7 +176,7 @@ async def test_a_probe_reports_whether_the_storage_answers(
         s3_storage(s3, bucket, url=silent_endpoint),
         FileStorage(tmp_path / "gone" / "repository"),
     ):
-        with opened(storage, seconds=10) as probed:
+        with opened(storage, waits=_waits(10)) as probed:
             answer = await probed.probe()
             found.append((answer.reachable, answer.message.split(": ")[0:2]))
     assert found == [

@@ -21,7 +21,7 @@ from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.repositories import opened
-from tests.datamover.support.s3server import S3Server, free_port, run_s3_server
+from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.support.fakekube import FakeKube
 from tests.testbed.pki import Authority
 
@@ -89,11 +89,6 @@ async def test_the_cause_of_an_unusable_repository_is_reported(
         await _check_failure(pod, tree, kind, message_part)
 
 
-async def test_an_endpoint_that_refuses_connections_fails_a_transfer(pod: MoverPod, s3: S3Server, tree: Path) -> None:
-    _bucket(pod, s3, url=f"http://127.0.0.1:{free_port()}")
-    await _check_failure(pod, tree, "DataUpload", "the endpoint cannot be reached")
-
-
 async def test_an_untrusted_certificate_fails_a_transfer(pod: MoverPod, tls_server: S3Server, tree: Path) -> None:
     _bucket(pod, tls_server)
     await _check_failure(pod, tree, "DataDownload", "the endpoint's certificate is not trusted")
@@ -106,6 +101,7 @@ async def _check_failure(pod: MoverPod, tree: Path, kind: str, message_part: str
     first = pod.message.splitlines()[0]
     assert first.startswith("backup repository app-default-kopia (")
     assert message_part in first
+    assert "Data-Path-Waiting" not in pod.reasons()
     for secret in (PASSWORD, "quite another one", "not-the-secret-key"):
         assert secret not in f"{pod.message}{pod.events()}"
 
@@ -121,21 +117,6 @@ async def test_a_backup_opens_its_repository_with_any_memory_limit(
     with opened(FileStorage(repository)) as ours:
         backup = await back_up(ours, _request(tree, low_memory=low_memory), backup_data_path())
         assert [one.snapshot_id for one in await list_snapshots(ours.kopia)] == [backup.snapshot_id]
-
-
-async def test_a_read_that_times_out_runs_again_connected(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datamover.kopia.repository._UNCONNECTED_SECONDS", 0.05)
-    output = []
-
-    async def read() -> str:
-        output.append("")
-        if len(output) == 1:
-            await asyncio.Event().wait()
-        return "read"
-
-    with opened(FileStorage(repository)) as ours:
-        assert await ours.open(read, read_only=True) == "read"
-        assert await list_snapshots(ours.kopia) == []
 
 
 async def test_a_cancel_during_errors_of_a_read_is_kept(repository: Path) -> None:
@@ -179,18 +160,14 @@ class _HeldTransfer:
         self.pod.stop._take(signal.SIGTERM, None)
 
 
-@pytest.fixture(params=[(kind, connects) for kind in _FLAGS for connects in (False, True)], ids=str)
-def held(
-    request: pytest.FixtureRequest, pod: MoverPod, s3: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[_HeldTransfer]:
-    kind, connects = request.param
-    if connects:
-        monkeypatch.setattr("datamover.kopia.repository._UNCONNECTED_SECONDS", 0.05)
+@pytest.fixture(params=_FLAGS)
+def held(request: pytest.FixtureRequest, pod: MoverPod, s3: S3Server) -> Iterator[_HeldTransfer]:
+    kind = request.param
     # The kernel accepts connections here, and no process answers.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         _bucket(pod, s3, url=f"http://127.0.0.1:{silent.getsockname()[1]}")
         pod.put_transfer(kind, **_FLAGS[kind][1])
-        yield _HeldTransfer(pod, kind, "repository connect" if connects else _READS[kind])
+        yield _HeldTransfer(pod, kind, _READS[kind])
 
 
 @pytest.mark.parametrize("end", [_HeldTransfer.cancel, _HeldTransfer.signal], ids=["spec.cancel", "SIGTERM"])

@@ -12,7 +12,8 @@ from core.errors import RepositoryError
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository
-from datamover.pod.cluster import resolve_repository
+from datamover.kopia.storage_calls import Waits
+from datamover.pod.cluster import MoverTools, resolve_repository
 from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.pods import REPOSITORY, MoverPod, repository_manifest
@@ -169,4 +170,4 @@ async def test_a_repository_is_not_opened_in_another_location(tmp_path: Path) ->
     other = BackupRepository.parse(pod.kube.put(_ready("app", "dr-default")))
     folder = WorkDir(tmp_path, tmp_path / "cache")
     with pytest.raises(RepositoryError, match=r'"dr-default" .*, not for .* "default"'):
-        await resolve_repository(pod.context, location, other, work_dir=folder, redactor=Redactor())
+        await resolve_repository(pod.context, location, other, MoverTools(folder, Redactor(), Waits()))

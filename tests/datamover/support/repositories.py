@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from core.models.base import JsonDict
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryAddress
+from datamover.kopia.storage_calls import Waits
 from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import open_work_dir
 from datamover.storage.credentials import AwsKeys
@@ -19,13 +20,13 @@ __all__ = ["configurations", "opened", "s3_storage"]
 
 
 @contextmanager
-def opened(storage: Storage, password: str = PASSWORD, seconds: float = 30) -> Iterator[Repository]:
+def opened(storage: Storage, password: str = PASSWORD, *, waits: Waits | None = None) -> Iterator[Repository]:
     with open_work_dir(os.environ) as folder:
         access = storage.access(folder)
         environment = kopia_environment(os.environ, folder, {**access.environment, "KOPIA_PASSWORD": password})
         kopia = Kopia(environment, Redactor([password, *access.secrets({})]))
         address = RepositoryAddress("repository under test", storage, access)
-        yield Repository(kopia, address, folder, connect_seconds=seconds)
+        yield Repository(kopia, address, folder, waits=waits)
 
 
 def s3_storage(server: S3Server, name: str, **other: str) -> S3Storage:

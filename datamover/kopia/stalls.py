@@ -1,0 +1,206 @@
+"""Stalls: how long kopia may make no progress, and the watchdog that reports and ends one.
+
+Knows when a call of kopia is stalled and what is reported about it. Does not know what the call does,
+or how the repository is probed.
+"""
+
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from core.clock import Clock
+from core.errors import AgentError, ConfigError, DataPathError, RepositoryError
+from core.models.units import format_duration, parse_duration
+from datamover.kopia.progress import Meter
+from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
+
+__all__ = [
+    "Reachability",
+    "Report",
+    "StallDetector",
+    "StallLimits",
+    "Watchdog",
+    "read_stall_limits",
+]
+
+_T = TypeVar("_T")
+
+_VARIABLE: Final = "DATA_MOVER_STALL_TIMEOUT"
+"""Inherited by mover pods from the node agent's DaemonSet."""
+
+_WARN_SECONDS: Final = 120.0
+"""kopia retries one file of the repository for about this long if an endpoint refuses connections."""
+
+_CHECK_SECONDS: Final = 5.0
+_CHECKS_PER_WARNING: Final = 4
+
+_MAX_STEP_SECONDS: Final = 60.0
+"""A container that was frozen for hours could not move anything: its pause counts as this much."""
+
+_REACHABLE_FACTOR: Final = 6
+
+Report = Callable[[str], Awaitable[None]]
+"""Reports what does not fail the transfer: a problem, or a wait."""
+
+
+@dataclass(frozen=True)
+class Reachability:
+    """Whether the storage of a repository answers, and the text about it for a message."""
+
+    reachable: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class StallLimits:
+    """How long a data path may be stalled; a `timeout` of 0 means forever.
+
+    The default exceeds kopia's own retries for one file of the repository, the restart or move
+    of an endpoint, and the throttling of a bucket. A hole of any size is no stall: its zeros
+    count as read. A stall without a fault is an upload of a few parts of 20 MiB over a very slow
+    line, or a file that is fetched from tape: so the timeout is six times longer if the
+    repository is reachable.
+    """
+
+    timeout: timedelta = timedelta(minutes=10)
+    first_warning_seconds: float = _WARN_SECONDS
+
+    @property
+    def warn_seconds(self) -> float:
+        """The idle time of the first warning; the next ones follow after each doubling."""
+        return min(self.first_warning_seconds, self.timeout.total_seconds() / 2 or self.first_warning_seconds)
+
+    @property
+    def check_seconds(self) -> float:
+        """The interval between two checks."""
+        return min(_CHECK_SECONDS, self.warn_seconds / _CHECKS_PER_WARNING)
+
+    def timeout_seconds(self, *, reachable: bool) -> float:
+        """Return the idle time after which the data path fails; `reachable`: its repository answers."""
+        return (self.timeout.total_seconds() or float("inf")) * (_REACHABLE_FACTOR if reachable else 1)
+
+
+def read_stall_limits(environment: Mapping[str, str]) -> StallLimits:
+    """Return the limits from `DATA_MOVER_STALL_TIMEOUT`, such as 30m; 0 means forever.
+
+    Raises:
+        ConfigError: its value is not a duration, or negative.
+    """
+    text = environment.get(_VARIABLE, "")
+    if not text:
+        return StallLimits()
+    try:
+        timeout = parse_duration(text)
+    except ValueError as e:
+        raise ConfigError(f"{_VARIABLE}: {e}") from e
+    if timeout < timedelta(0):
+        raise ConfigError(f'{_VARIABLE}: must not be negative: "{text}"')
+    return StallLimits(timeout)
+
+
+class StallDetector:
+    """Measures how long a data path has been idle, and when to warn about it or to end it."""
+
+    def __init__(self, limits: StallLimits) -> None:
+        self._limits = limits
+        self._activity: Hashable = None
+        self._reported_seconds = 0.0
+        self.idle_seconds = 0.0
+
+    @property
+    def idle(self) -> timedelta:
+        """The time since something moved."""
+        return timedelta(seconds=round(self.idle_seconds))
+
+    def observe(self, activity: Hashable, elapsed_seconds: float) -> bool:
+        """Take one observation, so long after the previous one; return whether a warning or the timeout is due.
+
+        `activity` has another value whenever something has moved.
+        """
+        if activity != self._activity:
+            self._activity = activity
+            self.idle_seconds = self._reported_seconds = 0.0
+            return False
+        self.idle_seconds += min(elapsed_seconds, _MAX_STEP_SECONDS)
+        if self.idle_seconds < self._next_report_seconds():
+            return False
+        self._reported_seconds = self.idle_seconds
+        return True
+
+    def timed_out(self, *, reachable: bool) -> bool:
+        """Return whether the data path is to fail; `reachable`: its repository answers."""
+        return self.idle_seconds >= self._limits.timeout_seconds(reachable=reachable)
+
+    def _next_report_seconds(self) -> float:
+        """Return the idle time at which the next warning or timeout is due."""
+        reported, limits = self._reported_seconds, self._limits
+        if not reported:
+            return limits.warn_seconds
+        timeouts = (limits.timeout_seconds(reachable=reachable) for reachable in (False, True))
+        return min([2 * reported, *(timeout for timeout in timeouts if timeout > reported)])
+
+
+@dataclass(frozen=True)
+class Watchdog:
+    """How a stalled call of kopia is inspected, reported and ended.
+
+    `probe` returns whether the repository answers; it may take half a minute.
+    """
+
+    clock: Clock
+    warn: Report
+    probe: Callable[[], Awaitable[Reachability]]
+    limits: StallLimits = field(default_factory=StallLimits)
+
+    async def guard(
+        self, attempted: str, meter: Meter, work: Callable[[], Coroutine[Any, Any, _T]], output: Iterable[str] = ()
+    ) -> _T:
+        """Return what `work` returns, however long it takes, unless it stalls; cancellation cancels it.
+
+        Args:
+            attempted: the operation and its object, for errors.
+            meter: measures the kopia that `work` runs.
+            work: runs kopia.
+            output: the last lines of kopia's output so far.
+
+        Raises:
+            RepositoryError: the work stalled, and the repository does not answer.
+            DataPathError: the work stalled, although the repository answers.
+        """
+        canceler = Canceler()
+
+        async def run_watched() -> _T:
+            return await run_beside(lambda: self._watch(attempted, meter, output, canceler), work(), name="watchdog")
+
+        return await run_unless_canceled(run_watched, canceler)
+
+    async def _watch(self, attempted: str, meter: Meter, output: Iterable[str], canceler: Canceler) -> None:
+        """Check for activity until the work has been stalled for too long."""
+        detector = StallDetector(self.limits)
+        last = self.clock.monotonic()
+        while True:
+            await self.clock.sleep(self.limits.check_seconds)
+            await meter.refresh()
+            now = self.clock.monotonic()
+            due, last = detector.observe(meter.activity, now - last), now
+            if due and (error := await self._inspect(attempted, meter, output, detector)):
+                canceler.fail(error)
+                return
+
+    async def _inspect(
+        self, attempted: str, meter: Meter, output: Iterable[str], detector: StallDetector
+    ) -> AgentError | None:
+        """Report a stall; return the error of the work if it has timed out."""
+        before = meter.activity
+        reachability = await self.probe()
+        await meter.refresh()
+        if meter.activity != before:
+            return None
+        idle, lines = format_duration(detector.idle), list(output)
+        if detector.timed_out(reachable=reachability.reachable):
+            text = "\n".join([f"{attempted}: no progress for {idle}: {reachability.message}", *lines])
+            return DataPathError(text) if reachability.reachable else RepositoryError(text)
+        shown = f"; last output of kopia: {lines[-1]}" if lines else ""
+        await self.warn(f"no progress for {idle}: {reachability.message}{shown}")
+        return None

@@ -1,0 +1,256 @@
+"""Calls of kopia before and after the data path, which wait for a storage that is slow or does not answer.
+
+kopia itself retries a storage that refuses connections or is busy for four seconds while it opens a
+repository. A storage that restarts needs longer. Does not know what the calls do.
+Source: kopia 0.23.1, repo/blob/s3/s3_storage.go (newStorageWithCredentials); minio-go 7.2.0, retry.go.
+"""
+
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from core.clock import Backoff, Clock, SystemClock
+from core.errors import RepositoryError
+from core.models.units import format_duration
+from datamover.kopia.causes import count_index_blobs, find_outage
+from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.progress import Direction, Meter
+from datamover.kopia.stalls import Reachability, StallLimits, Watchdog
+from datamover.runtime.cancellation import run_beside
+
+__all__ = ["KopiaCaller", "StorageCalls", "WaitLog", "WaitReporter", "Waits"]
+
+_logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_BACKOFF: Final = Backoff(1.0, 15.0)
+"""Each attempt retries for seconds itself."""
+
+_LONG_SECONDS: Final = 10.0
+"""Opening a repository takes a third of a second. What takes longer than this is reported."""
+
+_PROBE_SECONDS: Final = 30.0
+"""A probe takes a third of a second. The limit is for an address that drops packets."""
+
+_INDEXES: Final = "indexes"
+"""Source: kopia 0.23.1, newCommittedContentIndex in repo/content/committed_content_index.go."""
+
+
+class KopiaCaller(Protocol):
+    """Runs kopia for a call that moves no data of a volume."""
+
+    async def call(self, attempted: str, *arguments: str) -> KopiaAnswer:
+        """Return kopia's answer; `attempted` is the operation and its object, for errors."""
+        ...
+
+
+class WaitReporter(Protocol):
+    """Reports what the mover waits for."""
+
+    async def waiting(self, message: str) -> None:
+        """Report what the mover waits for."""
+        ...
+
+    async def ready(self, message: str) -> None:
+        """Report that the wait is over."""
+        ...
+
+    async def warn(self, message: str) -> None:
+        """Report a problem that does not fail the transfer."""
+        ...
+
+
+class WaitLog:
+    """Reports to the log only."""
+
+    async def waiting(self, message: str) -> None:
+        """Log what the mover waits for."""
+        _logger.warning("%s", message)
+
+    async def ready(self, message: str) -> None:
+        """Log that the wait is over."""
+        _logger.warning("%s", message)
+
+    async def warn(self, message: str) -> None:
+        """Log a problem that does not fail the transfer."""
+        _logger.warning("%s", message)
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long to wait for a storage, and who reports it."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    limits: StallLimits = field(default_factory=StallLimits)
+    reporter: WaitReporter = field(default_factory=WaitLog)
+
+    @property
+    def probe_seconds(self) -> float:
+        """How long a probe of the storage may take."""
+        return min(_PROBE_SECONDS, self.limits.timeout.total_seconds() or _PROBE_SECONDS)
+
+
+class _StorageOutageError(RepositoryError):
+    """The storage does not answer, or is busy; `cause` is without what differs between attempts."""
+
+    def __init__(self, cause: str, line: str) -> None:
+        super().__init__(f"{cause}: {line}")
+        self.cause = cause
+
+
+class _Outage:
+    """How long the attempts at one step have failed because of the storage.
+
+    An attempt may read a part of the repository before it fails. It counts as progress only if it is
+    still in the cache: so it happens once for each part, however often the attempts fail.
+    """
+
+    def __init__(self, clock: Clock, cache: Path) -> None:
+        self._clock = clock
+        self._indexes = cache / _INDEXES
+        self._cached = self._count()
+        self._since_seconds = clock.monotonic()
+        self._failures = 0
+
+    def fail(self) -> float:
+        """Count one more failed attempt, and return how long to pause before the next one, in seconds."""
+        self._failures += 1
+        if (cached := self._count()) > self._cached:
+            self._cached, self._since_seconds = cached, self._clock.monotonic()
+        return _BACKOFF.seconds_after(self._failures)
+
+    @property
+    def lasted(self) -> timedelta:
+        """The time since the first attempt began, or since an attempt made progress."""
+        return timedelta(seconds=round(self._clock.monotonic() - self._since_seconds))
+
+    def _count(self) -> int:
+        with suppress(OSError):
+            return sum(1 for _ in self._indexes.iterdir())
+        return 0
+
+
+class StorageCalls:
+    """Runs kopia on one repository, however long its storage takes, up to the stall timeout without progress."""
+
+    def __init__(
+        self,
+        kopia: Kopia,
+        description: str,
+        cache: Path,
+        *,
+        waits: Waits,
+        probe: Callable[[], Coroutine[Any, Any, Reachability]],
+    ) -> None:
+        """Call the repository `description`.
+
+        Args:
+            kopia: the program, with access to the repository.
+            description: the name of the repository in messages.
+            cache: kopia's cache directory.
+            waits: how long to wait, and who reports it.
+            probe: returns whether the storage answers; it may take half a minute.
+        """
+        self._kopia = kopia
+        self._description = description
+        self._cache = cache
+        self._waits = waits
+        limits = replace(waits.limits, first_warning_seconds=2 * _LONG_SECONDS)
+        self._watchdog = Watchdog(waits.clock, self._report_wait, probe, limits)
+        self._reported = ""
+        self._warned = False
+
+    async def call(self, attempted: str, *arguments: str) -> KopiaAnswer:
+        """Return the answer of a call, which is repeated while the storage does not answer.
+
+        Raises:
+            RepositoryError: the storage did not answer for the stall timeout.
+            DataPathError: kopia stalled, although the storage answers.
+        """
+        return await self.repeat(lambda: self.call_once(attempted, *arguments))
+
+    async def call_once(self, attempted: str, *arguments: str) -> KopiaAnswer:
+        """Return the answer of a call; for a step that `repeat` repeats as a whole.
+
+        Raises:
+            RepositoryError: the storage does not answer: `repeat` repeats its step.
+        """
+        meter = Meter(self._waits.clock, Direction.RESTORE)
+        answer = await run_beside(
+            lambda: self._report_duration(meter),
+            self._watchdog.guard(
+                f"open {self._description}",
+                meter,
+                lambda: self._kopia.call(attempted, meter.counter_argument, *arguments, seconds=None),
+            ),
+            name="open-reports",
+        )
+        self.check_outage(answer)
+        await self._check_indexes(answer)
+        return answer
+
+    async def repeat(self, step: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Return what `step` returns; repeat it while the storage does not answer.
+
+        Raises:
+            RepositoryError: the storage did not answer for the stall timeout.
+        """
+        clock, timeout = self._waits.clock, self._waits.limits.timeout
+        outage = _Outage(clock, self._cache)
+        while True:
+            try:
+                result = await step()
+            except _StorageOutageError as e:
+                pause_seconds = outage.fail()
+                if timeout and outage.lasted >= timeout:
+                    text = f"{self._description} did not answer for {format_duration(outage.lasted)}: {e}"
+                    raise RepositoryError(text) from e
+                await self._report_wait(f"{self._description} does not answer, will retry: {e.cause}")
+                await clock.sleep(pause_seconds)
+            else:
+                await self._report_end()
+                return result
+
+    def check_outage(self, answer: KopiaAnswer) -> None:
+        """Check that kopia did not fail because of the storage.
+
+        Raises:
+            RepositoryError: it did: `repeat` repeats its step.
+        """
+        if not answer.succeeded and (cause := find_outage(answer.lines)):
+            raise _StorageOutageError(cause, answer.lines[-1])
+
+    async def _report_wait(self, message: str) -> None:
+        if message != self._reported:
+            self._reported = message
+            await self._waits.reporter.waiting(message)
+
+    async def _report_end(self) -> None:
+        if self._reported:
+            self._reported = ""
+            await self._waits.reporter.ready(f"{self._description} answers")
+
+    async def _report_duration(self, meter: Meter) -> None:
+        """Report that a call takes long, again after each doubling in which it made progress."""
+        clock, waited, due, known = self._waits.clock, 0.0, _LONG_SECONDS, meter.activity
+        await clock.sleep(due)
+        while True:
+            if not waited or meter.activity != known:
+                known = meter.activity
+                await self._report_wait(f"still opening {self._description} after {due:.0f} s")
+            waited, due = due, 2 * due
+            await clock.sleep(due - waited)
+
+    async def _check_indexes(self, answer: KopiaAnswer) -> None:
+        """Report once that the repository needs maintenance."""
+        if not self._warned and (count := count_index_blobs(answer.lines)):
+            self._warned = True
+            await self._waits.reporter.warn(
+                f"{self._description} has {count} index blobs, each of which is read before any data moves: "
+                "run `kopia maintenance run --full`"
+            )

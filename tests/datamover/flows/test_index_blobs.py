@@ -1,0 +1,121 @@
+"""A repository with many index blobs, each of which a mover reads before any data moves."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.s3proxy import Fault, S3Proxy, run_s3_proxy
+from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.trees import describe_tree
+from tests.support.fakekube import FakeKube
+from tests.support.tools import tool
+
+pytestmark = pytest.mark.processes
+
+_INDEX = "xn0_"
+"""In the name of each index blob. Source: kopia 0.23.1, internal/epoch/epoch_manager.go."""
+
+_COUNT = 2000
+_FULL_COUNT = 20_000
+_PREFIX = "kopia/app"
+
+
+def _fill_bucket(program: Path, folder: Path, server: S3Server, count: int) -> Path:
+    """Make a repository with one snapshot, of the tree that is returned, and so many index blobs."""
+    source, path = folder / "source", folder / "flat"
+    source.mkdir()
+    (source / "file").write_text("content")
+    path.mkdir()
+    kopia = PlainKopia(program, folder)
+    quick = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
+    kopia.run("repository", "create", "filesystem", f"--path={path}", "--flat", quick, *IDENTITY)
+    kopia.run("snapshot", "create", str(source))
+    fill: list[str | Path] = [tool("kopia", "index-blobs"), folder / "plain.config", str(count)]
+    subprocess.run(fill, env={"HOME": str(folder), "KOPIA_PASSWORD": PASSWORD}, check=True)
+    bucket = server.folder / server.make_bucket("many") / _PREFIX
+    bucket.mkdir(parents=True)
+    for file in path.iterdir():
+        # In a directory, kopia adds a suffix to the name of each blob.
+        shutil.copy(file, bucket / file.name.removesuffix(".f"))
+    return source
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[S3Proxy]:
+    with run_s3_proxy(s3) as proxy:
+        proxy.slow = _INDEX
+        yield proxy
+
+
+def _build_pod(folder: Path, proxy: S3Proxy) -> MoverPod:
+    pod = MoverPod(FakeKube(), folder)
+    pod.put_location({"s3Url": proxy.url, "region": "us-east-1"}, bucket="many", credential={"name": "c", "key": "k"})
+    pod.put_secret("c", "k", proxy.server.credentials_file)
+    pod.put_repository(phase="Ready")
+    return pod
+
+
+async def _restore(program: Path, folder: Path, proxy: S3Proxy, count: int) -> MoverPod:
+    """Restore from a repository with so many index blobs, and check the restored tree."""
+    source = _fill_bucket(program, folder, proxy.server, count)
+    (snapshot,) = PlainKopia(program, folder).snapshots()
+    pod = _build_pod(folder, proxy)
+    pod.put_transfer("DataDownload", snapshotID=snapshot["id"])
+    (folder / "out").mkdir()
+    assert await pod.run("data-download", folder / "out") == 0, pod.message
+    assert describe_tree(folder / "out") == describe_tree(source)
+    return pod
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.cause("repository-slow", "repository-unmaintained")
+async def test_a_restore_waits_for_many_index_blobs(kopia_program: Path, tmp_path: Path, proxy: S3Proxy) -> None:
+    proxy.seconds_per_request = 0.01
+    pod = await _restore(kopia_program, tmp_path, proxy, _COUNT)
+    events = pod.events()
+    name = f"backup repository app-default-kopia (s3://many/{_PREFIX}/ at {proxy.url})"
+    assert ("Data-Path-Waiting", f"still opening {name} after 10 s") in events
+    assert ("Data-Path-Ready", f"{name} answers") in events
+    (warning,) = [message for reason, message in events if reason == "Data-Path-Warning"]
+    assert warning.startswith(f"{name} has {_COUNT + 2} index blobs")
+    assert warning.endswith("run `kopia maintenance run --full`")
+
+
+@pytest.mark.timeout(300)
+async def test_a_storage_that_stops_sending_fails_the_restore_after_the_timeout_not_before(
+    kopia_program: Path, tmp_path: Path, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends for longer than the timeout."""
+    monkeypatch.setenv("DATA_MOVER_STALL_TIMEOUT", "5s")
+    _fill_bucket(kopia_program, tmp_path, proxy.server, _COUNT)
+    proxy.seconds_per_request = 0.01
+    pod = _build_pod(tmp_path, proxy)
+    pod.put_transfer("DataDownload", snapshotID="0" * 32)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.run("data-download", tmp_path))
+        async with asyncio.timeout(200):
+            while sum(_INDEX in line for line in proxy.requests) < _COUNT / 2 and not running.done():
+                await asyncio.sleep(0.1)
+        assert not running.done(), pod.message
+        proxy.fail(Fault.SILENCE)
+        stopped = time.monotonic()
+    assert time.monotonic() - stopped >= 4
+    assert running.result() == 12
+    assert re.match(r"open backup repository .*: no progress for \d+s: backup repository .* does not ans", pod.message)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_a_restore_waits_for_a_repository_that_was_not_maintained_for_weeks(
+    kopia_program: Path, tmp_path: Path, proxy: S3Proxy
+) -> None:
+    proxy.latency_seconds = 0.05
+    await _restore(kopia_program, tmp_path, proxy, _FULL_COUNT)

@@ -1,0 +1,173 @@
+"""A storage that is slow or does not answer while a transfer opens its repository: a wait, then success or its end."""
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.s3proxy import Answer, Fault, S3Proxy, run_s3_proxy
+from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.trees import describe_tree
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.processes
+
+_FLAGS = {"DataUpload": "data-upload", "DataDownload": "data-download"}
+_CLOUD = {"name": "cloud", "key": "key"}
+_ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}</Message></Error>'
+_FAULTS: dict[str, tuple[Fault | Answer, str]] = {
+    "refused": (Fault.REFUSE, "the endpoint cannot be reached"),
+    "reset": (Fault.RESET, "the endpoint closed the connection"),
+    "503": (Answer(503, _ERROR.format("ServiceUnavailable", "Please try again.")), "the storage is unavailable"),
+    "503 without text": (Answer(503), "the storage is unavailable"),
+    "SlowDown": (Answer(503, _ERROR.format("SlowDown", "Please reduce your request rate.")), "the storage is busy"),
+    "429": (Answer(429, _ERROR.format("TooManyRequests", "")), "the storage is busy"),
+}
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[S3Proxy]:
+    s3.make_bucket("opening")
+    with run_s3_proxy(s3) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def pod(tmp_path: Path, proxy: S3Proxy) -> MoverPod:
+    """A pod whose location is behind the proxy."""
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_location({"s3Url": proxy.url, "region": "us-east-1"}, bucket="opening", credential=_CLOUD)
+    pod.put_secret("cloud", "key", proxy.server.credentials_file)
+    pod.put_repository()
+    return pod
+
+
+async def _make_repository(pod: MoverPod) -> None:
+    assert await pod.init() == 0, pod.message
+    pod.put_repository(phase="Ready")
+
+
+async def _put_transfer(pod: MoverPod, kind: str, tree: Path) -> None:
+    """Create the repository and the transfer; a restore is one of a snapshot of the tree."""
+    await _make_repository(pod)
+    spec = {}
+    if kind == "DataDownload":
+        pod.put_transfer("DataUpload")
+        assert await pod.run("data-upload", tree) == 0, pod.message
+        spec = {"snapshotID": pod.result["snapshotID"]}
+    pod.put_transfer(kind, **spec)
+
+
+def _waits(pod: MoverPod) -> list[str]:
+    return [message for reason, message in pod.events() if reason == "Data-Path-Waiting"]
+
+
+_UPLOADS = [pytest.param("DataUpload", name, marks=pytest.mark.cause("storage-busy")) for name in _FAULTS]
+_DOWNLOADS = [("DataDownload", "refused"), ("DataDownload", "503")]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("kind", "fault"), [*_UPLOADS, *_DOWNLOADS])
+async def test_a_transfer_waits_for_a_storage_that_does_not_answer(
+    pod: MoverPod, proxy: S3Proxy, tree: Path, kind: str, fault: str
+) -> None:
+    await _put_transfer(pod, kind, tree)
+    volume = tree if kind == "DataUpload" else tree.parent / "out"
+    volume.mkdir(exist_ok=True)
+    kopias, cause = _FAULTS[fault]
+    proxy.fail(kopias)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.run(_FLAGS[kind], volume))
+        await pod.wait_for(lambda: bool(_waits(pod)) or running.done())
+        proxy.recover()
+    assert running.result() == 0, pod.message
+    name = f"backup repository app-default-kopia (s3://opening/kopia/app/ at {proxy.url})"
+    assert _waits(pod) == [f"{name} does not answer, will retry: {cause}"]
+    assert ("Data-Path-Ready", f"{name} answers") in pod.events()
+    assert describe_tree(volume) == describe_tree(tree)
+
+
+@pytest.mark.parametrize("fault", ["refused", "503"])
+async def test_a_storage_that_never_answers_fails_a_transfer_after_the_timeout(
+    pod: MoverPod, proxy: S3Proxy, tree: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    await _put_transfer(pod, "DataUpload", tree)
+    monkeypatch.setenv("DATA_MOVER_STALL_TIMEOUT", "7s")
+    kopias, cause = _FAULTS[fault]
+    proxy.fail(kopias)
+    started = time.monotonic()
+    assert await pod.run("data-upload", tree) == 12
+    assert time.monotonic() - started >= 7
+    assert re.search(rf"^backup repository .* did not answer for \d+s: {cause}: ", pod.message)
+    assert len(_waits(pod)) == 1
+
+
+async def test_a_silent_storage_fails_a_transfer_after_the_timeout(
+    pod: MoverPod, proxy: S3Proxy, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _put_transfer(pod, "DataUpload", tree)
+    monkeypatch.setenv("DATA_MOVER_STALL_TIMEOUT", "4s")
+    proxy.fail(Fault.SILENCE)
+    assert await pod.run("data-upload", tree) == 12
+    silent = r"no progress for \d+s: backup repository .* does not answer: timed out after 4 s"
+    assert re.search(rf"^open backup repository .*: {silent}", pod.message)
+    assert any(re.match(silent, wait) for wait in _waits(pod))
+
+
+def _cancel(pod: MoverPod) -> None:
+    pod.put_transfer("DataUpload", cancel=True)
+
+
+def _stop(pod: MoverPod) -> None:
+    pod.stop._take(signal.SIGTERM, None)
+
+
+@pytest.mark.parametrize("end", [_cancel, _stop], ids=["spec.cancel", "SIGTERM"])
+@pytest.mark.parametrize("fault", ["refused", "503"])
+async def test_a_cancel_ends_the_wait_for_a_storage(
+    pod: MoverPod, proxy: S3Proxy, tree: Path, fault: str, end: Callable[[MoverPod], None]
+) -> None:
+    await _put_transfer(pod, "DataUpload", tree)
+    proxy.fail(_FAULTS[fault][0])
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.run("data-upload", tree))
+        await pod.wait_for(lambda: bool(_waits(pod)) or running.done())
+        end(pod)
+        async with asyncio.timeout(2):
+            await asyncio.shield(running)
+    assert running.result() == 14, pod.message
+
+
+@pytest.mark.parametrize("fault", ["refused", "503"])
+async def test_an_init_pod_waits_for_a_storage_that_does_not_answer(
+    pod: MoverPod, proxy: S3Proxy, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kopias, cause = _FAULTS[fault]
+    proxy.fail(kopias)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.init())
+        await pod.wait_for(lambda: cause in caplog.text or running.done())
+        proxy.recover()
+    assert running.result() == 0, pod.message
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_creation_that_was_interrupted_is_continued_not_repeated(
+    pod: MoverPod, proxy: S3Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kopia gives up a minute after it has written the format file: the repository is there, but not complete."""
+    proxy.armed = ("PUT /opening/kopia/app/kopia.repository", _FAULTS["refused"][0])
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.init())
+        async with asyncio.timeout(240):
+            while "does not answer, will retry" not in caplog.text and not running.done():
+                await asyncio.sleep(0.1)
+        proxy.recover()
+    assert running.result() == 0, pod.message
+    assert sum("PUT /opening/kopia/app/kopia.repository" in line for line in proxy.requests) == 1

@@ -1,0 +1,161 @@
+"""Calls of a kopia with scripted answers: what is repeated, for how long, and what is reported."""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from core.errors import RepositoryError
+from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.repository import Repository, RepositoryAddress
+from datamover.kopia.stalls import StallLimits
+from datamover.kopia.storage_calls import Waits
+from datamover.runtime.redact import Redactor
+from datamover.runtime.work_dir import WorkDir
+from datamover.storage.providers import FileStorage
+from tests.support.clock import LoopClock
+
+_REFUSED = "failed to open repository: cannot open storage: dial tcp 10.0.0.1:9000: connect: connection refused"
+_BUSY = "unable to open repository: Please reduce your request rate."
+
+
+class _ScriptedKopia(Kopia):
+    """Fails with the given lines of output, one for each call, then succeeds; the last line may be repeated forever."""
+
+    def __init__(self, *lines: str, forever: bool = False) -> None:
+        super().__init__({}, Redactor())
+        self.lines = list(lines)
+        self.forever = forever
+        self.verbs: list[str] = []
+        self.on_call: Callable[[], None] = lambda: None
+
+    async def call(
+        self,
+        attempted: str,
+        *arguments: str,
+        seconds: float | None = 0,
+        more: Mapping[str, str] | None = None,
+    ) -> KopiaAnswer:
+        del seconds, more
+        self.verbs.append(" ".join(one for one in arguments[:3] if not one.startswith("-")))
+        self.on_call()
+        line = self.lines[0] if self.lines else ""
+        if not self.forever:
+            self.lines = self.lines[1:]
+        return KopiaAnswer(attempted, 1 if line else 0, b'{"uniqueIDHex": "0a"}', [line] if line else [])
+
+
+class _Reports:
+    def __init__(self) -> None:
+        self.all: list[tuple[str, str]] = []
+
+    async def waiting(self, message: str) -> None:
+        self.all.append(("waiting", message))
+
+    async def ready(self, message: str) -> None:
+        self.all.append(("ready", message))
+
+    async def warn(self, message: str) -> None:
+        self.all.append(("warning", message))
+
+
+@pytest.fixture
+def reports() -> _Reports:
+    return _Reports()
+
+
+def _open(kopia: Kopia, folder: Path, reports: _Reports, timeout: timedelta = timedelta(minutes=10)) -> Repository:
+    storage, work_dir = FileStorage(folder / "r"), WorkDir(folder, folder / "kopia-cache")
+    waits = Waits(LoopClock(), StallLimits(timeout), reports)
+    return Repository(
+        kopia, RepositoryAddress("repository r", storage, storage.access(work_dir)), work_dir, waits=waits
+    )
+
+
+@pytest.mark.looptime
+async def test_a_call_is_repeated_until_the_storage_answers(tmp_path: Path, reports: _Reports) -> None:
+    kopia = _ScriptedKopia(_REFUSED, _REFUSED, _BUSY)
+    assert (await _open(kopia, tmp_path, reports).call("list", "snapshot", "list")).succeeded
+    assert kopia.verbs == ["snapshot list"] * 4
+    assert reports.all == [
+        ("waiting", "repository r does not answer, will retry: the endpoint cannot be reached"),
+        ("waiting", "repository r does not answer, will retry: the storage is busy"),
+        ("ready", "repository r answers"),
+    ]
+
+
+@pytest.mark.looptime
+async def test_a_storage_that_never_answers_fails_the_call_after_the_timeout(tmp_path: Path, reports: _Reports) -> None:
+    started = LoopClock().monotonic()
+    with pytest.raises(
+        RepositoryError, match=r"^repository r did not answer for 10m\d+s: the endpoint cannot be rea.*: f"
+    ):
+        await _open(_ScriptedKopia(_REFUSED, forever=True), tmp_path, reports).call("list", "snapshot", "list")
+    assert LoopClock().monotonic() - started == pytest.approx(600, abs=20)
+    assert len(reports.all) == 1
+
+
+@pytest.mark.looptime
+async def test_without_a_timeout_a_call_is_repeated_for_hours(tmp_path: Path, reports: _Reports) -> None:
+    kopia = _ScriptedKopia(*[_REFUSED] * 1000)
+    await _open(kopia, tmp_path, reports, timedelta(0)).call("list", "snapshot", "list")
+    assert LoopClock().monotonic() > 3600
+
+
+@pytest.mark.looptime
+async def test_an_attempt_that_fills_the_cache_begins_the_timeout_anew(tmp_path: Path, reports: _Reports) -> None:
+    """Not one that only reads again what an earlier one has read."""
+    indexes = tmp_path / "kopia-cache" / "indexes"
+    indexes.mkdir(parents=True)
+    kopia = _ScriptedKopia(_REFUSED, forever=True)
+
+    def read_an_index_for_an_hour() -> None:
+        if LoopClock().monotonic() < 3600:
+            (indexes / str(len(kopia.verbs))).touch()
+
+    kopia.on_call = read_an_index_for_an_hour
+    with pytest.raises(RepositoryError, match="did not answer for 10m"):
+        await _open(kopia, tmp_path, reports).call("list", "snapshot", "list")
+    assert LoopClock().monotonic() == pytest.approx(4200, abs=40)
+
+
+@pytest.mark.parametrize("line", ["Access Denied", "invalid repository password", "something else"])
+async def test_any_other_failure_is_not_repeated(tmp_path: Path, reports: _Reports, line: str) -> None:
+    kopia = _ScriptedKopia(line, forever=True)
+    assert not (await _open(kopia, tmp_path, reports).call("list", "snapshot", "list")).succeeded
+    assert kopia.verbs == ["snapshot list"]
+    assert reports.all == []
+
+
+@pytest.mark.looptime
+async def test_a_failed_creation_is_repeated_only_after_another_look(tmp_path: Path, reports: _Reports) -> None:
+    none = "repository not initialized in the provided storage"
+    kopia = _ScriptedKopia(none, _REFUSED, none, _BUSY)
+    assert await _open(kopia, tmp_path, reports).ensure() == "0a"
+    connect, create, status = (f"repository {verb}" for verb in ("connect", "create", "status"))
+    assert kopia.verbs == [connect, create, connect, create, connect, status, connect, status]
+
+
+@pytest.mark.looptime
+async def test_a_data_path_is_repeated_only_if_the_repository_was_not_opened(tmp_path: Path, reports: _Reports) -> None:
+    kopia = _ScriptedKopia(_REFUSED, _BUSY)
+    repository = _open(kopia, tmp_path, reports)
+
+    async def move() -> KopiaAnswer:
+        return await kopia.call("back up", "snapshot", "create")
+
+    answer = await repository.run(move)
+    assert answer.lines == [_BUSY]
+    assert kopia.verbs == ["snapshot create"] * 2
+
+
+async def test_too_many_index_blobs_are_reported_once(tmp_path: Path, reports: _Reports) -> None:
+    kopia = _ScriptedKopia("Found too many index blobs (2001), this may result in degraded performance.", forever=True)
+    repository = _open(kopia, tmp_path, reports)
+    for _ in range(2):
+        await repository.call("list", "snapshot", "list")
+    ((kind, message),) = reports.all
+    assert kind == "warning"
+    assert message.startswith("repository r has 2001 index blobs")
+    assert "kopia maintenance run --full" in message

@@ -1,0 +1,197 @@
+"""A proxy before an S3 server that delays or refuses requests, as a storage does that is slow, busy or restarting."""
+
+import http.client
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.datamover.support.s3server import S3Server, free_port
+
+__all__ = ["Answer", "Fault", "S3Proxy", "run_s3_proxy"]
+
+_HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding"})
+
+
+class Fault(Enum):
+    """What the proxy does with every connection instead of forwarding."""
+
+    REFUSE = auto()
+    RESET = auto()
+    SILENCE = auto()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the proxy answers every request instead of forwarding it."""
+
+    status: int
+    body: str = ""
+
+
+@dataclass
+class S3Proxy:
+    """The address of the proxy, and what it does at present.
+
+    `latency_seconds` delays each request, and `seconds_per_request` all requests together, for objects
+    whose key contains `slow`. `armed` is a fault that begins after the first request that contains its
+    text. `requests` are the lines of all requests.
+    """
+
+    server: S3Server
+    port: int
+    fault: Fault | Answer | None = None
+    armed: tuple[str, Fault | Answer] | None = None
+    slow: str = ""
+    latency_seconds: float = 0.0
+    seconds_per_request: float = 0.0
+    requests: list[str] = field(default_factory=list)
+    _pace: threading.Lock = field(default_factory=threading.Lock)
+    _listening: "_Listener | None" = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def fail(self, fault: Fault | Answer) -> None:
+        """Begin to fail all requests, also on connections that are open."""
+        self.fault = fault
+        if fault is Fault.REFUSE:
+            self._stop_listening()
+
+    def take(self, request_line: str) -> None:
+        """Note a request that was forwarded."""
+        if self.armed is not None and self.armed[0] in request_line:
+            fault, self.armed = self.armed[1], None
+            threading.Thread(target=self.fail, args=(fault,), name="s3-proxy-fault").start()
+
+    def recover(self) -> None:
+        """Forward requests again."""
+        self.fault = None
+        if self._listening is None:
+            self.listen()
+
+    def listen(self) -> None:
+        self._listening = _Listener(self)
+
+    def end(self) -> None:
+        self._ended.set()
+        self._stop_listening()
+
+    def delay(self, path: str) -> None:
+        """Return when a request may be forwarded."""
+        if self.slow not in path:
+            return
+        with self._pace:
+            time.sleep(self.seconds_per_request)
+        time.sleep(self.latency_seconds)
+
+    def hang(self) -> None:
+        """Return when the fault or the proxy has ended."""
+        while self.fault is Fault.SILENCE and not self._ended.wait(0.1):
+            pass
+
+    def _stop_listening(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+
+class _Listener:
+    """The listening socket of a proxy, and the thread that serves it."""
+
+    def __init__(self, proxy: S3Proxy) -> None:
+        handler = type("Handler", (_Handler,), {"proxy": proxy})
+        self._server = _Server(("127.0.0.1", proxy.port), handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="s3-proxy", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # Threads end with their connections, which kopia closes when it exits.
+    block_on_close = False
+    request_queue_size = 128
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that goes away is no error."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: S3Proxy
+    upstream: http.client.HTTPConnection | None = None
+
+    def handle_one_request(self) -> None:
+        if self.proxy.fault is Fault.RESET:
+            # Closing with a linger time of 0 sends RST.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            os.close(self.connection.detach())
+            return
+        super().handle_one_request()
+
+    def _forward(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        proxy = self.proxy
+        proxy.requests.append(self.requestline)
+        proxy.delay(self.path)
+        fault = proxy.fault
+        if isinstance(fault, Answer):
+            self._answer(fault.status, [], fault.body.encode())
+            return
+        if fault is Fault.SILENCE:
+            proxy.hang()
+        if fault is not None:
+            self.close_connection = True
+            return
+        if self.upstream is None:
+            self.upstream = http.client.HTTPConnection(proxy.server.url.removeprefix("http://"))
+        self.upstream.request(self.command, self.path, body, dict(self.headers.items()))
+        answer = self.upstream.getresponse()
+        proxy.take(self.requestline)
+        kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_HEADERS]
+        self._answer(answer.status, kept, answer.read())
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward  # noqa: N815 - names of http.server
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            if self.command == "HEAD" or name.lower() != "content-length":
+                self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def finish(self) -> None:
+        with suppress(OSError, ValueError):
+            super().finish()
+        if self.upstream is not None:
+            self.upstream.close()
+
+
+@contextmanager
+def run_s3_proxy(server: S3Server) -> Iterator[S3Proxy]:
+    """Forward requests to the server until the end of the block."""
+    proxy = S3Proxy(server, free_port())
+    proxy.listen()
+    try:
+        yield proxy
+    finally:
+        proxy.end()
