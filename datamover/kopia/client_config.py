@@ -30,7 +30,12 @@ _FORMAT_CACHE_NANOSECONDS: Final = 900_000_000_000
 
 @dataclass(frozen=True)
 class CacheLimit:
-    """The limit of kopia's cache on disk, in MiB: 4/5 for data, 1/5 for metadata."""
+    """The limit of kopia's cache on disk, in MiB: 4/5 for data, 1/5 for metadata.
+
+    kopia sweeps each part at its size, a soft limit, where it still keeps what was used a moment ago.
+    As with Velero, it is 4/5 of the hard limit.
+    Source: Velero v1.18, SetupConnectOptions in pkg/repository/udmrepo/kopialib/backend/common.go.
+    """
 
     total_mib: int = _DEFAULT_CACHE_MIB
 
@@ -43,12 +48,12 @@ class CacheLimit:
     @property
     def config(self) -> JsonDict:
         """The `caching` object that `repository connect` writes for these arguments."""
-        data, metadata = (part << 20 for part in self._parts)
+        data, metadata = self._parts
         return {
-            "maxCacheSize": data,
-            "contentCacheSizeLimitBytes": data,
-            "maxMetadataCacheSize": metadata,
-            "metadataCacheSizeLimitBytes": metadata,
+            "maxCacheSize": _soft(data) << 20,
+            "contentCacheSizeLimitBytes": data << 20,
+            "maxMetadataCacheSize": _soft(metadata) << 20,
+            "metadataCacheSizeLimitBytes": metadata << 20,
             "maxListCacheDuration": _LIST_CACHE_SECONDS,
         }
 
@@ -57,11 +62,15 @@ class CacheLimit:
         """Kopia's arguments."""
         data, metadata = self._parts
         return [
-            f"--content-cache-size-mb={data}",
+            f"--content-cache-size-mb={_soft(data)}",
             f"--content-cache-size-limit-mb={data}",
-            f"--metadata-cache-size-mb={metadata}",
+            f"--metadata-cache-size-mb={_soft(metadata)}",
             f"--metadata-cache-size-limit-mb={metadata}",
         ]
+
+
+def _soft(limit_mib: int) -> int:
+    return limit_mib * 4 // 5
 
 
 def parse_cache_limit(config: dict[str, str]) -> CacheLimit:

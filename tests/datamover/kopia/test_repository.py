@@ -1,7 +1,7 @@
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -196,13 +196,21 @@ async def test_a_custom_authority_is_passed_unchanged(s3: S3Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "total"), [({}, 5000), ({"cacheLimitMB": "100"}, 100), ({"cacheLimitMB": "much"}, 5000)]
+    ("config", "soft_and_hard_mib"),
+    [
+        ({}, (3200, 4000, 800, 1000)),
+        ({"cacheLimitMB": "100"}, (64, 80, 16, 20)),
+        ({"cacheLimitMB": "much"}, (3200, 4000, 800, 1000)),
+    ],
 )
-def test_cache_is_divided_four_to_one(config: Mapping[str, str], total: int) -> None:
-    limit = parse_cache_limit(dict(config))
-    assert limit == CacheLimit(total)
-    assert f"--content-cache-size-mb={total * 4 // 5}" in limit.arguments
-    assert f"--metadata-cache-size-mb={total // 5}" in limit.arguments
+def test_the_cache_is_divided_and_swept_as_veleros(
+    config: dict[str, str], soft_and_hard_mib: tuple[int, int, int, int]
+) -> None:
+    limit = parse_cache_limit(config)
+    flags = ("content-cache-size", "content-cache-size-limit", "metadata-cache-size", "metadata-cache-size-limit")
+    keys = ("maxCacheSize", "contentCacheSizeLimitBytes", "maxMetadataCacheSize", "metadataCacheSizeLimitBytes")
+    assert limit.arguments == [f"--{flag}-mb={mib}" for flag, mib in zip(flags, soft_and_hard_mib, strict=True)]
+    assert [limit.config[key] for key in keys] == [mib << 20 for mib in soft_and_hard_mib]
 
 
 async def test_kopia_uses_the_configured_cache(repository: Path, tmp_path: Path) -> None:
@@ -212,7 +220,6 @@ async def test_kopia_uses_the_configured_cache(repository: Path, tmp_path: Path)
         address = RepositoryAddress("repository under test", FileStorage(repository), access)
         await Repository(Kopia(environment, Redactor()), address, folder, cache=CacheLimit(100)).connect()
         caching = json.loads(folder.config_file.read_text())["caching"]
-    sizes = {caching[kind] >> 20 for kind in ("maxCacheSize", "contentCacheSizeLimitBytes")}
-    assert sizes == {80}
-    assert {caching[kind] >> 20 for kind in ("maxMetadataCacheSize", "metadataCacheSizeLimitBytes")} == {20}
+    assert [caching[kind] >> 20 for kind in ("maxCacheSize", "contentCacheSizeLimitBytes")] == [64, 80]
+    assert [caching[kind] >> 20 for kind in ("maxMetadataCacheSize", "metadataCacheSizeLimitBytes")] == [16, 20]
     assert (tmp_path / "volume" / "kopia-cache").is_dir()
