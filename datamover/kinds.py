@@ -36,6 +36,8 @@ _RESTORE_KIND: Final = "Restore"
 _PARALLEL_UPLOAD: Final = "ParallelFilesUpload"
 _PARALLEL_DOWNLOAD: Final = "ParallelFilesDownload"
 _SPARSE: Final = "WriteSparseFiles"
+_BACKUP: Final = frozenset({_PARALLEL_UPLOAD})
+_RESTORE: Final = frozenset({_PARALLEL_DOWNLOAD, _SPARSE})
 
 _BOOLEANS: Final = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
@@ -120,39 +122,45 @@ def _restore_uid(cr: PodVolumeRestore) -> str:
 
 @dataclass(frozen=True)
 class UploaderSettings:
-    """The settings of a transfer; None: the data mover's default. `unknown` has the names of others."""
+    """The settings of a transfer; None: the data mover's default. `ignored` names others, with the reason."""
 
     parallel_upload: int | None = None
     parallel_download: int | None = None
     write_sparse_files: bool = False
-    unknown: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
-def parse_settings(settings: Mapping[str, str]) -> UploaderSettings:
-    """Return the parsed settings.
+def parse_settings(settings: Mapping[str, str], verb: MoverVerb) -> UploaderSettings:
+    """Return the settings for a backup or a restore.
+
+    Unknown ones, those of the other direction and negative numbers have no effect, as with Velero.
 
     Raises:
-        ConfigError: the value of a known setting is invalid.
+        ConfigError: the value of a setting of this direction is invalid.
     """
+    own, others = (_BACKUP, _RESTORE) if verb is MoverVerb.BACKUP else (_RESTORE, _BACKUP)
+    counts = {name: _count(name, text) for name, text in settings.items() if name in own - {_SPARSE}}
+    reasons = dict.fromkeys(settings.keys() - own, "unknown")
+    reasons |= dict.fromkeys(settings.keys() & others, f"not of a {verb}")
+    reasons |= {name: "negative" for name, count in counts.items() if count < 0}
     return UploaderSettings(
-        parallel_upload=_count(settings, _PARALLEL_UPLOAD),
-        parallel_download=_count(settings, _PARALLEL_DOWNLOAD),
-        write_sparse_files=_boolean(settings, _SPARSE),
-        unknown=tuple(sorted(settings.keys() - {_PARALLEL_UPLOAD, _PARALLEL_DOWNLOAD, _SPARSE})),
+        parallel_upload=max(0, counts.get(_PARALLEL_UPLOAD, 0)) or None,
+        parallel_download=max(0, counts.get(_PARALLEL_DOWNLOAD, 0)) or None,
+        write_sparse_files=_SPARSE in own and _boolean(_SPARSE, settings.get(_SPARSE, "")),
+        ignored=tuple(f"{name} ({reason})" for name, reason in sorted(reasons.items())),
     )
 
 
-def _count(settings: Mapping[str, str], name: str) -> int | None:
-    """Return a number of files; None, the default, if it is 0 or not set."""
-    text = settings.get(name, "0").strip()
-    number = parse_count(text)
+def _count(name: str, text: str) -> int:
+    """Return a number of files, with a sign or without, as Go's strconv.Atoi; 0 is the default."""
+    signed = text.strip()
+    number = parse_count(signed[1:] if signed.startswith(("+", "-")) else signed)
     if number is None:
         raise ConfigError(f'setting {name}: must be a number of files, such as 4: "{text}"')
-    return number or None
+    return -number if signed.startswith("-") else number
 
 
-def _boolean(settings: Mapping[str, str], name: str) -> bool:
-    text = settings.get(name, "false").strip()
-    if text not in _BOOLEANS:
+def _boolean(name: str, text: str) -> bool:
+    if text.strip() not in _BOOLEANS:
         raise ConfigError(f'setting {name}: must be true or false: "{text}"')
-    return _BOOLEANS[text]
+    return _BOOLEANS[text.strip()]

@@ -97,10 +97,10 @@ class PodTransfer:
     ) -> BackupResult | RestoreResult:
         """Open the repository, move the data, and return the result."""
         context = self._context
-        settings = parse_settings(cr.settings)
+        settings = parse_settings(cr.settings, TRANSFER_KINDS[self._options.kind_flag].verb)
         waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
-        if settings.unknown:
-            await reporter.warn(f"ignored unknown settings: {', '.join(settings.unknown)}")
+        if settings.ignored:
+            await reporter.warn(f"ignored settings: {', '.join(settings.ignored)}")
         workers = restore_workers(settings, context.limits) if isinstance(plan, RestorePlan) else 0
         repository = await self._resolve_repository(cr, workers, MoverTools(work_dir, self._redactor, waits))
         data_path = DataPath(meter, Watchdog(context.clock, reporter.warn, repository.probe, waits.limits))

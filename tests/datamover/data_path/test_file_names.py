@@ -193,7 +193,7 @@ async def test_a_transfer_records_its_warnings_as_events(tmp_path: Path, reposit
     pod.put_transfer("DataUpload", dataMoverConfig={"Speed": "high", "Colour": "red"})
     assert await pod.run("data-upload", _fill(tmp_path / "volume", b"\xff", b"dir/\xfe")) == 0
     warned = [message for reason, message in pod.events() if reason == "Data-Path-Warning"]
-    assert warned[0] == "ignored unknown settings: Colour, Speed"
+    assert warned[0] == "ignored settings: Colour (unknown), Speed (unknown)"
     assert warned[1].startswith("2 names are not UTF-8")
     assert len(warned) == 2
     assert json.loads(pod.message)["totalBytes"] == 6
