@@ -8,7 +8,7 @@ Source: kopia 0.23.1, cli/command_snapshot_create.go; tests/recordings/velero-1.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -48,6 +48,14 @@ _FAILED_CLEANUP: Final = timedelta(seconds=20)
 
 _PIN: Final = "velero-pin"
 """kopia's retention never expires a pinned snapshot; Velero deletes it with the backup."""
+
+_CHECKING: Final = "checking the names of files"
+"""The operation, for messages about a long wait."""
+
+_DIRECTORY_ERROR: Final = "upload error:"
+"""kopia's error for a directory, without its path. Source: kopia 0.23.1, cli/command_snapshot_create.go."""
+
+_WaitForNames = Callable[[], Awaitable[NameReport]]
 
 _UNLIMITED: Final = 2**31 - 1
 _PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
@@ -91,7 +99,8 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         meter.total_bytes = device_bytes or 0
         if warning := await repository.open(partial(_prepare, repository, parameters)):
             await data_path.warn(warning)
-        inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume)
+        report = NameReport()
+        inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume, report=report)
         async with run_in_background(inspect, name="names") as names, _cleanup_on_error(kopia, parameters, data_path):
             attempted, files = f"back up {parameters.volume}", KopiaFiles(stdin_fd=fd)
             answer = await repository.run(
@@ -99,8 +108,12 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
             )
             # The last parts are uploaded after the last reading.
             meter.take_counters(answer.counters)
-            snapshot = await _check_complete(kopia, answer, device_bytes)
-            await _check_names(kopia, snapshot, names, data_path)
+            wait_for_names = partial(data_path.wait_for_progress, names, _CHECKING, lambda: report.entries)
+            try:
+                snapshot = await _check_complete(kopia, answer, device_bytes)
+            except KopiaError as e:
+                raise await _name_placeholders(e, wait_for_names) from e
+            await _check_names(kopia, snapshot, wait_for_names, data_path)
     return BackupResult(
         snapshot_id=snapshot.snapshot_id,
         empty_snapshot=snapshot.entries == 0,
@@ -157,12 +170,21 @@ def _skip_names(_: ShouldStop) -> NameReport:
     return NameReport()
 
 
-async def _check_names(
-    kopia: Kopia, snapshot: Snapshot, names: "asyncio.Future[NameReport]", data_path: DataPath
-) -> None:
+async def _name_placeholders(error: KopiaError, wait_for_names: _WaitForNames) -> KopiaError:
+    """Return the error with the placeholders in the volume if one of them may have caused it: kopia names none."""
+    if _DIRECTORY_ERROR not in str(error) or not (placeholders := (await wait_for_names()).placeholders):
+        return error
+    head, _, lines = str(error).partition("\n")
+    paths = ", ".join(placeholders)
+    return KopiaError(
+        f"{head}: the volume has placeholders of kopia, whose data must be in the repository: {paths}\n{lines}"
+    )
+
+
+async def _check_names(kopia: Kopia, snapshot: Snapshot, wait_for_names: _WaitForNames, data_path: DataPath) -> None:
     """Warn about names that kopia changed; delete the snapshot if it lost some, or on cancellation."""
     try:
-        report = await names
+        report = await wait_for_names()
         if report.warning:
             await data_path.warn(report.warning)
         report.check()

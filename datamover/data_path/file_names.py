@@ -1,10 +1,10 @@
 """A check for file names that kopia cannot keep unchanged.
 
 Knows how kopia changes names that are not UTF-8, when two in one directory become the same (a
-restore then overwrites one file with the other without an error), and when one becomes too long to
-be restored.
-Source: kopia 0.23.1, snapshot/snapshotfs/dir_writer.go (directories are kept as JSON); Go,
-encoding/json (each byte that is not UTF-8 becomes U+FFFD).
+restore then overwrites one file with the other without an error), when one becomes too long to
+be restored, and which names are placeholders to kopia: it backs up what their content refers to.
+Source: kopia 0.23.1, snapshot/snapshotfs/dir_writer.go (directories are kept as JSON),
+fs/localfs/shallowentry.go; Go, encoding/json (each byte that is not UTF-8 becomes U+FFFD).
 """
 
 import os
@@ -29,6 +29,7 @@ _PATH_LIMIT_BYTES: Final = 4095 - len("/00000000-0000-0000-0000-000000000000/")
 _SHOWN_CHARACTERS: Final = 1000
 """The limit of a path in a message: three of them must fit into a termination message."""
 
+_PLACEHOLDER: Final = b".kopia-entry"
 _REPLACEMENT: Final = "\ufffd"
 _ESCAPED: Final = re.compile("[\udc80-\udcff]")
 """How Python represents a byte that is not UTF-8, and nothing else."""
@@ -48,14 +49,19 @@ def _show(directory: bytes, name: bytes) -> str:
 
 @dataclass
 class NameReport:
-    """The result of a walk; paths are relative to the volume's root, at most three of each kind."""
+    """The result of a walk; paths are relative to the volume's root, at most three of each kind.
 
+    `entries` are those that were read so far.
+    """
+
+    entries: int = 0
     mangled: int = 0
     collisions: int = 0
     too_long: int = 0
     examples: list[str] = field(default_factory=list)
     colliding: list[str] = field(default_factory=list)
     longest: list[str] = field(default_factory=list)
+    placeholders: list[str] = field(default_factory=list)
 
     @property
     def warning(self) -> str:
@@ -111,13 +117,18 @@ class NameReport:
         if len(self.longest) < _EXAMPLES:
             self.longest.append(_show(directory, name))
 
+    def add_placeholder(self, directory: bytes, name: bytes) -> None:
+        """Note a name that is a placeholder to kopia."""
+        if len(self.placeholders) < _EXAMPLES:
+            self.placeholders.append(_show(directory, name))
 
-def inspect_names(root: Path, stop: ShouldStop) -> NameReport:
+
+def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None) -> NameReport:
     """Return how kopia keeps the names below `root`; `stop` ends the walk early.
 
-    Unreadable directories are skipped: kopia reports them.
+    Unreadable directories are skipped: kopia reports them. `report` is filled meanwhile, and returned.
     """
-    report = NameReport()
+    report = report or NameReport()
     start = os.fsencode(root)
     # Each directory with the length of its path below the root as kopia keeps it, with a slash, in bytes.
     directories = [(start, 0)]
@@ -127,6 +138,9 @@ def inspect_names(root: Path, stop: ShouldStop) -> NameReport:
         with suppress(OSError), os.scandir(directory) as entries:
             for entry in entries:
                 name = entry.name
+                report.entries += 1
+                if name.endswith(_PLACEHOLDER):
+                    report.add_placeholder(_below(start, directory), name)
                 # Most names are ASCII, and the check must cost nothing compared to the data path.
                 mangled = "" if name.isascii() else mangle(name)
                 name_bytes = len(mangled.encode()) or len(name)

@@ -4,18 +4,21 @@ Does not know what is moved, or when a run is stalled (`datamover.kopia.stalls`)
 """
 
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Hashable
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from core.clock import Clock
+from core.errors import DataPathError
 from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.kopia.progress import Meter
-from datamover.kopia.stalls import Watchdog
-from datamover.runtime.cancellation import run_beside
+from datamover.kopia.stalls import StallDetector, Watchdog
+from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 
 __all__ = ["DataPath"]
+
+_T = TypeVar("_T")
 
 _KEPT_LINES: Final = 5
 
@@ -55,8 +58,8 @@ class DataPath:
             self._last_lines,
         )
 
-    async def wait_for(self, work: Awaitable[None], doing: str) -> None:
-        """Wait for `work`; warn that the mover is still `doing` it if that takes long."""
+    async def wait_for(self, work: Awaitable[_T], doing: str) -> _T:
+        """Return what `work` returns; warn that the mover is still `doing` it if that takes long."""
 
         async def warn_while_waiting() -> None:
             waited, next_warning = 0.0, self._watchdog.limits.warn_seconds
@@ -65,7 +68,31 @@ class DataPath:
                 waited, next_warning = next_warning, 2 * next_warning
                 await self.warn(f"still {doing} after {format_duration(timedelta(seconds=round(waited)))}")
 
-        await run_beside(warn_while_waiting, work, name="wait-warnings")
+        return await run_beside(warn_while_waiting, work, name="wait-warnings")
+
+    async def wait_for_progress(self, work: Awaitable[_T], doing: str, progress: Callable[[], Hashable]) -> _T:
+        """Return what `work` returns, however long it takes, unless it stalls; warn if it takes long.
+
+        `progress` returns another value whenever the work has progressed.
+
+        Raises:
+            DataPathError: there was no progress for the stall timeout.
+        """
+        canceler, limits = Canceler(), self._watchdog.limits
+
+        async def watch() -> None:
+            detector, last = StallDetector(limits), self.clock.monotonic()
+            while not detector.timed_out(reachable=False):
+                await self.clock.sleep(limits.check_seconds)
+                now = self.clock.monotonic()
+                detector.observe(progress(), now - last)
+                last = now
+            canceler.fail(DataPathError(f"{doing}: no progress for {format_duration(detector.idle)}"))
+
+        async def wait() -> _T:
+            return await run_beside(watch, self.wait_for(work, doing), name="wait-watchdog")
+
+        return await run_unless_canceled(wait, canceler)
 
     def take_progress(self, line: str) -> str:
         """Parse the progress in a line of kopia's output; return the rest of the line."""

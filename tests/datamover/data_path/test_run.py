@@ -122,3 +122,39 @@ async def test_an_error_of_the_watchdog_does_not_fail_the_data_path(caplog: pyte
     with pytest.raises(asyncio.CancelledError):
         await running
     assert "watchdog failed" in [one.message for one in caplog.records if one.levelno == logging.ERROR]
+
+
+@pytest.mark.looptime
+async def test_a_wait_without_progress_is_reported_and_fails_after_the_timeout() -> None:
+    warned: list[str] = []
+    started = LoopClock().monotonic()
+
+    async def probe() -> Reachability:
+        return _REACHABLE
+
+    entries = 0
+
+    async def progress_for_an_hour() -> None:
+        nonlocal entries
+        for _ in range(60):
+            await asyncio.sleep(60)
+            entries += 1
+        await asyncio.Event().wait()
+
+    data_path = _hang(probe, warned)
+    with pytest.raises(DataPathError, match=r"^checking names: no progress for 10m0s$"):
+        await data_path.wait_for_progress(progress_for_an_hour(), "checking names", lambda: entries)
+    assert LoopClock().monotonic() - started == pytest.approx(3600 + 600, abs=10)
+    assert warned[:2] == ["still checking names after 2m0s", "still checking names after 4m0s"]
+
+
+@pytest.mark.looptime
+async def test_a_wait_returns_its_result() -> None:
+    async def probe() -> Reachability:
+        return _REACHABLE
+
+    async def work() -> str:
+        await asyncio.sleep(300)
+        return "done"
+
+    assert await _hang(probe, []).wait_for_progress(work(), "working", lambda: 0) == "done"

@@ -1,0 +1,77 @@
+"""The check of names beside a backup: one that hangs, and placeholders of kopia."""
+
+import json
+import os
+import re
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from core.contract import VolumeMode
+from core.errors import DataPathError, KopiaError
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.kopia.progress import Direction
+from datamover.kopia.repository import Repository
+from datamover.kopia.stalls import StallLimits
+from datamover.local.command import LocalMover
+from tests.datamover.support.data_paths import build_data_path
+from tests.datamover.support.plainkopia import PlainKopia
+
+pytestmark = pytest.mark.processes
+
+
+async def test_a_walk_that_hangs_is_reported_and_fails_the_backup(
+    mover_repository: Repository, tmp_path: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang, scandir = threading.Event(), os.scandir
+    volume = tmp_path / "volume"
+    volume.mkdir()
+
+    def hang_in_volume(path: bytes) -> object:
+        if path == os.fsencode(volume):
+            hang.wait(60)
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", hang_in_volume)
+    warned: list[str] = []
+
+    async def warn(message: str) -> None:
+        warned.append(message)
+
+    request = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+    data_path = build_data_path(Direction.BACKUP, warn, limits=StallLimits(timedelta(seconds=3)))
+    try:
+        with pytest.raises(DataPathError, match=r"^checking the names of files: no progress for \d+s$"):
+            await back_up(mover_repository, request, data_path)
+    finally:
+        hang.set()
+    assert any(re.match(r"still checking the names of files after \d+s", one) for one in warned)
+    assert kopia.snapshots() == []
+
+
+_ABSENT = {"mode": "0644", "size": 5, "mtime": "2024-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("file", "entry"),
+    [
+        ("sub/x.kopia-entry", {"name": "x", "type": "f", "obj": "0123456789abcdef0123456789abcdef", **_ABSENT}),
+        ("sub/x.kopia-entry/.kopia-entry", {"name": "x", "type": "d", "obj": "k0123456789abcdef0123456789abcdef"}),
+        ("sub/x.kopia-entry/.kopia-entry", {}),
+    ],
+    ids=["file", "folder", "empty"],
+)
+async def test_a_placeholder_of_what_is_not_in_the_repository_fails_the_backup_and_is_named(
+    local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia, file: str, entry: dict[str, object]
+) -> None:
+    """Otherwise the restore would end at it."""
+    volume = tmp_path / "volume"
+    (volume / file).parent.mkdir(parents=True)
+    (volume / file).write_text(json.dumps(entry))
+    with pytest.raises(
+        KopiaError, match=r"(?s)^back up .*(sub/x: invalid placeholder|placeholders .*sub/x.kopia-entry)"
+    ):
+        await local_mover.back_up(volume, "", None)
+    assert kopia.snapshots() == []
