@@ -11,6 +11,7 @@ from core.clock import SystemClock
 from core.contract import InitResult
 from core.errors import AgentError, ConfigError, RepositoryError
 from core.kube.client import KubeClient
+from core.kube.events import EventRecorder, ObjectRef
 from core.kube.retry import Retry
 from datamover.arguments import InitOptions, PodOptions
 from datamover.kopia.repository import NotInitializedError, Repository
@@ -18,7 +19,7 @@ from datamover.kopia.stalls import read_stall_limits
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.api_transport import pod_transport
 from datamover.pod.cluster import FORBIDDEN_SECONDS, MoverTools, PodContext, resolve_repository
-from datamover.pod.reporting import Termination, build_failure, build_success, write_termination_message
+from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
 from datamover.runtime.redact import Redactor
@@ -57,7 +58,9 @@ async def _initialize(name: str, context: PodContext, redactor: Redactor) -> Ter
     wanted = await reader.repository(name)
     location = await reader.location(wanted.spec.backup_storage_location)
     with open_work_dir(context.environment) as work_dir:
-        waits = Waits(context.clock, read_stall_limits(context.environment))
+        recorder = EventRecorder(context.client, context.clock, component=name, host=context.node)
+        reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
+        waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
         tools = MoverTools(work_dir, redactor, waits)
         repository = await resolve_repository(context.with_go_settings(), location, wanted, tools)
         if location.read_only:

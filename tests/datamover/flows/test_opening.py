@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import EVENTS
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3proxy import Answer, Fault, S3Proxy, run_s3_proxy
 from tests.datamover.support.s3server import S3Server
@@ -144,29 +145,28 @@ async def test_a_cancel_ends_the_wait_for_a_storage(
 
 
 @pytest.mark.parametrize("fault", ["refused", "503"])
-async def test_an_init_pod_waits_for_a_storage_that_does_not_answer(
-    pod: MoverPod, proxy: S3Proxy, fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_init_pod_waits_for_a_storage_that_does_not_answer(pod: MoverPod, proxy: S3Proxy, fault: str) -> None:
     kopias, cause = _FAULTS[fault]
     proxy.fail(kopias)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.init())
-        await pod.wait_for(lambda: cause in caplog.text or running.done())
+        await pod.wait_for(lambda: bool(_waits(pod)) or running.done())
         proxy.recover()
     assert running.result() == 0, pod.message
+    (event,) = [one for one in pod.kube.objects(EVENTS) if one["reason"] == "Data-Path-Waiting"]
+    assert event["message"].endswith(f"does not answer, will retry: {cause}")
+    assert event["involvedObject"]["kind"] == "BackupRepository"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_a_creation_that_was_interrupted_is_continued_not_repeated(
-    pod: MoverPod, proxy: S3Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_creation_that_was_interrupted_is_continued_not_repeated(pod: MoverPod, proxy: S3Proxy) -> None:
     """kopia gives up a minute after it has written the format file: the repository is there, but not complete."""
     proxy.armed = ("PUT /opening/kopia/app/kopia.repository", _FAULTS["refused"][0])
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.init())
         async with asyncio.timeout(240):
-            while "does not answer, will retry" not in caplog.text and not running.done():
+            while not any("does not answer" in wait for wait in _waits(pod)) and not running.done():
                 await asyncio.sleep(0.1)
         proxy.recover()
     assert running.result() == 0, pod.message

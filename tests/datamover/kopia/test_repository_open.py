@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,17 +13,19 @@ from pathlib import Path
 import pytest
 
 from core.contract import VolumeMode
-from core.errors import KopiaError
+from core.errors import KopiaError, RepositoryError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.snapshots import list_snapshots
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.data_paths import backup_data_path
-from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.mounts import mounted
+from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.repositories import opened
 from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.support.fakekube import FakeKube
+from tests.support.tools import tool
 from tests.testbed.pki import Authority
 
 pytestmark = pytest.mark.processes
@@ -143,6 +146,21 @@ async def test_a_cancel_during_errors_of_a_read_is_kept(repository: Path) -> Non
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+
+
+@pytest.mark.cause("cache-full")
+async def test_a_cache_volume_that_is_full_is_reported(
+    repository: Path, kopia: PlainKopia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill: list[str | Path] = [tool("kopia", "index-blobs"), tmp_path / "plain.config", "200"]
+    subprocess.run(fill, env={"HOME": str(tmp_path), "KOPIA_PASSWORD": PASSWORD}, check=True)
+    with mounted(tmp_path / "small", "size=600k") as scratch:
+        monkeypatch.setenv("VELERO_SCRATCH_DIR", str(scratch))
+        with (
+            opened(FileStorage(repository)) as ours,
+            pytest.raises(RepositoryError, match=r"^repository under test: the volume of kopia's cache is full: "),
+        ):
+            await ours.open(partial(list_snapshots, ours), read_only=True)
 
 
 @dataclass(frozen=True)
