@@ -30,11 +30,15 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clocks of the machine."""
+    """The clocks of the machine; `offset` moves the wall clock, for tests."""
+
+    def __init__(self, offset: timedelta = timedelta()) -> None:
+        """Read the machine's clocks."""
+        self._offset = offset
 
     def now(self) -> datetime:
         """Return the time of day in UTC."""
-        return datetime.now(UTC)
+        return datetime.now(UTC) + self._offset
 
     def monotonic(self) -> float:
         """Return seconds on a clock that never goes back."""

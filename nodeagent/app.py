@@ -6,12 +6,13 @@ Knows which parts exist. Does not decide anything, nor know what a half consists
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from dataclasses import dataclass
 from typing import Any
 
-from core.clock import Clock, SystemClock
+from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from core.kube.retry import Retry
@@ -31,7 +32,7 @@ from nodeagent.runtime.own_pod import AgentReport, OwnPod
 from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.runtime.transport import load_transport
-from nodeagent.startup import AgentParts, AgentSpec, read_spec
+from nodeagent.startup import AgentParts, AgentSpec, build_clock, read_spec
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
@@ -140,8 +141,8 @@ async def serve(settings: Settings) -> int:
     Raises:
         ConfigError: the agent cannot start; the message is one line.
     """
+    clock = build_clock(os.environ)
     transport, context_namespace = await load_transport(settings.kubeconfig)
-    clock = SystemClock()
     client = KubeClient(transport, Retry(clock))
     try:
         spec = await read_spec(client, settings, settings.namespace or context_namespace or DEFAULT_NAMESPACE)

@@ -5,16 +5,17 @@ DaemonSet (`exposer.template`), nor how an agent is built (`nodeagent.app`).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from core.clock import Clock
+from core.clock import Clock, SystemClock
 from core.errors import ConfigError, ContractError
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS
+from core.models.units import parse_duration
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
@@ -30,10 +31,13 @@ from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
 
-__all__ = ["AgentParts", "AgentSpec", "read_spec", "read_template"]
+__all__ = ["AgentParts", "AgentSpec", "build_clock", "read_spec", "read_template"]
 
 
 _log = logging.getLogger(__name__)
+
+_CLOCK_OFFSET: Final = "NODE_AGENT_CLOCK_OFFSET"
+"""Only tests set it: a duration by which the wall clock is ahead, or behind if it is negative."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,23 @@ class AgentParts:
     live: LiveConfig
     causes: CauseFinder
     kinds: Sequence[Kind[Any]]
+
+
+def build_clock(environment: Mapping[str, str]) -> SystemClock:
+    """Return the machine's clock, with its wall clock moved if a test asks for that in `environment`.
+
+    Raises:
+        ConfigError: the offset is no duration.
+    """
+    text = environment.get(_CLOCK_OFFSET, "")
+    if not text:
+        return SystemClock()
+    try:
+        offset = parse_duration(text)
+    except ValueError as e:
+        raise ConfigError(f"{_CLOCK_OFFSET}: {e}") from e
+    _log.warning("wall clock moved by %s, as %s asks: for tests only", text, _CLOCK_OFFSET)
+    return SystemClock(offset)
 
 
 async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> AgentSpec:

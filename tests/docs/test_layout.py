@@ -51,7 +51,6 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/runtime/http.py": "tests/nodeagent/runtime/test_transport.py",
     "nodeagent/runtime/permissions.py": "tests/deploy/test_rbac.py",
     "nodeagent/runtime/settings.py": "tests/nodeagent/cli/test_main.py",
-    "nodeagent/startup.py": "tests/nodeagent/test_app.py",
     "nodeagent/transfers/events.py": "tests/nodeagent/node/test_reconciler.py",
     "nodeagent/transfers/kinds/data_download.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
     "nodeagent/transfers/kinds/repository.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
