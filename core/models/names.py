@@ -26,6 +26,7 @@ __all__ = [
     "MOVER_LOST_ANNOTATION",
     "MOVER_SERVICE_ACCOUNT",
     "NODE_LABEL",
+    "NOT_PREPARED_ANNOTATION",
     "OUTCOME_ANNOTATION",
     "OWNER_UID_LABEL",
     "PENDING_REASON_ANNOTATION",
@@ -94,6 +95,8 @@ CANCEL_REQUESTED_ANNOTATION: Final = "nodeagent.io/cancel-asked"
 """On a custom resource, of agents before 0.1.0: when its cancel was requested. It is removed, never read."""
 MOVER_LOST_ANNOTATION: Final = "nodeagent.io/mover-lost"
 """On a custom resource: how often its mover pod was lost before its data path started, and since when."""
+NOT_PREPARED_ANNOTATION: Final = "nodeagent.io/not-prepared"
+"""On a custom resource that failed before Prepared, for a cause that may be its node's: the cause."""
 PENDING_REASON_ANNOTATION: Final = "nodeagent.io/pending-reason"
 """On a custom resource: the pending reason, which `status.message` describes."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"

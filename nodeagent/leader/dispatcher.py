@@ -6,12 +6,13 @@ pass after pass (`nodeagent.leader.admission.stages`) as transfers and agents ch
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 from core.aio import run_apart, wait_for_event
 from core.errors import AgentError
+from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.transfers import Transfer
@@ -83,6 +84,7 @@ class Dispatcher:
                 await self._tools.clock.sleep(_RETRY_SECONDS)
         finally:
             self._term = None
+            self._tools.metrics.nodes_passed_over(frozenset())
 
     def request_pass(self) -> None:
         """Begin a pass soon: what it depends on has changed."""
@@ -110,7 +112,13 @@ class _Term:
         self._pods = PodWatch(client, clock, on_change=self._changed.set)
         self._pending = PendingTransfers(clock, self._pods)
         examiner = Examiner(tools, rules, agents=self._agents.nodes)
-        writer = AdmissionWriter(tools, self._pending, agents=self._agents.nodes, on_accepted=on_accepted)
+        writer = AdmissionWriter(
+            tools,
+            self._pending,
+            agents=self._agents.nodes,
+            passed_over=self._agents.backoff.labels,
+            on_accepted=on_accepted,
+        )
         self._pass = AdmissionPass(rules, self._ledger, examiner=examiner, pending=self._pending, writer=writer)
         kinds = [kind.spec.name for kind in rules.kinds]
         self._view = QueueView(tools.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
@@ -148,7 +156,9 @@ class _Term:
             while True:
                 self._changed.clear()
                 self._tools.check_leading()
-                pause_seconds = await self._pass.run(self._index.entries())
+                entries = self._index.entries()
+                await self._back_off(entries)
+                pause_seconds = await self._pass.run(entries)
                 if pause_seconds <= 0:
                     continue
                 await wait_for_event(self._changed, pause_seconds)
@@ -164,10 +174,21 @@ class _Term:
             "prepareQueueLength": self._rules.queue_length,
             "reservations": len(self._ledger.reservations.uids),
             "agents": sorted(self._agents.nodes().values()),
+            "passedOver": self._agents.backoff.report(self._agents.nodes()),
             **self._view.report(),
             "orphans": self._orphans.report(),
             "leakedObjects": self._garbage.report(),
         }
+
+    async def _back_off(self, entries: Sequence[Entry]) -> None:
+        """Show the nodes that are passed over; report each new one on its agent's pod."""
+        backoff, nodes = self._agents.backoff, self._agents.nodes()
+        backoff.retain(entries, nodes.keys())
+        self._tools.metrics.nodes_passed_over(backoff.labels())
+        for label, message in backoff.take_news():
+            _log.warning("%s", message, extra=fields(node=nodes.get(label, label)))
+            if (pod := self._agents.pod(label)) is not None:
+                await self._tools.events.record_warning(pod, "NodePassedOver", message)
 
     def _queue(self, entries: Iterable[Entry]) -> Iterable[Entry]:
         """Return the transfers that are pending for the queue alone, in order."""
@@ -182,6 +203,7 @@ class _Term:
     def _on_change(self, entry: Entry) -> None:
         """Begin a pass if the change can matter to one."""
         self._view.notify()
+        self._agents.backoff.observe(entry)
         if entry.phase is Phase.NEW:
             if entry.stop:
                 # However long it was postponed.

@@ -16,7 +16,7 @@ from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.names import NODE_LABEL
+from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Admits
@@ -33,7 +33,8 @@ class Entry:
     `queue` is the namespace of the volume; namespaces alternate in the admission queue. `created` is
     the creation time as the API prints it, which sorts as time does. `stop`: a cancel is requested.
     `managed`: it is meant for this data mover. `node_label` names the owning agent. `finalizer`: it has
-    the one of its kind. `reason` is the pending reason as reported, empty where there is none. `fault`
+    the one of its kind. `reason` is the pending reason as reported, empty where there is none.
+    `not_prepared` is why it failed before Prepared, if that may be a fault of its node. `fault`
     names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.
     """
 
@@ -50,6 +51,7 @@ class Entry:
     finalizer: bool
     reason: str
     fault: str = ""
+    not_prepared: str = ""
 
     @property
     def log_fields(self) -> dict[str, Any]:
@@ -92,6 +94,7 @@ def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
         finalizer=kind.spec.finalizer in (meta.get("finalizers") or []),
         reason=reason,
         fault=fault,
+        not_prepared=sys.intern((meta.get("annotations") or {}).get(NOT_PREPARED_ANNOTATION, "")),
     )
 
 

@@ -16,6 +16,7 @@ from core.models.base import JsonDict
 from core.models.names import CONFIG_ANNOTATION, label_value
 from core.models.phases import Phase
 from nodeagent.leader.index import Entry
+from nodeagent.leader.node_backoff import NodeBackoff
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.own_pod import AGENT_SELECTOR, AgentReporter, shown
 from nodeagent.runtime.timers import Timers
@@ -24,21 +25,25 @@ __all__ = ["ConfigAgreement", "LiveAgents", "choose_node", "count_accepted", "de
 
 
 class _LiveAgent(NamedTuple):
-    """The cached part of an agent's pod: its node, whether it is live, and the hash of its configuration."""
+    """The cached part of an agent's pod: name, uid and node, whether it is live, the hash of its configuration."""
 
+    name: str
+    uid: str
     node: str
     live: bool
     config: str
 
 
 class LiveAgents:
-    """The live agents of one namespace, kept by list and watch."""
+    """The live agents of one namespace, kept by list and watch; `backoff` are their nodes that are passed over."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, namespace: str, on_change: Callable[[], None]) -> None:
         """Watch the agents' pods once `run` is called; `on_change` is called when the set of live agents changes."""
+        self._namespace = namespace
         self._on_change = on_change
         self._nodes: Mapping[str, str] | None = None
         self._unavailable = Timers(clock)
+        self.backoff = NodeBackoff(clock)
         self._informer = Informer(
             client,
             Selection(PODS, namespace, label_selector=AGENT_SELECTOR),
@@ -74,6 +79,14 @@ class LiveAgents:
         """Return the configuration hash that each live agent announces, by node name."""
         return {agent.node: agent.config for agent in self._informer.items() if agent.live and agent.config}
 
+    def pod(self, label: str) -> JsonDict | None:
+        """Return the live agent's pod with that node label, with its identity only; None if there is none."""
+        for agent in self._informer.items():
+            if agent.live and label_value(agent.node) == label:
+                meta = {"namespace": self._namespace, "name": agent.name, "uid": agent.uid}
+                return {"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": meta}
+        return None
+
     def seconds_unavailable(self, label: str) -> float:
         """Return how long the agent with that node label has been seen unavailable; 0.0 if it is live."""
         return 0.0 if label in self.nodes() else self._unavailable.seconds(label)
@@ -90,7 +103,7 @@ def _trim(pod: JsonDict) -> _LiveAgent:
     ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
     live = bool(node) and ready and not meta.get("deletionTimestamp")
     config = (meta.get("annotations") or {}).get(CONFIG_ANNOTATION, "")
-    return _LiveAgent(node, live, config)
+    return _LiveAgent(meta["name"], meta["uid"], node, live, config)
 
 
 _COMPARE_SECONDS: Final = 10.0
@@ -150,11 +163,15 @@ def count_accepted(entries: Iterable[Entry]) -> Counter[str]:
     return Counter(entry.node_label for entry in entries if entry.phase is Phase.ACCEPTED)
 
 
-def choose_node(agents: Mapping[str, str], accepted: Mapping[str, int]) -> str | None:
+def choose_node(
+    agents: Mapping[str, str], accepted: Mapping[str, int], passed_over: AbstractSet[str] = frozenset()
+) -> str | None:
     """Return the node label of the live agent with the fewest Accepted transfers, or None without agents.
 
     Args:
         agents: node names of all live agents, by node label.
         accepted: number of Accepted transfers, by node label.
+        passed_over: node labels that are chosen only if there are no others.
     """
-    return min(agents, key=lambda label: (accepted.get(label, 0), label), default=None)
+    preferred = agents.keys() - passed_over or agents.keys()
+    return min(preferred, key=lambda label: (accepted.get(label, 0), label), default=None)

@@ -83,7 +83,7 @@ class ExposeSteps(StepBase):
                 return await self.recreate(replace(case, pod=answer.pod))
             await self._report_not_taken_over(case, answer)
         elif overdue := self._overdue(case, answer):
-            return await self._end(case, Phase.FAILED, overdue)
+            return await self._end(case, Phase.FAILED, overdue, not_prepared="OperationTimeout")
         else:
             await self._report_pending(case, answer)
         return Requeue(self._pending.count_check(case.cr.uid))
@@ -142,7 +142,7 @@ class ExposeSteps(StepBase):
         message = f"{what} within {timeout}" + (f": {cause}" if cause else "")
         if loss is not None:
             message += f"; lost data mover pods: {loss.times}, the last one because of {loss.why or 'its deletion'}"
-        return await self._end(case, Phase.FAILED, message)
+        return await self._end(case, Phase.FAILED, message, not_prepared="PrepareTimeout")
 
     async def cancel(self, case: Case) -> Requeue | None:
         """Move to Canceled: the data path has not started."""
@@ -191,7 +191,8 @@ class ExposeSteps(StepBase):
         place = f"{case.cr.metadata.namespace}/{case.cr.name}"
         if loss.failure:
             tail = await self._tools.logs.copy(case.cr, case.pod)
-            await self._end(case, Phase.FAILED, add_log_end(f"data mover pod {place} {loss.failure}", tail))
+            message = add_log_end(f"data mover pod {place} {loss.failure}", tail)
+            await self._end(case, Phase.FAILED, message, not_prepared="MoverLost")
             return True
         cause = f": {pod.why}" if pod.why else ""
         message = f"data mover pod {place} was lost before its data path started, will be recreated{cause}"

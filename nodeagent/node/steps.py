@@ -19,6 +19,7 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError, ServerError, UnreachableError
 from core.logs import BoundLogger, bind
+from core.models.names import NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from exposer.model import Pending
@@ -100,14 +101,18 @@ class StepBase:
         self._limits = limits
         self._pending = pending
 
-    async def _end(self, case: Case, phase: Phase, message: str) -> Requeue | None:
-        """Write the final status in one patch, then record and count it."""
+    async def _end(self, case: Case, phase: Phase, message: str, *, not_prepared: str = "") -> Requeue | None:
+        """Write the final status in one patch, then record and count it.
+
+        `not_prepared` is why there is no mover pod, if that may be a fault of the node, which the leader counts.
+        """
         tools, kind = self._tools, case.kind
         status: dict[str, object] = {"message": message} if message else {}
         if phase is Phase.COMPLETED and case.outcome is not None:
             status |= kind.final_status(case.outcome)
             tools.progress.finish(kind.spec.name, case.cr.uid, case.outcome.total_bytes)
-        stored = await tools.status.move(kind, case.cr, phase, Change(status=status))
+        marks = {NOT_PREPARED_ANNOTATION: not_prepared} if not_prepared else {}
+        stored = await tools.status.move(kind, case.cr, phase, Change(status, annotations=marks))
         tools.slots.release(stored.uid)
         self._pending.forget(stored.uid)
         await record_end(kind, stored, metrics=tools.metrics, events=tools.events)

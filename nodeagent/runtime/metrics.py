@@ -4,6 +4,7 @@ The caller of a method decides when something is counted. No type of the metrics
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from prometheus_client import (
@@ -69,6 +70,10 @@ class Metrics:
             "api_requests", "Requests by verb and HTTP status (0: no answer)", "verb", "status"
         )
         self._skew = self._gauge("clock_skew_seconds", "This node's wall clock minus the API server's; only shown")
+        self._passed_over = self._gauge(
+            "node_passed_over", "1 if the leader prefers other nodes: transfers fail before Prepared", "passed_over"
+        )
+        self._shown_passed_over: AbstractSet[str] = frozenset()
         self._leader = self._gauge("dispatcher", "1 if this agent is the leader and runs the dispatcher")
         self._repository = self._gauge("repository_ready", "1 if the backup repository is ready", "repository_name")
         self._wait = Histogram(
@@ -172,6 +177,14 @@ class Metrics:
     def clock_skew(self, seconds: float) -> None:
         """Set how far the wall clock of this node is ahead of the API server's."""
         self._skew.labels(self._node).set(seconds)
+
+    def nodes_passed_over(self, labels: AbstractSet[str]) -> None:
+        """Set the nodes, by node label, that the leader passes over, and remove all others."""
+        for label in self._shown_passed_over - labels:
+            self._passed_over.remove(self._node, label)
+        for label in labels:
+            self._passed_over.labels(self._node, label).set(1)
+        self._shown_passed_over = labels
 
     def leader(self, is_leader: bool) -> None:  # noqa: FBT001 - the one thing this hook is about
         """Set whether this agent is the leader."""

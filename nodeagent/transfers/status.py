@@ -18,6 +18,7 @@ from core.models.names import (
     EXPOSE_ON_GOING_LABEL,
     MOVER_LOST_ANNOTATION,
     NODE_LABEL,
+    NOT_PREPARED_ANNOTATION,
     OUTCOME_ANNOTATION,
     PENDING_REASON_ANNOTATION,
 )
@@ -32,6 +33,7 @@ _MARKS: Final = (
     ACCEPT_FENCE_ANNOTATION,
     CANCEL_REQUESTED_ANNOTATION,
     MOVER_LOST_ANNOTATION,
+    NOT_PREPARED_ANNOTATION,
     PENDING_REASON_ANNOTATION,
 )
 """This agent's annotations on a transfer that is not finished."""

@@ -9,6 +9,7 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from core.kube.errors import ConflictError
@@ -44,6 +45,7 @@ class AdmissionWriter:
         pending: PendingTransfers,
         *,
         agents: Callable[[], Mapping[str, str]],
+        passed_over: Callable[[], AbstractSet[str]],
         on_accepted: Callable[[Transfer], None],
     ) -> None:
         """Write through `tools`.
@@ -52,11 +54,13 @@ class AdmissionWriter:
             tools: the status writer, Events, metrics and leadership check.
             pending: the records of reports and of accepts without an answer.
             agents: returns the live agents' nodes by node label.
+            passed_over: returns the node labels of the nodes to choose only if there are no others.
             on_accepted: is called once with each transfer that was accepted, also when that is found out later.
         """
         self._tools = tools
         self._pending = pending
         self._agents = agents
+        self._passed_over = passed_over
         self._on_accepted = on_accepted
         self._events = asyncio.Semaphore(_EVENTS_AT_A_TIME)
 
@@ -71,7 +75,7 @@ class AdmissionWriter:
             for checked in ready:
                 agents = self._agents()
                 node = checked.admission.node
-                label = label_value(node) if node else choose_node(agents, accepted)
+                label = label_value(node) if node else choose_node(agents, accepted, self._passed_over())
                 if label is None or label not in agents:
                     continue
                 stored = await attempt(checked.entry.log_fields, self._accept(checked, agents[label]))

@@ -289,5 +289,5 @@ class OrphanRecovery:
         """
         live = self._agents.nodes()
         agents = {label: node for label, node in live.items() if not self._nodes.explain_loss(label, node)}
-        label = choose_node(agents, count_accepted(self._index.entries()))
+        label = choose_node(agents, count_accepted(self._index.entries()), self._agents.backoff.labels())
         return (label, agents[label]) if label is not None else None

@@ -7,7 +7,7 @@ import pytest
 from core.errors import ContractError
 from core.kube.resources import PODS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import NOT_PREPARED_ANNOTATION, OWNER_UID_LABEL
 from core.models.transfers import DataDownload, DataUpload
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.transfers import data_download, data_upload
@@ -43,6 +43,8 @@ async def test_a_source_snapshot_that_is_not_deleted_in_time_fails_the_transfer(
             await world.until(lambda: world.phase() == "Failed", seconds=seconds + 20, every=1)
     meta = snapshot["metadata"]
     name = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
+    # Its cleanup is blocked too, so the mark for the leader is still there.
+    assert world.transfer()["metadata"]["annotations"][NOT_PREPARED_ANNOTATION] == "OperationTimeout"
     assert world.transfer()["status"]["message"] == (
         f"timed out after {shown}: {name} is being deleted (finalizers: {FOREIGN})"
     )

@@ -84,6 +84,8 @@ def test_gauges_show_the_current_state(metrics: Metrics) -> None:
     metrics.config_valid(ok=False)
     metrics.leader(is_leader=True)
     metrics.clock_skew(-2.5)
+    metrics.nodes_passed_over(frozenset({"b", "c"}))
+    metrics.nodes_passed_over(frozenset({"c"}))
     metrics.repository("app-default-kopia", ok=True)
     metrics.request("list", 200)
     metrics.waited("DataUpload", 2.0)
@@ -95,6 +97,8 @@ def test_gauges_show_the_current_state(metrics: Metrics) -> None:
         'nodeagent_slots{state="total"}': 2,
         "nodeagent_config_valid": 0,
         "nodeagent_clock_skew_seconds": -2.5,
+        'nodeagent_node_passed_over{passed_over="b"}': None,
+        'nodeagent_node_passed_over{passed_over="c"}': 1,
         "nodeagent_dispatcher": 1,
         'nodeagent_repository_ready{repository_name="app-default-kopia"}': 1,
         'nodeagent_api_requests_total{status="200",verb="list"}': 1,

@@ -31,7 +31,9 @@ class Bench:
         tools, rules = dispatcher._tools, dispatcher._rules
         agents = {"node-a": "node-a"}
         self.pending = PendingTransfers(tools.clock, PodWatch(tools.client, tools.clock, on_change=lambda: None))
-        writer = AdmissionWriter(tools, self.pending, agents=lambda: agents, on_accepted=lambda _: None)
+        writer = AdmissionWriter(
+            tools, self.pending, agents=lambda: agents, passed_over=frozenset, on_accepted=lambda _: None
+        )
         self.checks = AdmissionChecks(rules, Examiner(tools, rules, agents=lambda: agents), self.pending, writer)
 
     def add(self, name: str, admission: Admission | None = None, *, cancel: bool = False) -> Entry:

@@ -77,6 +77,14 @@ def test_the_agent_with_the_fewest_accepted_transfers_is_chosen() -> None:
     assert choose_node({}, accepted) is None
 
 
+def test_an_agent_that_is_passed_over_is_chosen_only_if_there_are_no_others() -> None:
+    agents = {"a": "a", "b": "b", "skewed": "skewed"}
+    accepted = {"a": 3, "b": 3, "skewed": 0}
+    assert choose_node(agents, accepted) == "skewed"
+    assert choose_node(agents, accepted, frozenset({"skewed"})) == "a"
+    assert choose_node(agents, accepted, frozenset(agents)) == "skewed"
+
+
 def test_preferred_kinds_have_an_order_of_their_own() -> None:
     entries = [
         entry("u-b", "b"),

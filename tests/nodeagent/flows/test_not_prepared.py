@@ -1,0 +1,84 @@
+"""A transfer that fails before Prepared is marked for the leader if that may be a fault of its node."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+import pytest
+
+from core.kube.resources import VOLUME_SNAPSHOTS
+from core.kube.transport import Request, Response, Transport
+from core.models.base import JsonDict
+from core.models.names import MOVER_LOST_ANNOTATION, NOT_PREPARED_ANNOTATION
+from nodeagent.node.mover_loss import MoverLoss
+from tests.nodeagent.support.hand_clock import NOON
+from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.transfers import data_upload
+
+pytestmark = pytest.mark.looptime
+
+
+@dataclass
+class Marks(Transport):
+    """Records the marks that are written."""
+
+    inner: Transport
+    written: list[str] = field(default_factory=list)
+
+    async def request(self, request: Request) -> Response:
+        if request.method == "PATCH":
+            annotations = json.loads(request.body or b"{}").get("metadata", {}).get("annotations", {})
+            if mark := annotations.get(NOT_PREPARED_ANNOTATION):
+                self.written.append(mark)
+        return await self.inner.request(request)
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self.inner.stream(request)
+
+    async def close(self) -> None:
+        pass
+
+
+async def marks_of(transfer: JsonDict, mover: Mover, *, snapshot: bool = True, ready: bool = True) -> list[str]:
+    """Return the marks that an agent writes until the transfer has failed and is cleaned up."""
+    async with open_world(transfer, mover=mover) as world:
+        world.cluster.tick_seconds = 2.0
+        world.cluster.snapshots_become_ready = ready
+        if not snapshot:
+            await _delete_source_snapshot(world)
+        marks = Marks(world.kube)
+        async with world.agent(marks):
+            await world.until(world.done, seconds=2000, every=1)
+    assert world.phase() == "Failed"
+    assert NOT_PREPARED_ANNOTATION not in world.transfer()["metadata"].get("annotations", {})
+    return marks.written
+
+
+async def _delete_source_snapshot(world: World) -> None:
+    (snapshot,) = (each["metadata"] for each in world.kube.objects(VOLUME_SNAPSHOTS))
+    await world.cluster.client.delete(VOLUME_SNAPSHOTS, snapshot["namespace"], snapshot["name"])
+
+
+async def test_a_mover_pod_that_does_not_start_may_be_the_nodes_fault() -> None:
+    assert await marks_of(accepted(data_upload()), Mover(starts=False)) == ["PrepareTimeout"]
+
+
+async def test_an_operation_that_times_out_may_be_the_nodes_fault() -> None:
+    assert await marks_of(accepted(data_upload()), Mover(), ready=False) == ["OperationTimeout"]
+
+
+async def test_mover_pods_that_are_lost_may_be_the_nodes_fault() -> None:
+    transfer = accepted(data_upload())
+    losses = MoverLoss(since=NOON, last=NOON, times=19)
+    transfer["metadata"]["annotations"] = {MOVER_LOST_ANNOTATION: losses.to_json()}
+    assert await marks_of(transfer, Mover(rejected="OutOfcpu")) == ["MoverLost"]
+
+
+async def test_a_missing_snapshot_is_the_transfers_own_fault() -> None:
+    assert await marks_of(accepted(data_upload()), Mover(), snapshot=False) == []
+
+
+async def test_a_failed_data_path_is_not_the_nodes_fault() -> None:
+    assert await marks_of(accepted(data_upload()), Mover(exit_code=11, message="disk")) == []
