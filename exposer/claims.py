@@ -74,10 +74,10 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
             "name": request.owner.name,
         },
         "resources": {"requests": {"storage": size}},
+        # Absent, it would become the cluster's default class.
+        "storageClassName": request.backup_class,
         "volumeMode": str(mode),
     }
-    if request.backup_class:
-        spec["storageClassName"] = request.backup_class
     return _build_claim(request.owner, request.owner.name, spec, annotations=dict(settings.annotations))
 
 

@@ -46,7 +46,8 @@ class GenericRestoreExposer:
         """Return why the expose cannot start yet; reads only.
 
         Raises:
-            ExposeError: the target PVC is already bound, or no agent runs on nodes of its operating system.
+            ExposeError: the target PVC is already bound, its StorageClass does not exist, or no agent
+                runs on nodes of its operating system.
             KubeError: the API server rejected a read.
         """
         request.settings.template.for_os(request.node_os)
@@ -151,14 +152,16 @@ class GenericRestoreExposer:
         """Return the nodes for the new volume and its mover, once they are known.
 
         With late binding, the consumer's node is the only one; otherwise the rules apply.
+
+        Raises:
+            ExposeError: the StorageClass of the target PVC does not exist.
         """
         class_name = target["spec"].get("storageClassName") or ""
         if class_name and not request.settings.ignore_delay_binding:
             place = f"target PVC {request.target_namespace}/{request.target_claim}"
             storage_class = await reader.read(STORAGE_CLASSES, "", class_name)
             if storage_class is None:
-                text = f"StorageClass {class_name} of {place} does not exist"
-                return Pending(PendingReason.STORAGE_CLASS_MISSING, text, blocked=True)
+                raise ExposeError(f"StorageClass {class_name} of {place} does not exist")
             if binds_late(storage_class):
                 node = str((target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, ""))
                 if node:

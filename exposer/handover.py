@@ -24,6 +24,7 @@ from exposer.model import Pending, Reader, SnapshotRequest
 from exposer.ownership import belongs, created_by_velero, delete_object, patch_if_there
 from exposer.snapshots import (
     SnapshotSource,
+    diagnose_binding,
     diagnose_snapshot,
     parse_snapshot_source,
     parse_source_annotation,
@@ -43,19 +44,22 @@ class SourceHandover:
         """Return the source and its content once the snapshot is ready.
 
         Raises:
-            ExposeError: snapshot, content or PVC do not exist.
+            ExposeError: snapshot, content or PVC do not exist, the content is another snapshot's,
+                or the volume of the PVC or its class is not known.
         """
         namespace = request.source_namespace
         snapshot = await _read_existing(reader, VOLUME_SNAPSHOTS, namespace, request.volume_snapshot)
         if snapshot["metadata"].get("deletionTimestamp"):
             raise ExposeError(f"VolumeSnapshot {namespace}/{request.volume_snapshot} is being deleted")
         claim = await _read_existing(reader, PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
+        _check_volume(request, claim)
         pending = diagnose_snapshot(snapshot)
         if pending:
             return pending
         content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
         content = await _read_existing(reader, VOLUME_SNAPSHOT_CONTENTS, "", content_name)
-        return parse_snapshot_source(snapshot, content, claim), content
+        pending = diagnose_binding(snapshot, content)
+        return pending or (parse_snapshot_source(snapshot, content, claim), content)
 
     async def take_over(self, request: SnapshotRequest, source: SnapshotSource) -> Pending | None:
         """Delete the source's snapshot and content, keeping the snapshot on the storage.
@@ -114,7 +118,7 @@ class SourceHandover:
         content_name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
         if handover_began and content_name:
             content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", content_name)
-            if content is not None and content["spec"]["volumeSnapshotRef"].get("uid") == snapshot["metadata"]["uid"]:
+            if content is not None and _is_bound(snapshot, content):
                 await _set_deletion_policy(self._client, content, DELETE)
         return await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot)
 
@@ -164,6 +168,30 @@ async def _set_deletion_policy(client: KubeClient, content: JsonDict, policy: st
 def _created_later(snapshot: JsonDict, request: SnapshotRequest) -> bool:
     requested_at, created = request.requested_at, snapshot["metadata"].get("creationTimestamp")
     return requested_at is not None and created is not None and datetime.fromisoformat(created) > requested_at
+
+
+def _check_volume(request: SnapshotRequest, claim: JsonDict) -> None:
+    """Return if the volume of the source and its class are known.
+
+    Source: Velero v1.18.2, GetVolumeTopology in pkg/util/kube/pvc_pv.go.
+
+    Raises:
+        ExposeError: one of them is not.
+    """
+    if not request.storage_class:
+        raise ExposeError(
+            f"{request.owner.kind} {request.owner.namespace}/{request.owner.name} has no csiSnapshot.storageClass"
+        )
+    if not claim["spec"].get("volumeName"):
+        place = f"PersistentVolumeClaim {request.source_namespace}/{request.source_claim}"
+        raise ExposeError(f"{place} has no PersistentVolume")
+
+
+def _is_bound(snapshot: JsonDict, content: JsonDict) -> bool:
+    try:
+        return diagnose_binding(snapshot, content) is None
+    except ExposeError:
+        return False
 
 
 def _recorded_source(content: JsonDict) -> SnapshotSource | None:

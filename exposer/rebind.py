@@ -2,8 +2,8 @@
 
 Each step checks whether it is still to be done. The steps: set reclaim policy Retain (with our owner
 label, so that garbage collection finds the volume if its transfer is deleted before the volume is
-bound), delete the pod, delete its PVC, point the volume at the target PVC (with the labels that the
-target PVC selects by), point the target PVC at the volume, wait until they are bound, restore the
+bound), delete the pod, delete its PVC, point the volume at the target PVC (with those labels that the
+target PVC selects by and the volume lacks), point the target PVC at the volume, wait until they are bound, restore the
 reclaim policy and remove the label.
 Source: Velero v1.18, pkg/exposer/generic_restore.go (the order, and the labels of the target's
 selector); Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (when a
@@ -80,9 +80,8 @@ class Rebinder:
     ) -> Pending | None:
         if not _claimed_by(volume, target):
             if not _owned_by_restore(request, volume):
-                raise ExposeError(
-                    f"PersistentVolume {kept.pv_name} with the restored data belongs to another PersistentVolumeClaim"
-                )
+                owner = "belongs to another PersistentVolumeClaim" if volume["spec"].get("claimRef") else "was freed"
+                raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data {owner}")
             volume = await retain_for(self._client, volume, request.owner)
             pending = await self._delete_pod_and_claim(request.owner)
             if pending:
@@ -129,7 +128,9 @@ class Rebinder:
 
     async def _point_volume(self, volume: JsonDict, target: JsonDict) -> JsonDict:
         meta = target["metadata"]
-        labels = (target["spec"].get("selector") or {}).get("matchLabels") or {}
+        selected = (target["spec"].get("selector") or {}).get("matchLabels") or {}
+        present = volume["metadata"].get("labels") or {}
+        labels = {key: value for key, value in selected.items() if key not in present}
         patch: JsonDict = {
             "metadata": {"labels": labels, "annotations": {_BOUND_BY_CONTROLLER: None}},
             "spec": {
@@ -155,13 +156,18 @@ class Rebinder:
 
 
 def _owned_by_restore(request: RestoreRequest, volume: JsonDict) -> bool:
-    """Return whether the volume is bound to the restore PVC, reserved for the target PVC, or unbound."""
+    """Return whether the volume is bound to the restore PVC, reserved for the target PVC, or unbound with our label.
+
+    An unbound volume without the label was freed by an administrator.
+    """
     reference = volume["spec"].get("claimRef") or {}
+    if not reference:
+        return request.owner.labels.items() <= (volume["metadata"].get("labels") or {}).items()
     claims = (
         (request.owner.namespace, request.owner.name),
         (request.target_namespace, request.target_claim),
     )
-    return not reference or (reference.get("namespace"), reference.get("name")) in claims
+    return (reference.get("namespace"), reference.get("name")) in claims
 
 
 def _claimed_by(volume: JsonDict, claim: JsonDict) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "SnapshotSource",
     "build_backup_content",
     "build_backup_snapshot",
+    "diagnose_binding",
     "diagnose_snapshot",
     "parse_snapshot_source",
     "parse_source_annotation",
@@ -108,6 +109,31 @@ def diagnose_snapshot(snapshot: JsonDict) -> Pending | None:
     if error:
         return Pending(PendingReason.SNAPSHOT_ERROR, f"{place} is not ready: {error}", blocked=True)
     return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is not ready yet")
+
+
+def diagnose_binding(snapshot: JsonDict, content: JsonDict) -> Pending | None:
+    """Return why the `content` that the status of `snapshot` names is not bound to it yet; None once it is.
+
+    The status alone proves nothing: a tenant may write it. The reference of a content is set by an
+    administrator or the snapshot controller; its UID is set at the binding.
+    Source: external-snapshotter v8, pkg/utils/util.go (IsVolumeSnapshotRefSet) and
+    pkg/common-controller/snapshot_controller.go (checkandBindSnapshotContent).
+
+    Raises:
+        ExposeError: the content belongs to another VolumeSnapshot.
+    """
+    meta, reference = snapshot["metadata"], content["spec"].get("volumeSnapshotRef") or {}
+    place, name = f"VolumeSnapshot {meta['namespace']}/{meta['name']}", content["metadata"]["name"]
+    uid = reference.get("uid", "")
+    other = f"{reference.get('namespace', '')}/{reference.get('name', '')}"
+    if other != f"{meta['namespace']}/{meta['name']}" or uid not in {"", meta["uid"]}:
+        raise ExposeError(
+            f"VolumeSnapshotContent {name} in the status of {place} (UID {meta['uid']}) "
+            f"belongs to VolumeSnapshot {other} (UID {uid})"
+        )
+    if not uid:
+        return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is not bound to VolumeSnapshotContent {name} yet")
+    return None
 
 
 def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource) -> JsonDict:

@@ -29,7 +29,6 @@ class PendingReason(StrEnum):
     QUEUED = "Queued"
     SNAPSHOT_ERROR = "SnapshotError"
     SNAPSHOT_NOT_READY = "SnapshotNotReady"
-    STORAGE_CLASS_MISSING = "StorageClassMissing"
     TARGET_CLAIM_ABSENT = "TargetClaimAbsent"
     TARGET_CLAIM_MISSING = "TargetClaimMissing"
     TARGET_CLAIM_UNCONSUMED = "TargetClaimUnconsumed"

@@ -225,7 +225,7 @@ CASES = {
     ),
     "target-class-missing": Case(
         f"StorageClass {MISSING} of " + _TARGET + "does not exist",
-        "StorageClassMissing",
+        "Failed",
         kind="DataDownload",
         storage_class=MISSING,
     ),

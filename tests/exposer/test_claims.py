@@ -64,6 +64,12 @@ def test_an_object_is_its_golden_manifest(name: str, manifest: JsonDict) -> None
     assert_golden(name, manifest)
 
 
+def test_a_backup_pvc_without_a_class_does_not_get_the_clusters_default() -> None:
+    claim = build_backup_claim(snapshot_request(storage_class=""), size="2Gi", mode=VolumeMode.FILESYSTEM)
+
+    assert claim["spec"]["storageClassName"] == ""
+
+
 def test_the_restore_pvc_has_nothing_of_the_targets_binding() -> None:
     """The last recorded version of the target has all annotations of the controllers."""
     bound = recorded("target-pvc-of-datadownload", -1)

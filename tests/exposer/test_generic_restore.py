@@ -13,7 +13,7 @@ from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.model import NotOwnerError, Pending
 from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import CacheVolume
-from tests.exposer.support.inputs import expose_settings
+from tests.exposer.support.inputs import expose_settings, restore_request
 from tests.exposer.support.restore_steps import (
     assert_clean,
     assert_handed_over,
@@ -213,14 +213,16 @@ async def test_an_absent_target_is_pending() -> None:
     )
 
 
-async def test_a_missing_storage_class_is_pending() -> None:
+async def test_a_missing_storage_class_is_rejected_where_it_is_read() -> None:
     scene = RestoreScene()
     await scene.world.client.delete(STORAGE_CLASSES, "", "hostpath")
+    exposer, client = scene.exposer(), scene.world.client
 
-    found = await scene.exposer().check(scene.request, scene.world.client)
-
-    message = "StorageClass hostpath of target PVC app3/data does not exist"
-    assert found == Pending("StorageClassMissing", message, blocked=True)
+    for step in (exposer.check(scene.request, client), exposer.ensure(scene.request, no_guard)):
+        with pytest.raises(ExposeError, match=r"^StorageClass hostpath of target PVC app3/data does not exist$"):
+            await step
+    unread = restore_request(ignore_delay_binding=True)
+    assert await exposer.check(unread, client) is None
 
 
 async def test_a_bound_target_is_rejected() -> None:

@@ -2,13 +2,15 @@
 
 import pytest
 
-from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
+from core.errors import ExposeError
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
-from exposer.model import NotOwnerError
+from exposer.model import NotOwnerError, Pending
 from exposer.snapshots import SOURCE_ANNOTATION
+from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import Cut, cut_short
+from tests.exposer.support.world import Cut, cut_short, no_guard
 from tests.exposer.test_csi_snapshot import BYSTANDERS, assert_clean, clean_up, expose, only
 from tests.exposer.test_csi_snapshot_guard import GUARDED, Guard
 
@@ -178,3 +180,57 @@ async def test_an_expose_that_outlives_its_transfer_deletes_no_snapshot_that_is_
         assert only(scene, VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT)["spec"]["deletionPolicy"] == policy
     else:
         assert scene.world.handles == {"other"}
+
+
+OTHERS = {"namespace": "other", "name": "other", "uid": "uid-other"}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+@pytest.mark.cause("snapshot-of-another")
+async def test_a_content_of_another_snapshot_is_neither_used_nor_written_to(field: str) -> None:
+    """A tenant may write the status of his VolumeSnapshot, and name any content in it."""
+    scene = BackupScene(policy="Retain")
+    patch = {"spec": {"volumeSnapshotRef": {field: OTHERS[field]}}}
+    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT, patch)
+    before = source_content(scene)
+    reference = {"namespace": "app", "name": "velero-data-lwkc4", "uid": "uid-velero-data-lwkc4"} | {
+        field: OTHERS[field]
+    }
+    other = f"belongs to VolumeSnapshot {reference['namespace']}/{reference['name']} .UID {reference['uid']}.$"
+    message = f"^VolumeSnapshotContent {SOURCE_CONTENT} in the status of VolumeSnapshot app/velero-data-lwkc4 .*{other}"
+
+    for step in (
+        scene.exposer().check(scene.request, scene.world.client),
+        scene.exposer().ensure(scene.request, no_guard),
+    ):
+        with pytest.raises(ExposeError, match=message):
+            await step
+    await scene.exposer().clean_up(scene.request)
+
+    assert source_content(scene) == before
+
+
+async def test_a_content_that_is_not_bound_yet_is_waited_for() -> None:
+    """The UID of a content that an administrator created is set by the snapshot controller."""
+    scene = BackupScene()
+    patch: JsonDict = {"spec": {"volumeSnapshotRef": {"uid": None}}}
+    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT, patch)
+
+    found = await scene.exposer().ensure(scene.request, no_guard)
+
+    text = f"VolumeSnapshot app/velero-data-lwkc4 is not bound to VolumeSnapshotContent {SOURCE_CONTENT} yet"
+    assert found == Pending("SnapshotNotReady", text)
+    await scene.world.settle()
+    await expose(scene)
+
+
+@pytest.mark.cause("source-unknown")
+async def test_a_source_without_class_or_volume_fails_at_once_and_is_named() -> None:
+    scene = BackupScene(ready=False)
+    unnamed = snapshot_request(storage_class="")
+    with pytest.raises(ExposeError, match=r"^DataUpload velero/b1-q9txn has no csiSnapshot\.storageClass$"):
+        await scene.exposer().check(unnamed, scene.world.client)
+
+    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app", "data", {"spec": {"volumeName": None}})
+    with pytest.raises(ExposeError, match=r"^PersistentVolumeClaim app/data has no PersistentVolume$"):
+        await scene.exposer().check(scene.request, scene.world.client)

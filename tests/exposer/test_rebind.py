@@ -4,6 +4,8 @@ import pytest
 
 from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUMES
+from core.models.base import JsonDict
+from core.models.names import OWNER_UID_LABEL
 from exposer.model import KeptVolume
 from tests.exposer.support.restore_steps import (
     BYSTANDERS,
@@ -152,6 +154,57 @@ async def test_a_volume_of_another_pvc_is_neither_bound_nor_dropped() -> None:
         await scene.exposer().rebind(scene.request, kept)
     assert await scene.exposer().drop_volume(scene.request, kept) is None
     assert volume(scene, "pv")["spec"] == spec
+
+
+async def free_volume(scene: RestoreScene, name: str, *, label: bool) -> None:
+    """Remove the reference of a volume that is being rebound, as an administrator does in order to keep its data."""
+    patch: JsonDict = {"spec": {"claimRef": None}}
+    if not label:
+        patch["metadata"] = {"labels": {OWNER_UID_LABEL: None}}
+    await scene.world.client.patch(PERSISTENT_VOLUMES, "", name, patch)
+
+
+async def test_a_volume_that_was_freed_is_neither_bound_nor_dropped() -> None:
+    scene = RestoreScene()
+    await expose(scene)
+    kept = await scene.exposer().read_volume(scene.request)
+    await scene.exposer().rebind(scene.request, kept)
+    await free_volume(scene, kept.pv_name, label=False)
+    before = volume(scene, kept.pv_name)
+
+    with pytest.raises(ExposeError, match=f"^PersistentVolume {kept.pv_name} with the restored data was freed$"):
+        await scene.exposer().rebind(scene.request, kept)
+    await drop_volume(scene, kept)
+    await clean_up(scene)
+
+    assert volume(scene, kept.pv_name)["spec"] == before["spec"]
+    assert scene.world.disks == {kept.pv_name}
+
+
+async def test_a_volume_without_a_reference_is_ours_while_it_has_our_label() -> None:
+    scene = RestoreScene()
+    await expose(scene)
+    kept = await scene.exposer().read_volume(scene.request)
+    await scene.exposer().rebind(scene.request, kept)
+    await free_volume(scene, kept.pv_name, label=True)
+
+    await rebind(scene, kept)
+    await clean_up(scene)
+
+    assert_handed_over(scene, kept)
+
+
+async def test_a_label_of_the_volume_is_not_replaced_by_the_targets_selector() -> None:
+    scene = RestoreScene()
+    await expose(scene)
+    kept = await scene.exposer().read_volume(scene.request)
+    selected = claim(scene, "app3", "data")["spec"]["selector"]["matchLabels"]
+    own = dict.fromkeys(selected, "the volume's own")
+    await scene.world.client.patch(PERSISTENT_VOLUMES, "", kept.pv_name, {"metadata": {"labels": own}})
+
+    await rebind(scene, kept)
+
+    assert volume(scene, kept.pv_name)["metadata"]["labels"] == own
 
 
 async def test_a_missing_volume_cannot_be_read() -> None:
