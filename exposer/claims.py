@@ -12,6 +12,7 @@ from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.model import Owner, SnapshotRequest
 from exposer.settings import CacheVolume
+from exposer.tenant_metadata import copy_annotations, copy_labels
 
 __all__ = [
     "build_backup_claim",
@@ -22,14 +23,12 @@ __all__ = [
     "claim_volume_mode",
 ]
 
-_BINDING_ANNOTATIONS: Final = frozenset(
-    {
-        "pv.kubernetes.io/bind-completed",
-        "pv.kubernetes.io/bound-by-controller",
-        "volume.beta.kubernetes.io/storage-provisioner",
-        "volume.kubernetes.io/storage-provisioner",
-        SELECTED_NODE_ANNOTATION,
-    }
+_BINDING_ANNOTATIONS: Final = (
+    "pv.kubernetes.io/bind-completed",
+    "pv.kubernetes.io/bound-by-controller",
+    "volume.beta.kubernetes.io/storage-provisioner",
+    "volume.kubernetes.io/storage-provisioner",
+    SELECTED_NODE_ANNOTATION,
 )
 """What controllers record on one PVC about its own volume; another PVC must not have it."""
 
@@ -81,21 +80,19 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
     return _build_claim(request.owner, request.owner.name, spec, annotations=dict(settings.annotations))
 
 
-def build_restore_claim(owner: Owner, target: JsonDict, *, node: str) -> JsonDict:
+def build_restore_claim(owner: Owner, target: JsonDict, *, node: str, excluded: tuple[str, ...]) -> JsonDict:
     """Return a PVC like `target` (a v1 PersistentVolumeClaim as JSON dict) for a new volume.
 
     It has neither the target's selector nor its data source nor its binding: the volume is
-    provisioned empty. `node`: where the volume must be reachable; empty: anywhere.
+    provisioned empty. `node`: where the volume must be reachable; empty: anywhere. `excluded`: how
+    the keys of annotations and labels begin that it does not get either.
     """
-    meta = target["metadata"]
-    annotations = {
-        key: value for key, value in (meta.get("annotations") or {}).items() if key not in _BINDING_ANNOTATIONS
-    }
+    annotations = copy_annotations(target, (*excluded, *_BINDING_ANNOTATIONS))
     if node:
         annotations[SELECTED_NODE_ANNOTATION] = node
     spec = {key: target["spec"][key] for key in _COPIED_SPEC if key in target["spec"]}
     claim = _build_claim(owner, owner.name, spec, annotations=annotations)
-    claim["metadata"]["labels"] = dict(meta.get("labels") or {}) | owner.labels
+    claim["metadata"]["labels"] = copy_labels(target, excluded) | owner.labels
     return claim
 
 

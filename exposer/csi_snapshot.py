@@ -31,6 +31,7 @@ from exposer.ownership import (
 from exposer.pods import build_backup_pod
 from exposer.snapshots import (
     VOLUME_ANNOTATION,
+    SnapshotSource,
     build_backup_content,
     build_backup_snapshot,
     diagnose_snapshot,
@@ -91,10 +92,10 @@ class CSISnapshotExposer:
         content = await self._ensure_content(request, run)
         if isinstance(content, Pending):
             return content
-        snapshot = await run.ensure(VOLUME_SNAPSHOTS, build_backup_snapshot(request.owner, content))
+        source = parse_source_annotation(content)
+        snapshot = await self._ensure_snapshot(request, run, content, source=source)
         if isinstance(snapshot, Pending):
             return snapshot
-        source = parse_source_annotation(content)
         pending = await self._source.take_over(request, source)
         if pending:
             return pending
@@ -118,6 +119,19 @@ class CSISnapshotExposer:
         source, source_content = found
         manifest = build_backup_content(request.owner, source_content, source)
         return await run.ensure(VOLUME_SNAPSHOT_CONTENTS, manifest)
+
+    async def _ensure_snapshot(
+        self, request: SnapshotRequest, run: ExposeRun, content: JsonDict, *, source: SnapshotSource
+    ) -> JsonDict | Pending:
+        found = await run.read(VOLUME_SNAPSHOTS, request.owner.name)
+        if found is not None:
+            return found
+        original = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
+        if original is not None and original["metadata"]["uid"] != source.snapshot_uid:
+            original = None
+        excluded = request.settings.excluded_metadata
+        manifest = build_backup_snapshot(request.owner, content, original, excluded=excluded)
+        return await run.ensure(VOLUME_SNAPSHOTS, manifest)
 
     async def _delete_claim(self, request: SnapshotRequest) -> Pending | None:
         """Delete the backup PVC and its volume; the snapshot is deleted after both.

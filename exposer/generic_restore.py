@@ -113,9 +113,9 @@ class GenericRestoreExposer:
         placement = await self._place(request, target, self._client)
         if isinstance(placement, Pending):
             return placement
-        claim = await run.ensure(
-            PERSISTENT_VOLUME_CLAIMS, build_restore_claim(request.owner, target, node=placement.node)
-        )
+        excluded = request.settings.excluded_metadata
+        manifest = build_restore_claim(request.owner, target, node=placement.node, excluded=excluded)
+        claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
         if isinstance(claim, Pending):
             return claim
         if placement.node:

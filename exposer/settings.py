@@ -10,6 +10,7 @@ from datetime import timedelta
 from core.models.base import JsonDict
 from exposer.placement import PlacementRules
 from exposer.template import AgentTemplate
+from exposer.tenant_metadata import DEFAULT_EXCLUDED
 
 __all__ = [
     "BackupPVCSettings",
@@ -116,6 +117,7 @@ class CacheRule:
 class ExposeSettings:
     """All settings of an expose: what every mover pod inherits, its configuration, and the rules for volumes.
 
+    `excluded_metadata` is how the keys of tenants' annotations and labels begin that are not copied.
     `backup_pvcs` are keyed by the storage class of the source. A `cache` of None: no restore gets a
     cache volume.
     """
@@ -125,6 +127,7 @@ class ExposeSettings:
     mover: MoverOptions = field(default_factory=MoverOptions)
     nodes: PlacementRules = field(default_factory=PlacementRules)
     backup_pvcs: Mapping[str, BackupPVCSettings] = field(default_factory=dict)
+    excluded_metadata: tuple[str, ...] = DEFAULT_EXCLUDED
     ignore_delay_binding: bool = False
     cache: CacheRule | None = None
 

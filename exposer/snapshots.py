@@ -17,6 +17,7 @@ from core.models.reasons import PendingReason
 from core.models.units import parse_quantity
 from exposer.claims import claim_volume_mode
 from exposer.model import Owner, Pending
+from exposer.tenant_metadata import copy_annotations
 
 __all__ = [
     "SOURCE_ANNOTATION",
@@ -47,6 +48,10 @@ _CONTROLLER_ANNOTATIONS: Final = frozenset(
 )
 """Annotations about one content object; all others (the deletion secret's name, a driver's own)
 describe the snapshot on the storage and are copied with its handle."""
+
+
+_CONTROLLER_GROUPS: Final = ("snapshot.storage.kubernetes.io/", "groupsnapshot.storage.kubernetes.io/")
+"""How the keys begin that snapshot controllers and sidecars set on a VolumeSnapshot."""
 
 
 class SnapshotSource(WireModel):
@@ -175,8 +180,15 @@ def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource
     }
 
 
-def build_backup_snapshot(owner: Owner, content: JsonDict) -> JsonDict:
-    """Return the VolumeSnapshot that is bound to the backup `content`."""
+def build_backup_snapshot(
+    owner: Owner, content: JsonDict, source: JsonDict | None, *, excluded: tuple[str, ...]
+) -> JsonDict:
+    """Return the VolumeSnapshot that is bound to the backup `content`.
+
+    It has the annotations of the `source` VolumeSnapshot whose keys begin with none of `excluded`; None:
+    the source no longer exists. Some drivers read them when they create a volume.
+    """
+    annotations = copy_annotations(source, (*excluded, *_CONTROLLER_GROUPS)) if source is not None else {}
     spec: JsonDict = {"source": {"volumeSnapshotContentName": content["metadata"]["name"]}}
     if snapshot_class := content["spec"].get("volumeSnapshotClassName"):
         spec["volumeSnapshotClassName"] = snapshot_class
@@ -187,6 +199,7 @@ def build_backup_snapshot(owner: Owner, content: JsonDict) -> JsonDict:
             "name": owner.name,
             "namespace": owner.namespace,
             "labels": owner.labels,
+            **({"annotations": annotations} if annotations else {}),
         },
         "spec": spec,
     }

@@ -31,6 +31,7 @@ def build_expose_settings(
         pod=_pod_settings(defaults.pod, config, priority_class),
         nodes=_node_rules(config),
         backup_pvcs={source: _backup_pvc(entry) for source, entry in config.backup_pvc.items()},
+        excluded_metadata=tuple(config.own.excluded_metadata),
         ignore_delay_binding=config.restore_pvc.ignore_delay_binding,
         cache=CacheRule(cache.storage_class, cache_limit_mib, cache.resident_threshold_in_mb)
         if cache.storage_class

@@ -8,8 +8,9 @@ from typing import Final
 
 from pydantic import Field
 
+from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from nodeagent.config.selectors import Section
-from nodeagent.config.value_types import ObjectName
+from nodeagent.config.value_types import KeyPrefix, ObjectName
 
 __all__ = ["OWN_KEY", "OwnKeys"]
 
@@ -23,4 +24,10 @@ class OwnKeys(Section):
         default="",
         description="ServiceAccount of mover pods; empty: the one of --mover-service-account (our own key)",
         examples=["node-agent-mover"],
+    )
+    excluded_metadata: list[KeyPrefix] = Field(
+        default_factory=lambda: list(DEFAULT_EXCLUDED),
+        description="how the keys of annotations and labels begin that are not copied from a target PVC or a source "
+        "VolumeSnapshot to ours, instead of the default list (our own key)",
+        examples=[["cdi.kubevirt.io/"]],
     )

@@ -16,6 +16,7 @@ from core.models.units import parse_quantity
 
 __all__ = [
     "AnnotationMap",
+    "KeyPrefix",
     "LabelKey",
     "LabelMap",
     "LabelValue",
@@ -34,6 +35,7 @@ _ANNOTATIONS_LIMIT_BYTES: Final = 256 * 1024
 
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+_KEY_PREFIX: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*(?:/[-A-Za-z0-9_.]*)?")
 _QUANTITY_PATTERN: Final = r"(?:[+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?)?"
 """For readers of the schema; `core.models.units` decides."""
 
@@ -91,6 +93,12 @@ def _check_annotation_key(key: str) -> str:
     return key
 
 
+def _check_key_prefix(prefix: str) -> str:
+    if not _KEY_PREFIX.fullmatch(prefix):
+        raise expected('the beginning of a key such as "example.com/" or "example.com/team"')
+    return prefix
+
+
 def _check_text(text: str) -> str:
     # JSON can express half of a surrogate pair, which cannot be encoded.
     if text.encode(errors="ignore").decode() != text:
@@ -128,6 +136,9 @@ ObjectName = Annotated[
     StrictStr, AfterValidator(_check_object_name), _schema(f"(?:{_DOMAIN.pattern})?", maxLength=_NAME_LIMIT)
 ]
 """The name of a storage class or a priority class; empty: none."""
+
+KeyPrefix = Annotated[StrictStr, AfterValidator(_check_key_prefix), _schema(_KEY_PREFIX.pattern)]
+"""How the key of an annotation or label begins; never empty, which would be every key."""
 
 LabelKey = Annotated[StrictStr, AfterValidator(_check_label_key), _schema(_LABEL_KEY_PATTERN)]
 OptionalLabelKey = Annotated[

@@ -17,6 +17,7 @@ from exposer.snapshots import (
     parse_snapshot_source,
     parse_source_annotation,
 )
+from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from tests.exposer.support.inputs import restore_request, snapshot_request
 from tests.exposer.test_pods_velero import source_objects
 from tests.support.golden import assert_golden, recorded
@@ -30,7 +31,7 @@ def backup_claim(mode: VolumeMode = VolumeMode.FILESYSTEM, **settings: Any) -> J
 
 
 def restore_claim(recording: str, *, node: str = "") -> JsonDict:
-    return build_restore_claim(restore_request().owner, recorded(recording), node=node)
+    return build_restore_claim(restore_request().owner, recorded(recording), node=node, excluded=DEFAULT_EXCLUDED)
 
 
 def content() -> JsonDict:
@@ -57,7 +58,7 @@ def content() -> JsonDict:
         ("claim-cache", build_cache_claim(OWNER, CacheVolume("fast", 5500), node="")),
         ("claim-cache-on-node", build_cache_claim(OWNER, CacheVolume("fast", 5500), node="node-b")),
         ("content-backup", content()),
-        ("snapshot-backup", build_backup_snapshot(OWNER, content())),
+        ("snapshot-backup", build_backup_snapshot(OWNER, content(), None, excluded=DEFAULT_EXCLUDED)),
     ],
 )
 def test_an_object_is_its_golden_manifest(name: str, manifest: JsonDict) -> None:
@@ -76,7 +77,7 @@ def test_the_restore_pvc_has_nothing_of_the_targets_binding() -> None:
     bound["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = "node-a"
     bound["spec"] |= {"dataSource": {"kind": "Other"}, "volumeAttributesClassName": "gold"}
 
-    claim = build_restore_claim(restore_request().owner, bound, node="")
+    claim = build_restore_claim(restore_request().owner, bound, node="", excluded=())
 
     kept = {"backup.velero.io/must-include-additional-items", "kubectl.kubernetes.io/last-applied-configuration"}
     assert set(claim["metadata"]["annotations"]) == kept

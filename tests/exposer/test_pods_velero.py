@@ -219,7 +219,7 @@ def test_a_backup_pvc_matches_velero_with_our_label() -> None:
 def test_a_restore_pvc_matches_velero_with_our_label() -> None:
     request = restore_request()
 
-    ours = build_restore_claim(request.owner, recorded("target-pvc-of-datadownload"), node="")
+    ours = build_restore_claim(request.owner, recorded("target-pvc-of-datadownload"), node="", excluded=())
 
     assert differences(recorded("pvc-of-datadownload"), ours) == owner_label(request.owner)
 
@@ -231,7 +231,7 @@ def test_snapshot_and_content_match_velero_with_our_annotations() -> None:
     source = parse_snapshot_source(snapshot, content, claim)
 
     our_content = build_backup_content(owner, content, source)
-    our_snapshot = build_backup_snapshot(owner, our_content)
+    our_snapshot = build_backup_snapshot(owner, our_content, snapshot, excluded=())
 
     assert differences(recorded("volumesnapshot-of-dataupload"), our_snapshot) == owner_label(owner)
     assert differences(recorded("volumesnapshotcontents", called=owner.name), our_content) == owner_label(owner) | {

@@ -98,7 +98,7 @@ async def test_a_volume_is_rebound(apiserver: ApiServer, namespace: str, client:
         PERSISTENT_VOLUME_CLAIMS,
         kind | {"metadata": {"namespace": namespace, "name": "data"}, "spec": spec | selector},
     )
-    restored = await client.create(PERSISTENT_VOLUME_CLAIMS, build_restore_claim(owner, target, node=""))
+    restored = await client.create(PERSISTENT_VOLUME_CLAIMS, build_restore_claim(owner, target, node="", excluded=()))
     reference = {key: restored["metadata"][key] for key in ("namespace", "name", "uid", "resourceVersion")}
     await client.create(
         PERSISTENT_VOLUMES,

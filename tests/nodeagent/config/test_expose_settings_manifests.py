@@ -35,7 +35,7 @@ CONFIGURATIONS: dict[str, JsonDict] = {
             "hostpath": {"storageClass": "fast", "readOnly": True, "spcNoRelabeling": True, "annotations": {"a/b": "c"}}
         },
         "cachePVC": {"storageClass": "fast", "residentThresholdInMB": 1},
-        "nodeagent.io": {"moverServiceAccount": "node-agent-mover"},
+        "nodeagent.io": {"moverServiceAccount": "node-agent-mover", "excludedMetadata": ["k8s.io/"]},
         "loadAffinity": [
             {"nodeSelector": {"matchLabels": {"pool": "movers"}}},
             {"nodeSelector": {"matchLabels": {"disk": "ssd"}, "matchExpressions": [SPOT]}, "storageClass": "fast"},

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from core.models.base import JsonDict
+from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from nodeagent.config.parse import parse_config
 
 
@@ -18,6 +19,14 @@ def test_the_account_of_movers_is_read() -> None:
 
     assert (parsed.errors, parsed.notes) == ((), ())
     assert parsed.config.own.mover_service_account == "movers"
+
+
+def test_the_excluded_metadata_is_replaced() -> None:
+    parsed = parse_config('{"nodeagent.io": {"excludedMetadata": ["cdi.kubevirt.io/"]}}')
+
+    assert (parsed.errors, parsed.notes) == ((), ())
+    assert parsed.config.own.excluded_metadata == ["cdi.kubevirt.io/"]
+    assert parse_config("{}").config.own.excluded_metadata == list(DEFAULT_EXCLUDED)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +48,15 @@ def test_the_account_of_movers_is_read() -> None:
             {"moverServiceAccount": "movers"},
             "moverServiceAccount: unknown key; ignored (did you mean nodeagent.io.moverServiceAccount?)",
         ),
+        (
+            {"nodeagent.io": {"excludedMetadata": [""]}},
+            (
+                '["nodeagent.io"].excludedMetadata[0]: expected the beginning of a key such as "example.com/" or '
+                '"example.com/team", found the string ""'
+            ),
+        ),
     ],
-    ids=["no name", "no object", "unknown", "outside"],
+    ids=["no name", "no object", "unknown", "outside", "no prefix"],
 )
 def test_a_wrong_key_or_value_is_explained(document: JsonDict, finding: str) -> None:
     assert findings(document) == [finding]
