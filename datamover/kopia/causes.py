@@ -21,6 +21,9 @@ _BROKEN: Final = "the endpoint closed the connection"
 _UNAVAILABLE: Final = "the storage is unavailable"
 _BUSY: Final = "the storage is busy"
 
+_SKEWED: Final = "the node's clock differs too much from the storage's"
+"""Source: S3 error code RequestTimeTooSkewed (15 minutes); Azure, Shared Key authorization, x-ms-date (15 minutes)."""
+
 _OUTAGES: Final = frozenset({_UNREACHABLE, _UNKNOWN_HOST, _BROKEN, _UNAVAILABLE, _BUSY})
 """Causes that may pass by themselves."""
 
@@ -30,6 +33,7 @@ _CAUSES: Final = (
     ("signaturedoesnotmatch", "the secret access key is not accepted"),
     ("access key id you provided does not exist", "the access key does not exist"),
     ("with the provided access key id", "the access key does not exist"),
+    ("difference between the request time and|requesttimetooskewed|request date header too old", _SKEWED),
     ("access denied", ACCESS_DENIED),
     ("accessdenied", ACCESS_DENIED),
     ("security token", "the session token is not accepted"),

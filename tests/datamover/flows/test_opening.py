@@ -108,6 +108,19 @@ async def test_a_storage_that_never_answers_fails_a_transfer_after_the_timeout(
     assert len(_waits(pod)) == 1
 
 
+@pytest.mark.cause("clock-rejected")
+async def test_a_storage_that_rejects_the_clock_fails_a_transfer_with_its_message(
+    pod: MoverPod, proxy: S3Proxy, tree: Path
+) -> None:
+    await _put_transfer(pod, "DataUpload", tree)
+    words = "The difference between the request time and the current time is too large."
+    proxy.fail(Answer(403, _ERROR.format("RequestTimeTooSkewed", words)))
+    assert await pod.run("data-upload", tree) == 12
+    assert "the node's clock differs too much from the storage's: " in pod.message
+    assert words in pod.message
+    assert _waits(pod) == []
+
+
 async def test_a_silent_storage_fails_a_transfer_after_the_timeout(
     pod: MoverPod, proxy: S3Proxy, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,3 +72,17 @@ def test_the_number_of_index_blobs_is_found_in_kopias_warning() -> None:
     warning = ["Found too many index blobs (2001), this may result in degraded performance.", "", "Please ensure…"]
     assert count_index_blobs(warning) == 2001
     assert count_index_blobs(["something else"]) == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "The difference between the request time and the current time is too large.",
+        "The difference between the request time and the server's time is too large.",
+        "RESPONSE 403: 403 Server failed to authenticate the request.\nRequest date header too old: 'Sat, 21 Nov 2026'",
+    ],
+    ids=["S3", "MinIO", "Azure"],
+)
+def test_a_rejected_clock_is_named_and_no_outage(error: str) -> None:
+    assert find_cause([_OPEN + error]) == "the node's clock differs too much from the storage's"
+    assert find_outage([_OPEN + error]) == ""

@@ -21,6 +21,9 @@ from tests.support.fakekube import FakeKube
 pytestmark = pytest.mark.looptime
 
 
+DAY = timedelta(hours=24)
+
+
 @dataclass
 class Candidate:
     """One candidate, and when it started and stopped to lead."""
@@ -50,8 +53,8 @@ class Candidate:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def candidate(transport: Transport, identity: str = "a") -> Candidate:
-    clock = LoopClock()
+def candidate(transport: Transport, identity: str = "a", *, skew: timedelta = timedelta()) -> Candidate:
+    clock = LoopClock(skew)
     client = KubeClient(transport, Retry(clock))
     election = LeaderElection(client, clock, namespace="velero", identity=identity, duration=timedelta(seconds=15))
     return Candidate(identity, election)
@@ -106,11 +109,13 @@ async def test_a_clean_stop_releases_the_lease_within_two_seconds() -> None:
             assert lease(kube)["spec"]["leaseTransitions"] == 2
 
 
-async def test_a_dead_leader_is_replaced_after_its_lease_duration() -> None:
+@pytest.mark.parametrize("skew", [timedelta(), DAY, -DAY], ids=["right", "a day ahead", "a day behind"])
+async def test_a_dead_leader_is_replaced_after_its_lease_duration(skew: timedelta) -> None:
+    """Whatever the clock of the other candidate shows."""
     kube = FakeKube()
     gate = Gate(kube, lambda request: True)
     gate.open.set()
-    first, second = candidate(gate, "a"), candidate(kube, "b")
+    first, second = candidate(gate, "a"), candidate(kube, "b", skew=skew)
     async with first.running():
         await until_one_leads(first)
         async with second.running():
