@@ -142,7 +142,7 @@ async def serve(settings: Settings) -> int:
         ConfigError: the agent cannot start; the message is one line.
     """
     clock = build_clock(os.environ)
-    transport, context_namespace = await load_transport(settings.kubeconfig)
+    transport, context_namespace = await load_transport(settings.kubeconfig, settings.kubecontext)
     client = KubeClient(transport, Retry(clock))
     try:
         spec = await read_spec(client, settings, settings.namespace or context_namespace or DEFAULT_NAMESPACE)

@@ -69,6 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
     request = CheckRequest(
         path=arguments.file,
         kubeconfig=arguments.kubeconfig or None,
+        kubecontext=arguments.kubecontext,
         namespace=arguments.namespace or os.environ.get("VELERO_NAMESPACE", ""),
         config_map_name=arguments.node_agent_configmap,
         strict=arguments.strict,

@@ -2,8 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Final, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
 
 from core.errors import AgentError, ConfigError
 from core.version import VERSION
@@ -62,13 +62,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"node-agent {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, text, set_up in (
-        ("serve", "run the agent for one node", set_up_serve),
-        ("check-config", "check a configuration", set_up_check_config),
-    ):
-        set_up(
-            commands.add_parser(
-                name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-            )
-        )
+    _add_command(commands, "serve", "run the agent for one node", set_up_serve)
+    _add_command(commands, "check-config", "check a configuration", set_up_check_config)
+    _add_command(commands, "node-agent", "the command of Velero's DaemonSet: node-agent server", _set_up_velero)
     return parser
+
+
+def _set_up_velero(parser: argparse.ArgumentParser) -> None:
+    """Add the command `server`, with which Velero's DaemonSet starts its agent."""
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_command(commands, "server", "the same as serve", set_up_serve)
+
+
+def _add_command(
+    commands: "argparse._SubParsersAction[Any]",
+    name: str,
+    text: str,
+    set_up: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    set_up(
+        commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    )

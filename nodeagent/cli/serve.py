@@ -5,6 +5,7 @@
 
 import argparse
 import asyncio
+import logging
 import math
 import os
 import re
@@ -15,9 +16,12 @@ from typing import Final
 from core.logs import LEVELS, LOG_FORMATS, set_up_logging
 from core.models.units import format_duration, parse_duration
 from nodeagent.cli.flags import add_kubeconfig, add_namespace
+from nodeagent.cli.velero_flags import IGNORED_FLAGS, add_velero_flags
 from nodeagent.runtime.settings import ListenAddress, RepositoryControllerMode, Settings, node_name_from, parse_address
 
 __all__ = ["parse_settings", "set_up_serve"]
+
+_log = logging.getLogger(__name__)
 
 _ABOUT: Final = """\
 Runs the agent until SIGTERM. deploy/agent/daemonset.yaml starts it in a cluster, where only
@@ -57,11 +61,14 @@ def set_up_serve(parser: argparse.ArgumentParser) -> None:
     _add_behavior(parser)
     _add_api_client(parser)
     _add_observability(parser)
+    add_velero_flags(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     settings = parse_settings(arguments, os.environ)
     set_up_logging(settings.log_level, settings.log_format)
+    if ignored := getattr(arguments, IGNORED_FLAGS, []):
+        _log.info("flags of Velero that have no effect here: %s", ", ".join(sorted(set(ignored))))
     # The agent and its libraries take a second to load; nothing above needs them.
     from nodeagent.app import serve  # noqa: PLC0415
 
@@ -80,6 +87,7 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         node_name=node_name_from(arguments.node_name, environ, kubeconfig=kubeconfig),
         namespace=arguments.namespace or environ.get("VELERO_NAMESPACE", ""),
         kubeconfig=kubeconfig,
+        kubecontext=arguments.kubecontext,
         config_map_name=arguments.node_agent_configmap,
         backup_repository_config_map=arguments.backup_repository_configmap,
         mover_service_account=arguments.mover_service_account,

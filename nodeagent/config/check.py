@@ -133,6 +133,7 @@ class CheckRequest:
 
     path: str
     kubeconfig: str | None = None
+    kubecontext: str = ""
     namespace: str = ""
     config_map_name: str = ""
     strict: bool = False
@@ -183,7 +184,7 @@ async def _check_file(request: CheckRequest) -> _CheckResult:
     if request.offline or not _has_cluster(request):
         return _CheckResult(request.path, parsed.errors, parsed.notes)
     try:
-        transport, _ = await load_transport(request.kubeconfig)
+        transport, _ = await load_transport(request.kubeconfig, request.kubecontext)
     except ConfigError as e:
         unchecked = Finding("", f"names were not checked against a cluster: {e}")
         return _CheckResult(request.path, parsed.errors, [*parsed.notes, unchecked])
@@ -195,7 +196,7 @@ async def _check_file(request: CheckRequest) -> _CheckResult:
 
 
 async def _check_cluster(request: CheckRequest) -> _CheckResult:
-    transport, context_namespace = await load_transport(request.kubeconfig)
+    transport, context_namespace = await load_transport(request.kubeconfig, request.kubecontext)
     try:
         client = KubeClient(transport, _retry())
         namespace = request.namespace or context_namespace or DEFAULT_NAMESPACE

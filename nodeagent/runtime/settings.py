@@ -62,6 +62,7 @@ class Settings:
     Attributes:
         namespace: empty if neither flag nor environment names one; then the kubeconfig's
             namespace counts, else `DEFAULT_NAMESPACE`.
+        kubecontext: empty for the kubeconfig's current context.
         config_map_name: empty if no ConfigMap is named; so is `backup_repository_config_map`.
         mover_service_account: the account of mover pods; empty: the agent's own.
         prepare_timeout: from Accepted to Prepared. Default: Velero's; so is that of
@@ -76,6 +77,7 @@ class Settings:
     node_name: str
     namespace: str = ""
     kubeconfig: str | None = None
+    kubecontext: str = ""
     config_map_name: str = ""
     backup_repository_config_map: str = ""
     mover_service_account: str = ""

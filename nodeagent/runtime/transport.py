@@ -131,11 +131,11 @@ def _proxy_of_environment(url: str) -> str:
     return getproxies().get(parts.scheme, "")
 
 
-async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:
+async def load_transport(kubeconfig: str | None, context: str = "") -> tuple[HttpTransport, str]:
     """Return the transport to the API server, and the namespace of the kubeconfig's context, if any.
 
     Without `kubeconfig` a pod uses its ServiceAccount; outside of a pod, $KUBECONFIG and then
-    ~/.kube/config apply, as for kubectl.
+    ~/.kube/config apply, as for kubectl. `context` is the name of a context in it; empty: the current one.
 
     Raises:
         ConfigError: no usable configuration; the message names what was tried.
@@ -144,6 +144,10 @@ async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:
     configuration = Configuration()
     _patch_connection_limit(configuration)
     if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        if context:
+            raise ConfigError(
+                f"--kubecontext {context} needs --kubeconfig PATH: a pod's ServiceAccount has no contexts"
+            )
         try:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the library has no types
         except (ConfigException, OSError) as e:
@@ -153,12 +157,14 @@ async def load_transport(kubeconfig: str | None) -> tuple[HttpTransport, str]:
     if not _is_there(where):
         raise ConfigError(f"kubeconfig {where} does not exist: set --kubeconfig PATH, or run the agent in a pod")
     try:
-        loader = await load_kube_config(config_file=where, client_configuration=configuration, persist_config=False)
+        loader = await load_kube_config(
+            config_file=where, context=context or None, client_configuration=configuration, persist_config=False
+        )
     # The library does not wrap the errors of its parser and of exec plugins.
     except Exception as e:
         raise ConfigError(f"cannot use kubeconfig {where}: {' '.join(str(e).split())}") from e
-    context: JsonDict = loader.current_context or {}
-    namespace: str = context.get("context", {}).get("namespace") or ""
+    used: JsonDict = loader.current_context or {}
+    namespace: str = used.get("context", {}).get("namespace") or ""
     return HttpTransport(_LibraryEndpoint(configuration)), namespace
 
 

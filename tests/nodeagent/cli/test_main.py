@@ -51,9 +51,15 @@ def test_help_has_examples(arguments: list[str]) -> None:
     assert "nodeagent serve" in done.stdout
 
 
+def test_help_names_every_kind_of_transfer() -> None:
+    text = _run("--help").stdout
+    kinds = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
+    assert [kind for kind in kinds if not re.search(rf"\b{kind}\b", text)] == []
+
+
 def test_every_flag_is_explained() -> None:
     text = _run("serve", "--help").stdout
-    for flag in set(re.findall(r"--[a-z-]+", text)):
+    for flag in set(re.findall(r"--[a-z_-]+", text)):
         assert re.search(rf"(?m)^ +(?:-h, )?{flag}\b", text), flag
 
 
@@ -111,6 +117,7 @@ def test_every_flag_is_used() -> None:
         "--node-name=node-b",
         "--namespace=other",
         "--kubeconfig=/k",
+        "--kubecontext=c",
         "--node-agent-configmap=agent",
         "--backup-repository-configmap=repositories",
         "--mover-service-account=movers",
@@ -131,6 +138,7 @@ def test_every_flag_is_used() -> None:
         node_name="node-b",
         namespace="other",
         kubeconfig="/k",
+        kubecontext="c",
         config_map_name="agent",
         backup_repository_config_map="repositories",
         mover_service_account="movers",

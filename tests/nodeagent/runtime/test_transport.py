@@ -113,6 +113,33 @@ async def test_kubeconfig_of_the_environment_is_used(
     assert server.requests[0][2] == "Bearer t2"
 
 
+async def test_the_named_context_is_used(server: Server, tmp_path: Path) -> None:
+    path = Path(write_kubeconfig(tmp_path, "http://127.0.0.1:1", {"token": "current"}, namespace="ns"))
+    config = json.loads(path.read_text())
+    config["clusters"].append({"name": "k2", "cluster": {"server": server.url}})
+    config["users"].append({"name": "u2", "user": {"token": "named"}})
+    config["contexts"].append({"name": "c2", "context": {"cluster": "k2", "user": "u2", "namespace": "ns2"}})
+    path.write_text(json.dumps(config))
+    transport, namespace = await load_transport(str(path), "c2")
+    await transport.request(Request("GET", "/version"))
+    await transport.close()
+    assert namespace == "ns2"
+    assert server.requests[0][2] == "Bearer named"
+
+
+async def test_an_unknown_context_is_a_one_line_error(tmp_path: Path) -> None:
+    path = write_kubeconfig(tmp_path, "http://127.0.0.1:1", {"token": "t"})
+    with pytest.raises(ConfigError, match=r"cannot use kubeconfig .* c9 ") as error:
+        await load_transport(path, "c9")
+    assert "\n" not in str(error.value)
+
+
+async def test_a_context_without_a_kubeconfig_is_an_error_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    with pytest.raises(ConfigError, match="--kubecontext c needs --kubeconfig PATH"):
+        await load_transport(None, "c")
+
+
 @pytest.mark.processes
 async def test_exec_plugin_is_asked_for_a_token(server: Server, tmp_path: Path) -> None:
     plugin = tmp_path / "plugin"
