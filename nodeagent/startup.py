@@ -106,6 +106,9 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
     permissions = agent_permissions(settings.config_map_name, settings.backup_repository_config_map)
     await check_cluster(client, namespace, permissions)
     parsed = await read_config(client, namespace, settings.config_map_name)
+    if parsed.fatal:
+        errors = "; ".join(map(str, parsed.fatal))
+        raise ConfigError(f"ConfigMap {namespace}/{settings.config_map_name}: {errors}")
     if not (parsed.config.own.mover_service_account or settings.mover_service_account):
         await check_permissions(client, namespace, MOVER_PERMISSIONS)
     for warning in parsed.warnings:

@@ -101,11 +101,13 @@ class ParsedConfig:
     """A configuration, the findings about its document, and the document's fingerprint.
 
     `errors` are invalid values, which have Velero's defaults in `config`. `notes` are tolerated:
-    keys without effect, and settings that may not mean what they seem to.
+    keys without effect, and settings that may not mean what they seem to. `fatal` are the errors
+    with which no agent starts.
     """
 
     config: AgentConfig = field(default_factory=AgentConfig)
     errors: tuple[Finding, ...] = ()
+    fatal: tuple[Finding, ...] = ()
     notes: tuple[Finding, ...] = ()
     digest: str = ""
 
@@ -128,14 +130,29 @@ def parse_config(text: str) -> ParsedConfig:
     if not isinstance(document, dict):
         raise ConfigError(f"the configuration is not a JSON object but {_describe(document)}")
     keys = sort_keys(document, AgentConfig)
-    errors: dict[str, Finding] = {}
+    errors = _Errors()
     config = _validate(keys, errors)
     notes = (*keys.notes, *advise(config))
-    return ParsedConfig(config, tuple(errors.values()), notes, _digest(text))
+    fatal = tuple(errors.found[path] for path in errors.fatal)
+    return ParsedConfig(config, tuple(errors.found.values()), fatal, notes, _digest(text))
 
 
-def _validate(keys: SortedKeys, errors: dict[str, Finding]) -> AgentConfig:
-    """Return the configuration without the invalid values, which are added to `errors` by path."""
+@dataclass
+class _Errors:
+    """The invalid values of a document by path, and the paths of those with which no agent starts, in order."""
+
+    found: dict[str, Finding] = field(default_factory=dict)
+    fatal: list[str] = field(default_factory=list)
+
+    def add(self, error: ErrorDetails, place: Location, path: str) -> None:
+        if path not in self.found:
+            self.found[path] = _explain(error, path)
+            if _is_fatal(error, place):
+                self.fatal.append(path)
+
+
+def _validate(keys: SortedKeys, errors: _Errors) -> AgentConfig:
+    """Return the configuration without the invalid values, which are added to `errors`."""
     for _ in range(_ROUNDS):
         try:
             return AgentConfig.model_validate(keys.document)
@@ -144,8 +161,7 @@ def _validate(keys: SortedKeys, errors: dict[str, Finding]) -> AgentConfig:
         invalid: set[Location] = set()
         for error in found:
             place = _place_of(error)
-            finding = _explain(error, keys.show(place))
-            errors.setdefault(finding.path, finding)
+            errors.add(error, place, keys.show(place))
             invalid.add(_unit_of(place))
         for unit in sorted(invalid, key=_index_of, reverse=True):
             _remove(keys.document, unit)
@@ -158,6 +174,20 @@ def _place_of(error: ErrorDetails) -> Location:
     if place and place[-1] == "[key]":
         place = place[:-1]
     return tuple(part for part in place if place[0] != "tolerations" or part not in {":list", ":word"})
+
+
+def _is_fatal(error: ErrorDetails, place: Location) -> bool:
+    """Return whether Velero's agent would exit, or could not create a mover pod, with this value.
+
+    Source: Velero v1.18, GetConfigs in pkg/nodeagent/node_agent.go: a value that json.Unmarshal
+    cannot store. It does not check `loadAffinity`; the API server rejects each of its mover pods.
+    """
+    kind, value = error["type"], error["input"]
+    if place[0] == "loadAffinity" or kind in _TYPE_ERRORS:
+        return True
+    if place == ("tolerations",):
+        return not isinstance(value, (str, list))
+    return kind in _CHOICE_ERRORS and not isinstance(value, str)
 
 
 def _unit_of(place: Location) -> Location:
@@ -208,6 +238,20 @@ def _guess(kind: str, value: object, what: str) -> str:
     if "a name of" in what:
         return re.sub(r"[^a-z0-9.]+", "-", value.lower()).strip("-.")
     return close_name(value, re.findall("'([^']+)'", what))
+
+
+_TYPE_ERRORS: Final = frozenset(
+    {
+        "int_type",
+        "bool_type",
+        "string_type",
+        "dict_type",
+        "model_type",
+        "model_attributes_type",
+        "tuple_type",
+    }
+)
+_CHOICE_ERRORS: Final = frozenset({"enum", "literal_error"})
 
 
 _EXPECTED: Final = {

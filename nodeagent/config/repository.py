@@ -129,7 +129,7 @@ class RepositoryConfig:
         """Read the ConfigMap once, so that an invalid one is reported at start.
 
         Raises:
-            ConfigError: it does not exist, cannot be read, or holds no JSON object.
+            ConfigError: it does not exist, has no data, cannot be read, or holds no JSON object.
         """
         if self._name:
             self._keep(await self._read())
@@ -152,6 +152,8 @@ class RepositoryConfig:
             raise ConfigError(f"{place} cannot be read: {e}") from e
         if found is None:
             raise ConfigError(f"{place} does not exist: create it, or start without {_FLAG}")
+        if not found.get("data"):
+            raise ConfigError(f"{place} has no data: add the key {REPOSITORY_TYPE}, or start without {_FLAG}")
         try:
             return parse_settings_of(found)
         except ConfigError as e:

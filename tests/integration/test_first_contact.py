@@ -91,7 +91,7 @@ async def test_an_account_without_roles_names_its_missing_permissions(
 
 def _serve(kubeconfig: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "nodeagent", "serve", "--node-name=node-a", f"--kubeconfig={kubeconfig}", *flags]
-    return subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_serve_ends_with_one_line_without_permissions(installed: ApiServer, namespace: str, tmp_path: Path) -> None:
@@ -136,6 +136,64 @@ def test_serve_ends_with_one_line_where_its_role_does_not_name_the_configuration
     missing = "error: permissions missing: get,list,watch configmaps (only other) in its namespace: "
     assert done.stderr.startswith(missing)
     assert done.stderr.count("\n") == 1
+
+
+_EXITS = {
+    "wrong type": (
+        {"a": '{"loadConcurrency": {"globalConfig": "3"}}'},
+        "loadConcurrency.globalConfig: expected a whole",
+    ),
+    "operator": (
+        {"a": '{"loadAffinity": [{"nodeSelector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}]}'},
+        "loadAffinity[0].nodeSelector.matchExpressions[0].operator: expected",
+    ),
+    "no JSON": ({"a": "{"}, "the configuration is not JSON"),
+    "no data": ({}, "must have exactly one key"),
+    "two keys": ({"a": "{}", "b": "{}"}, "must have exactly one key"),
+}
+
+_WARNS = {
+    "resources": '{"podResources": {"memoryLimit": "500MB"}}',
+    "number": '{"loadConcurrency": {"globalConfig": 0}}',
+    "cache": '{"cachePVC": {"residentThresholdInMB": 5}}',
+    "unknown key": '{"loadConcurrencie": {}}',
+}
+
+
+def _put_config(server: ApiServer, data: dict[str, str]) -> None:
+    _kubectl(server, "-n", "velero", "delete", "configmap", "start-config", "--ignore-not-found")
+    literals = [f"--from-literal={key}={value}" for key, value in data.items()]
+    _kubectl(server, "-n", "velero", "create", "configmap", "start-config", *literals)
+
+
+@pytest.mark.parametrize("case", _EXITS)
+def test_serve_ends_with_one_line_where_veleros_agent_would(installed: ApiServer, case: str) -> None:
+    data, expected = _EXITS[case]
+    _put_config(installed, data)
+    done = _serve(installed.kubeconfig, "--namespace=velero", "--node-agent-configmap=start-config")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ConfigMap velero/start-config: ")
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("case", _WARNS)
+def test_serve_only_warns_where_veleros_agent_would(installed: ApiServer, case: str) -> None:
+    """It then ends for want of the other ConfigMap, which is read next."""
+    _put_config(installed, {"a": _WARNS[case]})
+    names = ("--node-agent-configmap=start-config", "--backup-repository-configmap=absent")
+    done = _serve(installed.kubeconfig, "--namespace=velero", *names)
+    assert done.returncode == 2
+    *warnings, error = done.stderr.splitlines()
+    assert error.startswith("error: ConfigMap velero/absent does not exist")
+    assert [line for line in warnings if "configuration: " in line]
+
+
+def test_serve_ends_where_the_repository_configuration_has_no_data(installed: ApiServer) -> None:
+    _put_config(installed, {})
+    done = _serve(installed.kubeconfig, "--namespace=velero", "--backup-repository-configmap=start-config")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ConfigMap velero/start-config has no data")
 
 
 async def test_an_unreachable_server_is_reported(installed: ApiServer, namespace: str, tmp_path: Path) -> None:

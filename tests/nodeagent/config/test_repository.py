@@ -67,8 +67,13 @@ def test_a_type_without_a_key_has_no_settings() -> None:
 @pytest.mark.looptime
 @pytest.mark.parametrize(
     ("data", "expected"),
-    [({"kopia": "{"}, "is not JSON"), ({"kopia": "[]"}, "is not a JSON object"), (None, "does not exist")],
-    ids=["no JSON", "no object", "missing"],
+    [
+        ({"kopia": "{"}, "is not JSON"),
+        ({"kopia": "[]"}, "is not a JSON object"),
+        ({}, "has no data"),
+        (None, "does not exist"),
+    ],
+    ids=["no JSON", "no object", "empty", "missing"],
 )
 async def test_an_unusable_config_map_is_reported_at_start(data: dict[str, str] | None, expected: str) -> None:
     kube = FakeKube()
