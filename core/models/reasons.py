@@ -8,7 +8,7 @@ import re
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["UNREADABLE", "FailureReason", "PendingReason", "parse_reason"]
+__all__ = ["LOCATION_UNAVAILABLE", "UNREADABLE", "FailureReason", "PendingReason", "parse_reason"]
 
 
 class PendingReason(StrEnum):
@@ -22,7 +22,6 @@ class PendingReason(StrEnum):
     FORBIDDEN = "Forbidden"
     LOCATION_MISSING = "LocationMissing"
     LOCATION_SECRET_MISSING = "LocationSecretMissing"  # noqa: S105 - a name, and no secret
-    LOCATION_UNAVAILABLE = "LocationUnavailable"
     LOCATION_UNREADABLE = "LocationUnreadable"
     NODE_BUSY = "NodeBusy"
     NO_NODE_AGENT = "NoNodeAgent"
@@ -69,6 +68,9 @@ class FailureReason(StrEnum):
     VOLUME_REJECTED = "VolumeRejected"
     WRONG_NODE = "WrongNode"
 
+
+LOCATION_UNAVAILABLE: Final = "LocationUnavailable"
+"""The reason of the Event on a transfer that starts although its storage location is not Available."""
 
 UNREADABLE: Final = "Unreadable"
 """The reason of the Event on a custom resource that does not have the form of its kind."""

@@ -13,16 +13,10 @@ from tests.cluster.breakage import MISSING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CASES", "ELSEWHERE", "HELD", "OPEN", "UNAVAILABLE", "Case", "called"]
+__all__ = ["CASES", "ELSEWHERE", "OPEN", "Case", "called"]
 
 OPEN = "open"
 """A storage location that can be used."""
-
-HELD = "held"
-"""One that can be used once the broken mover pods exist."""
-
-UNAVAILABLE = "unavailable"
-"""One that never can."""
 
 ELSEWHERE = "elsewhere"
 """A storage class whose volumes are on a node that is tainted for a while."""
@@ -50,7 +44,6 @@ class Case:
         source: Its claim, if not the module's.
         storage_class: Of its claim.
         foreign: That pod has no owner.
-        location: Its storage location, if the case does not need a special one.
         heals: It completes once nothing is broken anymore.
         expected: It also occurs in healthy transfers.
     """
@@ -67,14 +60,8 @@ class Case:
     source: str = ""
     storage_class: str = ""
     foreign: bool = False
-    location: str = ""
     heals: bool = False
     expected: bool = False
-
-    @property
-    def used_location(self) -> str:
-        """Its storage location: that of cases with a mover pod is unavailable until the pod exists."""
-        return self.location or (OPEN if self.pod is None else HELD)
 
     @property
     def permanent(self) -> bool:
@@ -198,11 +185,6 @@ CASES = {
         heals=True,
     ),
     "source-claim-missing": Case("PersistentVolumeClaim {space}/missing does not exist", "Failed", source=MISSING),
-    "location-unavailable": Case(
-        f"BackupStorageLocation velero/{{space}}-{UNAVAILABLE} is Unavailable: the bucket was deleted",
-        "LocationUnavailable",
-        location=UNAVAILABLE,
-    ),
     "target-claim-missing": Case(
         f"PersistentVolumeClaim {{space}}/{MISSING} to restore into does not exist",
         "TargetClaimMissing",

@@ -22,7 +22,7 @@ from tests.cluster.breakage import (
     build_waiting_pod,
     tainted,
 )
-from tests.cluster.cause_cases import CASES, ELSEWHERE, HELD, OPEN, UNAVAILABLE, Case, called
+from tests.cluster.cause_cases import CASES, ELSEWHERE, OPEN, Case, called
 from tests.cluster.listing import everything
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
 from tests.cluster.sharing import Shared, has_alone, relies_on
@@ -53,10 +53,10 @@ _RESOURCES = {
     "PodVolumeBackup": BACKUPS,
     "PodVolumeRestore": RESTORES,
 }
-_LOCATIONS = (OPEN, HELD, UNAVAILABLE)
 _NODE, _TAINTED = "bed-1", "bed-2"
 """Where the test bed creates volumes, and the node that is tainted while the causes last."""
-_UNAVAILABLE_STATUS = {"phase": "Unavailable", "message": "the bucket was deleted"}
+_NOBODY = "nobody"
+"""The data mover of a transfer until its broken mover pod exists: no agent handles it."""
 _REPORT_SECONDS = 120
 _HEAL_SECONDS = 150
 
@@ -107,7 +107,6 @@ def _produce_causes(volume: Volume, result: Reports) -> None:
     since = {kind: bed.api.snapshot(resource)[1] for kind, resource in _RESOURCES.items()}
     bed.user.apply(*(_build_transfer(volume, name, case) for name, case in CASES.items()))
     _create_movers(bed, volume.namespace)
-    bed.user.apply(*_locations(bed, volume.namespace, OPEN, HELD))
     for kind in _RESOURCES:
         result.versions |= _wait_reported(bed, kind, volume.namespace, since=since[kind])
     result.events = bed.api.objects(EVENTS, NAMESPACE)
@@ -122,15 +121,6 @@ def _faults(space: str) -> Iterator[tuple[str, str, str]]:
             yield "snapshot", f"{space}/{called(space, name)}", case.snapshot
 
 
-def _locations(bed: Bed, space: str, *available: str) -> Iterator[Json]:
-    """The storage locations, of which some are available and the others not."""
-    for word in _LOCATIONS:
-        secret, location = Place(bed, called(space, word)).build()
-        usable = word in available
-        location["status"] = {"phase": "Available", "message": ""} if usable else _UNAVAILABLE_STATUS
-        yield from (secret, location)
-
-
 def _prepare(volume: Volume) -> set[str]:
     """Create what the transfers need, except what their cases lack; return all objects that exist then."""
     bed, space = volume.bed, volume.namespace
@@ -138,12 +128,12 @@ def _prepare(volume: Volume) -> set[str]:
     uploads = {called(space, name): case for name, case in CASES.items() if case.kind == "DataUpload"}
     faulty = [name for name, case in uploads.items() if case.snapshot]
     bed.user.apply(*(build_snapshot(space, name, claim=volume.claim) for name in faulty))
-    repositories = [Place(bed, called(space, word)).repository(space) for word in (OPEN, HELD)]
-    bed.user.apply(*_locations(bed, space, OPEN, HELD), *repositories)
+    place = Place(bed, called(space, OPEN))
+    repository = place.repository(space)
+    bed.user.apply(*place.build(), repository)
     volume.take_snapshots(uploads.keys() - set(faulty))
-    for each in repositories:
-        name = f"backuprepository/{each['metadata']['name']}"
-        bed.user.wait(name, "jsonpath={.status.phase}=Ready", namespace=NAMESPACE)
+    name = f"backuprepository/{repository['metadata']['name']}"
+    bed.user.wait(name, "jsonpath={.status.phase}=Ready", namespace=NAMESPACE)
     targets = {n: case for n, case in CASES.items() if case.kind == "DataDownload" and not case.source}
     bed.user.apply(
         build_class(called(space, ELSEWHERE), waits=False, node=_TAINTED),
@@ -152,19 +142,20 @@ def _prepare(volume: Volume) -> set[str]:
             for name, case in targets.items()
         ),
         build_waiting_pod(space, "pending"),
-        *_locations(bed, space, OPEN),
     )
     return everything(bed, space)
 
 
 def _build_transfer(volume: Volume, name: str, case: Case) -> Json:
     space = volume.namespace
-    transfer_name, location = called(space, name), called(space, case.used_location)
+    transfer_name, location = called(space, name), called(space, OPEN)
     if case.kind == "DataUpload":
         transfer = volume.upload(transfer_name, snapshot=transfer_name, location=location)
         transfer["spec"]["sourcePVC"] = case.source or volume.claim
         storage_class = called(space, ELSEWHERE) if case.storage_class == ELSEWHERE else case.storage_class or "bed"
         transfer["spec"]["csiSnapshot"]["storageClass"] = storage_class
+        if case.pod is not None:
+            transfer["spec"]["datamover"] = _NOBODY
         return transfer
     if case.kind == "DataDownload":
         transfer = volume.download(transfer_name, snapshot_id="0", location=location)
@@ -177,8 +168,8 @@ def _build_transfer(volume: Volume, name: str, case: Case) -> Json:
 
 
 def _create_movers(bed: Bed, space: str) -> None:
-    """Create the broken mover pods of transfers that no agent has accepted yet."""
-    pods = []
+    """Create the broken mover pods of transfers that no agent handles yet; then the agents do."""
+    pods, held = [], []
     for name, case in CASES.items():
         if case.pod is None:
             continue
@@ -190,7 +181,10 @@ def _create_movers(bed: Bed, space: str) -> None:
         if case.foreign:
             del pod["metadata"]["ownerReferences"], pod["metadata"]["labels"]
         pods.append(pod)
+        held.append((_RESOURCES[case.kind], called(space, name)))
     bed.user.apply(*pods)
+    for resource, name in held:
+        bed.api.patch(resource, {"spec": {"datamover": "velero"}}, name=name, namespace=NAMESPACE)
 
 
 def _wait_reported(bed: Bed, kind: str, space: str, *, since: str) -> dict[str, Json]:
@@ -237,9 +231,9 @@ def _end(bed: Bed, result: Reports) -> None:
 
 def _remove(bed: Bed, space: str) -> None:
     names = [f"{case.kind}/{called(space, name)}" for name, case in CASES.items()]
-    names += [f"backupstoragelocation.velero.io/{called(space, word)}" for word in _LOCATIONS]
-    names += [f"secret/{called(space, word)}-keys" for word in _LOCATIONS]
-    names += [f"backuprepository.velero.io/{space}-{called(space, word)}-kopia" for word in (OPEN, HELD)]
+    place = called(space, OPEN)
+    names += [f"backupstoragelocation.velero.io/{place}", f"secret/{place}-keys"]
+    names += [f"backuprepository.velero.io/{space}-{place}-kopia"]
     names += [f"pod/{called(space, name)}" for name, case in CASES.items() if case.foreign]
     names += [f"storageclass/{called(space, ELSEWHERE)}"]
     bed.user.kubectl("delete", "-n", NAMESPACE, "--ignore-not-found", "--wait=false", *names)
@@ -310,3 +304,23 @@ def test_nothing_is_left_but_the_transfers_themselves(reports: Reports) -> None:
     kinds = {f"{NAMESPACE} {case.kind.lower()}.velero.io/{name}" for name, case in names.items()}
     foreign = {f"{NAMESPACE} pod/{name}" for name, case in names.items() if case.foreign}
     assert reports.left - kinds == foreign
+
+
+def test_a_location_that_is_unavailable_delays_nothing(agent: Bed, space: str) -> None:
+    """Its bucket is good, and the phase outdated; Event and log say so once."""
+    volume, place, name = Volume(agent, space), Place(agent, space), f"{space}-du"
+    volume.fill("open('/data/file', 'wb').write(b'x')")
+    volume.take_snapshots([name])
+    secret, location = place.build()
+    location["status"] = {"phase": "Unavailable", "message": "the bucket was deleted"}
+    agent.user.apply(secret, location)
+    agent.user.apply(volume.upload(name, snapshot=name, location=place.name))
+    *_, last = follow(agent, UPLOADS, [name], seconds=_HEAL_SECONDS)
+    assert last["status"]["phase"] == "Completed"
+    events = [event for event in agent.api.objects(EVENTS, NAMESPACE) if event["involvedObject"]["name"] == name]
+    (event,) = [event for event in events if event["reason"] == "LocationUnavailable"]
+    assert event["type"] == "Warning"
+    assert event["message"] == f"BackupStorageLocation velero/{space} is Unavailable: the bucket was deleted"
+    left = [f"dataupload/{name}", f"backuprepository/{space}-{place.name}-kopia"]
+    left += [f"backupstoragelocation.velero.io/{place.name}", f"secret/{place.name}-keys"]
+    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")

@@ -12,7 +12,6 @@ from tests.cluster.scenes import UPLOADS
 from tests.cluster.workloads import wait_until
 from tests.cluster_full.quartet import Quartet, wait_leaked
 from tests.cluster_full.respawn import is_kubelet
-from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-_LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
 
 
 def _expect_canceled(quartet: Quartet) -> None:
@@ -33,19 +30,28 @@ def _expect_canceled(quartet: Quartet) -> None:
 
 
 def test_new(quartet: Quartet) -> None:
-    seed, locations = quartet.seed, (quartet.place, quartet.seed.place)
-    quartet.bed.user.apply(*quartet.place.build(url=seed.gate.url))
-    try:
-        for location in locations:
-            body = {"status": {"phase": "Unavailable", "message": "the bucket does not exist"}}
-            quartet.bed.api.patch(_LOCATIONS, body, name=location.name, namespace=NAMESPACE)
-        quartet.make()
-        quartet.wait("", "New")
-        quartet.cancel()
-        _expect_canceled(quartet)
-    finally:
-        available = {"status": {"phase": "Available", "message": None}}
-        quartet.bed.api.patch(_LOCATIONS, available, name=seed.place.name, namespace=NAMESPACE)
+    """Another transfer takes all of the admission quota: its pod is made, and the kubelet does nothing with it."""
+    seed, bed = quartet.seed, quartet.bed
+    first = Quartet(seed, "first")
+    seed.volume.take_snapshots(["first"])
+    bed.user.apply(*first.place.build(url=seed.gate.url))
+    upload = seed.volume.upload(f"{seed.space}-first-du", snapshot="first", location=first.place.name)
+    first.transfers = {"DataUpload": upload}
+    kubelet = wait_for_one("kubelet", is_kubelet("bed-1"))
+    with configured(bed, loadConcurrency={"prepareQueueLength": 1}):
+        kubelet.hold()
+        try:
+            bed.user.apply(upload)
+            wait_until(bed, UPLOADS, upload, "Accepted")
+            quartet.make()
+            quartet.wait("", "New")
+            quartet.cancel()
+            quartet.wait("Canceled")
+        finally:
+            kubelet.go_on()
+        first.wait("Completed")
+        first.remove()
+    _expect_canceled(quartet)
 
 
 def test_accepted(quartet: Quartet) -> None:

@@ -20,7 +20,7 @@ from nodeagent.leader.admission.shared_reader import SharedReader
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.events import cancel_cause
-from nodeagent.transfers.kinds.base import READY, Admission, AdmissionState, Admits
+from nodeagent.transfers.kinds.base import Admission, AdmissionState, Admits
 
 __all__ = ["CheckState", "Checked", "Examiner"]
 
@@ -122,7 +122,7 @@ class Examiner:
         if not agents:
             message = f"no node agent is ready in namespace {self._rules.namespace}"
             return _blocked(PendingReason.NO_NODE_AGENT, message)
-        return admission if admission.node else READY
+        return admission
 
 
 def _blocked(reason: PendingReason, message: str) -> Admission:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from core.kube.errors import ConflictError
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import Phase
-from core.models.reasons import PendingReason
+from core.models.reasons import LOCATION_UNAVAILABLE, PendingReason
 from core.models.transfers import Transfer
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked
@@ -83,7 +83,7 @@ class AdmissionWriter:
                     accepted[label] += 1
                     self._on_accepted(stored)
                     # The next one is accepted meanwhile.
-                    events.create_task(self._record_accepted(stored, agents[label]), name="accepted")
+                    events.create_task(self._record_accepted(checked, stored, agents[label]), name="accepted")
 
     async def resolve_accepts(self, entries: Iterable[Entry]) -> None:
         """Announce the accepts that were applied although no answer came, as `entries` show."""
@@ -99,7 +99,8 @@ class AdmissionWriter:
                 # Where another leader accepted it, the same Event is recorded twice, which harms nothing.
                 if uid in found and not found[uid].phase.final:
                     self._on_accepted(checked.cr)
-                    events.create_task(self._record_accepted(checked.cr, found[uid].node_label), name="accepted")
+                    recorded = self._record_accepted(checked, checked.cr, found[uid].node_label)
+                    events.create_task(recorded, name="accepted")
 
     async def end(self, checked: Checked, phase: Phase, message: str) -> None:
         """Move a New transfer to a final phase; with the finalizer it is cleaned up by the recovery of orphans.
@@ -189,9 +190,11 @@ class AdmissionWriter:
         change = Change({"message": pending.message}, finalizers=finalizers, reason=pending.reason)
         return await self._tools.status.annotate(checked.kind, checked.cr, change)
 
-    async def _record_accepted(self, cr: Transfer, node: str) -> None:
+    async def _record_accepted(self, checked: Checked, cr: Transfer, node: str) -> None:
         async with self._events:
             await self._tools.events.record(cr, "Accepted", f"assigned to the node agent on node {node}")
+            if warning := checked.admission.warning:
+                await self._tools.events.record(cr, LOCATION_UNAVAILABLE, warning, warning=True)
 
 
 def _finalizers(kind: Admits[Any], cr: Transfer) -> list[str] | None:

@@ -66,6 +66,7 @@ class Admission:
     `indefinite` exempts a pending transfer from the prepare timeout; `limit` replaces that timeout
     where it is shorter. `blocked` says that the reason never occurs in a healthy transfer. `pod` is
     the namespace and name of the workload pod whose change ends the pending state, if there is one.
+    `warning` is recorded once a ready transfer is accepted: what may make it fail later; empty: nothing.
     """
 
     decision: AdmissionState
@@ -76,6 +77,7 @@ class Admission:
     blocked: bool = False
     limit: timedelta | None = None
     pod: tuple[str, str] | None = None
+    warning: str = ""
 
 
 READY: Final = Admission(AdmissionState.READY)

@@ -20,7 +20,7 @@ from core.models.transfers import DataDownload
 from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreExposer, RestoreRequest
 from exposer.placement import LINUX, WINDOWS
 from exposer.settings import ExposeSettings
-from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, AdmissionState, KindSpec, PlainKind
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, KindSpec, PlainKind
 from nodeagent.transfers.kinds.repository import check_location, fit_cache
 from nodeagent.transfers.outcome import Outcome, RestoreResults, read_outcome
 
@@ -85,7 +85,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, FailureReason.TARGET_CLAIM_UNUSABLE, str(e))
         if waiting is None:
-            return READY
+            return admission
         return Admission(AdmissionState.PENDING, waiting.reason, waiting.message, blocked=waiting.blocked)
 
     async def ensure_exposed(self, cr: DataDownload, guard: Guard) -> Exposed | Pending:

@@ -17,7 +17,7 @@ from core.models.reasons import FailureReason
 from core.models.transfers import DataUpload
 from exposer.model import Exposed, Exposer, Guard, Owner, Pending, Reader, SnapshotRequest
 from exposer.settings import ExposeSettings
-from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, AdmissionState, KindSpec, PlainKind
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, KindSpec, PlainKind
 from nodeagent.transfers.kinds.repository import check_location
 from nodeagent.transfers.outcome import BackupResults
 
@@ -87,7 +87,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, FailureReason.SOURCE_MISSING, str(e))
         if waiting is None:
-            return READY
+            return admission
         # Some storage takes hours for a snapshot; one that reports errors for so long never becomes ready.
         indefinite = not waiting.blocked
         return Admission(

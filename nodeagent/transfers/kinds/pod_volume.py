@@ -5,7 +5,7 @@ the volume is reached (`exposer.pod_volume`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Generic, TypeVar
 
 from core.contract import MoverVerb
@@ -17,7 +17,7 @@ from core.models.names import POD_VOLUME_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
 from core.models.transfers import PodVolumeBackup, PodVolumeRestore
-from exposer.model import Exposed, Guard, LocatedVolume, Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
+from exposer.model import Exposed, Guard, Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from nodeagent.runtime.metrics import Metrics
@@ -76,8 +76,8 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
         """Return the namespace of the workload pod."""
         return self._request(cr).workload.namespace
 
-    async def _locate(self, cr: P, reader: Reader) -> LocatedVolume | Admission:
-        """Return where the volume is mounted, or why the transfer cannot be admitted now."""
+    async def _locate(self, cr: P, reader: Reader) -> Admission:
+        """Return the node where the volume is mounted, or why the transfer cannot be admitted now."""
         if cr.spec.uploader_type == _RESTIC:
             return Admission(AdmissionState.FAILED, FailureReason.UPLOADER_UNKNOWN, "restic is not supported")
         admission = await check_location(reader, cr)
@@ -97,7 +97,7 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
                 blocked=located.blocked,
                 pod=(cr.spec.pod.namespace, cr.spec.pod.name),
             )
-        return located
+        return replace(admission, node=located.node)
 
     def _request(self, cr: P) -> PodVolumeRequest:
         settings, pod = self.expose_settings(), cr.spec.pod
@@ -141,13 +141,11 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
 
     async def check_admission(self, cr: PodVolumeBackup, reader: Reader) -> Admission:
         """Return whether location, workload pod and volume are ready, and on which node."""
-        found = await self._locate(cr, reader)
-        if isinstance(found, Admission):
-            return found
-        if found.node != cr.spec.node:
-            message = f"workload pod {cr.spec.pod.namespace}/{cr.spec.pod.name} runs on node {found.node}"
+        admission = await self._locate(cr, reader)
+        if admission.decision is AdmissionState.READY and admission.node != cr.spec.node:
+            message = f"workload pod {cr.spec.pod.namespace}/{cr.spec.pod.name} runs on node {admission.node}"
             return Admission(AdmissionState.FAILED, FailureReason.WRONG_NODE, f"{message}, and not on {cr.spec.node}")
-        return Admission(AdmissionState.READY, node=found.node)
+        return admission
 
     def count(self, cr: PodVolumeBackup, metrics: Metrics) -> None:
         """Count a transfer that starts or completes, and observe its duration.
@@ -192,8 +190,7 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
 
     async def check_admission(self, cr: PodVolumeRestore, reader: Reader) -> Admission:
         """Return whether location and volume are ready and the workload pod is waiting, and on which node."""
-        found = await self._locate(cr, reader)
-        return found if isinstance(found, Admission) else Admission(AdmissionState.READY, node=found.node)
+        return await self._locate(cr, reader)
 
     def _cached_bytes(self, cr: PodVolumeRestore) -> int | None:
         return cr.spec.snapshot_size

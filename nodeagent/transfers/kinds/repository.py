@@ -32,7 +32,11 @@ _MISSING_TIMEOUT: Final = timedelta(minutes=2)
 
 
 async def check_location(reader: Reader, cr: Transfer) -> Admission:
-    """Return whether the backup storage location of `cr` exists, is available and has its Secrets."""
+    """Return whether the backup storage location of `cr` exists and has its Secrets.
+
+    One that is not Available delays nothing, as in Velero: its phase may be outdated, and the data
+    mover learns from the bucket itself. The phase is the warning of a ready transfer.
+    """
     namespace, name = cr.metadata.namespace, cr.spec.backup_storage_location
     raw = await reader.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
     if raw is None:
@@ -54,7 +58,7 @@ async def check_location(reader: Reader, cr: Transfer) -> Admission:
     if not location.available:
         why = f": {location.status.message}" if location.status.message else ""
         message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"
-        return Admission(AdmissionState.PENDING, PendingReason.LOCATION_UNAVAILABLE, message, blocked=True)
+        return Admission(AdmissionState.READY, warning=message)
     return READY
 
 

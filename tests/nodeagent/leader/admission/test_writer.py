@@ -1,11 +1,13 @@
 """The order in which many transfers with reservations are accepted, and what does not delay them."""
 
+import asyncio
 from itertools import zip_longest
 
 import pytest
 
 from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.kube.transport import Request
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import Gate, Scene, most_held, open_scene
 
 pytestmark = pytest.mark.looptime
@@ -66,6 +68,20 @@ async def test_a_slow_event_delays_no_accept() -> None:
         gate.open.set()
         await scene.until(lambda: len(scene.kube.objects(EVENTS)) == 40)
     assert all(scene.reasons(f"du-{number:02}") == ["Accepted"] for number in range(40))
+
+
+async def test_the_warning_of_a_ready_transfer_is_recorded_once(caplog: pytest.LogCaptureFixture) -> None:
+    scene = open_scene(limit=None)
+    scene.add("du")
+    warning = "BackupStorageLocation velero/default is Unavailable: no bucket"
+    scene.kind.answers["du"] = Admission(AdmissionState.READY, warning=warning)
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.kube.objects(EVENTS)) == 2)
+        await asyncio.sleep(120)
+    assert scene.reasons("du") == ["Accepted", "LocationUnavailable"]
+    recorded = scene.kube.objects(EVENTS)[-1]
+    assert (recorded["type"], recorded["message"]) == ("Warning", warning)
+    assert [record.levelname for record in caplog.records if record.getMessage() == warning] == ["WARNING"]
 
 
 async def test_reservations_are_written_before_the_first_accept() -> None:

@@ -112,12 +112,6 @@ MISSING = timedelta(minutes=2)
             id="no such key",
         ),
         pytest.param(
-            READY_WORLD | {LOCATION_PATH: LOCATION | {"status": {"phase": "Unavailable", "message": "no bucket"}}},
-            None,
-            "BackupStorageLocation velero/default is Unavailable: no bucket",
-            id="unavailable",
-        ),
-        pytest.param(
             READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": TRUSTING}},
             MISSING,
             "Secret velero/ca of BackupStorageLocation default does not exist",
@@ -141,6 +135,24 @@ async def test_an_unusable_location_is_named_and_pending(
         assert words in found.message
         assert (found.decision, found.blocked, found.indefinite) == (AdmissionState.PENDING, True, False)
         assert found.limit == limit
+
+
+@pytest.mark.parametrize(
+    ("status", "warning"),
+    [
+        ({"phase": "Unavailable", "message": "no bucket"}, "velero/default is Unavailable: no bucket"),
+        ({"phase": "Unavailable"}, "velero/default is Unavailable"),
+        ({"phase": "Odd"}, "velero/default is Odd"),
+        ({"phase": "Available", "message": "old"}, ""),
+        ({}, ""),
+    ],
+    ids=["message", "no message", "unknown phase", "available", "no phase"],
+)
+async def test_a_location_that_is_not_available_delays_nothing(status: JsonDict, warning: str) -> None:
+    world = READY_WORLD | {LOCATION_PATH: LOCATION | {"status": status}}
+    for found in (await admission(uploads(world), data_upload()), await admission(downloads(world), data_download())):
+        wanted = f"BackupStorageLocation {warning}" if warning else ""
+        assert found == Admission(AdmissionState.READY, warning=wanted)
 
 
 async def test_a_snapshot_that_is_not_ready_is_pending_indefinitely() -> None:
