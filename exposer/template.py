@@ -87,8 +87,8 @@ class AgentTemplate:
         tolerations: tuple[JsonDict, ...] = tuple(spec.get("tolerations") or [])
         return cls(
             image=container["image"],
-            labels=_pick(meta.get("labels"), _INHERITED_LABELS),
-            annotations=_pick(meta.get("annotations"), _INHERITED_ANNOTATIONS),
+            labels=_allowed(meta.get("labels"), _INHERITED_LABELS),
+            annotations=_allowed(meta.get("annotations"), _INHERITED_ANNOTATIONS),
             tolerations=tuple(
                 toleration for toleration in tolerations if toleration.get("key") in _INHERITED_TOLERATIONS
             ),
@@ -112,6 +112,11 @@ def _agent_container(daemonset: JsonDict, spec: JsonDict) -> JsonDict:
         message = f"DaemonSet {place} has no container with an image for data movers"
         raise ContractError(message)
     return named[0]
+
+
+def _allowed(marks: dict[str, str] | None, names: tuple[str, ...]) -> dict[str, str]:
+    """Return the labels or annotations with these names; an empty value is one, too."""
+    return {name: marks[name] for name in names if marks and name in marks}
 
 
 def _pick(fields: JsonDict | None, names: tuple[str, ...]) -> JsonDict:

@@ -20,6 +20,18 @@ def test_third_party_labels_annotations_and_tolerations_are_inherited_and_no_oth
     assert [toleration["key"] for toleration in parsed.tolerations] == ["CriticalAddonsOnly"]
 
 
+def test_a_label_and_an_annotation_with_an_empty_value_are_inherited() -> None:
+    raw = daemonset()
+    meta = raw["spec"]["template"]["metadata"]
+    meta["labels"] = {"azure.workload.identity/use": "", "name": "node-agent"}
+    meta["annotations"] = {"iam.amazonaws.com/role": "", "note": "x"}
+
+    parsed = AgentTemplate.parse(raw)
+
+    assert parsed.labels == {"azure.workload.identity/use": ""}
+    assert parsed.annotations == {"iam.amazonaws.com/role": ""}
+
+
 def test_fields_of_pod_and_container_are_inherited_and_probes_are_not() -> None:
     raw = daemonset()
     pod = raw["spec"]["template"]["spec"]
