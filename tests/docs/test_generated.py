@@ -63,9 +63,14 @@ def _own_metrics() -> list[MetricWrapperBase]:
     return [collector for collector in collectors if isinstance(collector, MetricWrapperBase)]
 
 
+def _shown_name(metric: MetricWrapperBase) -> str:
+    return f"{metric._name}_total" if metric._type == "counter" else metric._name
+
+
 def _metrics_page() -> str:
+    types = dict(re.findall(r"(?m)^# TYPE (\S+) (\S+)$", Metrics("node-a").render().decode()))
     rows = [
-        f"| `{metric._name}{'_total' if metric._type == 'counter' else ''}` | {metric._type} "
+        f"| `{_shown_name(metric)}` | {types[_shown_name(metric)]} "
         f"| {', '.join(f'`{name}`' for name in metric._labelnames if name != 'node')} | {metric._documentation} |"
         for metric in sorted(_own_metrics(), key=lambda metric: metric._name)
     ]

@@ -27,8 +27,14 @@ def test_veleros_counters_exist_from_the_start(metrics: Metrics, kind: str, endi
 
 
 @pytest.mark.parametrize("name", ["enqueue_count", "dequeue_count"])
-def test_veleros_pod_volume_counters_keep_their_names(metrics: Metrics, name: str) -> None:
-    assert _samples(metrics)[f'podVolume_pod_volume_backup_{name}{{node="node-a"}}'] == 0
+def test_veleros_pod_volume_counters_keep_name_and_type(metrics: Metrics, name: str) -> None:
+    full_name = f"podVolume_pod_volume_backup_{name}"
+    metrics.pod_volume_backup_enqueued()
+    metrics.pod_volume_backup_dequeued()
+    assert _samples(metrics)[f'{full_name}{{node="node-a"}}'] == 1
+    lines = [line for line in metrics.render().decode().splitlines() if full_name in line]
+    assert [line.split()[:4] for line in lines][1] == ["#", "TYPE", full_name, "counter"]
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize(
