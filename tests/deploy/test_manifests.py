@@ -14,6 +14,7 @@ from nodeagent.config.source import document_of
 from nodeagent.runtime.settings import Settings
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
+_RECORDED = Path(__file__).parents[1] / "data" / "velero-1.18.2"
 
 
 def _load(name: str) -> Any:
@@ -56,6 +57,16 @@ def test_movers_get_the_account_that_is_installed_for_them() -> None:
     text = (_DEPLOY / "agent" / "mover.yaml").read_text(encoding="utf-8")
     (account,) = [doc["metadata"]["name"] for doc in yaml.safe_load_all(text) if doc["kind"] == "ServiceAccount"]
     assert _settings().mover_service_account == account == MOVER_SERVICE_ACCOUNT
+
+
+def test_every_node_that_is_not_a_windows_node_gets_an_agent() -> None:
+    """As Velero's DaemonSet does: some distributions label their nodes with an operating system of their own."""
+    pod = _pod()
+    assert "nodeSelector" not in pod
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchExpressions": [{"key": "kubernetes.io/os", "operator": "NotIn", "values": ["windows"]}]}
+    recorded = yaml.safe_load((_RECORDED / "daemonset-plain.yaml").read_text(encoding="utf-8"))
+    assert pod["affinity"] == recorded["spec"]["template"]["spec"]["affinity"]
 
 
 def test_the_named_config_map_is_installed_and_valid() -> None:
