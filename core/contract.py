@@ -80,7 +80,8 @@ class MoverArgs:
 
     `kind_flag` is the flag that names the custom resource: `data-upload`, `data-download`,
     `pod-volume-backup`, `pod-volume-restore` or `backup-repository`. Paths are absolute and
-    inside the pod; an empty path is omitted.
+    inside the pod; an empty path is omitted. `cache_limit_mib` is what the cache volume has room
+    for; 0: there is none.
     """
 
     verb: MoverVerb
@@ -89,6 +90,7 @@ class MoverArgs:
     volume_path: str = ""
     volume_mode: VolumeMode = VolumeMode.FILESYSTEM
     cache_volume_path: str = ""
+    cache_limit_mib: int = 0
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
@@ -101,6 +103,7 @@ class MoverArgs:
             "volume-path": self.volume_path,
             "volume-mode": str(self.volume_mode) if self.volume_path else "",
             "cache-volume-path": self.cache_volume_path,
+            "cache-limit-mib": str(self.cache_limit_mib) if self.cache_limit_mib else "",
             "resource-timeout": format_duration(self.resource_timeout),
             "log-level": self.log_level,
             "log-format": self.log_format,

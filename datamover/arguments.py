@@ -46,6 +46,7 @@ class PodOptions:
     mode: VolumeMode
     resource_timeout: timedelta
     cache_volume: str = ""
+    cache_limit_mib: int = 0
     termination_file: Path
     log: LogOptions
 
@@ -134,6 +135,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         mode=parsed.volume_mode,
         resource_timeout=parsed.resource_timeout,
         cache_volume=parsed.cache_volume_path,
+        cache_limit_mib=parsed.cache_limit_mib,
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),
     )

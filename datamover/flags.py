@@ -170,6 +170,13 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
         default="",
         help="mount path of a volume for kopia's cache (default: the work directory)",
     )
+    group.add_argument(
+        "--cache-limit-mib",
+        metavar="NUMBER",
+        type=int,
+        default=0,
+        help="limit of kopia's cache in MiB, where that of the repository is larger (default: none)",
+    )
     _add_pod(group)
 
 

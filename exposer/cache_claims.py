@@ -11,7 +11,7 @@ import logging
 from core.kube.client import KubeClient
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES
 from core.logs import fields
-from exposer.claims import build_cache_claim, cache_claim_name
+from exposer.claims import build_cache_claim, claim_size_gib
 from exposer.expose_run import ExposeRun
 from exposer.model import Owner, Pending
 from exposer.settings import CacheVolume
@@ -28,9 +28,12 @@ class CacheClaims:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    async def ensure(self, run: ExposeRun, owner: Owner, *, cache: CacheVolume | None, node: str) -> str | Pending:
-        """Return the name of the owner's cache PVC, created where needed; empty where there is none.
+    async def ensure(
+        self, run: ExposeRun, owner: Owner, *, cache: CacheVolume | None, node: str
+    ) -> CacheVolume | Pending | None:
+        """Return the cache that the owner's PVC holds, created where needed; None where there is none.
 
+        A PVC that was created before an edit of the configuration holds what it was created for.
         `node`: where the cache must be reachable; empty: anywhere.
 
         Raises:
@@ -38,14 +41,14 @@ class CacheClaims:
             NotOwnerError: from the run's guard; nothing was created.
         """
         if cache is None:
-            return ""
+            return None
         problem = await self._problem_of(cache)
         if problem:
             extra = fields(kind=owner.kind, namespace=owner.namespace, name=owner.name, reason=problem)
             _log.warning("cannot create a cache volume, using the node's disk for the cache", extra=extra)
-            return ""
+            return None
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
-        return claim if isinstance(claim, Pending) else cache_claim_name(owner)
+        return claim if isinstance(claim, Pending) else cache.within(claim_size_gib(claim))
 
     async def _problem_of(self, cache: CacheVolume) -> str:
         """Return why the class cannot be used for a cache volume; empty where it can."""

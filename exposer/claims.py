@@ -10,6 +10,7 @@ from typing import Final
 from core.contract import VolumeMode
 from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
+from core.models.units import parse_quantity
 from exposer.model import Owner, SnapshotRequest
 from exposer.settings import CacheVolume
 from exposer.tenant_metadata import copy_annotations, copy_labels
@@ -20,6 +21,7 @@ __all__ = [
     "build_restore_claim",
     "cache_claim_name",
     "claim_read_only",
+    "claim_size_gib",
     "claim_volume_mode",
 ]
 
@@ -31,6 +33,8 @@ _BINDING_ANNOTATIONS: Final = (
     SELECTED_NODE_ANNOTATION,
 )
 """What controllers record on one PVC about its own volume; another PVC must not have it."""
+
+_BYTES_IN_A_GIB: Final = 1 << 30
 
 _READ_ONLY: Final = "ReadOnlyMany"
 
@@ -94,6 +98,11 @@ def build_restore_claim(owner: Owner, target: JsonDict, *, node: str, excluded: 
     claim = _build_claim(owner, owner.name, spec, annotations=annotations)
     claim["metadata"]["labels"] = copy_labels(target, excluded) | owner.labels
     return claim
+
+
+def claim_size_gib(claim: JsonDict) -> int:
+    """Return the whole GiB that a PVC as JSON dict requests."""
+    return int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) // _BYTES_IN_A_GIB
 
 
 def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str) -> JsonDict:

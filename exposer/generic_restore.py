@@ -127,7 +127,7 @@ class GenericRestoreExposer:
             return cache
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
         manifest = build_restore_pod(
-            request, claim_volume_mode(target), placement=placement, storage=storage, cache_claim=cache
+            request, claim_volume_mode(target), placement=placement, storage=storage, cache=cache
         )
         return await run.ensure(PODS, manifest)
 

@@ -132,7 +132,7 @@ class PodVolumeExposer:
         if isinstance(cache, Pending):
             return cache
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
-        return await run.ensure(PODS, build_pod_volume_pod(request, located, storage=storage, cache_claim=cache))
+        return await run.ensure(PODS, build_pod_volume_pod(request, located, storage=storage, cache=cache))
 
     async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
         """Return the workload pod that the mover's folder belongs to, for a request without a UID.

@@ -14,12 +14,12 @@ from core.models.names import (
     POD_VOLUME_BACKUP_LABEL,
     POD_VOLUME_RESTORE_LABEL,
 )
-from exposer.claims import claim_read_only, claim_volume_mode
+from exposer.claims import cache_claim_name, claim_read_only, claim_volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.placement import Placement
 from exposer.pod_files import MoverVolume
 from exposer.pod_manifest import MoverPod, build_mover_pod
-from exposer.settings import ExposeSettings, MoverOptions, StorageAccess
+from exposer.settings import CacheVolume, ExposeSettings, MoverOptions, StorageAccess
 from exposer.workload import ONTO_ANY_NODE
 
 __all__ = ["build_backup_pod", "build_init_pod", "build_pod_volume_pod", "build_restore_pod", "init_pod_name"]
@@ -61,19 +61,19 @@ def build_restore_pod(
     *,
     placement: Placement,
     storage: StorageAccess,
-    cache_claim: str = "",
+    cache: CacheVolume | None = None,
 ) -> JsonDict:
-    """Return the pod that restores into a new volume; an empty `cache_claim`: its cache is on the node."""
+    """Return the pod that restores into a new volume; without a `cache` volume its cache is on the node."""
     owner = request.owner
     plan = MoverPod(
         owner=owner,
         name=owner.name,
         args=_build_args(
-            owner, MoverVerb.RESTORE, "data-download", request.settings.mover_options(request.operation_timeout)
+            owner, MoverVerb.RESTORE, "data-download", request.settings.mover_options(request.operation_timeout), cache
         ),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.name}}, mode),
-        cache_claim=cache_claim,
+        cache_claim=cache_claim_name(owner) if cache else "",
         label=DATA_DOWNLOAD_LABEL,
         group=_RESTORE_GROUP,
         placement=placement,
@@ -84,7 +84,7 @@ def build_restore_pod(
 
 
 def build_pod_volume_pod(
-    request: PodVolumeRequest, located: LocatedVolume, *, storage: StorageAccess, cache_claim: str = ""
+    request: PodVolumeRequest, located: LocatedVolume, *, storage: StorageAccess, cache: CacheVolume | None = None
 ) -> JsonDict:
     """Return the pod that backs up or restores a volume where its workload pod has it mounted.
 
@@ -96,7 +96,7 @@ def build_pod_volume_pod(
         owner=owner,
         name=owner.name,
         args=_build_args(
-            owner, request.verb, "pod-volume-backup" if backup else "pod-volume-restore", request.settings.mover
+            owner, request.verb, "pod-volume-backup" if backup else "pod-volume-restore", request.settings.mover, cache
         ),
         storage=storage,
         # With this type a missing folder fails the mount, instead of being created empty.
@@ -105,7 +105,7 @@ def build_pod_volume_pod(
             read_only=backup,
             propagation="HostToContainer",
         ),
-        cache_claim=cache_claim,
+        cache_claim=cache_claim_name(owner) if cache else "",
         label=POD_VOLUME_BACKUP_LABEL if backup else POD_VOLUME_RESTORE_LABEL,
         placement=Placement(located.node_os, node=located.node),
         tolerations=located.tolerations,
@@ -125,12 +125,15 @@ def build_init_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAc
     return build_mover_pod(MoverPod(owner, init_pod_name(owner), args, storage), settings)
 
 
-def _build_args(owner: Owner, verb: MoverVerb, kind_flag: str, options: MoverOptions) -> MoverArgs:
+def _build_args(
+    owner: Owner, verb: MoverVerb, kind_flag: str, options: MoverOptions, cache: CacheVolume | None = None
+) -> MoverArgs:
     """Return the arguments of the mover of `owner`, without those of its volume."""
     return MoverArgs(
         verb=verb,
         kind_flag=kind_flag,
         resource_name=owner.name,
+        cache_limit_mib=cache.limit_mib if cache else 0,
         resource_timeout=options.resource_timeout,
         log_level=options.log_level,
         log_format=options.log_format,

@@ -94,10 +94,14 @@ class CacheVolume:
         """
         return -(-self.limit_mib * 12 // (10 * _MIB_IN_A_GIB))
 
+    def within(self, size_gib: int) -> "CacheVolume":
+        """Return the cache that a PVC of this size has room for."""
+        return replace(self, limit_mib=min(self.limit_mib, size_gib * _MIB_IN_A_GIB * 10 // 12))
+
 
 @dataclass(frozen=True)
 class CacheRule:
-    """Restores with a cache volume: those of snapshots of at least `threshold_mib`."""
+    """Restores with a cache volume: those of snapshots of at least `threshold_mib`; none with a limit of 0."""
 
     storage_class: str
     limit_mib: int
@@ -108,7 +112,7 @@ class CacheRule:
 
         Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
         """
-        if snapshot_bytes and snapshot_bytes < self.threshold_mib * _MIB_IN_A_GIB**2:
+        if not self.limit_mib or (snapshot_bytes and snapshot_bytes < self.threshold_mib * _MIB_IN_A_GIB**2):
             return None
         return CacheVolume(self.storage_class, self.limit_mib)
 

@@ -276,5 +276,5 @@ async def resolve_repository(
     kopia = Kopia(kopia_environment(context.environment, tools.work_dir, own), tools.redactor)
     description = f"backup repository {repository.name} ({storage.description})"
     address = RepositoryAddress(description, storage, access)
-    limit = parse_cache_limit(repository.spec.repository_config)
+    limit = parse_cache_limit(repository.spec.repository_config).at_most(tools.work_dir.cache_limit_mib)
     return Repository(kopia, address, tools.work_dir, cache=limit, waits=tools.waits)

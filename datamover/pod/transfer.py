@@ -28,7 +28,7 @@ from datamover.pod.follower import TransferFollower, WatchedTransfer
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from datamover.runtime.redact import Redactor
-from datamover.runtime.work_dir import WorkDir, open_work_dir
+from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
 
 __all__ = ["PodTransfer"]
 
@@ -59,7 +59,8 @@ class PodTransfer:
         canceler.cancel_on(context.stop)
         try:
             # The cache is in a volume of the pod and is deleted with it.
-            with open_work_dir(context.environment, self._options.cache_volume, keep_cache=True) as work_dir:
+            cache = CacheDir(self._options.cache_volume, self._options.cache_limit_mib, keep=True)
+            with open_work_dir(context.environment, cache) as work_dir:
                 termination = await run_unless_canceled(lambda: self._run(work_dir, canceler), canceler)
         except Exception as e:
             termination = build_failure(e, self._redactor)

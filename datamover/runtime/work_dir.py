@@ -23,11 +23,31 @@ _CACHE: Final = "kopia-cache"
 
 
 @dataclass(frozen=True)
+class CacheDir:
+    """Where kopia's cache is, and for how long.
+
+    Attributes:
+        volume: the mount path of a volume for the cache; empty: it is in the work directory.
+        limit_mib: what that volume has room for; 0: as much as the repository's limit.
+        keep: leave the cache to the deletion of its volume: removing thousands of files takes
+            seconds, which would delay the end of the mover.
+    """
+
+    volume: str = ""
+    limit_mib: int = 0
+    keep: bool = False
+
+
+@dataclass(frozen=True)
 class WorkDir:
-    """A private directory, mode 0700, and kopia's cache directory: in it or on a separate volume."""
+    """A private directory, mode 0700, and kopia's cache directory: in it or on a separate volume.
+
+    `cache_limit_mib` is what the cache's volume has room for; 0: as much as the repository's limit.
+    """
 
     path: Path
     cache: Path
+    cache_limit_mib: int = 0
 
     @property
     def config_file(self) -> Path:
@@ -43,9 +63,7 @@ class WorkDir:
 
 
 @contextmanager
-def open_work_dir(
-    environment: Mapping[str, str], cache_volume: str = "", *, keep_cache: bool = False
-) -> Iterator[WorkDir]:
+def open_work_dir(environment: Mapping[str, str], cache: CacheDir | None = None) -> Iterator[WorkDir]:
     """Create a work directory, and remove it at the end.
 
     It is created in the first writable one of `VELERO_SCRATCH_DIR`, `/scratch` and the system's
@@ -53,20 +71,19 @@ def open_work_dir(
 
     Args:
         environment: the variables of this process.
-        cache_volume: the mount path of a volume for the cache; empty if there is none.
-        keep_cache: leave the cache to the deletion of its volume: removing thousands of files
-            takes seconds, which would delay the end of the mover.
+        cache: the cache; None: it is in the work directory, and removed with it.
 
     Raises:
         ConfigError: none of them is writable.
     """
     path = _create_directory(environment)
-    cache = (Path(cache_volume) if cache_volume else path) / _CACHE
+    cache = cache or CacheDir()
+    place = (Path(cache.volume) if cache.volume else path) / _CACHE
     try:
-        yield WorkDir(path, cache)
+        yield WorkDir(path, place, cache.limit_mib)
     finally:
-        if keep_cache:
-            _empty(path, but=cache)
+        if cache.keep:
+            _empty(path, but=place)
         else:
             shutil.rmtree(path, ignore_errors=True)
 

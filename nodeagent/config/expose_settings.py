@@ -23,7 +23,7 @@ def build_expose_settings(
         defaults: the settings that no configuration changes: what mover pods inherit, and their options.
         config: the active configuration.
         priority_class: the priority class of mover pods; empty: the default priority.
-        cache_limit_mib: the cache limit of new backup repositories.
+        cache_limit_mib: what a cache volume has room for; 0: there are none.
     """
     cache = config.cache_pvc
     return replace(

@@ -15,7 +15,6 @@ from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.models.base import JsonDict
 from core.models.names import CONFIG_ANNOTATION
-from core.models.storage import DEFAULT_CACHE_LIMIT_MIB
 from exposer.settings import ExposeSettings
 from nodeagent.config.current import ConfigWatch, CurrentConfig
 from nodeagent.config.expose_settings import build_expose_settings
@@ -132,7 +131,7 @@ class LiveConfig:
             self._expose_defaults,
             self.current.config,
             priority_class=self.priority.name,
-            cache_limit_mib=self.repositories.cache_limit_mib or DEFAULT_CACHE_LIMIT_MIB,
+            cache_limit_mib=self.repositories.cache_limit_mib,
         )
         self._check_account()
 

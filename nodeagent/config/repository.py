@@ -18,7 +18,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
 from core.models.base import JsonDict
-from core.models.storage import CACHE_LIMIT_KEY, REPOSITORY_TYPE
+from core.models.storage import CACHE_LIMIT_KEY, DEFAULT_CACHE_LIMIT_MIB, REPOSITORY_TYPE
 from core.models.units import parse_count
 from nodeagent.config.keys import Finding, guess, load_json, show_key
 
@@ -34,9 +34,13 @@ _INTERVALS: Final = ("normalGC", "fastGC", "eagerGC")
 
 @dataclass(frozen=True)
 class ParsedSettings:
-    """The `repositoryConfig` of a new BackupRepository, with the findings about the document."""
+    """The `repositoryConfig` of a new BackupRepository, with the findings about the document.
+
+    `cache_limit_mib` is what a cache volume has room for; 0: there are no cache volumes.
+    """
 
     settings: Mapping[str, str] = field(default_factory=dict)
+    cache_limit_mib: int = DEFAULT_CACHE_LIMIT_MIB
     errors: tuple[Finding, ...] = ()
     notes: tuple[Finding, ...] = ()
 
@@ -66,7 +70,7 @@ def parse_settings_of(config_map: JsonDict) -> ParsedSettings:
     found = _Found()
     for key, value in document.items():
         found.take(key, value)
-    return ParsedSettings(found.settings, tuple(found.errors), tuple(found.notes))
+    return ParsedSettings(found.settings, found.cache_limit_mib, tuple(found.errors), tuple(found.notes))
 
 
 class _Found:
@@ -74,6 +78,7 @@ class _Found:
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
+        self.cache_limit_mib = DEFAULT_CACHE_LIMIT_MIB
         self.errors: list[Finding] = []
         self.notes: list[Finding] = []
 
@@ -84,16 +89,26 @@ class _Found:
             return
         if text is None:
             self.errors.append(Finding(path, "expected a string, a number, true or false"))
-        elif key == CACHE_LIMIT_KEY and not parse_count(text):
-            self.errors.append(Finding(path, f"expected a whole number of MiB of at least 1, found {text}"))
+        elif key == CACHE_LIMIT_KEY:
+            self._take_limit(path, text)
         elif key == _INTERVAL_KEY and text not in _INTERVALS:
             problem = f"expected one of {', '.join(_INTERVALS)}, found {text}"
             self.errors.append(Finding(path, problem, guess(text, _INTERVALS)))
         else:
             self.settings[key] = text
-            if key not in {CACHE_LIMIT_KEY, _INTERVAL_KEY}:
+            if key != _INTERVAL_KEY:
                 problem = "unknown key; passed on to the BackupRepository"
                 self.notes.append(Finding(path, problem, guess(key, (CACHE_LIMIT_KEY, _INTERVAL_KEY))))
+
+    def _take_limit(self, path: str, text: str) -> None:
+        limit = parse_count(text)
+        if limit is None:
+            self.errors.append(Finding(path, f"expected a whole number of MiB, found {text}"))
+            return
+        self.cache_limit_mib = limit
+        # kopia would cache nothing with a limit of 0, and read everything several times.
+        if limit:
+            self.settings[CACHE_LIMIT_KEY] = text
 
 
 def _as_text(value: object) -> str | None:
@@ -121,9 +136,9 @@ class RepositoryConfig:
         self._logged: list[str] = []
 
     @property
-    def cache_limit_mib(self) -> int | None:
-        """The cache limit of repositories that are created now; None: kopia's default."""
-        return parse_count(self._last.settings.get(CACHE_LIMIT_KEY, ""))
+    def cache_limit_mib(self) -> int:
+        """What a cache volume has room for, in MiB; 0: there are no cache volumes."""
+        return self._last.cache_limit_mib
 
     async def check(self) -> None:
         """Read the ConfigMap once, so that an invalid one is reported at start.
@@ -160,7 +175,7 @@ class RepositoryConfig:
             raise ConfigError(f"{place}: {e}") from e
 
     def _keep(self, parsed: ParsedSettings) -> None:
-        changed, self._last = parsed.settings != self._last.settings, parsed
+        changed, self._last = parsed != self._last, parsed
         if changed:
             self._on_change()
         if parsed.warnings != self._logged:

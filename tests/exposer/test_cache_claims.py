@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from core.models.base import JsonDict
 from exposer.model import Exposed
 from exposer.pod_volume import PodVolumeExposer
@@ -47,6 +47,23 @@ async def test_a_pod_volume_restore_has_its_cache_on_the_pods_node() -> None:
     assert claim["spec"]["storageClassName"] == "fast"
     assert scene.world.names() == before
     assert scene.world.disks == set()
+
+
+@pytest.mark.parametrize(
+    ("edited_mib", "limit_mib"), [(100, 100), (5000, 5000), (20_000, 5120)], ids=["smaller", "same", "larger"]
+)
+async def test_a_pod_that_is_created_again_keeps_to_the_room_of_its_cache_volume(
+    edited_mib: int, limit_mib: int
+) -> None:
+    """The PVC is older than the edit: a larger cache would fill its volume, and the restore would fail."""
+    scene = Scene("podvolumerestore", cache=CACHE)
+    await expose_pod_volume(scene)
+    await scene.world.client.delete(PODS, "velero", scene.request.owner.name)
+    scene.request = replace(scene.request, cache=CacheVolume("fast", edited_mib))
+
+    exposed = await expose_pod_volume(scene)
+
+    assert f"--cache-limit-mib={limit_mib}" in exposed.pod["spec"]["containers"][0]["args"]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from core.contract import VolumeMode
 from core.errors import ExposeError
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository
-from exposer.claims import build_backup_claim, cache_claim_name
+from exposer.claims import build_backup_claim
 from exposer.model import LocatedVolume, Owner
 from exposer.placement import Placement, PlacementRule, PlacementRules
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
-from exposer.settings import BackupPVCSettings, ExposeSettings, MoverOptions, PodSettings, StorageAccess
+from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings, MoverOptions, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.support.golden import assert_golden, recorded
@@ -22,6 +22,7 @@ from tests.support.golden import assert_golden, recorded
 ANYWHERE = Placement()
 OWN_CREDENTIALS = StorageAccess()
 AGENT_CREDENTIALS = StorageAccess(inherits_credentials=True)
+CACHE = CacheVolume("fast", 5000)
 
 
 def mode_of(recording: str) -> VolumeMode:
@@ -44,10 +45,8 @@ def restore_pod(
     recording: str = "datadownload", *, placement: Placement = ANYWHERE, cached: bool = False, **changes: Any
 ) -> JsonDict:
     request = restore_request(recording, **changes)
-    cache = cache_claim_name(request.owner) if cached else ""
-    return build_restore_pod(
-        request, mode_of(recording), placement=placement, storage=OWN_CREDENTIALS, cache_claim=cache
-    )
+    cache = CACHE if cached else None
+    return build_restore_pod(request, mode_of(recording), placement=placement, storage=OWN_CREDENTIALS, cache=cache)
 
 
 def pod_volume_pod(
@@ -56,9 +55,9 @@ def pod_volume_pod(
     folder = "/var/lib/kubelet/pods/e7f1/volumes/kubernetes.io~csi/pvc-3dcf/mount"
     tolerations = ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"})
     request = pod_volume_request(recording, **changes)
-    cache = cache_claim_name(request.owner) if cached else ""
+    cache = CACHE if cached else None
     located = LocatedVolume("node-a", folder, tolerations, node_os=node_os)
-    return build_pod_volume_pod(request, located, storage=OWN_CREDENTIALS, cache_claim=cache)
+    return build_pod_volume_pod(request, located, storage=OWN_CREDENTIALS, cache=cache)
 
 
 def init_pod(settings: PodSettings | None = None) -> JsonDict:

@@ -15,7 +15,7 @@ from exposer.claims import build_backup_claim
 from exposer.model import LocatedVolume
 from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod
-from exposer.settings import ExposeSettings, PodSettings, StorageAccess
+from exposer.settings import CacheVolume, ExposeSettings, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.testbed.api import ApiError
@@ -53,9 +53,9 @@ def _data_upload(recording: str, storage: StorageAccess) -> JsonDict:
     return build_backup_pod(request, claim, Placement(), storage=storage)
 
 
-def _data_download(mode: VolumeMode, cache: str = "") -> JsonDict:
+def _data_download(mode: VolumeMode, cache: CacheVolume | None = None) -> JsonDict:
     request = replace(restore_request(), settings=_SETTINGS)
-    return build_restore_pod(request, mode, placement=Placement(), storage=_OWN, cache_claim=cache)
+    return build_restore_pod(request, mode, placement=Placement(), storage=_OWN, cache=cache)
 
 
 def _pod_volume(recording: str, *, privileged: bool = False) -> JsonDict:
@@ -87,7 +87,7 @@ def _create(server: ApiServer, namespace: str, pod: JsonDict) -> None:
         pytest.param(_data_upload("dataupload", _INHERITS), id="DataUpload with the agent's credentials"),
         pytest.param(_data_upload("block-dataupload", _OWN), id="DataUpload of a device"),
         pytest.param(_data_download(VolumeMode.FILESYSTEM), id="DataDownload"),
-        pytest.param(_data_download(VolumeMode.FILESYSTEM, "cache"), id="DataDownload with a cache"),
+        pytest.param(_data_download(VolumeMode.FILESYSTEM, CacheVolume("fast", 5000)), id="DataDownload with a cache"),
         pytest.param(_data_download(VolumeMode.BLOCK), id="DataDownload of a device"),
         pytest.param(build_init_pod(snapshot_request().owner, _SETTINGS, storage=_OWN), id="repository"),
         pytest.param(_agent(host_pods=False), id="agent without pod volumes"),

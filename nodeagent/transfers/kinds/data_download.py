@@ -21,7 +21,7 @@ from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, Re
 from exposer.placement import LINUX, WINDOWS
 from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, KindSpec, PlainKind
-from nodeagent.transfers.kinds.repository import check_location, fit_cache
+from nodeagent.transfers.kinds.repository import check_location
 from nodeagent.transfers.outcome import Outcome, RestoreResults, read_outcome
 
 __all__ = ["DataDownloadKind"]
@@ -90,7 +90,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
 
     async def ensure_exposed(self, cr: DataDownload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from an empty volume to a mover pod."""
-        return await self.exposer.ensure(await fit_cache(self.client, cr, self._request(cr)), guard)
+        return await self.exposer.ensure(self._request(cr), guard)
 
     async def keep(self, cr: DataDownload, outcome: Outcome) -> Outcome:
         """Return `outcome` with the restored volume."""

@@ -22,7 +22,7 @@ from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, KindSpec, PlainKind
-from nodeagent.transfers.kinds.repository import check_location, fit_cache
+from nodeagent.transfers.kinds.repository import check_location
 from nodeagent.transfers.outcome import BackupResults, RestoreResults
 
 __all__ = ["PodVolumeBackupKind", "PodVolumeKind", "PodVolumeRestoreKind"]
@@ -66,7 +66,7 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
 
     async def ensure_exposed(self, cr: P, guard: Guard) -> Exposed | Pending:
         """Take the next steps from the mounted volume to a mover pod."""
-        return await self.exposer.ensure(await fit_cache(self.client, cr, self._request(cr)), guard)
+        return await self.exposer.ensure(self._request(cr), guard)
 
     async def confirm_volume(self, cr: P) -> None:
         """Return if the workload pod still has the volume."""

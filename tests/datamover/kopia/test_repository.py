@@ -16,7 +16,7 @@ from datamover.kopia.snapshots import list_snapshots
 from datamover.kopia.stalls import StallLimits
 from datamover.kopia.storage_calls import Waits
 from datamover.runtime.redact import Redactor
-from datamover.runtime.work_dir import open_work_dir
+from datamover.runtime.work_dir import CacheDir, open_work_dir
 from datamover.storage.credentials import AwsKeys
 from datamover.storage.providers import FileStorage, S3Storage
 from tests.datamover.support.plainkopia import PASSWORD
@@ -213,8 +213,13 @@ def test_the_cache_is_divided_and_swept_as_veleros(
     assert [limit.config[key] for key in keys] == [mib << 20 for mib in soft_and_hard_mib]
 
 
+@pytest.mark.parametrize(("room", "total"), [(100, 100), (20_000, 10_000), (10_000, 10_000), (0, 10_000)])
+def test_a_cache_keeps_to_the_smaller_limit_of_repository_and_volume(room: int, total: int) -> None:
+    assert parse_cache_limit({"cacheLimitMB": "10000"}).at_most(room) == CacheLimit(total)
+
+
 async def test_kopia_uses_the_configured_cache(repository: Path, tmp_path: Path) -> None:
-    with open_work_dir(os.environ, str(tmp_path / "volume")) as folder:
+    with open_work_dir(os.environ, CacheDir(str(tmp_path / "volume"))) as folder:
         access = FileStorage(repository).access(folder)
         environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
         address = RepositoryAddress("repository under test", FileStorage(repository), access)

@@ -10,7 +10,7 @@ from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
 from datamover.arguments import RepositoryOptions
 from datamover.local.command import parse_storage
-from datamover.runtime.work_dir import WorkDir, open_work_dir
+from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
 from datamover.storage.azure import AzureStorage
 from datamover.storage.credentials import AwsKeys, CredentialsText, parse_aws_profile
 from datamover.storage.location import LocationSecrets, build_storage
@@ -287,7 +287,7 @@ def test_the_work_directory_is_private_and_removed(tmp_path: Path) -> None:
 
 
 def test_a_cache_on_its_own_volume_remains_and_nothing_else(tmp_path: Path) -> None:
-    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, keep_cache=True) as folder:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, CacheDir(keep=True)) as folder:
         folder.write("credentials", b"secret")
         folder.config_file.touch()
         (folder.path / "logs").mkdir()
@@ -297,12 +297,12 @@ def test_a_cache_on_its_own_volume_remains_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_a_work_directory_that_cannot_be_removed_does_not_lose_the_result(tmp_path: Path) -> None:
-    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, keep_cache=True) as folder:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, CacheDir(keep=True)) as folder:
         folder.path.rmdir()
 
 
 def test_the_cache_is_on_its_own_volume_if_there_is_one(tmp_path: Path) -> None:
-    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, "/cache") as folder:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, CacheDir("/cache")) as folder:
         assert folder.cache == Path("/cache/kopia-cache")
 
 

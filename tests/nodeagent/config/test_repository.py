@@ -47,8 +47,8 @@ def test_unknown_keys_are_passed_on_and_reported() -> None:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ('{"cacheLimitMB": 0}', "kopia.cacheLimitMB: expected a whole number of MiB of at least 1, found 0"),
-        ('{"cacheLimitMB": "2G"}', "kopia.cacheLimitMB: expected a whole number of MiB of at least 1, found 2G"),
+        ('{"cacheLimitMB": -1}', "kopia.cacheLimitMB: expected a whole number of MiB, found -1"),
+        ('{"cacheLimitMB": "2G"}', "kopia.cacheLimitMB: expected a whole number of MiB, found 2G"),
         ('{"cacheLimitMB": {}}', "kopia.cacheLimitMB: expected a string, a number, true or false"),
         ('{"fullMaintenanceInterval": "fastgc"}', "found fastgc (did you mean fastGC?)"),
     ],
@@ -58,6 +58,22 @@ def test_an_invalid_value_counts_as_unset_and_is_reported(document: str, expecte
     assert parsed.settings == {}
     (warning,) = parsed.warnings
     assert expected in warning
+
+
+@pytest.mark.parametrize(
+    ("document", "limit_mib", "kept"),
+    [
+        ('{"cacheLimitMB": 2048}', 2048, {"cacheLimitMB": "2048"}),
+        ('{"cacheLimitMB": 0}', 0, {}),
+        ('{"cacheLimitMB": "x"}', 5000, {}),
+        ("{}", 5000, {}),
+    ],
+)
+def test_a_cache_volume_has_the_configured_limit_and_0_means_none(
+    document: str, limit_mib: int, kept: dict[str, str]
+) -> None:
+    parsed = parse_settings_of(_config_map(kopia=document))
+    assert (parsed.cache_limit_mib, parsed.settings) == (limit_mib, kept)
 
 
 def test_a_type_without_a_key_has_no_settings() -> None:
@@ -100,7 +116,7 @@ async def test_without_a_config_map_nothing_is_read() -> None:
     kube = FakeKube()
     reader = RepositoryConfig(KubeClient(kube, Retry(LoopClock())), "velero", "")
     await reader.check()
-    assert (await reader.settings(), reader.cache_limit_mib, kube.requests) == ({}, None, [])
+    assert (await reader.settings(), reader.cache_limit_mib, kube.requests) == ({}, 5000, [])
 
 
 @pytest.mark.looptime

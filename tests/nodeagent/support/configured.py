@@ -11,9 +11,9 @@ from nodeagent.config.parse import parse_config
 __all__ = ["build_settings"]
 
 
-def build_settings(document: JsonDict, template: AgentTemplate) -> ExposeSettings:
+def build_settings(document: JsonDict, template: AgentTemplate, *, cache_limit_mib: int = 5000) -> ExposeSettings:
     """Return the settings for `document` in a cluster that has the configured priority class."""
     config = parse_config(json.dumps(document)).config
     return build_expose_settings(
-        ExposeSettings(template), config, priority_class=config.priority_class_name, cache_limit_mib=5000
+        ExposeSettings(template), config, priority_class=config.priority_class_name, cache_limit_mib=cache_limit_mib
     )

@@ -54,11 +54,16 @@ class RecordingExposer:
         return Pending("Recorded", "")
 
 
-async def ask(kind: str, raw: JsonDict, document: JsonDict, *, repositories: list[JsonDict] | None = None) -> Any:
+async def ask(
+    kind: str, raw: JsonDict, document: JsonDict, *, repositories: list[JsonDict] | None = None, limit_mib: int = 5000
+) -> Any:
     """Return what the adapter of that kind asks for."""
     exposer: Any = RecordingExposer()
     client = scripted_client(lambda _: answer({"metadata": {}, "items": repositories or []}))
-    names, settings = frozenset({"velero", ""}), build_settings(document, template(tolerations=[]))
+    names, settings = (
+        frozenset({"velero", ""}),
+        build_settings(document, template(tolerations=[]), cache_limit_mib=limit_mib),
+    )
     kinds: dict[str, Kind[Any]] = {
         "dataupload": DataUploadKind(client, exposer, lambda: settings, names),
         "datadownload": DataDownloadKind(client, exposer, lambda: settings, names),
@@ -120,40 +125,23 @@ async def test_the_size_of_the_snapshot_decides_about_a_cache(kind: str, snapsho
     assert (await ask(kind, raw, document)).cache == (CACHE if cached else None)
 
 
-@pytest.mark.parametrize(
-    ("configured", "limit_mib"),
-    [
-        ({"cacheLimitMB": "20000"}, 20_000),
-        ({"cacheLimitMB": "100"}, 100),
-        ({"cacheLimitMB": "much"}, 5000),
-        ({}, 5000),
-        (None, 5000),
-    ],
-)
+@pytest.mark.parametrize("repository", [{"cacheLimitMB": "20000"}, {"cacheLimitMB": "100"}, {}, None], ids=str)
 @pytest.mark.parametrize("kind", ["datadownload", "podvolumerestore"])
-async def test_a_cache_holds_what_its_repository_keeps(
-    kind: str, configured: dict[str, str] | None, limit_mib: int
+async def test_the_configuration_decides_about_a_cache_whatever_the_repository_keeps(
+    kind: str, repository: dict[str, str] | None
 ) -> None:
-    """The repository was created with a limit of its own, whatever is configured by now."""
-    repository = recorded("backuprepository")
-    repository["spec"]["repositoryConfig"] = configured
+    raw = recorded("backuprepository")
+    raw["spec"]["repositoryConfig"] = repository
 
-    request = await ask(kind, recorded(kind), EVERYTHING, repositories=[repository])
+    assert (await ask(kind, recorded(kind), EVERYTHING, repositories=[raw])).cache == CACHE
+    assert (await ask(kind, recorded(kind), EVERYTHING, repositories=[raw], limit_mib=100)).cache == CacheVolume(
+        "fast", 100
+    )
 
-    assert request.cache == CacheVolume("fast", limit_mib)
 
-
-@pytest.mark.parametrize("key", ["volumeNamespace", "backupStorageLocation", "repositoryType"])
-async def test_a_cache_takes_its_limit_only_from_the_repository_that_is_used(key: str) -> None:
-    """Whatever the labels of others say."""
-    own, other = recorded("backuprepository"), recorded("backuprepository")
-    own["spec"]["repositoryConfig"] = {"cacheLimitMB": "100"}
-    other["spec"] |= {key: "other", "repositoryConfig": {"cacheLimitMB": "20000"}}
-
-    beside = await ask("datadownload", recorded("datadownload"), EVERYTHING, repositories=[own, other])
-    alone = await ask("datadownload", recorded("datadownload"), EVERYTHING, repositories=[other])
-
-    assert (beside.cache, alone.cache) == (CacheVolume("fast", 100), CACHE)
+@pytest.mark.parametrize("kind", ["datadownload", "podvolumerestore"])
+async def test_a_limit_of_0_means_no_cache_volume(kind: str) -> None:
+    assert (await ask(kind, recorded(kind), EVERYTHING, limit_mib=0)).cache is None
 
 
 async def test_a_source_of_another_class_is_not_set_up() -> None:
