@@ -42,6 +42,12 @@ def test_every_make_target_that_is_named_exists(page: Path) -> None:
     assert set(_MAKE.findall(page.read_text(encoding="utf-8"))) - targets == set()
 
 
+def test_the_readme_lists_every_page() -> None:
+    text = (_ROOT / "README.md").read_text(encoding="utf-8")
+    listed = {path for path, _ in _LINK.findall(text[text.index("\n## Documentation") :])}
+    assert {f"docs/{page.name}" for page in (_ROOT / "docs").glob("*.md")} - listed == set()
+
+
 def _broken_links(page: Path) -> Iterator[str]:
     for path, heading in _LINK.findall(page.read_text(encoding="utf-8")):
         target = page.parent / path if path else page
