@@ -236,7 +236,7 @@ class RepositoryController:
         if report.state is InitState.SUCCEEDED:
             await self._succeed(repository)
         else:
-            await self._fail(repository, report.message)
+            await self._fail(repository, report.message, by_mover=report.by_mover)
         meta = pod["metadata"]
         owned = any(owner["uid"] == repository.uid for owner in meta.get("ownerReferences") or [])
         if owned and not meta.get("deletionTimestamp"):
@@ -253,9 +253,10 @@ class RepositoryController:
 
     async def _report_pending(self, repository: BackupRepository, pending: Pending) -> None:
         """Report on the repository why its init pod is blocked; transfers that wait for it repeat that."""
-        if pending.blocked and pending.message != repository.status.message:
-            stored = await self._patch(repository, {"status": {"message": pending.message}})
-            await self._tools.events.record(stored, pending.reason, pending.message, warning=True)
+        message = self._retries.explain(repository.uid, pending.message)
+        if pending.blocked and message != repository.status.message:
+            stored = await self._patch(repository, {"status": {"message": message}})
+            await self._tools.events.record(stored, pending.reason, message, warning=True)
 
     async def _succeed(self, repository: BackupRepository) -> None:
         if repository.phase is RepositoryPhase.READY:
@@ -269,14 +270,16 @@ class RepositoryController:
         self._tools.metrics.repository(stored.name, ok=True)
         await self._tools.events.record(stored, "Ready", "backup repository is ready")
 
-    async def _fail(self, repository: BackupRepository, message: str) -> None:
+    async def _fail(self, repository: BackupRepository, message: str, *, by_mover: bool = False) -> None:
+        cause = message if by_mover else ""
+        message = cause or self._retries.explain(repository.uid, message)
         reported = (repository.phase, repository.status.message) == (RepositoryPhase.NOT_READY, message)
         if not reported and repository.phase is not RepositoryPhase.READY:
             status = {"phase": RepositoryPhase.NOT_READY, "message": message}
             repository = await self._patch(repository, {"status": status})
             self._tools.metrics.repository(repository.name, ok=False)
             await self._tools.events.record(repository, "NotReady", message, warning=True)
-        self._retries.fail(repository.uid, await read_inputs(self._tools.client, repository))
+        self._retries.fail(repository.uid, await read_inputs(self._tools.client, repository), cause=cause)
 
     async def _in_charge(self) -> bool:
         """Return whether this controller is in charge: by the mode, or because there is no Velero server."""

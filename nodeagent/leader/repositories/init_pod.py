@@ -62,10 +62,11 @@ class InitState(Enum):
 
 @dataclass(frozen=True)
 class PodReport:
-    """The state of an init pod; `message` is the cause of a failure."""
+    """The state of an init pod; `message` is the cause of a failure, `by_mover` whether the mover reported it."""
 
     state: InitState
     message: str = ""
+    by_mover: bool = False
 
 
 def inspect_init_pod(
@@ -112,8 +113,9 @@ def inspect_init_pod(
 def _inspect_end(name: str, end: PodEnd) -> PodReport:
     """Return the state of an init pod whose container has terminated."""
     if end.exit_code != 0:
-        why = end.message or end.reason or f"exit code {end.exit_code}"
-        return PodReport(InitState.FAILED, why if end.message else f"init pod {name} failed: {why}")
+        if end.message:
+            return PodReport(InitState.FAILED, end.message, by_mover=True)
+        return PodReport(InitState.FAILED, f"init pod {name} failed: {end.reason or f'exit code {end.exit_code}'}")
     try:
         parse_result(InitResult, end.message)
     except ResultError as e:

@@ -27,9 +27,13 @@ _CHECKS_PER_SECOND: Final = 2.0
 
 @dataclass
 class _Attempt:
-    """The last attempt for one repository: what it depended on, and when it failed."""
+    """The last attempt for one repository: what it depended on, and when it failed.
+
+    `cause` is the last one that the storage or kopia reported, in this attempt or an earlier one.
+    """
 
     inputs: str
+    cause: str = ""
     failed_at_seconds: float | None = None
     requested: bool = False
 
@@ -50,11 +54,21 @@ class RepositoryRetries:
 
     def begin(self, uid: str, inputs: str) -> None:
         """Record the start of an attempt that depends on `inputs` (see `read_inputs`)."""
-        self._attempts[uid] = _Attempt(inputs)
+        earlier = self._attempts.get(uid)
+        self._attempts[uid] = _Attempt(inputs, earlier.cause if earlier else "")
 
-    def fail(self, uid: str, inputs: str) -> None:
-        """Record that the last attempt failed; `inputs` is used if an earlier process started it."""
+    def explain(self, uid: str, message: str) -> str:
+        """Return `message` about an attempt that the storage did not answer, after the last cause that is known."""
+        last = self._attempts.get(uid)
+        return f"{last.cause}; next attempt: {message}" if last and last.cause else message
+
+    def fail(self, uid: str, inputs: str, *, cause: str = "") -> None:
+        """Record that the last attempt failed; `inputs` is used if an earlier process started it.
+
+        `cause` is what the storage or kopia reported; empty: the attempt did not get so far.
+        """
         last = self._attempts.setdefault(uid, _Attempt(inputs))
+        last.cause = cause or last.cause
         if last.failed_at_seconds is None:
             last.failed_at_seconds = self._clock.monotonic()
             last.requested = False

@@ -86,6 +86,40 @@ async def test_a_failure_is_reported_with_the_init_pods_message(exit_code: int, 
         assert (scene.phase, scene.message) == ("New", "")
 
 
+_KEYS = "the secret access key is not accepted"
+_WAITING = {
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: full"}]
+}
+
+
+async def test_a_pod_that_does_not_start_does_not_hide_the_cause_that_is_known() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await scene.fail_once(_KEYS)
+        assert scene.message == _KEYS
+        await asyncio.sleep(310)
+        await scene.until_pod()
+        scene.set_pod(phase="Pending", **_WAITING)
+        await asyncio.sleep(20)
+        assert scene.phase == "New"
+        assert scene.message.startswith(f"{_KEYS}; next attempt: ")
+        assert "0/1 nodes: full" in scene.message
+        await scene.until_phase("NotReady", seconds=120)
+        assert scene.message.startswith(f"{_KEYS}; next attempt: ")
+        assert "0/1 nodes: full" in scene.message
+        assert scene.message.count(_KEYS) == 1
+
+        # A newer answer of the storage replaces both, and success all of it.
+        await asyncio.sleep(310)
+        await scene.fail_once("the bucket does not exist")
+        assert scene.message == "the bucket does not exist"
+        await asyncio.sleep(310)
+        await scene.until_pod()
+        scene.end_pod(0, GOOD)
+        await scene.until_phase("Ready", seconds=2)
+        assert scene.message == ""
+
+
 @pytest.mark.parametrize("fixed", ["secret", "password", "location"])
 async def test_a_fixed_cause_is_retried_at_once(fixed: str) -> None:
     scene = open_scene()
