@@ -12,6 +12,8 @@ from typing import Final
 
 import h11
 
+from core.kube.keepalive import keep_alive
+
 __all__ = ["Connection", "Head", "HostPort", "HttpError"]
 
 _PIECE_BYTES: Final = 65536
@@ -54,12 +56,13 @@ class Connection:
 
     @classmethod
     async def open(cls, address: HostPort) -> "Connection":
-        """Return a new connection.
+        """Return a new connection, with keepalive.
 
         Raises:
             OSError: nothing listens there, or its certificate is not trusted.
         """
         reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.authority)
+        keep_alive(writer.get_extra_info("socket"))
         return cls(address, reader, writer)
 
     @property

@@ -187,9 +187,13 @@ class LeaderElection:
                     spec["leaseTransitions"] = changes
                     stored = await self._patch(meta["uid"], meta["resourceVersion"], spec)
         except (KubeError, TimeoutError) as e:
-            level = logging.DEBUG if isinstance(e, ConflictError) else logging.WARNING
+            lost = isinstance(e, ConflictError)
+            level = logging.DEBUG if lost else logging.WARNING
             _log.log(level, "cannot acquire the leader Lease, will retry: %s", str(e) or "timed out")
-            await wait_for_event(self._changed, _REJECTED_PAUSE_SECONDS)
+            # Another agent has it, as the watch is about to show. While the watch is dead, more attempts
+            # would only conflict again, for every agent of the cluster.
+            pause_seconds = self._duration_seconds if lost else _REJECTED_PAUSE_SECONDS
+            await wait_for_event(self._changed, pause_seconds)
             return False
         self._keep(stored, began)
         return True

@@ -1,11 +1,12 @@
 """The transport to the API server, configured by kubernetes_asyncio: kubeconfig, ServiceAccount, tokens, TLS.
 
-How requests are sent is in `nodeagent.runtime.http`. The library and asyncio are patched in five
+How requests are sent is in `nodeagent.runtime.http`. The library and asyncio are patched in six
 places, each a function here named `_patch_…` with what it saves and the versions that it was tried
 with; its test in tests/nodeagent/runtime/test_transport_patches.py fails once it is not needed any more.
 """
 
 import os
+import socket
 import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ import aiohttp
 
 from core.errors import ConfigError
 from core.kube.errors import UnauthorizedError
+from core.kube.keepalive import keep_alive
 from core.models.base import JsonDict
 from core.version import VERSION
 from nodeagent.runtime.http import HttpTransport
@@ -85,6 +87,22 @@ def _patch_connection_limit(configuration: Configuration) -> None:
     configuration.connection_pool_maxsize = 0
 
 
+def _patch_keepalive(connector: aiohttp.BaseConnector | None) -> None:
+    """Let the library's connector open sockets with keepalive.
+
+    The library passes no `socket_factory`, so a watch on a connection that died without a packet would be
+    silent for minutes. Tried with kubernetes_asyncio 33 to 36, aiohttp 3.12 to 3.14.
+    """
+    vars(connector).update(_socket_factory=_open_socket)
+
+
+def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    opened = socket.socket(family, kind, protocol)
+    keep_alive(opened)
+    return opened
+
+
 def _patch_session(configuration: Configuration) -> aiohttp.ClientSession:
     """Return a session on the library's connector that does not read the environment per request.
 
@@ -94,6 +112,7 @@ def _patch_session(configuration: Configuration) -> aiohttp.ClientSession:
     session: aiohttp.ClientSession = ApiClient(configuration).rest_client.pool_manager
     connector = session.connector
     session.detach()
+    _patch_keepalive(connector)
     return aiohttp.ClientSession(connector=connector)
 
 

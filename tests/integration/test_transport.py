@@ -1,5 +1,9 @@
 """The agent's transport as it is in a pod, against a real API server."""
 
+import json
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -9,12 +13,14 @@ import pytest
 from core.kube.errors import UnauthorizedError
 from core.kube.transport import Request
 from nodeagent.runtime.transport import load_transport
+from tests.datamover.support.mounts import need_root
 from tests.support.apiserver import ApiServer
 
 __all__: list[str] = []
 
 pytestmark = pytest.mark.integration
 
+_ROOT = Path(__file__).parents[2]
 _LIBRARY = "kubernetes_asyncio.config.incluster_config"
 
 
@@ -50,3 +56,18 @@ async def test_an_unreadable_token_is_read_again(apiserver: ApiServer, token: Pa
         await transport.request(Request("GET", "/version"))
     await transport.close()
     assert UnauthorizedError.retry
+
+
+@pytest.mark.timeout(180)
+def test_watches_notice_within_60_seconds_that_every_packet_of_their_connection_is_dropped() -> None:
+    """An agent and a mover go on blindly otherwise, while all other requests succeed."""
+    need_root("network namespaces")
+    argv = ["unshare", "--net", "--kill-child", "--fork"]
+    argv += [sys.executable, "-m", "tests.integration.dropped_flow"]
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    done = subprocess.run(argv, cwd=_ROOT, env={**os.environ, "PATH": path}, check=True, stdout=subprocess.PIPE)
+    measured = json.loads(done.stdout)
+    assert measured["keepalive"] == [True, True]
+    assert measured["agent"] is not None
+    assert measured["mover"] is not None
+    assert max(measured["agent"], measured["mover"]) < 60

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from core.kube.keepalive import KEEPALIVE_OPTIONS
 from datamover.pod.http import Connection, HostPort, HttpError
+from tests.support.sockets import connections_to
 
 _OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -125,3 +127,11 @@ async def test_an_unread_response_makes_its_connection_unusable() -> None:
 
 def test_an_address_of_ipv6_is_shown_in_brackets() -> None:
     assert HostPort("::1", 443, authority=None).header == "[::1]:443"
+
+
+async def test_a_connection_has_keepalive() -> None:
+    async with connected(Canned([_OK + b"Content-Length: 0\r\n\r\n"])) as connection:
+        await ask(connection)
+        (found,) = connections_to(connection._address.port)
+        with found:
+            assert {option: found.getsockopt(*option) for option in KEEPALIVE_OPTIONS} == KEEPALIVE_OPTIONS

@@ -11,7 +11,7 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.resources import LEASES
 from core.kube.retry import Retry
-from core.kube.transport import Transport
+from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
 from nodeagent.leader.election import LeaderElection, NotLeaderError
 from tests.nodeagent.support.dispatching import Gate
@@ -132,6 +132,51 @@ async def test_a_dead_leader_is_replaced_after_its_lease_duration(skew: timedelt
             with pytest.raises(NotLeaderError):
                 first.election.check()
             gate.open.set()
+
+
+@dataclass
+class DeafTransport(Transport):
+    """A transport whose watches never yield anything once `deaf` is set, while its requests are answered."""
+
+    inner: FakeKube
+    deaf: bool = False
+    requests: list[Request] = field(default_factory=list)
+
+    async def request(self, request: Request) -> Response:
+        self.requests.append(request)
+        return await self.inner.request(request)
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with self.inner.stream(request) as lines:
+            yield self._unless_deaf(lines)
+
+    async def _unless_deaf(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for line in lines:
+            if self.deaf:
+                await asyncio.Event().wait()
+            yield line
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_candidate_with_a_dead_watch_sends_one_request_for_each_lease_duration() -> None:
+    """Every agent of a cluster may be blind at once, when an address of the API server moves."""
+    kube = FakeKube()
+    deaf = DeafTransport(kube)
+    leader, blind = candidate(kube, "a"), candidate(deaf, "b")
+    async with leader.running():
+        await until_one_leads(leader)
+        async with blind.running():
+            await asyncio.sleep(20)
+            deaf.deaf = True
+            deaf.requests.clear()
+            await asyncio.sleep(300)
+            assert leader.leads
+            sent = [request.method for request in deaf.requests]
+            assert sent.count("PATCH") == len(sent)
+            assert 1 <= len(sent) <= 300 / 15
 
 
 async def test_a_leader_that_was_paused_for_too_long_must_not_write() -> None:

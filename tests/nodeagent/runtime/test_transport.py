@@ -12,9 +12,11 @@ from aiohttp import web
 
 from core.errors import ConfigError
 from core.kube.errors import ForbiddenError, UnreachableError
+from core.kube.keepalive import KEEPALIVE_OPTIONS
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.base import JsonDict
 from nodeagent.runtime.transport import load_transport
+from tests.support.sockets import connections_to
 
 __all__: list[str] = []
 
@@ -286,4 +288,13 @@ async def test_the_proxy_of_the_environment_is_used(
         monkeypatch.setenv(name, value)
     transport, _ = await load_transport(write_kubeconfig(tmp_path, "https://cluster.test:6443", {"token": "t"}))
     assert transport._endpoint.options.get("proxy") == proxy
+    await transport.close()
+
+
+async def test_a_connection_has_keepalive(server: Server, tmp_path: Path) -> None:
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+    await transport.request(Request("GET", "/version"))
+    (connection,) = connections_to(int(server.url.rpartition(":")[2]))
+    with connection:
+        assert {option: connection.getsockopt(*option) for option in KEEPALIVE_OPTIONS} == KEEPALIVE_OPTIONS
     await transport.close()

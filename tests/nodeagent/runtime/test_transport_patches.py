@@ -65,6 +65,18 @@ async def test_connections_are_limited_without_the_patch_only() -> None:
     await session.close()
 
 
+async def test_sockets_are_opened_without_keepalive_without_the_patch_only() -> None:
+    from kubernetes_asyncio.client.api_client import ApiClient  # noqa: PLC0415 - after the patches
+    from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415 - after the patches
+
+    library = ApiClient(Configuration()).rest_client.pool_manager
+    assert vars(library.connector)["_socket_factory"] is None
+    await library.close()
+    session = _patch_session(Configuration())
+    assert vars(session.connector)["_socket_factory"] is not None
+    await session.close()
+
+
 async def test_the_session_reads_the_environment_without_the_patch_only() -> None:
     from kubernetes_asyncio.client.api_client import ApiClient  # noqa: PLC0415 - after the patches
     from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415 - after the patches
