@@ -4,6 +4,7 @@ Source: Kubernetes v1.34, client-go tools/record; tests/recordings/velero-1.18.2
 """
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
@@ -69,11 +70,14 @@ class ObjectRef:
 class EventRecorder:
     """Records Events as one component."""
 
-    def __init__(self, client: KubeClient, clock: Clock, *, component: str, host: str) -> None:
-        """Record through `client` as `component` on the node `host`."""
+    def __init__(
+        self, client: KubeClient, clock: Clock, *, component: str, host: str, labels: Mapping[str, str] | None = None
+    ) -> None:
+        """Record through `client` as `component` on the node `host`; each Event gets `labels`."""
         self._client = client
         self._clock = clock
         self._source = {"component": component, "host": host}
+        self._labels = {"labels": dict(labels)} if labels else {}
 
     async def record(self, about: ObjectRef, reason: str, message: str, *, warning: bool = False) -> None:
         """Record one Event on the object, in its namespace.
@@ -92,6 +96,7 @@ class EventRecorder:
             "metadata": {
                 "name": about.name[: _NAME_LIMIT - len(suffix)].rstrip("-.") + suffix,
                 "namespace": about.namespace or _CLUSTER_SCOPED_NAMESPACE,
+                **self._labels,
             },
             "involvedObject": about.to_wire(),
             "reason": reason,

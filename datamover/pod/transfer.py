@@ -12,6 +12,7 @@ from core.clock import Deadline
 from core.contract import BackupResult, DataPathReason, ProgressMessage, RestoreResult
 from core.errors import AgentError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
+from core.models.names import NODE_LABEL
 from core.models.storage import BackupRepository
 from core.models.transfers import Transfer
 from datamover.arguments import PodOptions
@@ -81,7 +82,9 @@ class PodTransfer:
     async def _move_when_started(self, follower: TransferFollower, work_dir: WorkDir) -> Termination:
         context = self._context
         cr = await follower.wait_in_progress()
-        recorder = EventRecorder(context.client, context.clock, component=cr.name, host=context.node)
+        # The owning agent watches the Events of all its movers at once, by this label.
+        labels = {NODE_LABEL: owner} if (owner := cr.metadata.labels.get(NODE_LABEL)) else {}
+        recorder = EventRecorder(context.client, context.clock, component=cr.name, host=context.node, labels=labels)
         self._reporter = reporter = Reporter(recorder, ObjectRef.of(cr), context.clock)
         plan = plan_of(cr)
         meter = Meter(context.clock, Direction.BACKUP if isinstance(plan, BackupPlan) else Direction.RESTORE)

@@ -1,151 +1,138 @@
 """The progress of running transfers: from the Events of their movers into status and metrics.
 
-Knows the Events of a running mover, what of them was counted, and what the mover is pending for. Does
-not know when a transfer runs (`nodeagent.node.reconciler` passes that in), nor how it ends.
+Knows which Events to watch, and what of them was counted. Does not know when a transfer runs
+(`nodeagent.node.reconciler` passes that in), nor how it ends.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from core.clock import Clock
-from core.contract import DataPathReason, ProgressMessage, parse_progress
-from core.errors import ContractError
-from core.kube.client import KubeClient, Selection
+from core.contract import DataPathReason, ProgressMessage
+from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import KubeError
 from core.kube.resources import EVENTS
-from core.kube.watch import ChangeKind, watch_objects
+from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.logs import fields
-from core.models.base import JsonDict
+from core.models.names import NODE_LABEL
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Progress, Transfer
+from nodeagent.node.lifecycle import Site
+from nodeagent.node.mover_events import MoverPending, read_progress
 from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.status import StatusWriter
 
-__all__ = ["MoverPending", "ProgressFollower"]
-
+__all__ = ["ProgressFollower"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class MoverPending:
-    """What the mover of one transfer is pending for; `text` is empty while it is not.
-
-    `reported` has all earlier texts: only they are removed from a status, never another message.
-    """
-
-    text: str = ""
-    reported: set[str] = field(default_factory=set)
-    at: str = ""
-
-    def observe_event(self, event: JsonDict) -> None:
-        """Take in a core/v1 Event of the mover; other reasons change nothing.
-
-        A list is in the order of names, which end in the time for the Events of one component; only
-        one that was written late may follow a newer one.
-        """
-        reason, at = event.get("reason", ""), event.get("lastTimestamp") or ""
-        if reason not in {DataPathReason.WAITING, DataPathReason.READY} or at < self.at:
-            return
-        self.at = at
-        self.text = str(event.get("message", "")) if reason == DataPathReason.WAITING else ""
-        if self.text:
-            self.reported.add(self.text)
-
-    def observe_progress(self, message: ProgressMessage) -> None:
-        """Take in the progress of the mover: while data moves, it is not pending."""
-        if message.done_bytes or message.total_bytes:
-            self.text = ""
-
-    def correct(self, shown: str) -> str | None:
-        """Return the message that has to replace `shown` in the status; None if nothing is to be written."""
-        if self.text:
-            return self.text if shown != self.text else None
-        return "" if shown in self.reported else None
-
-
 _CHANGED: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})
-
 
 _RETRY_PAUSE_SECONDS: Final = 5.0
 """Before a watch that the API server rejected is retried."""
 
-
 _PENDING_REASONS: Final = frozenset({DataPathReason.WAITING, DataPathReason.READY})
 
+_READ_REASONS: Final = _PENDING_REASONS | {DataPathReason.PROGRESS}
+
+_WRITERS: Final = 8
+"""Transfers whose status is written at the same time: a slow write delays no other transfer."""
 
 _ATTEMPTS: Final = 5
-
 
 _ATTEMPT_PAUSE_SECONDS: Final = 1.0
 """After a conflict with another writer, or with an outdated cache; after the last attempt the next Event retries."""
 
-
 ReadTransfer = Callable[[], Transfer | None]
+
+
+@dataclass(frozen=True)
+class _Followed:
+    kind: NodeKind[Any]
+    read_transfer: ReadTransfer
 
 
 @dataclass
 class _Reading:
     """The last progress of a transfer, and the part of it that is counted.
 
-    `writing` is held while progress is written; `ended`: none is written any more.
+    `followed` is None before the transfer is known to run here, and after it ran; `attempts` counts the
+    failed ones since the last Event. `writing` is held while progress is written; `ended`: none is written any more.
     """
 
     uid: str
-    message: ProgressMessage
-    counted_done_bytes: int
-    resumed: bool
+    message: ProgressMessage = field(default_factory=ProgressMessage)
     pending: MoverPending = field(default_factory=MoverPending)
+    followed: _Followed | None = None
+    counted_done_bytes: int = 0
     counted_sent_bytes: int = 0
+    resumed: bool = False
+    attempts: int = 0
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
 
 
 class ProgressFollower:
-    """Follows the Events of the node's running transfers, with one watch each."""
+    """Follows the Events of the node's running transfers, with one watch for all of them.
 
-    def __init__(self, client: KubeClient, clock: Clock, *, status: StatusWriter, metrics: Metrics) -> None:
-        """Watch through `client`, write through `status`, count in `metrics`."""
+    The data movers label their Events with the owning agent's node. Those of Velero do not: such a transfer,
+    adopted while it ran, gets a watch of its own.
+    """
+
+    def __init__(self, client: KubeClient, clock: Clock, site: Site, *, status: StatusWriter, metrics: Metrics) -> None:
+        """Watch through `client` for the agent of `site`, write through `status`, count in `metrics`."""
         self._client = client
         self._clock = clock
+        self._site = site
         self._status = status
         self._metrics = metrics
-        self._wanted: dict[str, tuple[NodeKind[Any], Transfer, ReadTransfer]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._queue: WorkQueue[str] = WorkQueue(clock, name="progress", workers=_WRITERS)
         self._readings: dict[str, _Reading] = {}
+        self._unlabeled: set[str] = set()
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep one watch for each followed transfer, until canceled."""
+        """Watch the Events and write what changes, until canceled."""
+        labeled = Selection(EVENTS, self._site.namespace, label_selector=select_labels({NODE_LABEL: self._site.label}))
         async with asyncio.TaskGroup() as group:
-            while True:
-                self._changed.clear()
-                for uid in [uid for uid in self._tasks if uid not in self._wanted]:
-                    self._tasks.pop(uid).cancel()
-                for uid, (kind, cr, read_transfer) in self._wanted.items():
-                    if uid not in self._tasks:
-                        self._tasks[uid] = group.create_task(
-                            self._follow(kind, cr, read_transfer), name=f"progress of {uid}"
-                        )
-                await self._changed.wait()
+            group.create_task(self._queue.run(self._report), name="progress reports")
+            group.create_task(self._watch(labeled), name="progress")
+            await self._watch_unlabeled(group)
 
-    def follow(self, kind: NodeKind[Any], cr: Transfer, read_transfer: ReadTransfer) -> None:
-        """Start to follow `cr`; `read_transfer` returns it as cached."""
-        if cr.uid not in self._wanted:
-            self._wanted[cr.uid] = (kind, cr, read_transfer)
+    def follow(self, kind: NodeKind[Any], cr: Transfer, read_transfer: ReadTransfer, *, labeled: bool) -> None:
+        """Start to follow `cr`; may be called again.
+
+        Args:
+            kind: its kind.
+            cr: the transfer.
+            read_transfer: returns it as cached.
+            labeled: its mover labels its Events with the node.
+        """
+        reading = self._readings.setdefault(cr.uid, _Reading(cr.uid))
+        if reading.followed is None:
+            reading.followed = _Followed(kind, read_transfer)
+            self._resume(kind.spec.name, reading, cr.status.progress)
+            self._queue.add(cr.uid)
+        if not labeled and cr.uid not in self._unlabeled:
+            self._unlabeled.add(cr.uid)
             self._changed.set()
 
     def leave(self, kind_name: str, uid: str) -> None:
-        """Stop following that transfer."""
-        if self._wanted.pop(uid, None) is not None:
-            self._readings.pop(uid, None)
+        """Stop following that transfer; what its Events said is kept until they expire."""
+        reading = self._readings.get(uid)
+        if reading is not None and reading.followed is not None:
+            reading.followed = None
             self._metrics.remove_rate(kind_name, uid)
+        if uid in self._unlabeled:
+            self._unlabeled.discard(uid)
             self._changed.set()
 
     async def end_writing(self, uid: str) -> None:
@@ -166,60 +153,91 @@ class ProgressFollower:
             self._metrics.bytes_moved(kind_name, total_bytes - reading.counted_done_bytes)
             reading.counted_done_bytes = max(total_bytes, reading.counted_done_bytes)
 
-    async def _follow(self, kind: NodeKind[Any], cr: Transfer, read_transfer: ReadTransfer) -> None:
-        # What an earlier agent process wrote into the status, it has counted as well.
-        done_bytes = cr.status.progress.bytes_done
-        first = ProgressMessage(done_bytes=done_bytes, total_bytes=cr.status.progress.total_bytes)
-        reading = _Reading(cr.uid, first, counted_done_bytes=done_bytes, resumed=done_bytes > 0)
-        self._readings[cr.uid] = reading
-        # A field selector cannot select two reasons; the agent's own Events are few.
-        selection = Selection(EVENTS, cr.metadata.namespace, field_selector=f"involvedObject.uid={cr.uid}")
+    async def _watch_unlabeled(self, group: asyncio.TaskGroup) -> None:
+        """Keep one watch for each followed transfer whose Events have no label."""
+        tasks: dict[str, asyncio.Task[None]] = {}
+        while True:
+            self._changed.clear()
+            for uid in tasks.keys() - self._unlabeled:
+                tasks.pop(uid).cancel()
+            for uid in self._unlabeled - tasks.keys():
+                selection = Selection(EVENTS, self._site.namespace, field_selector=f"involvedObject.uid={uid}")
+                tasks[uid] = group.create_task(self._watch(selection), name=f"progress of {uid}")
+            await self._changed.wait()
+
+    async def _watch(self, selection: Selection) -> None:
+        """Take in the selected Events until canceled; only the last Event of a list is current."""
         while True:
             try:
-                await self._watch(kind, selection, reading, read_transfer)
+                async with aclosing(watch_objects(self._client, selection, clock=self._clock)) as changes:
+                    listed: set[str] | None = None
+                    async for change in changes:
+                        if change.kind is ChangeKind.LISTING:
+                            listed = set()
+                        elif change.kind is ChangeKind.LISTED:
+                            self._enqueue(listed or set())
+                            listed = None
+                        elif uid := self._take(change):
+                            self._enqueue({uid}) if listed is None else listed.add(uid)
             except KubeError as e:
-                _log.warning("cannot watch progress, will retry: %s", e, extra=fields(kind=kind.spec.name, uid=cr.uid))
+                _log.warning("cannot watch progress, will retry: %s", e)
             await self._clock.sleep(_RETRY_PAUSE_SECONDS)
 
-    async def _watch(
-        self, kind: NodeKind[Any], selection: Selection, reading: _Reading, read_transfer: ReadTransfer
-    ) -> None:
-        async with aclosing(watch_objects(self._client, selection, clock=self._clock)) as changes:
-            listing = False
-            async for change in changes:
-                if change.kind in _CHANGED:
-                    changed = self._take(kind.spec.name, reading, change.obj)
-                    if changed and not listing:
-                        await self._report(kind, reading, read_transfer)
-                    continue
-                # Only the last Event of a list is current.
-                listing = change.kind is ChangeKind.LISTING
-                if change.kind is ChangeKind.LISTED:
-                    await self._report(kind, reading, read_transfer)
+    def _enqueue(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            self._readings[uid].attempts = 0
+            self._queue.add(uid)
 
-    def _take(self, kind_name: str, reading: _Reading, event: JsonDict) -> bool:
-        """Take in an Event; return whether the status may have to change."""
-        if event.get("reason") != DataPathReason.PROGRESS:
+    def _take(self, change: WatchChange) -> str:
+        """Take in an Event; return the UID of its transfer if the status of that may have to change, else nothing."""
+        event, uid = change.obj, str((change.obj.get("involvedObject") or {}).get("uid", ""))
+        reading = self._readings.get(uid)
+        if change.kind not in _CHANGED:
+            # Events expire in order: those of a transfer that does not run here are not needed any more.
+            if reading is not None and reading.followed is None:
+                del self._readings[uid]
+            return ""
+        if event.get("reason") not in _READ_REASONS:
+            return ""
+        if reading is None:
+            # Its mover was faster than the watch of the transfers.
+            reading = self._readings[uid] = _Reading(uid)
+        if event["reason"] in _PENDING_REASONS:
             reading.pending.observe_event(event)
-            return event.get("reason") in _PENDING_REASONS
-        message = _parse_message(event)
+            return uid if reading.followed else ""
+        message = read_progress(event)
         if message is None or message.done_bytes < reading.message.done_bytes:
             # A list has no order; an older Event changes nothing.
-            return False
+            return ""
         reading.pending.observe_progress(message)
-        self._count(kind_name, reading, message)
-        return True
-
-    async def _report(self, kind: NodeKind[Any], reading: _Reading, read_transfer: ReadTransfer) -> None:
-        """Update the status; retry a message about a pending mover, since no other Event may follow."""
-        for _ in range(_ATTEMPTS):
-            async with reading.writing:
-                if reading.ended or await self._write(kind, reading, read_transfer()):
-                    return
-            await self._clock.sleep(_ATTEMPT_PAUSE_SECONDS)
-
-    def _count(self, kind_name: str, reading: _Reading, message: ProgressMessage) -> None:
         reading.message = message
+        if reading.followed is None:
+            return ""
+        self._count(reading.followed.kind.spec.name, reading)
+        return uid
+
+    def _resume(self, kind_name: str, reading: _Reading, shown: Progress) -> None:
+        """Continue from what the status shows: what an earlier agent process wrote there, it has counted as well."""
+        if shown.bytes_done > reading.counted_done_bytes:
+            reading.counted_done_bytes, reading.resumed = shown.bytes_done, True
+        if shown.bytes_done > reading.message.done_bytes:
+            reading.message = ProgressMessage(done_bytes=shown.bytes_done, total_bytes=shown.total_bytes)
+        elif reading.message != ProgressMessage():
+            self._count(kind_name, reading)
+
+    async def _report(self, uid: str) -> Requeue | None:
+        """Update the status; retry a message about a pending mover, since no other Event may follow."""
+        reading = self._readings.get(uid)
+        if reading is None or reading.followed is None:
+            return None
+        async with reading.writing:
+            if reading.ended or await self._write(reading.followed.kind, reading, reading.followed.read_transfer()):
+                return None
+        reading.attempts += 1
+        return Requeue(_ATTEMPT_PAUSE_SECONDS) if reading.attempts < _ATTEMPTS else None
+
+    def _count(self, kind_name: str, reading: _Reading) -> None:
+        message = reading.message
         if reading.resumed:
             # It is unknown how much of it an earlier process counted.
             reading.counted_sent_bytes, reading.resumed = message.sent_bytes, False
@@ -250,11 +268,3 @@ class ProgressFollower:
             _log.debug("progress not written: %s", e, extra=identity)
             return message is None
         return True
-
-
-def _parse_message(event: JsonDict) -> ProgressMessage | None:
-    try:
-        return parse_progress(event.get("message", ""))
-    except ContractError as e:
-        _log.warning("%s", e)
-        return None

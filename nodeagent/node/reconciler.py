@@ -40,7 +40,7 @@ from nodeagent.node.steps import Tools
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.mover_pod import belongs_to, has_ended
+from nodeagent.transfers.mover_pod import belongs_to, has_ended, is_own
 from nodeagent.transfers.pending import PendingRecords
 
 __all__ = ["Reconciler", "Steps", "Tools"]
@@ -246,7 +246,9 @@ class Reconciler:
             self._tools.slots.observe(SlotRequest.of(cr, now=self._tools.clock.now()), cr.phase)
             self._durations.measure(cr)
         if owned and cr.phase in RUNNING_PHASES:
-            self._tools.progress.follow(self._kinds[key[0]], cr, lambda: self._cache.transfer(key))
+            pod = self._cache.pod(key)
+            labeled = pod is None or is_own(pod)
+            self._tools.progress.follow(self._kinds[key[0]], cr, lambda: self._cache.transfer(key), labeled=labeled)
         else:
             self._tools.progress.leave(key[0], cr.uid)
 

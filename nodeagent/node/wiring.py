@@ -66,7 +66,7 @@ def build_node(parts: AgentParts) -> Node:
             status=status,
             events=parts.events,
             logs=MoverLogs(client),
-            progress=ProgressFollower(client, clock, status=status, metrics=parts.metrics),
+            progress=ProgressFollower(client, clock, site, status=status, metrics=parts.metrics),
             slots=slots,
             metrics=parts.metrics,
         ),

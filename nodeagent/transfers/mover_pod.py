@@ -28,6 +28,7 @@ __all__ = [
     "belongs_to",
     "explain_loss",
     "has_ended",
+    "is_own",
     "may_take_over",
     "pod_node",
     "pod_state",
@@ -108,13 +109,17 @@ async def read_mover(client: KubeClient, cr: Transfer) -> JsonDict | None:
     return pod if pod is not None and belongs_to(pod, cr) else None
 
 
+def is_own(pod: JsonDict) -> bool:
+    """Return whether an agent of this project created `pod`, and not Velero's."""
+    return OWNER_UID_LABEL in (pod["metadata"].get("labels") or {})
+
+
 def may_take_over(pod: JsonDict) -> bool:
     """Return whether `pod`, of another agent's transfer, may make it the transfer of the agent on its node.
 
     Velero's agents take over the movers that they created themselves.
     """
-    created_by_us = OWNER_UID_LABEL in (pod["metadata"].get("labels") or {})
-    return created_by_us and pod_state(pod) in {PodState.RUNNING, PodState.ENDED}
+    return is_own(pod) and pod_state(pod) in {PodState.RUNNING, PodState.ENDED}
 
 
 def pod_node(pod: JsonDict) -> str:

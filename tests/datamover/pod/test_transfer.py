@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from core.contract import BackupResult, parse_result
+from core.kube.resources import EVENTS
+from core.models.names import NODE_LABEL
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
@@ -64,6 +66,8 @@ def _check_events(pod: MoverPod, total: int) -> None:
     ]
     last = _last_progress(pod)
     assert (last["totalBytes"], last["doneBytes"]) == (total, total)
+    # By this label the owning agent watches the Events of all its movers at once.
+    assert [event["metadata"]["labels"] for event in pod.kube.objects(EVENTS)] == [{NODE_LABEL: "node-a"}] * len(events)
 
 
 async def test_the_last_progress_contains_all_sent_and_deduplicated_bytes(pod: MoverPod, tmp_path: Path) -> None:

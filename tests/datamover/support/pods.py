@@ -16,7 +16,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
+from core.models.names import NODE_LABEL, REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
 from datamover.arguments import LogOptions, PodOptions
 from datamover.pod.cluster import PodContext
 from datamover.pod.command import run_init
@@ -91,7 +91,7 @@ class MoverPod:
 
     def put_transfer(self, kind: str, phase: str = "InProgress", **spec: Any) -> None:
         """Create or replace the transfer `TRANSFER`; `spec` is merged into the minimal one of its kind."""
-        labels = {"velero.io/async-operation-id": "du-1"}
+        labels = {"velero.io/async-operation-id": "du-1", NODE_LABEL: "node-a"}
         owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "r", "uid": "uid-of-restore"}
         version = "v2alpha1" if kind.startswith("Data") else "v1"
         self.kube.put(

@@ -5,13 +5,12 @@ import json
 
 import pytest
 
-from core.contract import ProgressMessage
 from core.models.base import JsonDict
-from nodeagent.node.progress import MoverPending
+from core.models.names import NODE_LABEL
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import TRANSFERS, data_upload
+from tests.nodeagent.support.transfers import NODE, TRANSFERS, data_upload
 
 pytestmark = pytest.mark.looptime
 
@@ -26,7 +25,11 @@ def event(transfer: JsonDict, reason: str, message: str, *, number: int = 1) -> 
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"namespace": meta["namespace"], "name": f"{meta['name']}.{number:03}"},
+        "metadata": {
+            "namespace": meta["namespace"],
+            "name": f"{meta['name']}.{number:03}",
+            "labels": {NODE_LABEL: NODE},
+        },
         "involvedObject": {"kind": transfer["kind"], "name": meta["name"], "uid": meta["uid"]},
         "reason": f"Data-Path-{reason}",
         "message": message,
@@ -115,30 +118,3 @@ async def test_a_message_does_not_conflict_with_the_outcome() -> None:
             gate.open.set()
             await world.until(world.done)
     assert message_of(world, "DataUpload") == "BackupRepository x is not ready: no bucket"
-
-
-@pytest.mark.parametrize(
-    ("shown", "events", "written"),
-    [
-        pytest.param("", [("Waiting", "a")], "a", id="first"),
-        pytest.param("a", [("Waiting", "a")], None, id="unchanged"),
-        pytest.param("a", [("Waiting", "a"), ("Waiting", "b")], "b", id="another cause"),
-        pytest.param("a", [("Waiting", "a"), ("Ready", "")], "", id="ready"),
-        pytest.param("", [("Waiting", "a"), ("Ready", "")], None, id="ready before it was reported"),
-        pytest.param("of another writer", [("Waiting", "a"), ("Ready", "")], None, id="another message is kept"),
-        pytest.param("of another writer", [("Warning", "a")], None, id="another reason"),
-    ],
-)
-async def test_the_message_follows_the_events(shown: str, events: list[tuple[str, str]], written: str | None) -> None:
-    pending = MoverPending()
-    for number, (reason, text) in enumerate(events):
-        pending.observe_event(event(data_upload(), reason, text, number=number))
-    assert pending.correct(shown) == written
-
-
-async def test_an_event_that_was_written_late_changes_nothing() -> None:
-    pending = MoverPending()
-    pending.observe_event(event(data_upload(), "Ready", "", number=2))
-    pending.observe_event(event(data_upload(), "Waiting", "a", number=1))
-    pending.observe_progress(ProgressMessage())
-    assert pending.correct("") is None

@@ -157,7 +157,7 @@ def build_agent(
         status=status,
         events=EventLog(EventRecorder(client, clock, component="node-agent", host=node)),
         logs=MoverLogs(client),
-        progress=ProgressFollower(client, clock, status=status, metrics=metrics),
+        progress=ProgressFollower(client, clock, site, status=status, metrics=metrics),
         slots=Slots(slots),
         metrics=metrics,
     )

@@ -28,7 +28,7 @@ from core.kube.resources import (
     Resource,
 )
 from core.models.base import JsonDict
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 from tests.nodeagent.support.transfers import NODE
 from tests.support.fakekube import FakeKube
 
@@ -199,7 +199,7 @@ class Controllers(ABC):
         event = {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
-            "metadata": place | {"name": f"{meta['name']}.{done_bytes}"},
+            "metadata": place | {"name": f"{meta['name']}.{done_bytes}", "labels": {NODE_LABEL: self.node}},
             "involvedObject": place | {"kind": transfer["kind"], "name": meta["name"], "uid": meta["uid"]},
             "reason": "Data-Path-Progress",
             "message": json.dumps(message),
