@@ -28,6 +28,7 @@ from nodeagent.node.wiring import Node, build_node
 from nodeagent.runtime.clock_skew import ClockSkew
 from nodeagent.runtime.memory import MemoryTrimmer, find_trim
 from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.outages import Outages
 from nodeagent.runtime.own_pod import AgentReport, OwnPod
 from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
@@ -85,10 +86,12 @@ def build_agent(client: KubeClient, clock: Clock, spec: AgentSpec) -> Agent:
     settings = spec.settings
     metrics = Metrics(settings.node_name)
     memory = MemoryTrimmer(clock, find_trim())
+    outages = Outages()
 
     def note_answer(verb: str, status: int) -> None:
         metrics.request(verb, status)
         memory.note()
+        outages.observe(status)
 
     limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
     skew = ClockSkew(clock, metrics)
@@ -96,7 +99,10 @@ def build_agent(client: KubeClient, clock: Clock, spec: AgentSpec) -> Agent:
     parts = build_parts(KubeClient(limited, Retry(clock)), clock, spec, metrics)
     node = build_node(parts)
     # The node's cache must also know what the leader's half of the same agent wrote.
-    return Agent(parts, node, build_leader(parts, on_stored=[node.cache.observe_written]), memory)
+    leader = build_leader(parts, on_stored=[node.cache.observe_written])
+    for bring_forward in (node.reconciler.bring_forward, leader.bring_forward):
+        outages.subscribe(bring_forward)
+    return Agent(parts, node, leader, memory)
 
 
 def build_parts(client: KubeClient, clock: Clock, spec: AgentSpec, metrics: Metrics) -> AgentParts:

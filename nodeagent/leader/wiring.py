@@ -42,6 +42,10 @@ class Leader:
             "queue": self.dispatcher.report(),
         }
 
+    def bring_forward(self) -> None:
+        """Retry soon what failed: the API server answers again. Orphans are scanned every few seconds anyway."""
+        self.repositories.bring_forward()
+
     async def _lead(self) -> None:
         self.metrics.leader(is_leader=True)
         try:

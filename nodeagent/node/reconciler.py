@@ -150,6 +150,10 @@ class Reconciler:
         """Wake the transfers that may start now: the number of slots has changed."""
         self._wake_next()
 
+    def bring_forward(self) -> None:
+        """Retry soon what failed: the API server answers again."""
+        self._queue.bring_forward()
+
     def not_synced(self) -> list[str]:
         """Return the names of the collections that were not listed yet."""
         return self._cache.not_synced()

@@ -6,6 +6,8 @@ Source: the semantics of client-go's workqueue (k8s.io/client-go/util/workqueue)
 import asyncio
 import heapq
 import logging
+import math
+import random
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -21,6 +23,12 @@ _log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 _BACKOFF: Final = Backoff(first_seconds=1.0, limit_seconds=300.0)
+
+_SPREAD_SECONDS: Final = 10.0
+"""Keys that are brought forward are handled within this time, not all at once."""
+
+_BRING_FORWARD_SECONDS: Final = 60.0
+"""The time between two calls that bring keys forward: one that always fails is not retried much more often."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class WorkQueue(Generic[K]):
         self._working: set[K] = set()
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
+        self._brought_forward_at = -math.inf
         self._faults = Faults(_log)
         self._due: dict[K, float] = {}
         self._timers: list[tuple[float, int, K]] = []
@@ -77,6 +86,21 @@ class WorkQueue(Generic[K]):
         self._timer_count += 1
         heapq.heappush(self._timers, (at, self._timer_count, key))
         self._timers_changed.set()
+
+    def bring_forward(self) -> None:
+        """Let the keys that back off after an error be due within 10 seconds: its cause may have passed.
+
+        Within a minute of the last time, they are due when that minute is over.
+        """
+        waiting = [key for key in self._failures if key in self._due]
+        if not waiting:
+            return
+        now = self._clock.monotonic()
+        if self._brought_forward_at <= now:
+            self._brought_forward_at = max(now, self._brought_forward_at + _BRING_FORWARD_SECONDS)
+        for key in waiting:
+            spread_seconds = random.uniform(0.0, _SPREAD_SECONDS)  # noqa: S311 - not for cryptography
+            self.add_after(key, self._brought_forward_at - now + spread_seconds)
 
     async def run(self, handle: Callable[[K], Awaitable[Requeue | None]]) -> None:
         """Call `handle` for each key until canceled; it may return when to handle the key again.

@@ -149,6 +149,11 @@ class RepositoryController:
             if RepositoryKey.of(raw) == wanted and self._retries.request(raw["metadata"]["uid"]):
                 self._queue.add(raw["metadata"]["name"])
 
+    def bring_forward(self) -> None:
+        """Retry soon what failed: the API server answers again."""
+        if self._queue is not None:
+            self._queue.bring_forward()
+
     async def _handle(self, name: str) -> Requeue | None:
         log_fields = fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name)
         try:

@@ -234,3 +234,55 @@ async def test_cancellation_ends_the_work_in_progress() -> None:
         await asyncio.sleep(1)
         assert worker.busy == ["a"]
     assert worker.busy == []
+
+
+async def _fail(key: str) -> Requeue | None:
+    raise ServerError("503 ServiceUnavailable", status=503)
+
+
+async def test_keys_that_back_off_are_brought_forward_within_ten_seconds() -> None:
+    keys = [f"key-{number}" for number in range(40)]
+    queue, worker = new_queue(workers=40), Worker(seconds=0)
+    worker.then = _fail
+    for key in keys:
+        queue.add(key)
+    async with running(queue, worker):
+        await asyncio.sleep(3000)
+        worker.then, before = worker._nothing, len(worker.began)
+        queue.bring_forward()
+        ended_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(10)
+        seconds = [at - ended_at for _, at in worker.began[before:]]
+        assert len(seconds) == len(keys)
+        # Not all at once.
+        assert max(seconds) - min(seconds) > 5
+        await asyncio.sleep(1000)
+        assert len(worker.began) == before + len(keys)
+
+
+async def test_a_key_that_always_fails_is_brought_forward_once_a_minute_at_most() -> None:
+    queue, worker = new_queue(), Worker(seconds=0)
+    worker.then = _fail
+    queue.add("a")
+    async with running(queue, worker):
+        await asyncio.sleep(3000)
+        before = len(worker.began)
+        for _ in range(600):
+            queue.bring_forward()
+            await asyncio.sleep(1)
+        assert 8 <= len(worker.began) - before <= 11
+
+
+async def test_a_requeued_key_is_not_brought_forward() -> None:
+    queue, worker = new_queue(), Worker(seconds=0)
+
+    async def later(key: str) -> Requeue | None:
+        return Requeue(300)
+
+    worker.then = later
+    queue.add("a")
+    async with running(queue, worker):
+        await asyncio.sleep(1)
+        queue.bring_forward()
+        await asyncio.sleep(100)
+    assert worker.times("a") == [0]

@@ -1,0 +1,78 @@
+"""After an outage of the API server, transfers continue at once, not when their back-off ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.errors import UnreachableError
+from core.kube.resources import VOLUME_SNAPSHOTS
+from core.kube.retry import Retry
+from core.kube.transport import Request, Response, Transport
+from exposer.template import AgentTemplate
+from nodeagent.app import build_agent
+from nodeagent.config.parse import parse_config
+from nodeagent.runtime.settings import Settings
+from nodeagent.startup import AgentSpec
+from tests.nodeagent.support.dispatching import agent_pod, cluster_node
+from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
+from tests.support.clock import LoopClock
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.looptime
+
+
+@dataclass
+class Line(Transport):
+    """The way to an API server that does not answer while it is `down`."""
+
+    inner: Transport
+    down: bool = False
+
+    async def request(self, request: Request) -> Response:
+        self._check()
+        return await self.inner.request(request)
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        self._check()
+        return self.inner.stream(request)
+
+    async def close(self) -> None:
+        pass
+
+    def _check(self) -> None:
+        if self.down:
+            raise UnreachableError("connection refused")
+
+
+def _ready(world: World, *, ready: bool) -> None:
+    (snapshot,) = world.kube.objects(VOLUME_SNAPSHOTS)
+    world.kube.put(snapshot | {"status": snapshot["status"] | {"readyToUse": ready}})
+
+
+async def test_a_transfer_continues_within_a_minute_after_a_long_outage() -> None:
+    async with open_world(accepted(data_upload())) as world:
+        _ready(world, ready=False)
+        line = Line(world.kube)
+        world.kube.put(cluster_node(NODE))
+        world.kube.put(agent_pod(NODE))
+        # It would time out during the outage otherwise.
+        day = timedelta(days=1)
+        settings = Settings(NODE, namespace=NAMESPACE, prepare_timeout=day, resource_timeout=day)
+        spec = AgentSpec(settings, NAMESPACE, parse_config("{}"), AgentTemplate("mover:1"))
+        agent = build_agent(KubeClient(line, Retry(LoopClock())), LoopClock(), spec)
+        task = asyncio.create_task(agent.run(), name="agent")
+        await asyncio.sleep(30)
+        line.down = True
+        await asyncio.sleep(1500)
+        _ready(world, ready=True)
+        line.down = False
+        await world.until(lambda: world.phase() != "Accepted", seconds=60)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
