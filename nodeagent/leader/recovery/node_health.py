@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import ForbiddenError
+from core.kube.errors import KubeError
 from core.kube.resources import NODES
 from core.models.base import JsonDict
 from core.models.names import label_value
@@ -60,14 +60,12 @@ class NodeHealth:
         self._gone_after = gone_after
         self._not_ready = Timers(clock)
         self._by_label: Mapping[str, JsonDict] | None = None
+        self._warned = False
         self._informer = Informer(client, Selection(NODES), clock=clock, trim=_trim, on_change=self._take)
 
     async def run(self) -> None:
-        """List and watch until canceled; without the permission, no node is lost."""
-        try:
-            await self._informer.run()
-        except ForbiddenError as e:
-            _log.warning("cannot detect lost nodes: %s", e)
+        """List and watch until canceled; while the list is rejected, no node is lost."""
+        await self._informer.run_despite_rejections(self._warn)
 
     def explain_loss(self, label: str, name: str) -> str:
         """Return why the node with that label value is lost, or an empty string.
@@ -102,6 +100,11 @@ class NodeHealth:
             self._not_ready.forget(label)
             return 0.0
         return self._not_ready.seconds(label, condition["lastTransitionTime"])
+
+    def _warn(self, error: KubeError) -> None:
+        # Logged once; a permission that is missing for good would fill the log.
+        _log.log(logging.DEBUG if self._warned else logging.WARNING, "cannot detect lost nodes, will retry: %s", error)
+        self._warned = True
 
     def _conditions(self) -> Mapping[str, JsonDict]:
         if self._by_label is None:

@@ -102,3 +102,21 @@ async def test_a_node_that_was_ready_in_between_is_not_lost() -> None:
     assert (health.explain_loss("node-a", "node-a"), len(health._not_ready)) == ("", 0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_a_rejected_first_list_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    kube, clock = FakeKube(), LoopClock()
+    kube.put(cluster_node("node-a"))
+    kube.fail_next("GET", "/nodes", 403, times=3)
+    health = NodeHealth(KubeClient(kube, Retry(clock)), clock, gone_after=FIVE)
+    task = asyncio.create_task(health.run(), name="node health")
+    await asyncio.sleep(30)
+    assert health.explain_loss("node-b", "node-b") == ""
+    await asyncio.sleep(200)
+    assert health.explain_loss("node-a", "node-a") == ""
+    assert health.explain_loss("node-b", "node-b") == "node node-b does not exist"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    warnings = [record.levelname for record in caplog.records if "cannot detect lost nodes" in record.message]
+    assert warnings.count("WARNING") == 1
