@@ -16,6 +16,7 @@ from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.reasons import PendingReason
+from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.model import Exposed, Guard, NotOwnerError, Pending
 from exposer.ownership import delete_object
@@ -40,12 +41,17 @@ def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable
     kind, cr = case.kind, case.cr
     place = f"{kind.spec.name} {cr.metadata.namespace}/{cr.name}"
 
-    async def guard(*, sure: bool) -> None:
-        raw = None if sure else current()
-        if raw is None:
-            raw = await client.read(kind.spec.resource, cr.metadata.namespace, cr.name)
+    def parse(raw: JsonDict | None) -> Transfer | None:
+        """Return the transfer if it is this one, and not final."""
         now = kind.parse(raw) if raw is not None else None
-        if now is None or now.uid != cr.uid or now.phase.final:
+        return None if now is None or now.uid != cr.uid or now.phase.final else now
+
+    async def guard(*, sure: bool) -> None:
+        now = None if sure else parse(current())
+        if now is None:
+            # Only an answer of the API server proves the end: the cache may still have an earlier transfer of the name.
+            now = parse(await client.read(kind.spec.resource, cr.metadata.namespace, cr.name))
+        if now is None:
             raise NotOwnerError(f"{place} no longer exists or is final", ended=True)
         owned = now.metadata.labels.get(NODE_LABEL) == site.label
         if now.phase not in HOLDING_PHASES or not owned:

@@ -47,7 +47,6 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/leader/repositories/password.py": "tests/nodeagent/leader/repositories/test_controller.py",
     "nodeagent/leader/repositories/retry.py": "tests/nodeagent/leader/repositories/test_controller.py",
     "nodeagent/node/data_path_steps.py": "tests/nodeagent/node/test_reconciler.py",
-    "nodeagent/node/expose_steps.py": "tests/nodeagent/node/test_reconciler.py",
     "nodeagent/runtime/http.py": "tests/nodeagent/runtime/test_transport.py",
     "nodeagent/runtime/permissions.py": "tests/deploy/test_rbac.py",
     "nodeagent/runtime/settings.py": "tests/nodeagent/cli/test_main.py",
