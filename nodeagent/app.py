@@ -153,7 +153,8 @@ async def serve(settings: Settings) -> int:
     try:
         spec = await read_spec(client, settings, settings.namespace or context_namespace or DEFAULT_NAMESPACE)
         agent = build_agent(client, clock, spec)
-        web = WebServer(settings.metrics_address, WebPages(agent.parts.metrics, agent.node.not_ready, agent.report))
+        pages = WebPages(agent.parts.metrics, agent.node.not_ready, agent.report)
+        web = WebServer(settings.metrics_address, pages, clock, status_address=settings.status_address)
         await web.start()
         _log.info("node agent %s serves node %s in namespace %s", VERSION, settings.node_name, spec.namespace)
         try:

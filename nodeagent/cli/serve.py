@@ -95,6 +95,7 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         resource_timeout=arguments.resource_timeout,
         node_gone_after=arguments.node_gone_after,
         metrics_address=arguments.metrics_address,
+        status_address=arguments.status_address,
         log_level=arguments.log_level,
         log_format=arguments.log_format,
         # An empty spec.datamover selects the built-in data mover, velero.
@@ -213,6 +214,13 @@ def _add_observability(parser: argparse.ArgumentParser) -> None:
         default=Settings.metrics_address,
         help="address of /metrics, /healthz, /readyz and /status; "
         f"without a host, all addresses (default: {Settings.metrics_address})",
+    )
+    group.add_argument(
+        "--status-address",
+        metavar="ADDRESS",
+        type=_address,
+        default=Settings.status_address,
+        help="address of /status, such as 127.0.0.1:8086 for the pod itself (default: that of --metrics-address)",
     )
     group.add_argument("--log-level", choices=list(LEVELS), default="info", help="minimum log level (default: info)")
     group.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (default: text)")

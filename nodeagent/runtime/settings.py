@@ -68,6 +68,7 @@ class Settings:
         prepare_timeout: from Accepted to Prepared. Default: Velero's; so is that of
             `resource_timeout`. Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go.
         node_gone_after: how long a node may be not Ready before its transfers are Failed.
+        status_address: where `/status` is served; None: where the metrics are.
         datamover_names: the values of `spec.datamover` that this agent handles.
         client_qps: sustained requests per second to the API server, and `client_burst` at once:
             an agent makes a few per minute, the leader about a hundred per second while it
@@ -85,6 +86,7 @@ class Settings:
     resource_timeout: timedelta = timedelta(minutes=10)
     node_gone_after: timedelta = timedelta(minutes=5)
     metrics_address: ListenAddress = ListenAddress(None, 8085)
+    status_address: ListenAddress | None = None
     log_level: str = "info"
     log_format: str = "text"
     datamover_names: frozenset[str] = frozenset({"velero", ""})

@@ -1,18 +1,28 @@
 """The agent's HTTP server: `/metrics`, `/healthz`, `/readyz` and `/status`."""
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from aiohttp import web
 
+from core.clock import Clock
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from nodeagent.runtime.metrics import METRICS_CONTENT_TYPE, Metrics
 from nodeagent.runtime.settings import ListenAddress
 
 __all__ = ["StatusPage", "WebPages", "WebServer"]
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_STATUS_SECONDS: Final = 1.0
+"""How long the content of `/status` is reused: the leader sorts all transfers for it."""
+
+_STATUS_PAUSE: Final = 10
+"""Content that takes long to build is reused ten times as long: no client can take more than a tenth of a core."""
 
 
 class StatusPage(Protocol):
@@ -30,7 +40,7 @@ class WebPages:
     Attributes:
         metrics: rendered for each scrape.
         not_ready: called for each `/readyz`; returns what is not synced yet; empty means ready.
-        status: called for each `/status`.
+        status: called for `/status`, at most once a second.
     """
 
     metrics: Metrics
@@ -38,24 +48,18 @@ class WebPages:
     status: StatusPage
 
 
-class WebServer:
-    """Serves `pages` on `address` between `start` and `stop`."""
+@dataclass(frozen=True)
+class _Listener:
+    """One address, the flag that sets it, and the server of its pages."""
 
-    def __init__(self, address: ListenAddress, pages: WebPages) -> None:
-        """Open nothing yet."""
-        self._address = address
-        self._pages = pages
-        app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/status", self._status)
-        self._runner = web.AppRunner(app, access_log=None)
+    flag: str
+    address: ListenAddress
+    runner: web.AppRunner
 
     @property
     def port(self) -> int:
         """The port it listens on; the one that the system chose if the address has port 0."""
-        return int(self._runner.addresses[0][1]) if self._runner.addresses else self._address.port
+        return int(self.runner.addresses[0][1]) if self.runner.addresses else self.address.port
 
     async def start(self) -> None:
         """Listen.
@@ -63,17 +67,66 @@ class WebServer:
         Raises:
             ConfigError: the address is in use or not available.
         """
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._address.host, self._address.port)
+        await self.runner.setup()
         try:
-            await site.start()
+            await web.TCPSite(self.runner, self.address.host, self.address.port).start()
         except OSError as e:
-            await self._runner.cleanup()
-            raise ConfigError(f"cannot listen on {self._address} ({e.strerror}): set another --metrics-address") from e
+            raise ConfigError(f"cannot listen on {self.address} ({e.strerror}): set another {self.flag}") from e
+
+
+class WebServer:
+    """Serves `pages` between `start` and `stop`."""
+
+    def __init__(
+        self, address: ListenAddress, pages: WebPages, clock: Clock, *, status_address: ListenAddress | None = None
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            address: where all pages are served.
+            pages: their sources.
+            clock: measures how old the content of `/status` is.
+            status_address: where `/status` is served instead.
+        """
+        self._pages = pages
+        self._clock = clock
+        self._status_text = ""
+        self._status_until_seconds = -math.inf
+        scraped = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        status = {"/status": self._status}
+        if status_address is None:
+            self._listeners = [_listener("--metrics-address", address, scraped | status)]
+        else:
+            own = _listener("--status-address", status_address, status)
+            self._listeners = [_listener("--metrics-address", address, scraped), own]
+
+    @property
+    def port(self) -> int:
+        """The port of the metrics."""
+        return self._listeners[0].port
+
+    @property
+    def status_port(self) -> int:
+        """The port of `/status`."""
+        return self._listeners[-1].port
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: an address is in use or not available.
+        """
+        try:
+            for listener in self._listeners:
+                await listener.start()
+        except ConfigError:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Close all connections; may be called twice."""
-        await self._runner.cleanup()
+        for listener in self._listeners:
+            await listener.runner.cleanup()
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._pages.metrics.render(), headers={"Content-Type": METRICS_CONTENT_TYPE})
@@ -89,5 +142,16 @@ class WebServer:
         return web.Response(text="ok\n")
 
     async def _status(self, _: web.Request) -> web.Response:
-        text = json.dumps(self._pages.status(), indent=2, default=str) + "\n"
-        return web.Response(text=text, content_type="application/json")
+        began = self._clock.monotonic()
+        if began >= self._status_until_seconds:
+            self._status_text = json.dumps(self._pages.status(), indent=2, default=str) + "\n"
+            ended = self._clock.monotonic()
+            self._status_until_seconds = ended + max(_STATUS_SECONDS, (ended - began) * _STATUS_PAUSE)
+        return web.Response(text=self._status_text, content_type="application/json")
+
+
+def _listener(flag: str, address: ListenAddress, pages: Mapping[str, _Handler]) -> _Listener:
+    app = web.Application()
+    for path, handler in pages.items():
+        app.router.add_get(path, handler)
+    return _Listener(flag, address, web.AppRunner(app, access_log=None))

@@ -41,7 +41,8 @@ def _settings() -> Settings:
 def test_every_file_is_installed() -> None:
     installed = {f"agent/{name}" for name in _load("agent/kustomization.yaml")["resources"]}
     installed |= set(_load("kustomization.yaml")["resources"]) - {"agent"}
-    installed |= {f"priority/{name}" for name in _load("priority/kustomization.yaml")["resources"]}
+    for component in ("priority", "network-policy"):
+        installed |= {f"{component}/{name}" for name in _load(f"{component}/kustomization.yaml")["resources"]}
     files = {str(path.relative_to(_DEPLOY)) for path in _DEPLOY.rglob("*.yaml") if "crds" not in path.parts}
     assert installed == {name for name in files if not name.endswith("kustomization.yaml")}
 
@@ -110,6 +111,16 @@ def test_the_port_that_is_probed_and_scraped_is_the_one_that_is_served() -> None
     assert _daemonset()["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(port)
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+
+
+def test_the_network_policy_selects_the_agents_and_their_port() -> None:
+    policy = _load("network-policy/network-policy.yaml")
+    (rule,) = policy["spec"]["ingress"]
+    assert policy["metadata"]["namespace"] == _daemonset()["metadata"]["namespace"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == AGENT_LABELS
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert [port["port"] for port in rule["ports"]] == [port["name"] for port in _pod()["containers"][0]["ports"]]
+    assert len(rule["from"]) == 1
 
 
 def test_the_agent_runs_without_privileges() -> None:

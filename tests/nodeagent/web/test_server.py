@@ -1,15 +1,24 @@
 """The agent's HTTP server, over a real socket."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 
 import aiohttp
 import pytest
 
+from core.clock import SystemClock
 from core.errors import ConfigError
+from core.models.base import JsonDict
+from nodeagent.leader.admission.queue import QueueView, in_order
+from nodeagent.leader.index import Entry
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import ListenAddress
 from nodeagent.web.server import WebPages, WebServer
+from tests.nodeagent.leader.admission.test_queue import entry
+from tests.nodeagent.support.hand_clock import HandClock
+
+_ANY = ListenAddress("127.0.0.1", 0)
 
 
 class _Agent:
@@ -27,7 +36,7 @@ def agent() -> _Agent:
 
 @pytest.fixture
 async def url(agent: _Agent) -> AsyncIterator[str]:
-    server = WebServer(ListenAddress("127.0.0.1", 0), agent.pages)
+    server = WebServer(_ANY, agent.pages, SystemClock())
     await server.start()
     yield f"http://127.0.0.1:{server.port}"
     await server.stop()
@@ -66,4 +75,66 @@ async def test_status_is_json(url: str) -> None:
 async def test_a_port_in_use_is_an_error(url: str, agent: _Agent) -> None:
     port = int(url.rpartition(":")[2])
     with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port} .*--metrics-address"):
-        await WebServer(ListenAddress("127.0.0.1", port), agent.pages).start()
+        await WebServer(ListenAddress("127.0.0.1", port), agent.pages, SystemClock()).start()
+
+
+async def test_the_status_page_may_have_an_address_of_its_own(agent: _Agent) -> None:
+    server = WebServer(_ANY, agent.pages, SystemClock(), status_address=_ANY)
+    await server.start()
+    assert server.port != server.status_port
+    found = {
+        (path, port == server.port): (await _get(f"http://127.0.0.1:{port}{path}"))[0]
+        for path in ("/metrics", "/healthz", "/readyz", "/status")
+        for port in (server.port, server.status_port)
+    }
+    await server.stop()
+    assert {key for key, status in found.items() if status == 200} == {
+        ("/metrics", True),
+        ("/healthz", True),
+        ("/readyz", True),
+        ("/status", False),
+    }
+
+
+async def test_a_status_port_in_use_is_an_error(url: str, agent: _Agent) -> None:
+    taken = ListenAddress("127.0.0.1", int(url.rpartition(":")[2]))
+    with pytest.raises(ConfigError, match="--status-address"):
+        await WebServer(_ANY, agent.pages, SystemClock(), status_address=taken).start()
+
+
+async def test_1000_requests_with_100000_transfers_cost_one_sort_a_second(agent: _Agent) -> None:
+    clock, sorts = HandClock(), []
+    entries = [entry(f"du-{number}", created=f"2026-11-21T12:00:{number % 60:02}Z") for number in range(100_000)]
+
+    def order(queued: Iterable[Entry]) -> Iterable[Entry]:
+        sorts.append(clock.monotonic())
+        return in_order(queued, after="")
+
+    view = QueueView(agent.pages.metrics, clock, ["DataUpload"], entries=lambda: entries, order=order)
+    server = WebServer(_ANY, replace(agent.pages, status=view.report), clock)
+    await server.start()
+    async with aiohttp.ClientSession() as session:
+        for second, requests in ((0.0, 400), (0.999, 300), (1.0, 300)):
+            clock.seconds = second
+            for _ in range(requests):
+                async with session.get(f"http://127.0.0.1:{server.port}/status") as response:
+                    assert b'"queued": 100000,' in await response.read()
+    await server.stop()
+    assert sorts == [0.0, 1.0]
+
+
+async def test_a_status_page_that_takes_long_is_built_more_rarely(agent: _Agent) -> None:
+    clock, built = HandClock(), []
+
+    def status() -> JsonDict:
+        built.append(clock.monotonic())
+        clock.seconds += 2
+        return {}
+
+    server = WebServer(_ANY, replace(agent.pages, status=status), clock)
+    await server.start()
+    for second in (0, 21, 22):
+        clock.seconds = max(clock.seconds, second)
+        await _get(f"http://127.0.0.1:{server.port}/status")
+    await server.stop()
+    assert built == [0, 22]
