@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["ACCESS_DENIED", "NOT_TRUSTED", "NO_BUCKET", "count_index_blobs", "find_cause", "find_outage"]
+__all__ = ["ACCESS_DENIED", "CACHE_FULL", "NOT_TRUSTED", "NO_BUCKET", "count_index_blobs", "find_cause", "find_outage"]
 
 ACCESS_DENIED: Final = "the credentials have no access"
 NO_BUCKET: Final = "the bucket does not exist"
+CACHE_FULL: Final = "the volume of kopia's cache is full"
 NOT_TRUSTED: Final = "the endpoint's certificate is not trusted"
 _UNREACHABLE: Final = "the endpoint cannot be reached"
 _UNKNOWN_HOST: Final = "the endpoint's host name cannot be resolved"
@@ -49,7 +50,7 @@ _CAUSES: Final = (
     ("message authentication failed", "a repository file is damaged"),
     ("invalid checksum", "a repository file is damaged"),
     ("blob not found", "a repository file is missing"),
-    (r"/kopia-cache/.*(no space left on device|disk quota exceeded)", "the volume of kopia's cache is full"),
+    (r"/kopia-cache/.*(no space left on device|disk quota exceeded)", CACHE_FULL),
     ("no space left on device", "the disk is full"),
     ("disk quota exceeded", "the disk quota is exceeded"),
     ("read-only file system", "the file system is read-only"),

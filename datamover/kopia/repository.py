@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
-from datamover.kopia.causes import ACCESS_DENIED, NO_BUCKET, NOT_TRUSTED, find_cause
+from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRUSTED, find_cause
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
 from datamover.kopia.stalls import Reachability
@@ -33,6 +33,9 @@ _PROBE_CACHE: Final = "probe"
 _PROBE_CONFIG: Final = "probe.config"
 _NO_REPOSITORY: Final = "repository not initialized"
 _NOT_OPENED: Final = "failed to open repository"
+_CERTAIN: Final = frozenset({CACHE_FULL, NOT_TRUSTED})
+"""Causes for which connecting would find no other: it would fail as late, or empty the cache before."""
+
 _DENIALS: Final = ("access denied", "accessdenied", "forbidden")
 
 _NOT_INITIALIZED: Final = (_NO_REPOSITORY, "cannot access storage path: stat")
@@ -145,8 +148,7 @@ class Repository:
             try:
                 result = await run_apart(read, name="read-unconnected")
             except KopiaError as e:
-                if (cause := find_cause(lines := str(e).splitlines())) == NOT_TRUSTED:
-                    # kopia has retried it for seconds: another attempt would take as long and fail likewise.
+                if (cause := find_cause(lines := str(e).splitlines())) in _CERTAIN:
                     raise RepositoryError(": ".join([self.description, cause, lines[-1]])) from e
                 _logger.debug("%s: read failed, connecting to find the cause: %s", self.description, e)
             else:

@@ -83,16 +83,12 @@ class WaitLog:
 
 @dataclass(frozen=True)
 class Waits:
-    """How long to wait for a storage, and who reports it."""
+    """How long to wait for a storage, who reports it, and how long a probe of the storage may take."""
 
     clock: Clock = field(default_factory=SystemClock)
     limits: StallLimits = field(default_factory=StallLimits)
     reporter: WaitReporter = field(default_factory=WaitLog)
-
-    @property
-    def probe_seconds(self) -> float:
-        """How long a probe of the storage may take."""
-        return min(_PROBE_SECONDS, self.limits.timeout.total_seconds() or _PROBE_SECONDS)
+    probe_seconds: float = _PROBE_SECONDS
 
 
 class _StorageOutageError(RepositoryError):
