@@ -6,6 +6,7 @@ API server does not show: a restarted agent begins with empty records.
 """
 
 import re
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -215,6 +216,12 @@ class PendingRecords:
         """Delete the record of a transfer."""
         self._records.pop(uid, None)
         self._operations.forget(uid)
+
+    def retain(self, uids: AbstractSet[str]) -> None:
+        """Delete the records of all transfers but those."""
+        for uid in self._records.keys() - uids:
+            self.forget(uid)
+        self._operations.retain(uids)
 
     def _of(self, uid: str) -> PendingRecord:
         return self._records.get(uid, _EMPTY)

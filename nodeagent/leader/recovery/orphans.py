@@ -164,7 +164,10 @@ class OrphanRecovery:
         now = self._tools.clock.monotonic()
         self._not_before = {key: at for key, at in self._not_before.items() if at > now}
         entries = self._index.entries()
-        self._canceling.retain({entry.uid for entry in entries})
+        uids = {entry.uid for entry in entries}
+        self._canceling.retain(uids)
+        self._pending.retain(uids)
+        self._explained &= uids
         self._agents.retain({entry.node_label for entry in entries})
         for entry in entries:
             action = self._action_for(entry)

@@ -1,6 +1,7 @@
 """When a pending reason is reported, and when a pending transfer is checked again."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -152,3 +153,27 @@ def test_records_of_several_transfers_are_separate_and_can_be_forgotten() -> Non
     assert records.is_reported("a", UNSCHEDULABLE.reason)
     records.forget("a")
     assert (records.message("a"), records.reported_message("a")) == ("", "")
+
+
+@pytest.mark.parametrize("skew", [timedelta(hours=24), timedelta(hours=-24)], ids=["a day ahead", "a day behind"])
+def test_an_operation_is_measured_from_its_first_observation(skew: timedelta) -> None:
+    clock = HandClock(100.0, skew)
+    records = PendingRecords(clock)
+    assert records.operation_seconds("a", "deletion of x") == 0.0
+    clock.seconds = 101.0
+    records.decide_report("a", UNSCHEDULABLE)
+    assert records.operation_seconds("a", "deletion of x") == 1.0
+    clock.seconds = 700.0
+    assert records.operation_seconds("a", "deletion of x") == 600.0
+    assert records.operation_seconds("a", "readiness of y") == 0.0
+
+
+def test_nothing_is_remembered_of_transfers_that_are_forgotten() -> None:
+    records = PendingRecords(HandClock())
+    for uid in ("a", "b", "c"):
+        records.decide_report(uid, UNSCHEDULABLE)
+        records.operation_seconds(uid, "cleanup")
+    records.operation_seconds("never reported", "cleanup")
+    records.forget("a")
+    records.retain({"c"})
+    assert (list(records._records), len(records._operations)) == (["c"], 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.resources import EVENTS
+from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.kube.retry import Retry
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.reasons import FailureReason
@@ -193,3 +193,21 @@ async def test_a_recorded_transfer_synced_from_another_cluster_loses_its_finaliz
     del before["metadata"]["finalizers"]
     assert after == before
     assert scene.kube.objects(EVENTS) == []
+
+
+async def test_nothing_is_remembered_of_a_transfer_that_is_gone() -> None:
+    scene = open_scene("node-b")
+    scene.add("held", status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.kind.held["held"] = Pending("CleaningUp", "Pod velero/held is being deleted")
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: "held is" in str(dispatcher.report().get("orphans")), seconds=10)
+        term = dispatcher._term
+        assert term is not None
+        pending = term._orphans._pending
+        assert (len(pending._records), len(pending._operations)) == (1, 1)
+        transfer = scene.transfer("held")
+        transfer["metadata"]["finalizers"] = []
+        scene.kube.put(transfer)
+        await KubeClient(scene.kube, Retry(LoopClock())).delete(DATA_UPLOADS, "velero", "held")
+        await asyncio.sleep(20)
+        assert (len(pending._records), len(pending._operations)) == (0, 0)
