@@ -8,7 +8,7 @@ import re
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["LOCATION_UNAVAILABLE", "UNREADABLE", "FailureReason", "PendingReason", "parse_reason"]
+__all__ = ["LOCATION_UNAVAILABLE", "UNREADABLE", "FailureReason", "NotPrepared", "PendingReason", "parse_reason"]
 
 
 class PendingReason(StrEnum):
@@ -67,6 +67,14 @@ class FailureReason(StrEnum):
     UPLOADER_UNKNOWN = "UploaderUnknown"
     VOLUME_REJECTED = "VolumeRejected"
     WRONG_NODE = "WrongNode"
+
+
+class NotPrepared(StrEnum):
+    """Why a transfer failed before Prepared, if that may be a fault of its node."""
+
+    MOVER_LOST = "MoverLost"
+    OPERATION_TIMEOUT = "OperationTimeout"
+    PREPARE_TIMEOUT = "PrepareTimeout"
 
 
 LOCATION_UNAVAILABLE: Final = "LocationUnavailable"

@@ -18,6 +18,7 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
+from core.models.reasons import NotPrepared
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Admits
 
@@ -51,7 +52,7 @@ class Entry:
     finalizer: bool
     reason: str
     fault: str = ""
-    not_prepared: str = ""
+    not_prepared: NotPrepared | None = None
 
     @property
     def log_fields(self) -> dict[str, Any]:
@@ -94,8 +95,14 @@ def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
         finalizer=kind.spec.finalizer in (meta.get("finalizers") or []),
         reason=reason,
         fault=fault,
-        not_prepared=sys.intern((meta.get("annotations") or {}).get(NOT_PREPARED_ANNOTATION, "")),
+        not_prepared=_parse_not_prepared(meta),
     )
+
+
+def _parse_not_prepared(meta: JsonDict) -> NotPrepared | None:
+    """Return why a transfer failed before Prepared; None where that is not recorded, or by no agent."""
+    text = (meta.get("annotations") or {}).get(NOT_PREPARED_ANNOTATION)
+    return NotPrepared(text) if text in set(NotPrepared) else None
 
 
 class TransferIndex:

@@ -13,6 +13,7 @@ from typing import Final
 from core.clock import Clock
 from core.models.base import JsonDict
 from core.models.phases import Phase
+from core.models.reasons import NotPrepared
 from core.models.units import format_duration
 from nodeagent.leader.index import Entry
 
@@ -92,7 +93,7 @@ class NodeBackoff:
             for label in sorted(self.labels())
         ]
 
-    def _count(self, label: str, cause: str) -> None:
+    def _count(self, label: str, cause: NotPrepared) -> None:
         """Count a failure; one that began before the node was passed over does not make that longer."""
         node, now = self._nodes.setdefault(label, _Node()), self._clock.monotonic()
         node.failures += 1

@@ -15,7 +15,7 @@ from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
 from core.models.phases import HOLDING_PHASES, Phase
-from core.models.reasons import PendingReason
+from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.model import Exposed, Guard, NotOwnerError, Pending
@@ -89,7 +89,7 @@ class ExposeSteps(StepBase):
                 return await self.recreate(replace(case, pod=answer.pod))
             await self._report_not_taken_over(case, answer)
         elif overdue := self._overdue(case, answer):
-            return await self._end(case, Phase.FAILED, overdue, not_prepared="OperationTimeout")
+            return await self._end(case, Phase.FAILED, overdue, not_prepared=NotPrepared.OPERATION_TIMEOUT)
         else:
             await self._report_pending(case, answer)
         return Requeue(self._pending.count_check(case.cr.uid))
@@ -148,7 +148,7 @@ class ExposeSteps(StepBase):
         message = f"{what} within {timeout}" + (f": {cause}" if cause else "")
         if loss is not None:
             message += f"; lost data mover pods: {loss.times}, the last one because of {loss.why or 'its deletion'}"
-        return await self._end(case, Phase.FAILED, message, not_prepared="PrepareTimeout")
+        return await self._end(case, Phase.FAILED, message, not_prepared=NotPrepared.PREPARE_TIMEOUT)
 
     async def cancel(self, case: Case) -> Requeue | None:
         """Move to Canceled: the data path has not started."""
@@ -198,7 +198,7 @@ class ExposeSteps(StepBase):
         if loss.failure:
             tail = await self._tools.logs.copy(case.cr, case.pod)
             message = add_log_end(f"data mover pod {place} {loss.failure}", tail)
-            await self._end(case, Phase.FAILED, message, not_prepared="MoverLost")
+            await self._end(case, Phase.FAILED, message, not_prepared=NotPrepared.MOVER_LOST)
             return True
         cause = f": {pod.why}" if pod.why else ""
         message = f"data mover pod {place} was lost before its data path started, will be recreated{cause}"

@@ -21,7 +21,7 @@ from core.kube.errors import ForbiddenError, InvalidError, ServerError, Unreacha
 from core.logs import BoundLogger, bind
 from core.models.names import NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
-from core.models.reasons import PendingReason
+from core.models.reasons import NotPrepared, PendingReason
 from exposer.model import Pending
 from exposer.pod_status import diagnose_rejection
 from nodeagent.node.lifecycle import Case, Site, Timeouts
@@ -101,7 +101,9 @@ class StepBase:
         self._limits = limits
         self._pending = pending
 
-    async def _end(self, case: Case, phase: Phase, message: str, *, not_prepared: str = "") -> Requeue | None:
+    async def _end(
+        self, case: Case, phase: Phase, message: str, *, not_prepared: NotPrepared | None = None
+    ) -> Requeue | None:
         """Write the final status in one patch, then record and count it.
 
         `not_prepared` is why there is no mover pod, if that may be a fault of the node, which the leader counts.
@@ -111,7 +113,7 @@ class StepBase:
         if phase is Phase.COMPLETED and case.outcome is not None:
             status |= kind.final_status(case.outcome)
             tools.progress.finish(kind.spec.name, case.cr.uid, case.outcome.total_bytes)
-        marks = {NOT_PREPARED_ANNOTATION: not_prepared} if not_prepared else {}
+        marks = {NOT_PREPARED_ANNOTATION: str(not_prepared)} if not_prepared is not None else {}
         stored = await tools.status.move(kind, case.cr, phase, Change(status, annotations=marks))
         tools.slots.release(stored.uid)
         self._pending.forget(stored.uid)

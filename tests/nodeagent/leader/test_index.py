@@ -8,8 +8,12 @@ import pytest
 
 from core.kube.resources import DATA_UPLOADS
 from core.kube.transport import Request, Response
+from core.models.names import NOT_PREPARED_ANNOTATION
+from core.models.reasons import NotPrepared
+from nodeagent.leader.index import build_entry
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.support.dispatching import Scene, agent_pod, open_scene
+from tests.nodeagent.support.dispatching import Scene, ScriptedKind, agent_pod, open_scene
+from tests.nodeagent.support.transfers import data_upload
 from tests.support.fakekube import FakeKube
 
 __all__: list[str] = []
@@ -56,6 +60,23 @@ async def measure(scene: Scene, transfers: int) -> int:
     # Canceled timers keep references until they are due.
     await asyncio.sleep(1000)
     return with_it - traced_bytes()
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({}, None),
+        ({NOT_PREPARED_ANNOTATION: "MoverLost"}, NotPrepared.MOVER_LOST),
+        ({NOT_PREPARED_ANNOTATION: "of a user"}, None),
+        ({NOT_PREPARED_ANNOTATION: ""}, None),
+    ],
+    ids=["none", "recorded", "unknown", "empty"],
+)
+def test_only_recorded_failures_before_prepared_are_in_an_entry(
+    annotations: dict[str, str], expected: NotPrepared | None
+) -> None:
+    raw = data_upload(annotations=annotations)
+    assert build_entry(ScriptedKind(), raw).not_prepared is expected
 
 
 @pytest.mark.looptime

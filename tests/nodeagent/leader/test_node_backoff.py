@@ -8,6 +8,7 @@ import pytest
 from core.kube.resources import EVENTS
 from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
+from core.models.reasons import NotPrepared
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node
@@ -17,14 +18,14 @@ from tests.nodeagent.support.dispatching import Scene, open_scene
 from tests.nodeagent.support.hand_clock import HandClock
 
 AGENTS = {"a": "node-a", "b": "node-b", "skewed": "node-skewed"}
-OWN = ""
+OWN = None
 
 
-def end(backoff: NodeBackoff, *causes: str, phase: Phase = Phase.FAILED, node: str = "skewed") -> None:
+def end(backoff: NodeBackoff, *causes: str | None, phase: Phase = Phase.FAILED, node: str = "skewed") -> None:
     """Let transfers of a node leave Accepted one after the other."""
     for number, cause in enumerate(causes):
         backoff.observe(entry(str(number), phase=Phase.ACCEPTED, node_label=node))
-        backoff.observe(entry(str(number), phase=phase, node_label=node, not_prepared=cause))
+        backoff.observe(entry(str(number), phase=phase, node_label=node, not_prepared=cause and NotPrepared(cause)))
 
 
 def chosen(backoff: NodeBackoff, agents: dict[str, str] | None = None) -> str | None:
@@ -54,7 +55,7 @@ def test_a_node_is_passed_over_after_three_failures_while_there_are_others() -> 
         pytest.param([OWN, OWN, OWN], Phase.CANCELED, id="canceled"),
     ],
 )
-def test_other_ends_do_not_count(causes: list[str], phase: Phase) -> None:
+def test_other_ends_do_not_count(causes: list[str | None], phase: Phase) -> None:
     backoff = NodeBackoff(HandClock())
     end(backoff, *causes, phase=phase)
     assert chosen(backoff) == "skewed"
@@ -109,7 +110,7 @@ def test_a_transfer_counts_for_the_node_that_it_was_accepted_for() -> None:
         backoff,
         entry("moved", phase=Phase.ACCEPTED, node_label="a"),
         entry("moved", phase=Phase.ACCEPTED, node_label="skewed"),
-        entry("moved", phase=Phase.FAILED, node_label="", not_prepared="OperationTimeout"),
+        entry("moved", phase=Phase.FAILED, node_label="", not_prepared=NotPrepared.OPERATION_TIMEOUT),
     )
     assert backoff.labels() == {"skewed"}
 
