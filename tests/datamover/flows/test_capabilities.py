@@ -14,7 +14,7 @@ from tests.datamover.support.mounts import need_root
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.trees import describe_tree, make_tree
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 _ROOT = Path(__file__).parents[3]
 _FOREIGN, _GROUP = 4321, 8765
