@@ -1,6 +1,7 @@
 """PodVolumeBackups and PodVolumeRestores: what is particular to them, and their way to the end."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from core.kube.resources import PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, POD_VOLUME_FINALIZER
-from core.models.reasons import FailureReason
+from core.models.reasons import FailureReason, PendingReason
 from exposer.causes import CauseFinder
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
@@ -68,7 +69,6 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
     pod = workload_pod(transfer)
     answers = [
         await admission(restic, LOCATION, pod),
-        await admission(transfer, pod),
         await admission(transfer, LOCATION),
         await admission(transfer, LOCATION, pod, reachable=False),
     ]
@@ -76,10 +76,19 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
     assert {answer.decision for answer in answers} == {AdmissionState.FAILED}
     assert [answer.message.partition(":")[0] for answer in answers] == [
         "restic is not supported",
-        "BackupStorageLocation velero/default does not exist",
         f"workload pod {pod['metadata']['namespace']}/writer is gone",
         "pod volumes are not accessible",
     ]
+
+
+@pytest.mark.parametrize("name", TRANSFERS)
+async def test_a_missing_location_is_waited_for_two_minutes(name: str) -> None:
+    transfer = TRANSFERS[name]()
+    answer = await admission(transfer, workload_pod(transfer))
+    expected = "BackupStorageLocation velero/default does not exist"
+    assert answer == Admission(
+        AdmissionState.PENDING, PendingReason.LOCATION_MISSING, expected, blocked=True, limit=timedelta(minutes=2)
+    )
 
 
 @pytest.mark.cause("wrong-node")
