@@ -60,6 +60,8 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
     PYTHONUNBUFFERED=1 \
     KOPIA_CHECK_FOR_UPDATES=false
 WORKDIR /
+# The command of Velero's DaemonSets, `/velero node-agent server …`: they run this image unchanged.
+RUN printf '#!/bin/sh\nexec /opt/venv/bin/python -m nodeagent "$@"\n' >/velero && chmod 755 /velero
 # No entry point: pods specify the whole command, `python -m nodeagent …` or `python -m datamover …`.
 CMD ["python", "-m", "nodeagent", "serve"]
 COPY core/ /opt/node-agent/core/

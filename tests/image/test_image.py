@@ -44,6 +44,8 @@ def import_in(container: Container, module: str) -> dict[str, Any]:
     [
         pytest.param(("python", "-m", "nodeagent", "--version"), id="nodeagent-version"),
         pytest.param(("python", "-m", "nodeagent", "serve", "--help"), id="nodeagent-serve-help"),
+        pytest.param(("/velero", "--version"), id="velero-version"),
+        pytest.param(("/velero", "node-agent", "server", "--help"), id="velero-node-agent-server-help"),
         pytest.param(("python", "-m", "datamover", "--version"), id="datamover-version"),
         pytest.param(("python", "-m", "datamover", "backup", "--help"), id="datamover-backup-help"),
         pytest.param(("kopia", "--version"), id="kopia"),
@@ -54,6 +56,13 @@ def test_program_starts_in_a_read_only_container(container: Container, command: 
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()
+
+
+def test_the_command_of_velero_passes_on_arguments_and_exit_code(container: Container) -> None:
+    done = container.run("/velero", "node-agent", "server", "--features=Enable CSI", "--log-level=no such level")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: argument --log-level: invalid choice: 'no such level'")
 
 
 def test_nothing_can_be_written(container: Container) -> None:
