@@ -54,19 +54,20 @@ async def test_an_operation_has_its_whole_timeout(skew: timedelta) -> None:
 async def test_a_backup_snapshot_may_become_ready_late(skew: timedelta) -> None:
     async with open_world(accepted(data_upload())) as world, world.agent(skew=skew):
         world.cluster.snapshots_become_ready = False
+        world.cluster.tick_seconds = 5.0
         await asyncio.sleep(500)
         assert world.phase() == "Accepted"
         world.cluster.snapshots_become_ready = True
-        await world.until(world.done)
+        await world.until(world.done, every=1)
     assert world.phase() == "Completed"
 
 
 async def test_a_mover_pod_has_the_whole_prepare_timeout(skew: timedelta) -> None:
     async with open_world(accepted(data_upload()), mover=Mover(starts=False)) as world, world.agent(skew=skew):
-        world.cluster.tick_seconds = 5.0
+        world.cluster.tick_seconds = 30.0
         await asyncio.sleep(1790)
         assert world.phase() == "Accepted"
-        await world.until(lambda: world.phase() == "Failed", seconds=30, every=1)
+        await world.until(lambda: world.phase() == "Failed", seconds=30, every=2)
     assert message(world).startswith("not prepared within 30m0s: ")
 
 
@@ -93,6 +94,7 @@ async def test_a_handover_has_its_whole_timeout(skew: timedelta) -> None:
         await world.until(lambda: world.phase(kind) == "InProgress")
         world.cluster.binds = False
         await world.until(lambda: "is being bound" in message(world, kind))
+        world.cluster.tick_seconds = 5.0
         await asyncio.sleep(590)
         assert world.phase(kind) == "InProgress"
         await world.until(lambda: world.phase(kind) == "Failed", seconds=30, every=1)

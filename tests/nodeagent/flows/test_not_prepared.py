@@ -44,13 +44,13 @@ class Marks(Transport):
 async def marks_of(transfer: JsonDict, mover: Mover, *, snapshot: bool = True, ready: bool = True) -> list[str]:
     """Return the marks that an agent writes until the transfer has failed and is cleaned up."""
     async with open_world(transfer, mover=mover) as world:
-        world.cluster.tick_seconds = 2.0
+        world.cluster.tick_seconds = 20.0
         world.cluster.snapshots_become_ready = ready
         if not snapshot:
             await _delete_source_snapshot(world)
         marks = Marks(world.kube)
         async with world.agent(marks):
-            await world.until(world.done, seconds=2000, every=1)
+            await world.until(world.done, seconds=2500, every=10)
     assert world.phase() == "Failed"
     assert NOT_PREPARED_ANNOTATION not in world.transfer()["metadata"].get("annotations", {})
     return marks.written
