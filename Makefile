@@ -2,7 +2,7 @@
 #
 # Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
 # TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
-# (of the soak), PREVIOUS (the revision that crash-matrix mixes with this one, default: see tools/previous.sh),
+# (of soak; fuzz has EXAMPLES and SEED), PREVIOUS (the revision that crash-matrix mixes with this one, default: see tools/previous.sh),
 # BENCH (arguments for bench-mover, such as BENCH='--record docs/benchmarks.md'), DEBIAN and COMMAND (of setup-from-nothing).
 
 SHELL := /bin/bash
@@ -37,7 +37,7 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test
-.PHONY: crash-matrix crash-matrix-skew test-cluster-full soak test-mover-full
+.PHONY: crash-matrix crash-matrix-skew test-cluster-full soak fuzz test-mover-full
 test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
@@ -103,6 +103,11 @@ SEED ?=
 soak: setup ## transfers and faults at random for SECONDS (1200), by SEED if given (root)
 	$(step)
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(venv)/python -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+EXAMPLES ?= 100000
+fuzz: venv ## EXAMPLES (100000) malformed objects and answers, by SEED if given; nothing may stop the agent; an hour
+	$(step)
+	@$(venv)/python -m tests.fuzz --examples $(EXAMPLES) $(if $(SEED),--seed $(SEED))
 
 test-mover-full: venv unit-tools ## more random trees, kills and storage outages for the data mover; half an hour
 	$(step)

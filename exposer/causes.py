@@ -17,7 +17,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.logs import fields
-from core.models.base import JsonDict
+from core.models.base import JsonDict, parse_time
 from core.models.reasons import PendingReason
 from exposer.model import Exposed, Pending
 from exposer.pod_status import diagnose_pod
@@ -41,6 +41,7 @@ _PROVISIONING: Final = "Provisioning"
 
 
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
+_SECOND: Final = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _latest(events: Sequence[JsonDict]) -> JsonDict | None:
     return events[order[-1]] if order else None
 
 
-def _time(event: JsonDict) -> datetime:
+def _time(event: JsonDict) -> int:
     """Return when the Event was last seen, by the API server's clock, in whole seconds: most have no finer time.
 
     The reporter's own times only tell how long after its first record that was: each reporter has a
@@ -104,11 +105,12 @@ def _time(event: JsonDict) -> datetime:
     created = (event.get("metadata") or {}).get("creationTimestamp")
     first = event.get("eventTime") or event.get("firstTimestamp")
     stamps = [(event.get("series") or {}).get("lastObservedTime"), event.get("lastTimestamp"), first]
-    times = [datetime.fromisoformat(stamp) for stamp in stamps if stamp]
+    times = [parse_time(stamp) for stamp in stamps if stamp]
     if not created:
-        return max(times, default=_EARLIEST).replace(microsecond=0)
-    lasted = max(times) - datetime.fromisoformat(first) if first else timedelta()
-    return (datetime.fromisoformat(created) + lasted).replace(microsecond=0)
+        return (max(times, default=_EARLIEST) - _EARLIEST) // _SECOND
+    lasted = max(times) - parse_time(first) if first else timedelta()
+    # Not `created + lasted`: both may be as long as a time can express.
+    return (parse_time(created) - _EARLIEST + lasted) // _SECOND
 
 
 def _reporter(event: JsonDict) -> str:

@@ -55,7 +55,7 @@ def claim_volume_mode(claim: JsonDict) -> VolumeMode:
 
 def claim_read_only(claim: JsonDict) -> bool:
     """Return whether the PVC's volume is read-only."""
-    return bool(claim["spec"]["accessModes"] == [_READ_ONLY])
+    return bool(claim["spec"].get("accessModes") == [_READ_ONLY])
 
 
 def cache_claim_name(owner: Owner) -> str:

@@ -8,7 +8,6 @@ decides by the deletion policy that it was found with.
 """
 
 from dataclasses import replace
-from datetime import datetime
 
 from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
@@ -18,7 +17,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.models.base import JsonDict
+from core.models.base import JsonDict, parse_time
 from core.models.reasons import PendingReason
 from exposer.model import Pending, Reader, SnapshotRequest
 from exposer.ownership import belongs, created_by_velero, delete_object, patch_if_there
@@ -130,6 +129,7 @@ async def settle_source(client: KubeClient, content: JsonDict) -> None:
     still exists is as it was found afterwards, and so is one whose content was found with Retain.
 
     Raises:
+        ContractError: the source's content does not name its snapshot.
         KubeError: the API server rejected a request.
     """
     source = _recorded_source(content)
@@ -138,7 +138,9 @@ async def settle_source(client: KubeClient, content: JsonDict) -> None:
     source_content = await _read_source_content(client, source)
     if source_content is None:
         return
-    reference = source_content["spec"]["volumeSnapshotRef"]
+    reference = source_content["spec"].get("volumeSnapshotRef") or {}
+    if not (reference.get("namespace") and reference.get("name")):
+        raise ContractError(f"VolumeSnapshotContent {source.content} refers to no VolumeSnapshot")
     snapshot = await client.read(VOLUME_SNAPSHOTS, reference["namespace"], reference["name"])
     exists = snapshot is not None and snapshot["metadata"]["uid"] == source.snapshot_uid
     if not exists and source.deletion_policy != RETAIN:
@@ -167,7 +169,7 @@ async def _set_deletion_policy(client: KubeClient, content: JsonDict, policy: st
 
 def _created_later(snapshot: JsonDict, request: SnapshotRequest) -> bool:
     requested_at, created = request.requested_at, snapshot["metadata"].get("creationTimestamp")
-    return requested_at is not None and created is not None and datetime.fromisoformat(created) > requested_at
+    return requested_at is not None and created is not None and parse_time(created) > requested_at
 
 
 def _check_volume(request: SnapshotRequest, claim: JsonDict) -> None:

@@ -71,7 +71,9 @@ class PodVolumeExposer:
         elif pending := check_restore_wait(ref, pod):
             return pending
         pv = await _read_volume(request, pod, volume, reader=reader)
-        node = pod["spec"]["nodeName"]
+        node = pod["spec"].get("nodeName", "")
+        if not node:
+            raise ExposeError(f"workload pod {ref} has no node")
         node_os = await _read_os(request, node, reader)
         root = request.settings.template.for_os(node_os).kubelet_root
         return LocatedVolume(
@@ -138,7 +140,7 @@ class PodVolumeExposer:
         """Return the workload pod that the mover's folder belongs to, for a request without a UID.
 
         Raises:
-            ExposeError: the mover pod no longer exists, and nothing else records that.
+            ExposeError: the mover pod no longer exists, or does not show it, and nothing else records that.
         """
         owner, ref = request.owner, request.workload
         mover = await self._client.read(PODS, owner.namespace, owner.name)
@@ -146,7 +148,10 @@ class PodVolumeExposer:
             raise ExposeError(
                 f"cannot determine the UID of workload pod {ref}: spec.pod has none, and there is no data mover pod"
             )
-        (folder,) = [v["hostPath"]["path"] for v in mover["spec"]["volumes"] if v["name"] == owner.uid]
+        mounted = [v.get("hostPath") or {} for v in mover["spec"].get("volumes") or [] if v["name"] == owner.uid]
+        folder = mounted[0].get("path", "") if mounted else ""
+        if not folder:
+            raise ExposeError(f"data mover pod {owner.namespace}/{owner.name} mounts no folder of workload pod {ref}")
         return replace(ref, uid=pod_of_folder(folder))
 
 

@@ -6,6 +6,7 @@ tests/recordings/velero-1.18.2/volumesnapshot*.json; external-snapshotter v8,
 pkg/utils/util.go (annotations of a content).
 """
 
+from contextlib import suppress
 from typing import Final
 
 from core.contract import VolumeMode
@@ -101,7 +102,7 @@ def parse_source_annotation(content: JsonDict) -> SnapshotSource:
 def snapshot_handle(content: JsonDict) -> str:
     """Return the storage's handle of the snapshot; empty while it has none."""
     status = content.get("status") or {}
-    return str(status.get("snapshotHandle") or content["spec"]["source"].get("snapshotHandle") or "")
+    return str(status.get("snapshotHandle") or (content["spec"].get("source") or {}).get("snapshotHandle") or "")
 
 
 def diagnose_snapshot(snapshot: JsonDict) -> Pending | None:
@@ -145,12 +146,13 @@ def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource
     """Return the backup content, which shares the snapshot handle of the source's `content`.
 
     Raises:
-        ExposeError: the source content has no handle to share.
+        ExposeError: the source content has no handle to share, or no driver.
     """
     handle = snapshot_handle(content)
-    if not handle:
-        raise ExposeError(f"VolumeSnapshotContent {source.content} is ready but has no snapshot handle")
     meta, spec = content["metadata"], content["spec"]
+    for part, value in (("snapshot handle", handle), ("driver", spec.get("driver"))):
+        if not value:
+            raise ExposeError(f"VolumeSnapshotContent {source.content} is ready but has no {part}")
     annotations = {
         key: value for key, value in (meta.get("annotations") or {}).items() if key not in _CONTROLLER_ANNOTATIONS
     }
@@ -206,8 +208,16 @@ def build_backup_snapshot(
 
 
 def _restore_size(snapshot: JsonDict, claim: JsonDict) -> str:
-    """Return the minimum size of a volume for the snapshot; a driver may report none, or zero."""
+    """Return the minimum size of a volume for the snapshot; a driver may report none, or zero.
+
+    Raises:
+        ExposeError: neither the snapshot nor the PVC has a size.
+    """
     restore_size = (snapshot.get("status") or {}).get("restoreSize")
-    if restore_size and parse_quantity(restore_size) > 0:
-        return str(restore_size)
-    return str(claim["spec"]["resources"]["requests"]["storage"])
+    requested = ((claim["spec"].get("resources") or {}).get("requests") or {}).get("storage")
+    for size in (restore_size, requested):
+        with suppress(ValueError):
+            if size is not None and parse_quantity(size) > 0:
+                return str(size)
+    meta = claim["metadata"]
+    raise ExposeError(f"PersistentVolumeClaim {meta['namespace']}/{meta['name']} requests no storage")

@@ -96,7 +96,8 @@ def build_agent(client: KubeClient, clock: Clock, spec: AgentSpec) -> Agent:
     limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
     skew = ClockSkew(clock, metrics)
     limited = LimitedTransport(client.transport, limit, on_answer=note_answer, on_date=skew.observe)
-    parts = build_parts(KubeClient(limited, Retry(clock)), clock, spec, metrics)
+    counting = KubeClient(limited, Retry(clock), on_skipped=metrics.object_skipped)
+    parts = build_parts(counting, clock, spec, metrics)
     node = build_node(parts)
     # The node's cache must also know what the leader's half of the same agent wrote.
     leader = build_leader(parts, on_stored=[node.cache.observe_written])

@@ -4,23 +4,41 @@ Turns verbs into requests, with preconditions, paging and retries. Objects are J
 """
 
 import json
+import logging
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Required, TypedDict, TypeVar
 
-from core.kube.errors import ConflictError, NotFoundError, raise_for_status
+import msgspec
+
+from core.kube.decode import parse_json
+from core.kube.errors import (
+    ConflictError,
+    MalformedObjectError,
+    NotFoundError,
+    UnreachableError,
+    raise_for_status,
+)
+from core.kube.forms import check_form, check_identity
 from core.kube.resources import Resource
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request, Response, Transport
-from core.models.base import JsonDict
+from core.models.base import JsonDict, explain_invalid
 
 __all__ = ["Deletion", "KubeClient", "ListPage", "Selection", "drop_managed_fields", "select_labels"]
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _PAGE_SIZE = 500
 """Number of objects per page of a list, as in client-go."""
 
+
+_SHOWN_BYTES: Final = 100
+"""The beginning of an answer that is shown if it is not JSON."""
 
 _SHORT_LINE_BYTES: Final = 50
 """Average lines of a log are rarely shorter than this."""
@@ -53,7 +71,9 @@ def drop_managed_fields(obj: JsonDict) -> None:
 
     Source: Kubernetes v1.34, API concepts, "Field management" (`metadata.managedFields`).
     """
-    (obj.get("metadata") or {}).pop("managedFields", None)
+    meta = obj.get("metadata")
+    if isinstance(meta, dict):
+        meta.pop("managedFields", None)
 
 
 def select_labels(labels: Mapping[str, str]) -> str:
@@ -72,11 +92,20 @@ class Deletion(Enum):
     DONE = auto()
 
 
+_ListMeta = TypedDict("_ListMeta", {"resourceVersion": str, "continue": str}, total=False)
+
+
+class _List(TypedDict, total=False):
+    metadata: Required[_ListMeta]
+    items: list[object]
+
+
 @dataclass(frozen=True)
 class ListPage:
-    """One page of a list: its objects, and the list's resourceVersion."""
+    """One page of a list: its objects, those that are malformed, and the list's resourceVersion."""
 
     items: list[JsonDict]
+    malformed: list[JsonDict]
     resource_version: str
 
 
@@ -100,14 +129,36 @@ def _path(resource: Resource, namespace: str, name: str, *, attempted: str) -> s
     return resource.path(namespace, name)
 
 
+def _collection_path(selection: Selection, attempted: str) -> str:
+    """Return the URL path of a collection.
+
+    Raises:
+        NotFoundError: the namespace, which may come from a custom resource, is invalid: there is none of that name.
+    """
+    if selection.namespace and not _SEGMENT.fullmatch(selection.namespace):
+        raise NotFoundError(f"{attempted}: 404 NotFound: invalid namespace", status=404, reason="NotFound")
+    return selection.resource.path(selection.namespace)
+
+
 class KubeClient:
     """Verbs over a transport, with bounded retries."""
 
-    def __init__(self, transport: Transport, retry: Retry, *, urgent: bool = False) -> None:
-        """Send through `transport` with retries by `retry`; `urgent` is set on every request."""
+    def __init__(
+        self,
+        transport: Transport,
+        retry: Retry,
+        *,
+        urgent: bool = False,
+        on_skipped: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Send through `transport` with retries by `retry`; `urgent` is set on every request.
+
+        `on_skipped` is called with the kind of each object that is skipped because it cannot be read.
+        """
         self._transport = transport
         self._retry = retry
         self._urgent = urgent
+        self._on_skipped = on_skipped
 
     @property
     def transport(self) -> Transport:
@@ -116,13 +167,36 @@ class KubeClient:
 
     def urgently(self) -> "KubeClient":
         """Return a client whose requests bypass the rate limit."""
-        return KubeClient(self._transport, self._retry, urgent=True)
+        return KubeClient(self._transport, self._retry, urgent=True, on_skipped=self._on_skipped)
 
-    async def _send(self, request: Request, attempted: str, *, again: bool) -> Response:
-        """Send a request; `again` allows a retry after a lost response."""
+    def skip(self, resource: Resource, error: MalformedObjectError) -> None:
+        """Log and count an object that a list or watch skips."""
+        _log.warning("object skipped: %s", error)
+        self.count_skipped(resource)
+
+    def _checked(self, resource: Resource, obj: JsonDict) -> JsonDict:
+        """Return `obj`, which was read or written alone.
+
+        Raises:
+            MalformedObjectError: it does not have the form of its kind.
+        """
+        drop_managed_fields(obj)
+        try:
+            check_form(resource, obj)
+        except MalformedObjectError:
+            self.count_skipped(resource)
+            raise
+        return obj
+
+    def count_skipped(self, resource: Resource) -> None:
+        """Count an object that could not be handled."""
+        self._on_skipped(resource.kind)
+
+    async def _send(self, request: Request, attempted: str, parse: Callable[[Response, str], _T], *, again: bool) -> _T:
+        """Send a request and return its response as `parse` reads it; `again` allows a retry after a lost response."""
         request = replace(request, urgent=self._urgent)
 
-        async def once() -> Response:
+        async def once() -> _T:
             response = await self._transport.request(request)
             raise_for_status(
                 response.status,
@@ -130,7 +204,7 @@ class KubeClient:
                 attempted=attempted,
                 retry_after=response.retry_after,
             )
-            return response
+            return parse(response, attempted)
 
         return await self._retry.run(once, after_lost_response=again)
 
@@ -139,11 +213,12 @@ class KubeClient:
 
         Raises:
             NotFoundError: it does not exist.
+            MalformedObjectError: it does not have the form of its kind.
             KubeError: any other error.
         """
         attempted = _attempted("get", resource, namespace, name)
         request = Request("GET", _path(resource, namespace, name, attempted=attempted))
-        return _loads(await self._send(request, attempted, again=True))
+        return self._checked(resource, await self._send(request, attempted, _parse_object, again=True))
 
     async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
         """Return the object, or None where it does not exist."""
@@ -153,36 +228,47 @@ class KubeClient:
             return None
 
     async def pages(self, selection: Selection) -> AsyncGenerator[ListPage, None]:
-        """Yield the selected objects page by page, by a quorum read.
+        """Yield the selected objects page by page, by a quorum read; malformed ones are logged and set apart.
 
         Raises:
             GoneError: the continue token has expired; list again.
         """
-        resource = selection.resource
-        token = ""
+        resource, token = selection.resource, ""
+        attempted = _attempted("list", resource, selection.namespace)
+        path = _collection_path(selection, attempted)
         while True:
             query = selection.query | {"limit": str(_PAGE_SIZE)}
             if token:
                 query["continue"] = token
-            response = await self._send(
-                Request("GET", resource.path(selection.namespace), query),
-                _attempted("list", resource, selection.namespace),
+            body = await self._send(
+                Request("GET", path, query),
+                attempted,
+                _parse_list,
                 again=True,
             )
-            body = _loads(response)
-            items = body.get("items") or []
-            for item in items:
-                # Items of a list lack these fields; readers of objects expect them.
-                item.setdefault("apiVersion", resource.api_version)
-                item.setdefault("kind", resource.kind)
-                drop_managed_fields(item)
-            yield ListPage(items, body["metadata"].get("resourceVersion", ""))
+            yield self._sort(resource, body)
             token = body["metadata"].get("continue", "")
             if not token:
                 return
 
+    def _sort(self, resource: Resource, body: JsonDict) -> ListPage:
+        """Return a page with those of its objects apart that are malformed."""
+        page = ListPage([], [], body["metadata"].get("resourceVersion", ""))
+        for item in body.get("items", []):
+            # Items of a list lack these fields; readers of objects expect them.
+            obj = {"apiVersion": resource.api_version, "kind": resource.kind} | (item if isinstance(item, dict) else {})
+            drop_managed_fields(obj)
+            try:
+                check_form(resource, obj)
+            except MalformedObjectError as e:
+                self.skip(resource, e)
+                page.malformed.append(obj)
+            else:
+                page.items.append(obj)
+        return page
+
     async def list(self, selection: Selection) -> list[JsonDict]:
-        """Return all selected objects."""
+        """Return all selected objects but those that are malformed."""
         return [item async for page in self.pages(selection) for item in page.items]
 
     async def create(self, resource: Resource, manifest: JsonDict) -> JsonDict:
@@ -195,13 +281,14 @@ class KubeClient:
         meta = manifest["metadata"]
         namespace = meta.get("namespace", "")
         name = meta.get("name") or meta.get("generateName", "")
-        response = await self._send(
+        created = await self._send(
             Request("POST", resource.path(namespace), body=json.dumps(manifest).encode()),
             _attempted("create", resource, namespace, name),
+            _parse_object,
             # With a fixed name, a retry cannot create a second object.
             again="name" in meta,
         )
-        return _loads(response)
+        return self._checked(resource, created)
 
     async def patch(
         self, resource: Resource, namespace: str, name: str, patch: JsonDict, *, again: bool = True
@@ -218,7 +305,7 @@ class KubeClient:
         attempted = _attempted("patch", resource, namespace, name)
         path = _path(resource, namespace, name, attempted=attempted)
         request = Request("PATCH", path, body=json.dumps(patch).encode(), content_type=MERGE_PATCH)
-        return _loads(await self._send(request, attempted, again=again))
+        return self._checked(resource, await self._send(request, attempted, _parse_object, again=again))
 
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str = "") -> Deletion:
         """Request the object's deletion; a `uid` is a precondition, so an object recreated under the name stays."""
@@ -229,13 +316,16 @@ class KubeClient:
         try:
             path = _path(resource, namespace, name, attempted=attempted)
             request = Request("DELETE", path, body=json.dumps(options).encode())
-            response = _loads(await self._send(request, attempted, again=True))
+            response = await self._send(request, attempted, _parse_object, again=True)
         except NotFoundError:
             return Deletion.NOT_FOUND
         except ConflictError:
             if not uid:
                 raise
             return Deletion.CONFLICT
+        if response.get("kind") == "Status":
+            return Deletion.DONE
+        check_identity(resource, response)
         return _parse_deletion(response)
 
     async def pod_log(self, namespace: str, name: str, *, limit_bytes: int) -> str:
@@ -248,24 +338,57 @@ class KubeClient:
         path, lines = f"/api/v1/namespaces/{namespace}/pods/{name}/log", max(1, limit_bytes // _SHORT_LINE_BYTES)
         while True:
             request = Request("GET", path, {"tailLines": str(lines), "limitBytes": str(limit_bytes)})
-            body = (await self._send(request, f"log of Pod {namespace}/{name}", again=True)).body
+            body = await self._send(request, f"log of Pod {namespace}/{name}", _body, again=True)
             if len(body) < limit_bytes or lines == 1:
                 return body.decode(errors="replace")
             lines = max(1, body.count(b"\n") * 3 // 4)
 
 
 def _parse_deletion(response: JsonDict) -> Deletion:
-    """Return the result of a DELETE: the response is a Status, the remaining object or, for pods, the old one.
+    """Return the result of a DELETE that answered with an object: the remaining one or, for pods, the old one.
 
     Source: Kubernetes v1.34, apiserver/pkg/registry/generic/registry/store.go (Delete, finalizeDelete) and
     pkg/registry/core/pod (ReturnDeletedObject, CheckGracefulDelete).
     """
-    meta = response.get("metadata") or {}
-    remains = response.get("kind") != "Status" and (meta.get("finalizers") or meta.get("deletionGracePeriodSeconds"))
+    meta = response["metadata"]
+    remains = meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")
     return Deletion.STARTED if remains else Deletion.DONE
 
 
-def _loads(response: Response) -> JsonDict:
-    body: JsonDict = json.loads(response.body)
-    drop_managed_fields(body)
+def _body(response: Response, _: str) -> bytes:
+    return response.body
+
+
+def _parse_object(response: Response, attempted: str) -> JsonDict:
+    """Return the JSON object in `response`.
+
+    A proxy, or a server that is starting, may answer with a page of its own and status 200: that is no
+    answer of the API server, and the request is retried as if there were none.
+
+    Raises:
+        UnreachableError: it holds no JSON object.
+    """
+    body = response.body
+    try:
+        parsed = parse_json(body)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        # What begins like an object may be part of a Secret.
+        shown = f"{len(body)} bytes" if body.lstrip()[:1] == b"{" else repr(body[:_SHOWN_BYTES])
+        raise UnreachableError(f"{attempted}: {response.status}: the answer is not a JSON object: {shown}")
+    return parsed
+
+
+def _parse_list(response: Response, attempted: str) -> JsonDict:
+    """Return the list in `response`, as JSON dict.
+
+    Raises:
+        UnreachableError: it holds no list of objects.
+    """
+    body = _parse_object(response, attempted)
+    try:
+        msgspec.convert(body, _List)
+    except (ValueError, RecursionError) as e:
+        raise UnreachableError(f"{attempted}: the answer is not a list: {explain_invalid(e)}") from e
     return body

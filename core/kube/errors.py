@@ -1,10 +1,11 @@
 """Errors of the API server: one class for each status, built in one place."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from core.errors import AgentError
+from core.kube.decode import parse_json
+from core.models.units import parse_count
 
 __all__ = [
     "AlreadyExistsError",
@@ -13,6 +14,7 @@ __all__ = [
     "GoneError",
     "InvalidError",
     "KubeError",
+    "MalformedObjectError",
     "NotFoundError",
     "ServerError",
     "ThrottledError",
@@ -74,6 +76,10 @@ class ForbiddenError(KubeError):
     """403: denied by RBAC, a quota or an admission check."""
 
 
+class MalformedObjectError(KubeError):
+    """2xx: the object lacks a field that its kind has, or has one of another type."""
+
+
 class UnauthorizedError(KubeError):
     """401: the server rejected the credentials."""
 
@@ -93,7 +99,7 @@ class ServerError(KubeError):
 
 
 class UnreachableError(ServerError):
-    """No response: connection refused, reset or timed out. A write may have been applied."""
+    """No response: connection refused, reset or timed out, or not from an API server. A write may have been applied."""
 
 
 _BY_STATUS: dict[int, type[KubeError]] = {
@@ -123,11 +129,11 @@ class _Rejection:
 def _parse_rejection(body: bytes) -> _Rejection:
     """Parse a `Status` object; any other body becomes the message, truncated."""
     try:
-        status: Any = json.loads(body)
+        status: Any = parse_json(body)
         causes = (status.get("details") or {}).get("causes") or []
         fields = frozenset(str(cause.get("field", "")) for cause in causes)
         return _Rejection(str(status["message"]), str(status.get("reason", "")), fields)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return _Rejection(body[:300].decode(errors="replace").strip(), "")
 
 
@@ -161,7 +167,8 @@ def parse_retry_after(header: str | None) -> float | None:
 
     Source: Kubernetes v1.34, staging/src/k8s.io/apiserver: always whole seconds, never a date.
     """
-    return float(header) if header and header.isdigit() else None
+    seconds = parse_count(header or "")
+    return None if seconds is None else float(seconds)
 
 
 def raise_for_status(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> None:

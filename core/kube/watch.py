@@ -10,14 +10,18 @@ import json
 import logging
 import random
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict
+
+import msgspec
 
 from core.clock import Backoff, Clock
 from core.kube.client import KubeClient, Selection, drop_managed_fields
-from core.kube.errors import GoneError, KubeError, UnreachableError, build_error
+from core.kube.decode import parse_json
+from core.kube.errors import GoneError, KubeError, MalformedObjectError, UnreachableError, build_error
+from core.kube.forms import check_form, check_identity
 from core.kube.resources import Resource
 from core.kube.transport import Request
 from core.models.base import JsonDict
@@ -59,7 +63,9 @@ class ChangeKind(StrEnum):
     LISTING = "LISTING"
     """A list starts."""
     LISTED = "LISTED"
-    """A list is complete: the objects ADDED since the last LISTING are all there are."""
+    """A list is complete: the objects ADDED or MALFORMED since the last LISTING are all there are."""
+    MALFORMED = "MALFORMED"
+    """The object exists, and does not have the form of its kind: nothing but its name may be read."""
 
 
 _OF_OBJECTS: Final = {str(kind): kind for kind in (ChangeKind.ADDED, ChangeKind.MODIFIED, ChangeKind.DELETED)}
@@ -149,6 +155,8 @@ class _Follower:
                 version = version or page.resource_version
                 for obj in page.items:
                     yield WatchChange(ChangeKind.ADDED, obj)
+                for obj in page.malformed:
+                    yield WatchChange(ChangeKind.MALFORMED, obj)
         self._version = version
         self._listed_once = True
         yield WatchChange(ChangeKind.LISTED)
@@ -169,16 +177,42 @@ class _Follower:
             self._opened_at = self._clock.monotonic()
             async for line in lines:
                 event = _parse_event(line, self._shown)
-                self._version = event.version
+                self._version = event.version or self._version
                 # The others are bookmarks, which only advance the version.
                 if event.kind in _OF_OBJECTS:
-                    yield WatchChange(_OF_OBJECTS[event.kind], event.obj)
+                    yield self._check(WatchChange(_OF_OBJECTS[event.kind], event.obj))
+
+    def _check(self, change: WatchChange) -> WatchChange:
+        """Return `change`, as MALFORMED if its object is; of one that is deleted then, the metadata is left."""
+        resource, obj = self._selection.resource, change.obj
+        try:
+            check_form(resource, obj)
+        except MalformedObjectError as e:
+            if change.kind is ChangeKind.DELETED:
+                with suppress(MalformedObjectError):
+                    check_identity(resource, obj)
+                    return WatchChange(change.kind, {"metadata": obj["metadata"]})
+            self._client.skip(resource, e)
+            return WatchChange(ChangeKind.MALFORMED, obj)
+        return change
+
+
+class _Line(TypedDict):
+    """A line of a watch."""
+
+    type: str
+    object: JsonDict
 
 
 class _Event(NamedTuple):
+    """What a line says: the kind of the change, the object's version, empty if it has none, and the object."""
+
     kind: str
     version: str
     obj: JsonDict
+
+
+_UNKNOWN_ERROR: Final = 500
 
 
 def _parse_event(line: bytes, shown: str) -> _Event:
@@ -186,19 +220,22 @@ def _parse_event(line: bytes, shown: str) -> _Event:
 
     Raises:
         KubeError: it is an ERROR; the class depends on its code.
-        UnreachableError: it is invalid, because the connection broke within it.
+        UnreachableError: it is no event: the connection broke within it, or no API server sent it.
     """
     try:
-        event: JsonDict = json.loads(line)
-        kind, obj = str(event["type"]), event["object"]
-        code = int(obj.get("code") or 500) if kind == "ERROR" else 0
-        version = "" if code else obj["metadata"]["resourceVersion"]
-        drop_managed_fields(obj)
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        event = msgspec.convert(parse_json(line), _Line)
+        kind, obj = event["type"], event["object"]
+        rejection = json.dumps(obj).encode() if kind == "ERROR" else b""
+    except (ValueError, RecursionError) as e:
         raise UnreachableError(f"watch of {shown}: invalid line: {line[:100]!r}") from e
-    if code:
-        raise build_error(code, json.dumps(obj).encode(), attempted=f"watch of {shown}")
-    return _Event(kind, version, obj)
+    if rejection:
+        code = obj.get("code")
+        status = code if isinstance(code, int) and code else _UNKNOWN_ERROR
+        raise build_error(status, rejection, attempted=f"watch of {shown}")
+    drop_managed_fields(obj)
+    meta = obj.get("metadata")
+    version = meta.get("resourceVersion") if isinstance(meta, dict) else None
+    return _Event(kind, version if isinstance(version, str) else "", obj)
 
 
 async def watch_one(
@@ -214,17 +251,20 @@ async def watch_one(
             retried.
     """
     selection = Selection(resource, namespace, field_selector=f"metadata.name={name}")
-    listing, latest = False, None
+    listing, latest, before = False, None, None
     async with aclosing(watch_objects(client, selection, clock=clock)) as changes:
         async for change in changes:
             match change.kind:
                 case ChangeKind.LISTING:
-                    listing, latest = True, None
+                    listing, latest, before = True, None, latest
                 case ChangeKind.LISTED:
                     listing = False
                 case ChangeKind.DELETED:
                     latest = None
                 case ChangeKind.ADDED | ChangeKind.MODIFIED:
                     latest = change.obj
+                case ChangeKind.MALFORMED:
+                    # It exists: the last state that could be read stays.
+                    latest = before if listing else latest
             if not listing:
                 yield latest

@@ -22,6 +22,7 @@ __all__ = [
     "OwnerReference",
     "Time",
     "WireModel",
+    "explain_invalid",
     "format_time",
     "parse_time",
 ]
@@ -78,7 +79,7 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
         try:
             return msgspec.convert(_without_nulls(raw), cls)
         except (ValueError, RecursionError) as e:
-            raise ContractError(_explain(e)) from e
+            raise ContractError(explain_invalid(e)) from e
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -90,7 +91,7 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
         try:
             return msgspec.json.decode(text, type=cls)
         except (ValueError, RecursionError) as e:
-            raise ContractError(_explain(e)) from e
+            raise ContractError(explain_invalid(e)) from e
 
     def to_wire(self) -> JsonDict:
         """Return the JSON object, as `json.loads` would."""
@@ -102,7 +103,7 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
         return msgspec.json.encode(self).decode()
 
 
-def _explain(error: ValueError | RecursionError) -> str:
+def explain_invalid(error: ValueError | RecursionError) -> str:
     """Return msgspec's message with the path first, as the API server formats it."""
     if isinstance(error, RecursionError):
         return "nested too deeply"

@@ -25,6 +25,7 @@ class PendingReason(StrEnum):
     LOCATION_UNREADABLE = "LocationUnreadable"
     NODE_BUSY = "NodeBusy"
     NO_NODE_AGENT = "NoNodeAgent"
+    OBJECT_MALFORMED = "ObjectMalformed"
     QUEUED = "Queued"
     SNAPSHOT_ERROR = "SnapshotError"
     SNAPSHOT_NOT_READY = "SnapshotNotReady"

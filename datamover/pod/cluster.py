@@ -7,7 +7,6 @@ cgroup. Does not know what is moved.
 
 import asyncio
 import base64
-import binascii
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -212,7 +211,7 @@ class ClusterReader:
             raise RepositoryError(f'{shown} has no key "{wanted.key}"')
         try:
             return base64.b64decode(encoded, validate=True)
-        except binascii.Error as e:
+        except ValueError as e:
             raise RepositoryError(f'{shown}: key "{wanted.key}" is not base64') from e
 
 

@@ -5,19 +5,23 @@ cancels it.
 """
 
 import asyncio
+import logging
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from core.clock import Clock
-from core.errors import AgentError, DataPathError
+from core.errors import AgentError, ContractError, DataPathError
 from core.kube.client import KubeClient, Selection
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
+from core.models.base import JsonDict
 from core.models.phases import Phase
 from core.models.transfers import Transfer
 from datamover.kinds import TransferKind
 from datamover.runtime.cancellation import Canceler
 
 __all__ = ["TransferFollower", "WatchedTransfer"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,22 @@ class TransferFollower:
                 self._canceler.cancel(f"{self._watched.description} no longer exists")
             case ChangeKind.DELETED:
                 self._canceler.cancel(f"{self._watched.description} no longer exists")
+            case ChangeKind.MALFORMED:
+                self._listed = True
             case ChangeKind.ADDED | ChangeKind.MODIFIED:
                 self._listed = True
-                self._observe(self._watched.kind.model.parse(change.obj))
+                self._read(change.obj)
+
+    def _read(self, raw: JsonDict) -> None:
+        """Observe the custom resource, unless an edit has made it invalid: that ends no data path."""
+        try:
+            cr = self._watched.kind.model.parse(raw)
+        except ContractError as e:
+            _log.warning("ignored until it is corrected: %s", e)
+            if raw["metadata"].get("deletionTimestamp"):
+                self._canceler.cancel(f"{self._watched.description} is being deleted")
+            return
+        self._observe(cr)
 
     def _observe(self, cr: Transfer) -> None:
         self._uid = self._uid or cr.uid

@@ -6,7 +6,6 @@ Source: Velero v1.18, pkg/repository/config, pkg/repository/udmrepo/kopialib/bac
 """
 
 import base64
-import binascii
 import logging
 import posixpath
 from collections.abc import Callable, Mapping
@@ -70,7 +69,7 @@ class _Location:
             return self.secrets.ca_pem
         try:
             return base64.b64decode(inline, validate=False)
-        except binascii.Error as e:
+        except ValueError as e:
             raise RepositoryError(f"BackupStorageLocation {self.resource.name}: caCert: not base64") from e
 
     def credential(self, variable: str) -> CredentialsText | None:

@@ -177,7 +177,7 @@ class ProgressFollower:
                         elif change.kind is ChangeKind.LISTED:
                             self._enqueue(listed or set())
                             listed = None
-                        elif uid := self._take(change):
+                        elif change.kind is not ChangeKind.MALFORMED and (uid := self._take(change)):
                             self._enqueue({uid}) if listed is None else listed.add(uid)
             except KubeError as e:
                 _log.warning("cannot watch progress, will retry: %s", e)

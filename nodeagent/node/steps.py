@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from core.clock import Clock
 from core.errors import ExposeError
 from core.kube.client import KubeClient
-from core.kube.errors import ForbiddenError, InvalidError, ServerError, UnreachableError
+from core.kube.errors import ForbiddenError, InvalidError, MalformedObjectError, ServerError, UnreachableError
 from core.logs import BoundLogger, bind
 from core.models.names import NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
@@ -54,7 +54,7 @@ _QUOTA: Final = "exceeded quota"
 """Source: Kubernetes v1.34, the ResourceQuota admission plugin."""
 
 
-def classify_rejection(error: ForbiddenError | InvalidError | ServerError) -> Pending:
+def classify_rejection(error: ForbiddenError | InvalidError | MalformedObjectError | ServerError) -> Pending:
     """Return what a transfer is pending for after `error`.
 
     Raises:
@@ -65,6 +65,8 @@ def classify_rejection(error: ForbiddenError | InvalidError | ServerError) -> Pe
         return Pending(PendingReason.API_SERVER_ERROR, text, blocked=True)
     if pending := diagnose_rejection(error):
         return pending
+    if isinstance(error, MalformedObjectError):
+        return Pending(PendingReason.OBJECT_MALFORMED, text, blocked=True)
     if isinstance(error, InvalidError) or _ADMISSION.search(text):
         raise ExposeError(text) from error
     return Pending(PendingReason.QUOTA_EXCEEDED if _QUOTA in text else PendingReason.FORBIDDEN, text, blocked=True)
@@ -138,7 +140,7 @@ class StepBase:
             return await step
         except UnreachableError:
             raise
-        except (ForbiddenError, InvalidError, ServerError) as e:
+        except (ForbiddenError, InvalidError, MalformedObjectError, ServerError) as e:
             return classify_rejection(e)
 
     async def _report_pending(self, case: Case, pending: Pending) -> None:

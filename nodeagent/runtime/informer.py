@@ -1,9 +1,12 @@
 """A cache of one collection, kept current by a watch, with a callback for every change.
 
-It holds what `trim` leaves of each object.
+It holds what `trim` leaves of each object. One object never keeps the others from being handled: a
+malformed one is left out, or stays as it was last read, and an unexpected error of `trim` or of the
+callback is logged with its traceback.
 """
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
@@ -14,9 +17,12 @@ from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
+from core.logs import fields
 from core.models.base import JsonDict
 
 __all__ = ["Informer", "Key"]
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -111,6 +117,8 @@ class Informer(Generic[_T]):
                 self._drop(_key(change.obj))
             case ChangeKind.ADDED | ChangeKind.MODIFIED:
                 self._keep(change.obj)
+            case ChangeKind.MALFORMED:
+                self._retain(change.obj)
 
     def _keep(self, obj: JsonDict) -> None:
         key, meta = _key(obj), obj["metadata"]
@@ -120,17 +128,40 @@ class Informer(Generic[_T]):
         if before is not None and (before.uid, before.version) == (meta["uid"], meta["resourceVersion"]):
             # Listed again, unchanged.
             return
-        kept = _Kept(meta["uid"], meta["resourceVersion"], self._trim(obj))
+        try:
+            kept = _Kept(meta["uid"], meta["resourceVersion"], self._trim(obj))
+        except Exception as e:  # noqa: BLE001 - logged with its traceback; the other objects are handled
+            self._report_fault(key, e)
+            return
         self._kept[key] = kept
         if before is not None and before.uid != kept.uid:
             # Deleted and recreated between two watches.
-            self._on_change(before.obj)
-        self._on_change(kept.obj)
+            self._notify(key, before.obj)
+        self._notify(key, kept.obj)
+
+    def _retain(self, obj: JsonDict) -> None:
+        """Keep what is known about a malformed object: it exists."""
+        meta = obj.get("metadata")
+        name, namespace = (meta.get("name"), meta.get("namespace", "")) if isinstance(meta, dict) else (None, "")
+        if self._listed is not None and isinstance(name, str) and isinstance(namespace, str):
+            self._listed.add((namespace, name))
 
     def _drop(self, key: Key) -> None:
         gone = self._kept.pop(key, None)
         if gone is not None:
-            self._on_change(gone.obj)
+            self._notify(key, gone.obj)
+
+    def _notify(self, key: Key, obj: _T) -> None:
+        try:
+            self._on_change(obj)
+        except Exception as e:  # noqa: BLE001 - as above
+            self._report_fault(key, e)
+
+    def _report_fault(self, key: Key, error: Exception) -> None:
+        resource = self._selection.resource
+        identity = fields(kind=resource.kind, namespace=key[0], name=key[1])
+        _log.error("object skipped, it could not be handled: %r", error, exc_info=error, extra=identity)
+        self._client.count_skipped(resource)
 
     def _finish_list(self) -> None:
         listed, self._listed = self._listed or set(), None

@@ -75,6 +75,9 @@ class Metrics:
             "node_passed_over", "1 if the leader prefers other nodes: transfers fail before Prepared", "passed_over"
         )
         self._shown_passed_over: AbstractSet[str] = frozenset()
+        self._skipped = self._counter(
+            "skipped_objects", "Objects that could not be read, by kind; the log names each", "kind"
+        )
         self._leader = self._gauge("dispatcher", "1 if this agent is the leader and runs the dispatcher")
         self._repository = self._gauge("repository_ready", "1 if the backup repository is ready", "repository_name")
         self._wait = Histogram(
@@ -188,6 +191,10 @@ class Metrics:
         for label in labels:
             self._passed_over.labels(self._node, label).set(1)
         self._shown_passed_over = labels
+
+    def object_skipped(self, kind: str) -> None:
+        """Count an object of the API server that could not be read or handled."""
+        self._skipped.labels(self._node, kind).inc()
 
     def leader(self, is_leader: bool) -> None:  # noqa: FBT001 - the one thing this hook is about
         """Set whether this agent is the leader."""

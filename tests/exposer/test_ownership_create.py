@@ -5,12 +5,13 @@ import json
 import pytest
 
 from core.kube.errors import ForbiddenError
+from core.kube.resources import PODS
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from exposer.ownership import create_pod
-from tests.support.scripted import answer, rejection, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client, stored
 
-_POD: JsonDict = {"metadata": {"namespace": "velero", "name": "du-1"}, "spec": {"priorityClassName": "low", "x": 1}}
+_POD = stored(PODS, metadata={"name": "du-1"}, spec={"priorityClassName": "low", "x": 1})
 _NO_CLASS = 'pods "du-1" is forbidden: no PriorityClass with name low was found'
 
 

@@ -17,7 +17,14 @@ from typing import Final, Literal
 from core.clock import Clock
 from core.kube import resources
 from core.kube.errors import UnreachableError, build_error
-from core.kube.resources import Resource
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
 from core.kube.transport import MERGE_PATCH, Request, Response
 from core.models.base import JsonDict
 from tests.support.clock import LoopClock
@@ -28,6 +35,9 @@ from tests.support.fakewatch import Watches
 __all__ = ["FakeKube"]
 
 _RESOURCES: Final = tuple(value for value in vars(resources).values() if isinstance(value, Resource))
+_WITH_SPEC: Final = frozenset(
+    {PERSISTENT_VOLUMES, PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS}
+)
 _LEFT_OUT_WHEN_EMPTY: Final = ("labels", "annotations", "finalizers", "ownerReferences")
 _NAME_FORM: Final = "abcdefghijklmnopqrstuvwxyz0123456789-."
 
@@ -36,7 +46,7 @@ _NAME_FORM: Final = "abcdefghijklmnopqrstuvwxyz0123456789-."
 class _Fault:
     method: str
     path_part: str
-    what: int | Literal["lost", "lost-applied"]
+    what: int | bytes | Literal["lost", "lost-applied"]
     times: int
     message: str
 
@@ -82,6 +92,9 @@ class FakeKube:
     def put(self, obj: JsonDict) -> JsonDict:
         """Store `obj` unchanged, replacing an object of its name; return it as stored."""
         resource = _resource_of(obj)
+        # The real server rejects these without a spec.
+        if resource in _WITH_SPEC:
+            obj = {"spec": {}} | obj
         meta = obj["metadata"]
         if resource.namespaced:
             meta = {"namespace": "default", **meta}
@@ -102,7 +115,7 @@ class FakeKube:
         self,
         method: str,
         path_part: str,
-        what: int | Literal["lost", "lost-applied"],
+        what: int | bytes | Literal["lost", "lost-applied"],
         *,
         times: int = 1,
         message: str = "injected by the test",
@@ -113,7 +126,8 @@ class FakeKube:
             method: an HTTP method, or `WATCH`; `GET` means no watches.
             path_part: a substring of the request's path.
             what: an HTTP status; `lost`: the request does not arrive; `lost-applied`: its
-                response does not.
+                response does not; bytes: the body of a response with status 200, or all lines of a
+                watch, without effect.
             times: the number of requests.
             message: the text that an HTTP status comes with.
         """
@@ -133,6 +147,8 @@ class FakeKube:
         fault, message = self._take_fault(request.method, request.path)
         if fault == "lost":
             raise UnreachableError(f"{request.method} {request.path}: the request was lost")
+        if isinstance(fault, bytes):
+            return Response(200, fault)
         if isinstance(fault, int):
             return _reject(Rejection(fault, "Injected", message))
         try:
@@ -153,6 +169,9 @@ class FakeKube:
         fault, message = self._take_fault("WATCH", request.path)
         if isinstance(fault, str):
             raise UnreachableError(f"watch {request.path}: the connection was lost")
+        if isinstance(fault, bytes):
+            yield _lines_of(fault)
+            return
         if fault is not None:
             raise build_error(fault, message.encode(), attempted=f"watch {request.path}")
         try:
@@ -272,7 +291,7 @@ class FakeKube:
         tail = lines[-int(request.query.get("tailLines", len(lines) or 1)) :]
         return Response(200, b"".join(tail)[: int(request.query.get("limitBytes", -1))])
 
-    def _take_fault(self, method: str, path: str) -> tuple[int | str | None, str]:
+    def _take_fault(self, method: str, path: str) -> tuple[int | bytes | str | None, str]:
         for fault in self._faults:
             if fault.method == method and fault.path_part in path:
                 fault.times -= 1
@@ -280,6 +299,11 @@ class FakeKube:
                     self._faults.remove(fault)
                 return fault.what, fault.message
         return None, ""
+
+
+async def _lines_of(body: bytes) -> AsyncIterator[bytes]:
+    for line in body.splitlines():
+        yield line
 
 
 def _parse_path(path: str) -> _Target:

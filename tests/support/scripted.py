@@ -7,10 +7,12 @@ from typing import Any
 
 from core.clock import SystemClock
 from core.kube.client import KubeClient
+from core.kube.resources import Resource
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
+from core.models.base import JsonDict
 
-__all__ = ["ScriptedTransport", "answer", "rejection", "scripted_client"]
+__all__ = ["ScriptedTransport", "answer", "rejection", "scripted_client", "stored"]
 
 
 class ScriptedTransport:
@@ -36,6 +38,21 @@ def scripted_client(script: Callable[[Request], Response]) -> KubeClient:
 
 def answer(body: Any, status: int = 200) -> Response:
     return Response(status, json.dumps(body).encode())
+
+
+def stored(resource: Resource, **fields: object) -> JsonDict:
+    """Return an object as a server stores it, with the metadata that every one has; `metadata` adds to it."""
+    meta: JsonDict = {
+        "name": "x",
+        "uid": "uid-of-x",
+        "resourceVersion": "1",
+        "creationTimestamp": "2026-11-21T12:00:00Z",
+    }
+    if resource.namespaced:
+        meta["namespace"] = "velero"
+    added: Any = fields.pop("metadata", {})
+    form = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta | added}
+    return form | fields
 
 
 def rejection(status: int, message: str, reason: str = "") -> Response:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from core.kube.errors import ForbiddenError
+from core.kube.errors import ForbiddenError, MalformedObjectError
 from core.models.names import label_value
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
@@ -112,6 +112,8 @@ class Examiner:
             return await kind.check_admission(cr, self._reader)
         except ForbiddenError as e:
             return _blocked(PendingReason.FORBIDDEN, str(e))
+        except MalformedObjectError as e:
+            return _blocked(PendingReason.OBJECT_MALFORMED, str(e))
 
     def _check_agents(self, admission: Admission) -> Admission:
         if admission.decision is not AdmissionState.READY:

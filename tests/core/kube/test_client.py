@@ -3,7 +3,15 @@
 import pytest
 
 from core.kube.client import Deletion, KubeClient, Selection
-from core.kube.errors import AlreadyExistsError, ConflictError, GoneError, NotFoundError, ServerError, UnreachableError
+from core.kube.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    GoneError,
+    MalformedObjectError,
+    NotFoundError,
+    ServerError,
+    UnreachableError,
+)
 from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
@@ -138,6 +146,86 @@ async def test_the_last_line_of_a_pod_log_may_exceed_the_limit(kube: FakeKube, c
 
 
 WRITERS = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:data": {}}}]
+
+
+PAGE = b"<html><body>Service Unavailable</body></html>"
+
+
+@pytest.mark.parametrize(
+    "body", [PAGE, b"", b"[]", b"null", b'{"kind":"ConfigMap"', b"\xff\xfe"], ids=lambda body: repr(body)[:9]
+)
+async def test_an_answer_that_is_no_object_is_retried(kube: FakeKube, client: KubeClient, body: bytes) -> None:
+    kube.put(config_map("m"))
+    for method in ("GET", "PATCH", "DELETE", "POST"):
+        kube.fail_next(method, "/configmaps", body)
+    assert (await client.get(CONFIG_MAPS, "a", "m"))["metadata"]["name"] == "m"
+    assert (await client.patch(CONFIG_MAPS, "a", "m", {"data": {"k": "v"}}))["data"] == {"k": "v"}
+    assert await client.delete(CONFIG_MAPS, "a", "m") is Deletion.DONE
+    assert (await client.create(CONFIG_MAPS, config_map("m")))["metadata"]["name"] == "m"
+    kube.fail_next("GET", "/configmaps", body)
+    assert len(await client.list(Selection(CONFIG_MAPS, "a"))) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"metadata":[]}', b'{"metadata":{"continue":1}}', b'{"metadata":{},"items":{}}']
+)
+async def test_an_answer_that_is_no_list_is_retried(kube: FakeKube, client: KubeClient, body: bytes) -> None:
+    kube.put(config_map("m"))
+    kube.fail_next("GET", "/configmaps", body)
+    assert len(await client.list(Selection(CONFIG_MAPS, "a"))) == 1
+
+
+async def test_an_answer_that_stays_no_object_is_an_unreachable_server(kube: FakeKube, client: KubeClient) -> None:
+    kube.fail_next("GET", "/configmaps", PAGE, times=9)
+    with pytest.raises(UnreachableError, match="get ConfigMap a/m: 200: the answer is not a JSON object: b'<html>"):
+        await client.get(CONFIG_MAPS, "a", "m")
+
+
+async def test_an_answer_that_is_cut_is_not_shown(kube: FakeKube, client: KubeClient) -> None:
+    """It may be part of a Secret."""
+    kube.fail_next("GET", "/configmaps", b'{"data":{"password":"c2VjcmV0"', times=9)
+    with pytest.raises(UnreachableError, match="not a JSON object: 30 bytes"):
+        await client.get(CONFIG_MAPS, "a", "m")
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"data": {"k": 1}}, r"malformed ConfigMap a/m: data\[...\]: Expected `str`, got `int`"),
+        ({"metadata": {"namespace": "a", "name": "m", "labels": []}}, "malformed ConfigMap a/m: metadata.labels"),
+    ],
+    ids=["data", "labels"],
+)
+async def test_a_malformed_object_is_named_with_its_field(
+    kube: FakeKube, client: KubeClient, fields: JsonDict, fault: str
+) -> None:
+    kube.put(config_map("m") | fields)
+    with pytest.raises(MalformedObjectError, match=fault):
+        await client.get(CONFIG_MAPS, "a", "m")
+
+
+async def test_a_list_is_read_without_its_malformed_objects(kube: FakeKube, caplog: pytest.LogCaptureFixture) -> None:
+    skipped: list[str] = []
+    client = KubeClient(kube, Retry(LoopClock()), on_skipped=skipped.append)
+    for name, data in (("a", {"k": "v"}), ("b", {"k": 1}), ("c", {})):
+        kube.put(config_map(name) | {"data": data})
+    found = await client.list(Selection(CONFIG_MAPS, "a"))
+    assert [obj["metadata"]["name"] for obj in found] == ["a", "c"]
+    assert skipped == ["ConfigMap"]
+    assert caplog.messages == ["object skipped: malformed ConfigMap a/b: data[...]: Expected `str`, got `int`"]
+
+
+@pytest.mark.parametrize("items", ["[1, null]", '[{"metadata":{"name":1}}, "x"]'])
+async def test_a_list_of_what_is_no_object_is_empty(kube: FakeKube, client: KubeClient, items: str) -> None:
+    kube.fail_next("GET", "/configmaps", b'{"metadata":{},"items":' + items.encode() + b"}")
+    assert await client.list(Selection(CONFIG_MAPS, "a")) == []
+
+
+@pytest.mark.parametrize("namespace", [".", "..", "a/b", "a?watch=true", "a b"])
+async def test_an_invalid_namespace_is_not_listed(kube: FakeKube, client: KubeClient, namespace: str) -> None:
+    with pytest.raises(NotFoundError, match="invalid namespace"):
+        await client.list(Selection(CONFIG_MAPS, namespace))
+    assert kube.requests == []
 
 
 async def test_managed_fields_are_dropped_from_every_response(kube: FakeKube, client: KubeClient) -> None:

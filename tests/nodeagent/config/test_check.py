@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError
+from core.kube.resources import NODES, PRIORITY_CLASSES, STORAGE_CLASSES
 from core.kube.transport import Request, Response
 from nodeagent.cli.main import main
 from nodeagent.config.check import _flag_value, check_names
 from nodeagent.config.keys import Finding
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_in, read_document
-from tests.support.scripted import answer, rejection, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client, stored
 
 _ROOT = Path(__file__).parents[3]
 _TEN = _ROOT / "tests" / "data" / "ten-mistakes.yaml"
@@ -174,11 +175,14 @@ _NAMES = {
 def _cluster(request: Request) -> Response:
     items = {
         "storageclasses": [
-            {"metadata": {"name": "fast"}, "reclaimPolicy": "Delete"},
-            {"metadata": {"name": "kept"}, "reclaimPolicy": "Retain"},
+            stored(STORAGE_CLASSES, metadata={"name": "fast"}, reclaimPolicy="Delete"),
+            stored(STORAGE_CLASSES, metadata={"name": "kept"}, reclaimPolicy="Retain"),
         ],
-        "priorityclasses": [{"metadata": {"name": "data-mover"}}],
-        "nodes": [{"metadata": {"name": "a", "labels": {"pool": "db"}}}, {"metadata": {"name": "b"}}],
+        "priorityclasses": [stored(PRIORITY_CLASSES, metadata={"name": "data-mover"})],
+        "nodes": [
+            stored(NODES, metadata={"name": "a", "labels": {"pool": "db"}}),
+            stored(NODES, metadata={"name": "b"}),
+        ],
     }
     return answer({"metadata": {}, "items": items[request.path.rpartition("/")[2]]})
 

@@ -17,7 +17,7 @@ from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.parse import parse_config
 from nodeagent.startup import read_template
 from tests.exposer.support.inputs import daemonset
-from tests.support.scripted import answer, rejection, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client, stored
 
 DEFAULTS = ExposeSettings(AgentTemplate("mover:1"), mover=MoverOptions(log_level="debug"))
 GIB = 1024**3
@@ -143,7 +143,7 @@ def test_small_restores_leave_their_cache_on_the_node(snapshot_bytes: int, cache
 
 
 def daemonsets(*names: str) -> KubeClient:
-    served = {DAEMON_SETS.path("velero", name): daemonset() for name in names}
+    served = {DAEMON_SETS.path("velero", name): stored(DAEMON_SETS) | {"spec": daemonset()["spec"]} for name in names}
 
     def script(request: Request) -> Response:
         found = served.get(request.path)

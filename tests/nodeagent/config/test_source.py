@@ -3,13 +3,14 @@
 import pytest
 
 from core.errors import ConfigError
+from core.kube.resources import CONFIG_MAPS
 from core.kube.transport import Request, Response
 from nodeagent.config.source import read_config
-from tests.support.scripted import answer, rejection, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client, stored
 
 
 def _config_map(**fields: object) -> Response:
-    return answer({"metadata": {"namespace": "velero", "name": "agent-config"}} | fields)
+    return answer(stored(CONFIG_MAPS, metadata={"name": "agent-config"}, **fields))
 
 
 async def _read(response: Response) -> str:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, PENDING_REASON_ANNOTATION
 from core.models.reasons import FailureReason
 from core.models.transfers import DataDownload
@@ -325,3 +326,38 @@ async def test_many_transfers_cost_a_fixed_number_of_requests_each() -> None:
     for queue in range(7):
         own = [name for name in scene.accepted if int(name[3:]) % 7 == queue]
         assert own == sorted(own)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fault"),
+    [
+        ({"operationTimeout": "100000000000h"}, "duration longer than 292 years"),
+        ({"operationTimeout": "100000000000h", "datamover": "another"}, ""),
+        ({"cancel": ["?"]}, "spec.cancel: Expected `bool`"),
+    ],
+    ids=["duration", "of another data mover", "type"],
+)
+async def test_a_transfer_that_cannot_be_read_stops_no_other(spec: JsonDict, fault: str) -> None:
+    scene = open_scene("node-a")
+    wrong = scene.add("wrong")
+    scene.kube.put(wrong | {"spec": wrong["spec"] | spec})
+    async with scene.dispatching() as dispatcher:
+        await asyncio.sleep(1)
+        scene.add("du")
+        await scene.until(lambda: scene.phase("du") == "Accepted", seconds=5)
+        scene.kube.put(scene.add("edited") | {"spec": wrong["spec"] | spec})
+        scene.add("next")
+        await scene.until(lambda: scene.phase("next") == "Accepted", seconds=5)
+        assert dispatcher._term is not None
+        (entry,) = [entry for entry in dispatcher._term._index.entries() if entry.name == "wrong"]
+        assert fault in entry.fault
+        assert bool(entry.fault) is bool(fault)
+
+
+async def test_a_list_answered_by_a_proxy_is_read_again() -> None:
+    scene = open_scene("node-a")
+    scene.add("du")
+    for path in ("/datauploads", "/pods", "/nodes", "/configmaps"):
+        scene.kube.fail_next("GET", path, b"<html>Service Unavailable</html>")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du") == "Accepted", seconds=10)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUMES, PODS
+from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import BACKUP_DONE, Mover
@@ -40,6 +40,25 @@ async def test_a_missing_permission_is_reported_and_retried() -> None:
         assert world.phase() == "Completed"
         assert "message" not in world.transfer()["status"]
         assert world.reasons().count("Forbidden") == 1
+
+
+@pytest.mark.cause("object-malformed")
+async def test_a_malformed_object_is_reported_and_read_again() -> None:
+    async with open_world(accepted(data_upload())) as world, world.agent():
+        (claim,) = world.kube.objects(PERSISTENT_VOLUME_CLAIMS)
+        world.kube.put(claim | {"spec": claim["spec"] | {"volumeMode": "Tape"}})
+        place = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
+        await world.until(
+            lambda: (
+                f"malformed PersistentVolumeClaim {place}: spec.volumeMode: Invalid enum value 'Tape'"
+                in world.transfer()["status"].get("message", "")
+            ),
+            seconds=20,
+        )
+        world.kube.put(claim)
+        await world.until(world.done)
+        assert world.phase() == "Completed"
+        assert world.reasons().count("ObjectMalformed") == 1
 
 
 async def test_a_missing_permission_for_cleanup_is_reported_once_and_retried(

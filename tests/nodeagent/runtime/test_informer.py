@@ -30,6 +30,12 @@ def trim(obj: JsonDict) -> JsonDict:
     return {"name": obj["metadata"]["name"], "uid": obj["metadata"]["uid"], "phase": obj["status"]["phase"]}
 
 
+def reject_b(obj: JsonDict) -> JsonDict:
+    if obj["metadata"]["name"] == "b":
+        raise OverflowError("too much")
+    return trim(obj)
+
+
 class Watched:
     """An informer and its callbacks: name, phase, and whether the cache still has the object."""
 
@@ -168,3 +174,69 @@ async def test_a_canceled_informer_leaves_no_watch(kube: FakeKube) -> None:
     async with watched(kube):
         assert len(kube.watches) == 1
     assert len(kube.watches) == 0
+
+
+class Fallible:
+    """An informer whose `trim` fails for the pod b, and whose callback fails for the pod c."""
+
+    def __init__(self, kube: FakeKube) -> None:
+        self.skipped: list[str] = []
+        self.handled: list[str] = []
+        client = KubeClient(kube, Retry(LoopClock(), attempts=1), on_skipped=self.skipped.append)
+        selection = Selection(PODS, "velero")
+        self.informer = Informer(client, selection, clock=LoopClock(), trim=reject_b, on_change=self._on_change)
+
+    def _on_change(self, obj: JsonDict) -> None:
+        if obj["name"] == "c":
+            raise KeyError("labels")
+        self.handled.append(obj["name"])
+
+
+async def test_an_object_that_cannot_be_handled_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
+    kube = FakeKube()
+    for name in "abcd":
+        kube.put(pod(name))
+    fallible = Fallible(kube)
+    task = asyncio.create_task(fallible.informer.run(), name="informer")
+    await fallible.informer.synced.wait()
+    kube.put(pod("e"))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert fallible.handled == ["a", "d", "e"]
+    assert fallible.skipped == ["Pod", "Pod"]
+    assert fallible.informer.get("velero", "b") is None
+    faults = [(vars(record)["fields"]["name"], record.exc_info is not None) for record in caplog.records]
+    assert faults == [("b", True), ("c", True)]
+
+
+async def test_a_malformed_object_stays_as_it_was_last_read() -> None:
+    kube = FakeKube()
+    for name in "abc":
+        kube.put(pod(name))
+    async with watched(kube) as watching:
+        watching.take()
+        kube.put(pod("b") | {"status": "none"})
+        kube.put(pod("c", phase="Running"))
+        await asyncio.sleep(0.1)
+        assert watching.take() == [("c", "Running", True)]
+        kube.compact()
+        kube.watches.cut()
+        await asyncio.sleep(5)
+        assert watching.take() == []
+        assert len(watching.informer) == 3
+        kube.put(pod("b", phase="Running"))
+        await asyncio.sleep(0.1)
+        assert watching.take() == [("b", "Running", True)]
+
+
+async def test_a_malformed_object_that_is_deleted_is_removed() -> None:
+    kube = FakeKube()
+    kube.put(pod("a"))
+    async with watched(kube) as watching:
+        kube.put(pod("a") | {"status": "none"})
+        await asyncio.sleep(0.1)
+        watching.take()
+        await watching.client.delete(PODS, "velero", "a")
+        await asyncio.sleep(0.1)
+        assert watching.take() == [("a", "Pending", False)]

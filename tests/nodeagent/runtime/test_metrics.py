@@ -94,6 +94,7 @@ def test_gauges_show_the_current_state(metrics: Metrics) -> None:
     metrics.nodes_passed_over(frozenset({"c"}))
     metrics.repository("app-default-kopia", ok=True)
     metrics.request("list", 200)
+    metrics.object_skipped("Pod")
     metrics.waited("DataUpload", 2.0)
     samples = _samples(metrics)
     shown = {re.sub(r'node="node-a",?|,node="node-a"', "", name).replace("{}", ""): v for name, v in samples.items()}
@@ -108,6 +109,7 @@ def test_gauges_show_the_current_state(metrics: Metrics) -> None:
         "nodeagent_dispatcher": 1,
         'nodeagent_repository_ready{repository_name="app-default-kopia"}': 1,
         'nodeagent_api_requests_total{status="200",verb="list"}': 1,
+        'nodeagent_skipped_objects_total{kind="Pod"}': 1,
         'nodeagent_wait_seconds_sum{kind="DataUpload"}': 2,
     }
     normal = {re.sub(r",(?=})", "", name): value for name, value in shown.items()}

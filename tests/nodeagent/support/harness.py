@@ -56,7 +56,7 @@ from tests.nodeagent.support.transfers import NAMESPACE, NODE, workload_pod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["Fault", "Fuse", "World", "accepted", "build_agent", "open_world"]
+__all__ = ["Fault", "Fuse", "World", "accepted", "build_agent", "open_world", "volumes_of"]
 
 OUTAGE = 6
 ACCEPTED_AT = "2026-11-21T12:00:00Z"
@@ -271,7 +271,7 @@ async def open_world(*transfers: JsonDict, mover: Mover | None = None) -> AsyncI
     cluster = Cluster(KubeClient(kube, Retry(clock)), mover or Mover(), kube=kube)
     for transfer in transfers:
         kube.put(transfer)
-        for obj in _volumes_of(transfer):
+        for obj in volumes_of(transfer):
             kube.put(obj)
     task = asyncio.create_task(cluster.run(), name="cluster")
     try:
@@ -283,7 +283,8 @@ async def open_world(*transfers: JsonDict, mover: Mover | None = None) -> AsyncI
             await task
 
 
-def _volumes_of(transfer: JsonDict) -> list[JsonDict]:
+def volumes_of(transfer: JsonDict) -> list[JsonDict]:
+    """Return the objects that a transfer needs."""
     name = transfer["metadata"]["name"]
     if transfer["kind"].startswith("PodVolume"):
         return [workload_pod(transfer)]

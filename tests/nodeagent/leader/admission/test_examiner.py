@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from core.kube.client import KubeClient
+from core.kube.errors import MalformedObjectError
 from core.kube.resources import DATA_UPLOADS
 from core.kube.retry import Retry
 from core.models.names import (
@@ -134,3 +135,20 @@ async def test_a_limit_of_a_reason_is_measured_on_the_clock_of_the_leader() -> N
         assert scene.phase("du") == ""
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=10)
     assert scene.message("du") == f"could not start within 2m0s: {message}"
+
+
+class MalformedKind(ScriptedKind):
+    """Finds a malformed object at each check."""
+
+    async def check_admission(self, cr: Transfer, reader: Reader) -> Admission:
+        raise MalformedObjectError("malformed PersistentVolumeClaim app/data: spec: Expected `object`, got `str`")
+
+
+async def test_a_transfer_with_a_malformed_object_is_pending_for_it_until_the_timeout() -> None:
+    scene = open_scene("node-a")
+    scene.kind = MalformedKind()
+    scene.add("du")
+    async with scene.dispatching():
+        await scene.until(lambda: "malformed PersistentVolumeClaim app/data" in scene.message("du"), seconds=10)
+        assert scene.reason("du") == "ObjectMalformed"
+        await scene.until(lambda: scene.phase("du") == "Failed", seconds=1900)

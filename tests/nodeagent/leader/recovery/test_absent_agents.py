@@ -29,6 +29,8 @@ pytestmark = pytest.mark.looptime
 BEFORE_START = ["Accepted", "Prepared"]
 RUNNING = ["InProgress", "Canceling"]
 
+OUTCOME = '{"phase":"Completed","result":{"snapshotID":"s1","source":{"byPath":"/x"}}}'
+
 
 def bound_scene(*live: str) -> Scene:
     """Return a scene with two nodes, and agents on `live`; its transfers are bound to a node."""
@@ -275,9 +277,9 @@ async def test_the_timeout_of_a_cancel_request_begins_again_with_another_leader(
 @pytest.mark.parametrize("kept", [True, False], ids=["outcome kept", "only in the pod"])
 async def test_a_result_is_taken_over_by_another_agent(kept: bool, lost: bool) -> None:
     scene = bound_scene("node-b")
-    add(scene, "InProgress", {OUTCOME_ANNOTATION: '{"phase":"Completed"}'} if kept else {})
+    add(scene, "InProgress", {OUTCOME_ANNOTATION: OUTCOME} if kept else {})
     if not kept:
-        ended = [{"state": {"terminated": {"exitCode": 0, "message": "{}"}}}]
+        ended = [{"name": "mover", "state": {"terminated": {"exitCode": 0, "message": "{}"}}}]
         scene.kube.put(mover_pod(scene.transfer("du"), phase="Succeeded", containerStatuses=ended))
     if lost:
         await remove_node(scene, "node-a")
@@ -291,7 +293,7 @@ async def test_a_result_is_taken_over_by_another_agent(kept: bool, lost: bool) -
 async def test_a_recorded_result_is_kept_until_an_agent_is_ready(lost: bool) -> None:
     scene = bound_scene("node-b")
     scene.kube.put(agent_pod("node-b", ready=False))
-    add(scene, "InProgress", {OUTCOME_ANNOTATION: '{"phase":"Completed"}'})
+    add(scene, "InProgress", {OUTCOME_ANNOTATION: OUTCOME})
     await KubeClient(scene.kube, Retry(LoopClock())).delete(PODS, NAMESPACE, "du")
     if lost:
         await remove_node(scene, "node-a")

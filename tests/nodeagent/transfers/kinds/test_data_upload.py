@@ -9,6 +9,7 @@ import pytest
 
 from core.errors import ExposeError, ResultError
 from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAIMS, SECRETS
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
@@ -21,20 +22,23 @@ from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.outcome import Outcome
 from tests.nodeagent.support.transfers import data_download, data_upload
-from tests.support.scripted import answer, rejection, scripted_client
+from tests.support.scripted import answer, rejection, scripted_client, stored
 
 SETTINGS = ExposeSettings(AgentTemplate(image="mover:1"))
-LOCATION = {
-    "apiVersion": "velero.io/v1",
-    "kind": "BackupStorageLocation",
-    "metadata": {"name": "default", "namespace": "velero"},
-    "spec": {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "cloud", "key": "k"}},
-}
+LOCATION = stored(
+    BACKUP_STORAGE_LOCATIONS,
+    metadata={"name": "default"},
+    spec={"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "cloud", "key": "k"}},
+)
 TRUSTING = {"provider": "aws", "objectStorage": {"bucket": "b", "caCertRef": {"name": "ca", "key": "k"}}}
 LOCATION_PATH = "/apis/velero.io/v1/namespaces/velero/backupstoragelocations/default"
 SECRET_PATH = "/api/v1/namespaces/velero/secrets/cloud"
 CLAIM_PATH = "/api/v1/namespaces/app3/persistentvolumeclaims/data"
-READY_WORLD: dict[str, JsonDict] = {LOCATION_PATH: LOCATION, SECRET_PATH: {"data": {"k": "eA=="}}, CLAIM_PATH: {}}
+READY_WORLD: dict[str, JsonDict] = {
+    LOCATION_PATH: LOCATION,
+    SECRET_PATH: stored(SECRETS, data={"k": "eA=="}),
+    CLAIM_PATH: stored(PERSISTENT_VOLUME_CLAIMS, spec={}),
+}
 
 
 def client(world: Mapping[str, JsonDict]) -> KubeClient:
@@ -106,7 +110,7 @@ MISSING = timedelta(minutes=2)
         pytest.param({}, MISSING, "BackupStorageLocation velero/default does not exist", id="no location"),
         pytest.param({LOCATION_PATH: LOCATION}, MISSING, "Secret velero/cloud", id="no secret"),
         pytest.param(
-            READY_WORLD | {SECRET_PATH: {"data": {"other": ""}}},
+            READY_WORLD | {SECRET_PATH: stored(SECRETS, data={"other": ""})},
             MISSING,
             "Secret velero/cloud of BackupStorageLocation default has no key k",
             id="no such key",

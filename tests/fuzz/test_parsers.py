@@ -1,0 +1,106 @@
+"""Each parser raises its own error alone, whatever it is given."""
+
+import logging
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.contract import BackupResult, InitResult, RestoreResult, parse_progress, parse_result
+from core.errors import ConfigError, ContractError, ResultError
+from core.kube.decode import parse_json
+from core.kube.errors import KubeError, MalformedObjectError, build_error, parse_retry_after
+from core.kube.forms import check_form
+from core.models.base import CustomResource, parse_time
+from core.models.storage import BackupRepository, BackupStorageLocation
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
+from core.models.units import format_duration, parse_count, parse_duration, parse_quantity
+from exposer.snapshots import SnapshotSource
+from nodeagent.config.parse import parse_config
+from nodeagent.config.repository import parse_settings_of
+from nodeagent.node.mover_loss import MoverLoss
+from nodeagent.transfers.outcome import Outcome
+from tests.fuzz.cases import RESOURCES, any_text, schemas_of
+from tests.fuzz.values import encode, from_schema, hostile, hostile_answers
+from tests.support.scripted import stored
+
+__all__: list[str] = []
+
+_MODELS: list[type[CustomResource]] = [
+    DataUpload,
+    DataDownload,
+    PodVolumeBackup,
+    PodVolumeRestore,
+    BackupRepository,
+    BackupStorageLocation,
+]
+_thoroughly = settings(max_examples=300, derandomize=True, database=None)
+
+
+@pytest.mark.parametrize("model", _MODELS, ids=lambda model: model.kind_name)
+def test_a_model_raises_contract_errors_alone(model: type[CustomResource]) -> None:
+    schema = schemas_of(model.kind_name)
+
+    @_thoroughly
+    @given(from_schema(schema["spec"]), from_schema(schema.get("status", {})), st.one_of(st.just({}), hostile))
+    def parse(spec: Any, status: Any, meta: Any) -> None:
+        whole = stored(RESOURCES[model.kind_name], spec=spec, status=status)
+        raw = parse_json(encode(whole | ({"metadata": meta} if meta else {})))
+        assert isinstance(raw, dict)
+        with suppress(ContractError):
+            cr = model.parse(raw)
+            assert cr.to_json()
+        with suppress(MalformedObjectError):
+            check_form(RESOURCES[model.kind_name], raw)
+
+    parse()
+
+
+@_thoroughly
+@given(any_text)
+def test_texts_of_our_own_raise_contract_errors_alone(text: str) -> None:
+    for model in (Outcome, MoverLoss, SnapshotSource):
+        with suppress(ContractError):
+            model.from_json(text)
+    with suppress(ContractError):
+        parse_progress(text)
+    with suppress(ResultError):
+        parse_result(BackupResult, text)
+    with suppress(ResultError):
+        parse_result(RestoreResult, text)
+    with suppress(ResultError):
+        parse_result(InitResult, text)
+    with suppress(ContractError):
+        parse_time(text)
+
+
+@_thoroughly
+@given(any_text)
+def test_units_raise_value_errors_alone(text: str) -> None:
+    with suppress(ValueError):
+        format_duration(parse_duration(text))
+    with suppress(ValueError):
+        parse_quantity(text)
+    parse_count(text)
+    parse_retry_after(text)
+
+
+@_thoroughly
+@given(any_text)
+def test_configurations_raise_config_errors_alone(text: str) -> None:
+    logging.disable(logging.CRITICAL)
+    with suppress(ConfigError):
+        parse_config(text)
+    with suppress(ConfigError):
+        parse_settings_of({"data": {"kopia": text}})
+    logging.disable(logging.NOTSET)
+
+
+@_thoroughly
+@given(hostile_answers, st.sampled_from([400, 404, 409, 410, 422, 429, 500, 503]))
+def test_rejections_of_any_form_are_errors_of_the_api_server(body: bytes, status: int) -> None:
+    assert isinstance(build_error(status, body, attempted="get Pod a/b"), KubeError)
+    with suppress(ValueError):
+        parse_json(body)
