@@ -84,5 +84,5 @@ async def test_unknown_settings_are_reported_and_ignored(pod: MoverPod, tree: Pa
     unknown: dict[str, Any] = {"NewSetting": "x", "Another": "y"}
     pod.put_transfer("DataUpload", dataMoverConfig=unknown)
     assert await pod.run("data-upload", tree) == 0
-    reported = "ignored unknown settings: Another, NewSetting"
+    reported = "ignored settings: Another (unknown), NewSetting (unknown)"
     assert ("Data-Path-Warning", reported) in pod.events()
