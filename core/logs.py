@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TextIO, TypedDict, Unpack
 
 from core.errors import ConfigError
+from core.redact import Redactor
 
 __all__ = ["LEVELS", "LOG_FORMATS", "BoundLogger", "Fields", "bind", "fields", "set_up_logging"]
 
@@ -90,8 +91,12 @@ def bind(logger: logging.Logger | BoundLogger, **values: Unpack[Fields]) -> Boun
     return BoundLogger(logger, dict(values))
 
 
-def set_up_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
-    """Make the root logger write to `stream` only (default: standard error).
+def set_up_logging(
+    level: str, log_format: str, stream: TextIO | None = None, *, redactor: Redactor | None = None
+) -> None:
+    """Make the root logger write to `stream` only (default: standard error), without secrets.
+
+    `redactor` knows more secrets than those that show by their form.
 
     Raises:
         ConfigError: unknown level or format.
@@ -103,7 +108,8 @@ def set_up_logging(level: str, log_format: str, stream: TextIO | None = None) ->
         message = f'log format: must be one of {", ".join(LOG_FORMATS)}: "{log_format}"'
         raise ConfigError(message)
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
+    formatter = _JsonFormatter if log_format == "json" else _TextFormatter
+    handler.setFormatter(formatter(redactor or Redactor()))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -113,20 +119,32 @@ def set_up_logging(level: str, log_format: str, stream: TextIO | None = None) ->
         logging.getLogger(library).setLevel(max(logging.WARNING, LEVELS[level.lower()]))
 
 
-class _TextFormatter(logging.Formatter):
+class _RedactingFormatter(logging.Formatter):
+    """The base of the formats: what they print of a record, without secrets."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        super().__init__()
+        self._redactor = redactor
+
+    def _pairs(self, record: logging.LogRecord) -> dict[str, Any]:
+        redact = self._redactor.redact
+        return {key: redact(value) if isinstance(value, str) else value for key, value in _pairs(record).items()}
+
+
+class _TextFormatter(_RedactingFormatter):
     """One line of `key=value` pairs, in Velero's order: time, level, message, fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line, with a quoted traceback."""
-        return " ".join(f"{key}={_quoted(value)}" for key, value in _pairs(record).items())
+        return " ".join(f"{key}={_quoted(value)}" for key, value in self._pairs(record).items())
 
 
-class _JsonFormatter(logging.Formatter):
+class _JsonFormatter(_RedactingFormatter):
     """One JSON object a line, with the keys of the text format."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line."""
-        return json.dumps(_pairs(record), ensure_ascii=False, default=str)
+        return json.dumps(self._pairs(record), ensure_ascii=False, default=str)
 
 
 def _pairs(record: logging.LogRecord) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import EVENTS
 from core.models.base import CustomResource, JsonDict, format_time
+from core.redact import redact
 
 __all__ = ["EventRecorder", "ObjectRef"]
 
@@ -82,7 +83,7 @@ class EventRecorder:
     async def record(self, about: ObjectRef, reason: str, message: str, *, warning: bool = False) -> None:
         """Record one Event on the object, in its namespace.
 
-        A message over 1,024 bytes is truncated.
+        What has the form of a secret is redacted; a message over 1,024 bytes is truncated.
 
         Raises:
             KubeError: the API server rejected it.
@@ -100,7 +101,7 @@ class EventRecorder:
             },
             "involvedObject": about.to_wire(),
             "reason": reason,
-            "message": _truncate(message),
+            "message": _truncate(redact(message)),
             "source": self._source,
             "type": "Warning" if warning else "Normal",
             "count": 1,

@@ -18,9 +18,9 @@ from typing import Any, Final, Protocol
 
 from core.errors import KopiaError
 from core.models.base import JsonDict
+from core.redact import Redactor
 from datamover.kopia.causes import find_cause
 from datamover.runtime.child import ChildCommand, run_child
-from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import ran_out_of_memory
 from datamover.runtime.work_dir import WorkDir
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from core.clock import Clock, SystemClock
 from core.contract import BackupResult, RestoreResult, VolumeMode
 from core.errors import ConfigError
+from core.redact import Redactor
 from datamover.arguments import LocalBackup, LocalList, LocalOptions, LocalRestore, RepositoryOptions
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
@@ -26,7 +27,6 @@ from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import WaitLog, Waits
 from datamover.local.progress_bar import ProgressBar, format_bytes
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
-from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import ResourceLimits, read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
@@ -70,7 +70,7 @@ def parse_storage(options: RepositoryOptions, environment: Mapping[str, str]) ->
 class LocalMover:
     """Runs the commands of local mode on one repository."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - collaborators, each by its name
         self,
         options: RepositoryOptions,
         environment: Mapping[str, str],
@@ -78,12 +78,14 @@ class LocalMover:
         limits: ResourceLimits,
         clock: Clock,
         stop: StopSignal,
+        redactor: Redactor | None = None,
     ) -> None:
         self._options = options
         self._environment = environment
         self._limits = limits
         self._clock = clock
         self._stop = stop
+        self._redactor = redactor or Redactor()
 
     async def back_up(self, source: Path, name: str, bar: ProgressBar | None) -> BackupResult:
         """Back up a directory or device under the source path `name`; create the repository if there is none."""
@@ -153,13 +155,13 @@ class LocalMover:
     def _build_repository(self, work_dir: WorkDir, restore_workers: int) -> Repository:
         storage = parse_storage(self._options, self._environment)
         access = storage.access(work_dir)
-        redactor = Redactor([self._options.password, *access.secrets(self._environment)])
+        self._redactor.add(self._options.password, *access.secrets(self._environment))
         secrets = {
             **self._limits.go_settings(self._environment, restore_workers=restore_workers),
             **access.environment,
             "KOPIA_PASSWORD": self._options.password,
         }
-        kopia = Kopia(kopia_environment(self._environment, work_dir, secrets), redactor)
+        kopia = Kopia(kopia_environment(self._environment, work_dir, secrets), self._redactor)
         address = RepositoryAddress(f"repository {storage.description}", storage, access)
         return Repository(kopia, address, work_dir, waits=self._waits)
 
@@ -180,10 +182,10 @@ def _mode(volume: Path) -> VolumeMode:
     return VolumeMode.BLOCK if device else VolumeMode.FILESYSTEM
 
 
-async def run_local(options: LocalOptions, stop: StopSignal) -> int:
-    """Run the command, print its result, and return the exit code."""
+async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor) -> int:
+    """Run the command, print its result, and return the exit code; its secrets are added to `redactor`."""
     clock = SystemClock()
-    mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop)
+    mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop, redactor=redactor)
     bar = None if options.json else ProgressBar(sys.stderr, clock)
     match options.command:
         case LocalBackup(source, name):

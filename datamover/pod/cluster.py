@@ -32,11 +32,11 @@ from core.models.storage import (
     repository_labels,
     repository_name,
 )
+from core.redact import Redactor
 from datamover.kopia.client_config import parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.storage_calls import Waits
-from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir
@@ -227,6 +227,7 @@ class PodContext:
     limits: ResourceLimits
     stop: StopSignal
     termination_file: Path
+    redactor: Redactor = field(default_factory=Redactor, repr=False)
 
     @property
     def reader(self) -> ClusterReader:
@@ -247,10 +248,9 @@ class PodContext:
 
 @dataclass(frozen=True)
 class MoverTools:
-    """What a data mover uses of its own: files, secrets to redact, and how it waits for a storage."""
+    """What a data mover uses of its own: files, and how it waits for a storage."""
 
     work_dir: WorkDir
-    redactor: Redactor
     waits: Waits
 
 
@@ -270,9 +270,9 @@ async def resolve_repository(
     storage = build_storage(location, volume_namespace, secrets=secrets, environment=context.environment)
     password = await reader.password()
     access = storage.access(tools.work_dir)
-    tools.redactor.add(password, *access.secrets(context.environment))
+    context.redactor.add(password, *access.secrets(context.environment))
     own = {**access.environment, "KOPIA_PASSWORD": password}
-    kopia = Kopia(kopia_environment(context.environment, tools.work_dir, own), tools.redactor)
+    kopia = Kopia(kopia_environment(context.environment, tools.work_dir, own), context.redactor)
     description = f"backup repository {repository.name} ({storage.description})"
     address = RepositoryAddress(description, storage, access)
     limit = parse_cache_limit(repository.spec.repository_config).at_most(tools.work_dir.cache_limit_mib)

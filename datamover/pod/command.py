@@ -13,6 +13,7 @@ from core.errors import AgentError, ConfigError, RepositoryError
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.retry import Retry
+from core.redact import Redactor
 from datamover.arguments import InitOptions, PodOptions
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.stalls import read_stall_limits
@@ -22,7 +23,6 @@ from datamover.pod.cluster import FORBIDDEN_SECONDS, MoverTools, PodContext, res
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
-from datamover.runtime.redact import Redactor
 from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import open_work_dir
@@ -37,13 +37,12 @@ async def run_init(name: str, context: PodContext) -> int:
 
     The termination message is the InitResult, or the error.
     """
-    redactor = Redactor()
     canceler = Canceler()
     canceler.cancel_on(context.stop)
     try:
-        termination = await run_unless_canceled(lambda: _initialize(name, context, redactor), canceler)
+        termination = await run_unless_canceled(lambda: _initialize(name, context), canceler)
     except Exception as e:
-        termination = build_failure(e, redactor)
+        termination = build_failure(e, context.redactor)
         _logger.log(
             logging.DEBUG if isinstance(e, AgentError) else logging.ERROR,
             "repository initialization failed",
@@ -53,7 +52,7 @@ async def run_init(name: str, context: PodContext) -> int:
     return termination.exit_code
 
 
-async def _initialize(name: str, context: PodContext, redactor: Redactor) -> Termination:
+async def _initialize(name: str, context: PodContext) -> Termination:
     reader = context.reader
     wanted = await reader.repository(name)
     location = await reader.location(wanted.spec.backup_storage_location)
@@ -61,7 +60,7 @@ async def _initialize(name: str, context: PodContext, redactor: Redactor) -> Ter
         recorder = EventRecorder(context.client, context.clock, component=name, host=context.node)
         reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
         waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
-        tools = MoverTools(work_dir, redactor, waits)
+        tools = MoverTools(work_dir, waits)
         repository = await resolve_repository(context.with_go_settings(), location, wanted, tools)
         if location.read_only:
             await _connect_read_only(repository)
@@ -78,8 +77,11 @@ async def _connect_read_only(repository: Repository) -> None:
         raise RepositoryError(f"{e}; cannot create it: its BackupStorageLocation is read-only") from e
 
 
-async def run_in_pod(options: PodOptions | InitOptions, stop: StopSignal) -> int:
-    """Run the command that the node agent started this pod for, and return the exit code."""
+async def run_in_pod(options: PodOptions | InitOptions, stop: StopSignal, redactor: Redactor) -> int:
+    """Run the command that the node agent started this pod for, and return the exit code.
+
+    What it learns of secrets is added to `redactor`.
+    """
     clock = SystemClock()
     namespace, node = os.environ.get("VELERO_NAMESPACE", ""), os.environ.get("NODE_NAME", "")
     if not namespace:
@@ -94,6 +96,7 @@ async def run_in_pod(options: PodOptions | InitOptions, stop: StopSignal) -> int
         limits=read_limits(),
         stop=stop,
         termination_file=options.termination_file,
+        redactor=redactor,
     )
     try:
         if isinstance(options, InitOptions):

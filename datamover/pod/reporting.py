@@ -17,8 +17,8 @@ from core.contract import DataPathReason, ProgressMessage, shorten_message
 from core.errors import AgentError, CanceledError
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
+from core.redact import Redactor
 from datamover.kopia.progress import Meter
-from datamover.runtime.redact import Redactor
 
 __all__ = ["Reporter", "Termination", "build_failure", "build_success", "report_times", "write_termination_message"]
 

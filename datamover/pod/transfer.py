@@ -28,7 +28,6 @@ from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
 from datamover.pod.follower import TransferFollower, WatchedTransfer
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
-from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
 
 __all__ = ["PodTransfer"]
@@ -49,7 +48,6 @@ class PodTransfer:
     def __init__(self, options: PodOptions, context: PodContext) -> None:
         self._options = options
         self._context = context
-        self._redactor = Redactor()
         self._reporter: Reporter | None = None
         self._last: ProgressMessage | None = None
 
@@ -64,7 +62,7 @@ class PodTransfer:
             with open_work_dir(context.environment, cache) as work_dir:
                 termination = await run_unless_canceled(lambda: self._run(work_dir, canceler), canceler)
         except Exception as e:
-            termination = build_failure(e, self._redactor)
+            termination = build_failure(e, context.redactor)
             _logger.log(
                 logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "data mover failed", exc_info=True
             )
@@ -106,7 +104,7 @@ class PodTransfer:
         if settings.ignored:
             await reporter.warn(f"ignored settings: {', '.join(settings.ignored)}")
         workers = restore_workers(settings, context.limits) if isinstance(plan, RestorePlan) else 0
-        repository = await self._resolve_repository(cr, workers, MoverTools(work_dir, self._redactor, waits))
+        repository = await self._resolve_repository(cr, workers, MoverTools(work_dir, waits))
         data_path = DataPath(meter, Watchdog(context.clock, reporter.warn, repository.probe, waits.limits))
         result: BackupResult | RestoreResult
         match plan:

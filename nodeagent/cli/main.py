@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from core.errors import AgentError, ConfigError
+from core.redact import redact
 from core.version import VERSION
 from nodeagent.cli.check_config import set_up_check_config
 from nodeagent.cli.serve import set_up_serve
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.run(arguments)
     except AgentError as e:
-        sys.stderr.write(f"error: {' '.join(str(e).split())}\n")
+        sys.stderr.write(f"error: {redact(' '.join(str(e).split()))}\n")
         return e.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED

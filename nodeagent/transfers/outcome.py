@@ -19,6 +19,7 @@ from core.models.base import JsonDict, WireModel
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import Transfer
+from core.redact import redact
 from exposer.pod_status import PodEnd, explain_exit, signal_of
 
 __all__ = [
@@ -62,7 +63,7 @@ class Outcome:
         """Return the annotation's value."""
         return _Annotation(
             phase=self.phase,
-            message=self.message,
+            message=redact(self.message),
             result={} if self.result is None else self.result.to_wire(),
             pv_name=self.pv_name,
             reclaim_policy=self.reclaim_policy,

@@ -24,6 +24,7 @@ from core.models.names import (
 )
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
 from core.models.transfers import Progress, Transfer
+from core.redact import redact
 from nodeagent.transfers.kinds.base import Adapter
 
 __all__ = ["Change", "StatusWriter", "without_marks"]
@@ -191,6 +192,8 @@ class StatusWriter:
         patch: JsonDict = {"metadata": metadata}
         # Velero's CRDs prune unknown fields; such a field is never written.
         status = {key: value for key, value in change.status.items() if key in kind.spec.status_fields}
+        if status.get("message"):
+            status["message"] = redact(str(status["message"]))
         if status:
             patch["status"] = status
         # The outcome of a transfer must not be queued behind reports of pending ones.

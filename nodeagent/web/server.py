@@ -11,6 +11,7 @@ from aiohttp import web
 from core.clock import Clock
 from core.errors import ConfigError
 from core.models.base import JsonDict
+from core.redact import redact, redact_values
 from nodeagent.runtime.metrics import METRICS_CONTENT_TYPE, Metrics
 from nodeagent.runtime.settings import ListenAddress
 
@@ -129,7 +130,8 @@ class WebServer:
             await listener.runner.cleanup()
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._pages.metrics.render(), headers={"Content-Type": METRICS_CONTENT_TYPE})
+        text = redact(self._pages.metrics.render().decode())
+        return web.Response(body=text.encode(), headers={"Content-Type": METRICS_CONTENT_TYPE})
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """Respond: the event loop is running."""
@@ -144,7 +146,7 @@ class WebServer:
     async def _status(self, _: web.Request) -> web.Response:
         began = self._clock.monotonic()
         if began >= self._status_until_seconds:
-            self._status_text = json.dumps(self._pages.status(), indent=2, default=str) + "\n"
+            self._status_text = json.dumps(redact_values(self._pages.status()), indent=2, default=str) + "\n"
             ended = self._clock.monotonic()
             self._status_until_seconds = ended + max(_STATUS_SECONDS, (ended - began) * _STATUS_PAUSE)
         return web.Response(text=self._status_text, content_type="application/json")

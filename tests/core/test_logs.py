@@ -9,6 +9,7 @@ import pytest
 
 from core.errors import ConfigError
 from core.logs import bind, fields, set_up_logging
+from core.redact import Redactor
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +88,18 @@ def test_libraries_that_log_bodies_stay_quiet_at_debug() -> None:
 def test_an_unknown_level_or_format_is_rejected(level: str, log_format: str) -> None:
     with pytest.raises(ConfigError, match="must be one of"):
         set_up_logging(level, log_format)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_secrets_are_redacted_in_message_fields_and_traceback(log_format: str) -> None:
+    stream, redactor = io.StringIO(), Redactor()
+    set_up_logging("info", log_format, stream, redactor=redactor)
+    redactor.add('known "value"')
+    error = ValueError('known "value" and password=hunter2')
+    extra = fields(reason="https://user:hunter2@host/")
+    logging.getLogger("x").error('known "value", AccountKey=hunter2==;', exc_info=error, extra=extra)
+    line = stream.getvalue()
+    assert "ValueError: *** and password=***" in line
+    assert "https://user:***@host/" in line
+    assert "hunter2" not in line
+    assert "known" not in line

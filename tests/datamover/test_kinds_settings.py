@@ -3,7 +3,6 @@ import pytest
 from core.contract import MoverVerb
 from core.errors import ConfigError
 from datamover.kinds import UploaderSettings, parse_settings
-from datamover.runtime.redact import Redactor
 
 _ALL = {"ParallelFilesUpload": "7", "ParallelFilesDownload": "3", "WriteSparseFiles": "true", "New": "x"}
 
@@ -57,8 +56,3 @@ def test_what_has_no_effect_is_named_and_fails_nothing(
 def test_an_invalid_value_is_rejected_with_its_name(verb: MoverVerb, settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_settings(settings, verb)
-
-
-def test_secrets_are_redacted_longest_first() -> None:
-    redactor = Redactor(["hunter2", "hunter2-and-more", "x"])
-    assert redactor.redact("x hunter2-and-more hunter2") == "x *** ***"

@@ -28,7 +28,6 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/pod/command.py": "tests/datamover/pod/test_transfer.py",
     "datamover/pod/reporting.py": "tests/datamover/pod/test_transfer.py",
     "datamover/runtime/cancellation.py": "tests/datamover/flows/test_cancel.py",
-    "datamover/runtime/redact.py": "tests/datamover/flows/test_secrets.py",
     "datamover/runtime/signals.py": "tests/datamover/test_main.py",
     "datamover/runtime/work_dir.py": "tests/datamover/flows/test_readonly.py",
     "exposer/leaked_objects.py": "tests/nodeagent/leader/recovery/test_garbage_collector.py",

@@ -19,6 +19,7 @@ from core.kube.resources import BACKUP_REPOSITORIES, DEPLOYMENTS, PODS
 from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
+from core.redact import redact
 from exposer.causes import CauseFinder
 from exposer.model import Pending
 from exposer.pod_status import diagnose_rejection
@@ -258,7 +259,7 @@ class RepositoryController:
 
     async def _report_pending(self, repository: BackupRepository, pending: Pending) -> None:
         """Report on the repository why its init pod is blocked; transfers that wait for it repeat that."""
-        message = self._retries.explain(repository.uid, pending.message)
+        message = redact(self._retries.explain(repository.uid, pending.message))
         if pending.blocked and message != repository.status.message:
             stored = await self._patch(repository, {"status": {"message": message}})
             await self._tools.events.record(stored, pending.reason, message, warning=True)
@@ -277,7 +278,7 @@ class RepositoryController:
 
     async def _fail(self, repository: BackupRepository, message: str, *, by_mover: bool = False) -> None:
         cause = message if by_mover else ""
-        message = cause or self._retries.explain(repository.uid, message)
+        message = redact(cause or self._retries.explain(repository.uid, message))
         reported = (repository.phase, repository.status.message) == (RepositoryPhase.NOT_READY, message)
         if not reported and repository.phase is not RepositoryPhase.READY:
             status = {"phase": RepositoryPhase.NOT_READY, "message": message}

@@ -95,3 +95,8 @@ def test_reference_of_a_dict_and_of_a_model_agree() -> None:
     reference = ObjectRef.of(obj)
     assert reference == ObjectRef.of(BackupRepository.parse(obj))
     assert reference == ObjectRef("velero.io/v1", "BackupRepository", "velero", "r", "u", "3")
+
+
+async def test_what_has_the_form_of_a_secret_is_redacted(kube: FakeKube) -> None:
+    message = (await _record(kube, 'Put "https://a.test/c?sig=0123456789abc&sp=r": EOF'))["message"]
+    assert message == 'Put "https://a.test/c?sig=***&sp=r": EOF'

@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 import pytest
 
 from core.errors import AgentError, DataPathError, RepositoryError
+from core.redact import Redactor
 from datamover.data_path.run import DataPath
 from datamover.kopia.process import Kopia, KopiaAnswer, Listener
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Reachability, Watchdog
-from datamover.runtime.redact import Redactor
 from tests.support.clock import LoopClock
 
 pytestmark = pytest.mark.processes

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from core.errors import KopiaError, RepositoryError
+from core.redact import Redactor
 from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
 from datamover.kopia.snapshots import list_snapshots
 from datamover.kopia.stalls import StallLimits
 from datamover.kopia.storage_calls import Waits
-from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import CacheDir, open_work_dir
 from datamover.storage.credentials import AwsKeys
 from datamover.storage.providers import FileStorage, S3Storage

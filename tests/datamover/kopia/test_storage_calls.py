@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from core.errors import RepositoryError
+from core.redact import Redactor
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.stalls import StallLimits
 from datamover.kopia.storage_calls import Waits
-from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage
 from tests.support.clock import LoopClock

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from core.models.base import JsonDict
+from core.redact import Redactor
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.storage_calls import Waits
-from datamover.runtime.redact import Redactor
 from datamover.runtime.work_dir import open_work_dir
 from datamover.storage.credentials import AwsKeys
 from datamover.storage.providers import S3Storage, Storage

@@ -155,3 +155,9 @@ def test_a_backup_is_never_completed_without_its_result(result: MoverResult | No
 def test_a_restore_is_never_completed_without_its_result(result: MoverResult | None) -> None:
     with pytest.raises(ContractError, match="no restore result"):
         RestoreResults().final_status(Outcome(Phase.COMPLETED, result=result))
+
+
+def test_a_stored_outcome_has_no_secrets() -> None:
+    message = "PUT https://a.test/b?sig=0123456789abc: 403, -----BEGIN PRIVATE KEY-----\nMIIE"
+    stored = Outcome.from_json(Outcome(phase=Phase.FAILED, message=message).to_json())
+    assert stored.message == "PUT https://a.test/b?sig=***: 403, -----BEGIN PRIVATE KEY-----***"

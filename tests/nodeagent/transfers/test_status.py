@@ -209,3 +209,9 @@ async def test_a_rejected_write_notifies_no_subscriber() -> None:
     with pytest.raises(ConflictError):
         await writer.move(UPLOADS, UPLOADS.parse(upload(Phase.PREPARED)), Phase.IN_PROGRESS)
     assert stored == []
+
+
+async def test_secrets_in_a_message_are_redacted_and_other_fields_kept() -> None:
+    change = Change(status={"message": "https://user:hunter2@minio/: refused", "node": "https://user:x@node"})
+    status = (await moved(upload(Phase.ACCEPTED), Phase.FAILED, change))["status"]
+    assert (status["message"], status["node"]) == ("https://user:***@minio/: refused", "https://user:x@node")

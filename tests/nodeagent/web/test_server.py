@@ -138,3 +138,14 @@ async def test_a_status_page_that_takes_long_is_built_more_rarely(agent: _Agent)
         await _get(f"http://127.0.0.1:{server.port}/status")
     await server.stop()
     assert built == [0, 22]
+
+
+async def test_the_status_page_shows_no_secrets(agent: _Agent) -> None:
+    message = "GET https://a.test/b?sig=0123456789abc: 403, -----BEGIN PRIVATE KEY-----\nMIIE"
+    pages = replace(agent.pages, status=lambda: {"transfers": [{"message": message, "name": "token-1"}], "slots": 1})
+    server = WebServer(_ANY, pages, SystemClock())
+    await server.start()
+    shown = json.loads((await _get(f"http://127.0.0.1:{server.port}/status"))[2])
+    await server.stop()
+    redacted = "GET https://a.test/b?sig=***: 403, -----BEGIN PRIVATE KEY-----***"
+    assert shown == {"transfers": [{"message": redacted, "name": "token-1"}], "slots": 1}

@@ -67,6 +67,7 @@ async def test_the_password_secret_is_created_if_absent_and_never_overwritten() 
         (12, "the bucket does not exist", "the bucket does not exist"),
         (137, "", "init pod velero/app-default-kopia-init failed: exit code 137"),
         (0, "nonsense", "its result is invalid: nonsense"),
+        (12, "GET https://a.test/b?sig=0123456789abc: 403", "GET https://a.test/b?sig=***: 403"),
     ],
 )
 async def test_a_failure_is_reported_with_the_init_pods_message(exit_code: int, pod_message: str, message: str) -> None:
