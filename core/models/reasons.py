@@ -45,6 +45,7 @@ class PendingReason(StrEnum):
     NAME_TAKEN = "NameTaken"
     NOT_TAKEN_OVER = "NotTakenOver"
     QUOTA_EXCEEDED = "QuotaExceeded"
+    REJECTED = "Rejected"
     SCHEDULING = "Scheduling"
     SERVICE_ACCOUNT_MISSING = "ServiceAccountMissing"
     SNAPSHOT_HANDOVER = "SnapshotHandover"

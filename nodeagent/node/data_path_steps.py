@@ -115,7 +115,7 @@ class DataPathSteps(StepBase):
         if outcome.phase is not Phase.COMPLETED:
             return await self._end(case, outcome.phase, outcome.message)
         try:
-            pending = await self._pending_if_rejected(kind.complete(cr, outcome))
+            pending = await self._pending_if_rejected(kind.complete(cr, outcome), wait_out=True)
         except ExposeError as e:
             return await self._end(case, Phase.FAILED, str(e))
         if pending is not None:

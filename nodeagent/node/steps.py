@@ -129,11 +129,14 @@ class StepBase:
         """
         return case.cr.operation_timeout or self._limits.resource
 
-    async def _pending_if_rejected(self, step: Awaitable[_R]) -> _R | Pending:
+    async def _pending_if_rejected(self, step: Awaitable[_R], *, wait_out: bool = False) -> _R | Pending:
         """Return the result of `step`, or what the transfer is pending for after the API server rejected a request.
 
+        `wait_out`: also where the object itself was rejected, since data would be lost that was moved, and
+        an admission rule may be changed.
+
         Raises:
-            ExposeError: a retry changes nothing.
+            ExposeError: from `step`; or a retry changes nothing.
             UnreachableError: the API server did not answer, so that nothing can be reported either.
         """
         try:
@@ -141,7 +144,12 @@ class StepBase:
         except UnreachableError:
             raise
         except (ForbiddenError, InvalidError, MalformedObjectError, ServerError) as e:
-            return classify_rejection(e)
+            try:
+                return classify_rejection(e)
+            except ExposeError as rejected:
+                if not wait_out:
+                    raise
+                return Pending(PendingReason.REJECTED, str(rejected), blocked=True)
 
     async def _report_pending(self, case: Case, pending: Pending) -> None:
         """Write why the transfer is pending, if that is due."""

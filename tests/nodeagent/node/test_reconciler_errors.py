@@ -144,14 +144,39 @@ async def test_a_handover_that_is_rejected_until_its_timeout_fails_the_transfer(
         assert message.startswith("data was moved, but not handed over within 10m0s: patch PersistentVolume pvc-")
 
 
-async def test_an_invalid_change_of_a_volume_fails_the_transfer_at_once() -> None:
+REJECTIONS = pytest.mark.parametrize(
+    ("status", "message"),
+    [(422, "spec: Invalid value"), (403, 'admission webhook "volumes.example.com" denied the request: freeze')],
+    ids=["invalid", "webhook"],
+)
+
+
+@REJECTIONS
+async def test_a_rejected_change_of_a_volume_is_waited_out(status: int, message: str) -> None:
+    """The data is there: a policy that is changed in time does not cost a restore of hours."""
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
-        world.kube.fail_next("PATCH", "/persistentvolumes", 422)
-        await world.until(lambda: world.done("DataDownload"), seconds=30)
-        assert world.phase("DataDownload") == "Failed"
-        assert "422" in world.transfer("DataDownload")["status"]["message"]
-        assert world.left() == {"persistentvolumeclaims": ["data"]}
+        world.kube.fail_next("PATCH", "/persistentvolumes", status, times=2, message=message)
+        await world.until(lambda: message in world.transfer("DataDownload")["status"].get("message", ""), seconds=20)
+        await world.until(lambda: world.done("DataDownload"), seconds=60)
+        assert world.phase("DataDownload") == "Completed"
+        assert world.reasons().count("Rejected") == 1
+
+
+@REJECTIONS
+async def test_a_change_of_a_volume_that_stays_rejected_fails_the_transfer_after_the_operation_timeout(
+    status: int, message: str
+) -> None:
+    async with open_world(accepted(data_download())) as world, world.agent():
+        await world.until(lambda: world.phase("DataDownload") == "InProgress")
+        world.kube.fail_next("PATCH", "/persistentvolumes", status, times=100_000, message=message)
+        world.cluster.tick_seconds = 5
+        await asyncio.sleep(590)
+        assert world.phase("DataDownload") == "InProgress"
+        await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=60, every=5)
+        text = world.transfer("DataDownload")["status"]["message"]
+        assert text.startswith("data was moved, but not handed over within 10m0s: patch PersistentVolume pvc-")
+        assert message in text
 
 
 async def test_an_invalid_outcome_is_recorded_again() -> None:
