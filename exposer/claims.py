@@ -9,7 +9,7 @@ from typing import Final
 
 from core.contract import VolumeMode
 from core.models.base import JsonDict
-from core.models.names import SELECTED_NODE_ANNOTATION
+from core.models.names import OWNER_KIND_ANNOTATION, SELECTED_NODE_ANNOTATION
 from core.models.units import parse_quantity
 from exposer.model import Owner, SnapshotRequest
 from exposer.settings import CacheVolume
@@ -118,12 +118,15 @@ def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str) -> JsonDic
 
 
 def _build_claim(owner: Owner, name: str, spec: JsonDict, *, annotations: dict[str, str]) -> JsonDict:
+    """Return a PVC without an owner reference.
+
+    By that Kubernetes would delete it together with its custom resource, and with it the only name of
+    a volume that is retained, or still being created.
+    """
     meta: JsonDict = {
         "name": name,
         "namespace": owner.namespace,
         "labels": owner.labels,
-        "ownerReferences": [owner.reference],
+        "annotations": annotations | {OWNER_KIND_ANNOTATION: owner.kind},
     }
-    if annotations:
-        meta["annotations"] = annotations
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}

@@ -24,7 +24,6 @@ from exposer.model import Exposed, Guard, Pending, Reader, SnapshotRequest
 from exposer.ownership import (
     belongs,
     created_by_velero,
-    delete_object,
     delete_owned,
     patch_if_there,
 )
@@ -39,7 +38,7 @@ from exposer.snapshots import (
 )
 from exposer.source_volume import place_backup
 from exposer.storage_access import read_storage_access
-from exposer.volumes import reclaim_with_claim
+from exposer.volumes import delete_with_volume
 
 __all__ = ["CSISnapshotExposer"]
 
@@ -148,8 +147,7 @@ class CSISnapshotExposer:
             volume = claim["spec"].get("volumeName", "")
             if content is not None and volume:
                 await self._record_volume(content, volume)
-            await reclaim_with_claim(self._client, claim)
-            pending = await delete_object(self._client, PERSISTENT_VOLUME_CLAIMS, claim)
+            pending = await delete_with_volume(self._client, claim)
             if pending:
                 return pending
         elif content is not None:

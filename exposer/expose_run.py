@@ -10,14 +10,15 @@ from typing import Self
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, KubeError
-from core.kube.resources import PODS, VOLUME_SNAPSHOT_CONTENTS, Resource
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_SNAPSHOT_CONTENTS, Resource
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.handover import settle_source
 from exposer.model import Guard, NotOwnerError, Owner, Pending
 from exposer.ownership import create_pod, created_by_velero, describe_object
+from exposer.volumes import delete_with_volume, is_being_provisioned
 
 __all__ = ["ExposeRun"]
 
@@ -118,9 +119,9 @@ class ExposeRun:
             meta = obj["metadata"]
             extra = fields(kind=resource.kind, namespace=self._namespace(resource), name=meta["name"], uid=meta["uid"])
             try:
-                if resource == VOLUME_SNAPSHOT_CONTENTS:
-                    await settle_source(self._client, obj)
-                await self._client.delete(resource, self._namespace(resource), meta["name"], uid=meta["uid"])
+                if not await self._delete(resource, obj):
+                    _log.info("object is being provisioned, garbage collection will delete it", extra=extra)
+                    return
             except KubeError:
                 _log.warning(
                     "failed to delete object of a finished transfer, garbage collection will retry",
@@ -129,6 +130,21 @@ class ExposeRun:
                 )
             else:
                 _log.info("deleting object of a finished transfer", extra=extra)
+
+    async def _delete(self, resource: Resource, obj: JsonDict) -> bool:
+        """Delete one object; return whether what it was created from may be deleted too."""
+        meta = obj["metadata"]
+        if resource == PERSISTENT_VOLUME_CLAIMS:
+            # It may have got its volume since it was seen.
+            claim = await self._client.read(resource, self._namespace(resource), meta["name"])
+            if claim is None or claim["metadata"]["uid"] != meta["uid"]:
+                return True
+            await delete_with_volume(self._client, claim)
+            return not await is_being_provisioned(self._client, claim)
+        if resource == VOLUME_SNAPSHOT_CONTENTS:
+            await settle_source(self._client, obj)
+        await self._client.delete(resource, self._namespace(resource), meta["name"], uid=meta["uid"])
+        return True
 
     def _name_taken(self, obj: JsonDict, place: str) -> Pending:
         """Return why the expose is pending where the object of another transfer has the name.
@@ -165,7 +181,10 @@ def _exposed_for(obj: JsonDict, owner: Owner) -> bool:
 
 
 def _controller_of(obj: JsonDict) -> tuple[str, str] | None:
-    """Return kind and name of the owner of `obj`; None where it has none."""
-    references = obj["metadata"].get("ownerReferences") or []
+    """Return kind and name of the owner of `obj`; None where neither references nor annotations name one."""
+    meta = obj["metadata"]
+    if kind := (meta.get("annotations") or {}).get(OWNER_KIND_ANNOTATION):
+        return str(kind), str(meta["name"])
+    references = meta.get("ownerReferences") or []
     found = next((each for each in references if each.get("controller")), references[0] if references else None)
     return (str(found.get("kind", "")), str(found.get("name", ""))) if found is not None else None

@@ -23,7 +23,7 @@ from core.models.names import OWNER_UID_LABEL
 from exposer.handover import settle_source
 from exposer.ownership import delete_object, patch_if_there
 from exposer.snapshots import VOLUME_ANNOTATION
-from exposer.volumes import DELETE, reclaim_with_claim, set_reclaim_policy
+from exposer.volumes import DELETE, delete_with_volume, set_reclaim_policy
 
 __all__ = ["LeakedObjects", "delete_leaked_objects", "list_leaked_objects"]
 
@@ -118,6 +118,7 @@ async def _delete_pods(client: KubeClient, leaked: LeakedObjects) -> str:
 
 
 async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str:
+    deleting = []
     for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS):
         volume = claim["spec"].get("volumeName", "")
         for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
@@ -125,8 +126,9 @@ async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str:
             if volume and not _volume_of(content):
                 patch: JsonDict = {"metadata": {"annotations": {VOLUME_ANNOTATION: volume}}}
                 await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
-        await reclaim_with_claim(client, claim)
-    return await _delete_all(client, leaked, PERSISTENT_VOLUME_CLAIMS)
+        pending = await delete_with_volume(client, claim)
+        deleting += [pending.message] if pending else []
+    return "; ".join(deleting)
 
 
 async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str:

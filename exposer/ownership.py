@@ -103,8 +103,12 @@ async def patch_if_there(client: KubeClient, resource: Resource, obj: JsonDict, 
         _log.debug("object was deleted before it was patched", extra=fields(kind=resource.kind, name=meta["name"]))
 
 
-async def delete_object(client: KubeClient, resource: Resource, obj: JsonDict) -> Pending | None:
+async def delete_object(
+    client: KubeClient, resource: Resource, obj: JsonDict, *, unchanged: bool = False
+) -> Pending | None:
     """Delete `obj`, as it was just read, by its UID; None once it is deleted.
+
+    `unchanged`: not if it was changed since; call again after another read.
 
     Never by force: a pod may still run and write on a node that is unreachable. Its deletion ends when
     its kubelet reports that it terminated, or when the Node is deleted or tainted as out of service.
@@ -119,7 +123,8 @@ async def delete_object(client: KubeClient, resource: Resource, obj: JsonDict) -
     if meta.get("deletionTimestamp"):
         finalizers = ", ".join(meta.get("finalizers") or [])
         return replace(pending, message=f"{message} (finalizers: {finalizers})") if finalizers else pending
-    deletion = await client.delete(resource, namespace, name, uid=uid)
+    version = meta["resourceVersion"] if unchanged else ""
+    deletion = await client.delete(resource, namespace, name, uid=uid, resource_version=version)
     if deletion is Deletion.CONFLICT:
         left = await client.read(resource, namespace, name)
         return pending if left is not None and left["metadata"]["uid"] == uid else None

@@ -1,19 +1,24 @@
 """PersistentVolumes of exposes: reclaim policies, and deletion with their PVCs."""
 
+from contextlib import suppress
+from typing import Final
+
 from core.kube.client import KubeClient
 from core.kube.errors import NotFoundError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
+from core.models.reasons import PendingReason
 from exposer.model import Owner, Pending
-from exposer.ownership import belongs, delete_object
+from exposer.ownership import belongs, delete_object, describe_object
 
 __all__ = [
     "DELETE",
     "RETAIN",
     "delete_claim",
+    "delete_with_volume",
+    "is_being_provisioned",
     "patch_volume",
-    "reclaim_with_claim",
     "restore_reclaim_policy",
     "retain_for",
     "set_reclaim_policy",
@@ -24,6 +29,11 @@ DELETE = "Delete"
 
 
 RETAIN = "Retain"
+
+
+_PROVISIONER_ANNOTATIONS: Final = frozenset(
+    {"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"}
+)
 
 
 async def patch_volume(client: KubeClient, volume: JsonDict, patch: JsonDict) -> JsonDict:
@@ -65,19 +75,37 @@ async def restore_reclaim_policy(client: KubeClient, volume: JsonDict, policy: s
         await patch_volume(client, volume, patch)
 
 
-async def reclaim_with_claim(client: KubeClient, claim: JsonDict) -> None:
-    """Set reclaim policy Delete on the volume of `claim`, whatever its class specifies.
+async def delete_with_volume(client: KubeClient, claim: JsonDict) -> Pending | None:
+    """Delete `claim`, as it was just read, and have its volume reclaimed, whatever its class specifies.
 
-    A volume that is bound to another PVC is left alone.
+    A claim that is still being provisioned is waited for if its class retains volumes: the volume would
+    be created without it, and nothing would name it. A volume that is bound to another PVC is left alone.
     """
     name = claim["spec"].get("volumeName")
+    if await is_being_provisioned(client, claim):
+        place = describe_object(PERSISTENT_VOLUME_CLAIMS, claim)
+        return Pending(PendingReason.CLEANING_UP, f"{place} is being provisioned, will be deleted with its volume")
     volume = await client.read(PERSISTENT_VOLUMES, "", name) if name else None
-    if volume is None or (volume["spec"].get("claimRef") or {}).get("uid") != claim["metadata"]["uid"]:
-        return
-    try:
-        await set_reclaim_policy(client, volume, DELETE)
-    except NotFoundError:
-        return
+    if volume is not None and (volume["spec"].get("claimRef") or {}).get("uid") == claim["metadata"]["uid"]:
+        with suppress(NotFoundError):
+            await set_reclaim_policy(client, volume, DELETE)
+    # Its provisioning may have begun since it was read.
+    return await delete_object(client, PERSISTENT_VOLUME_CLAIMS, claim, unchanged=not name)
+
+
+async def is_being_provisioned(client: KubeClient, claim: JsonDict) -> bool:
+    """Return whether a provisioner may create a volume for `claim` that would be retained.
+
+    The volume controller names the provisioner when it asks for a volume, not before.
+    Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go
+    (provisionClaimOperationExternal).
+    """
+    annotations = claim["metadata"].get("annotations") or {}
+    if claim["spec"].get("volumeName") or not annotations.keys() & _PROVISIONER_ANNOTATIONS:
+        return False
+    class_name = claim["spec"].get("storageClassName") or ""
+    found = await client.read(STORAGE_CLASSES, "", class_name) if class_name else None
+    return found is not None and found.get("reclaimPolicy", DELETE) != DELETE
 
 
 async def delete_claim(client: KubeClient, owner: Owner, name: str) -> Pending | None:
@@ -85,5 +113,4 @@ async def delete_claim(client: KubeClient, owner: Owner, name: str) -> Pending |
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, name)
     if claim is None or not belongs(claim, owner):
         return None
-    await reclaim_with_claim(client, claim)
-    return await delete_object(client, PERSISTENT_VOLUME_CLAIMS, claim)
+    return await delete_with_volume(client, claim)

@@ -307,11 +307,18 @@ class KubeClient:
         request = Request("PATCH", path, body=json.dumps(patch).encode(), content_type=MERGE_PATCH)
         return self._checked(resource, await self._send(request, attempted, _parse_object, again=again))
 
-    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str = "") -> Deletion:
-        """Request the object's deletion; a `uid` is a precondition, so an object recreated under the name stays."""
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str = "", resource_version: str = ""
+    ) -> Deletion:
+        """Request the object's deletion; `uid` and `resource_version` are preconditions.
+
+        With a `uid`, an object recreated under the name stays; with both, one that was changed stays too.
+        """
         options: JsonDict = {"propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
+            if resource_version:
+                options["preconditions"]["resourceVersion"] = resource_version
         attempted = _attempted("delete", resource, namespace, name)
         try:
             path = _path(resource, namespace, name, attempted=attempted)

@@ -28,6 +28,7 @@ __all__ = [
     "NODE_LABEL",
     "NOT_PREPARED_ANNOTATION",
     "OUTCOME_ANNOTATION",
+    "OWNER_KIND_ANNOTATION",
     "OWNER_UID_LABEL",
     "PENDING_REASON_ANNOTATION",
     "POD_VOLUME_BACKUP_LABEL",
@@ -87,6 +88,8 @@ NODE_LABEL: Final = "nodeagent.io/node"
 """On a custom resource of any kind: the node of its owning agent."""
 OWNER_UID_LABEL: Final = "nodeagent.io/owner-uid"
 """On every expose object; garbage collection deletes no object without it."""
+OWNER_KIND_ANNOTATION: Final = "nodeagent.io/owner-kind"
+"""On a PVC: the kind of the custom resource that it was created for, and whose name it has."""
 OUTCOME_ANNOTATION: Final = "nodeagent.io/outcome"
 """On a custom resource: the mover's result, written before anything that produced it is deleted."""
 ACCEPT_FENCE_ANNOTATION: Final = "nodeagent.io/fence"

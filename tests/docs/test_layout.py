@@ -35,7 +35,6 @@ _TESTED_ELSEWHERE: Final = {
     "exposer/pod_manifest.py": "tests/exposer/test_pods.py",
     "exposer/settings.py": "tests/exposer/test_pods.py",
     "exposer/snapshots.py": "tests/exposer/test_claims.py",
-    "exposer/volumes.py": "tests/exposer/test_rebind.py",
     "nodeagent/cli/check_config.py": "tests/nodeagent/config/test_check.py",
     "nodeagent/cli/flags.py": "tests/nodeagent/cli/test_main.py",
     "nodeagent/cli/serve.py": "tests/nodeagent/cli/test_main.py",

@@ -43,7 +43,7 @@ async def test_a_pod_volume_restore_has_its_cache_on_the_pods_node() -> None:
     await scene.world.until_none(lambda: scene.exposer.clean_up(scene.request))
 
     assert is_cached(exposed)
-    assert claim["metadata"]["annotations"] == {"volume.kubernetes.io/selected-node": "node-a"}
+    assert claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] == "node-a"
     assert claim["spec"]["storageClassName"] == "fast"
     assert scene.world.names() == before
     assert scene.world.disks == set()

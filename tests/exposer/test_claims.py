@@ -7,6 +7,7 @@ import pytest
 from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
 from core.models.base import JsonDict
+from core.models.names import OWNER_KIND_ANNOTATION
 from exposer.claims import build_backup_claim, build_cache_claim, build_restore_claim
 from exposer.model import Pending
 from exposer.settings import BackupPVCSettings, CacheVolume
@@ -80,7 +81,7 @@ def test_the_restore_pvc_has_nothing_of_the_targets_binding() -> None:
     claim = build_restore_claim(restore_request().owner, bound, node="", excluded=())
 
     kept = {"backup.velero.io/must-include-additional-items", "kubectl.kubernetes.io/last-applied-configuration"}
-    assert set(claim["metadata"]["annotations"]) == kept
+    assert set(claim["metadata"]["annotations"]) == kept | {OWNER_KIND_ANNOTATION}
     expected = {"accessModes", "resources", "storageClassName", "volumeMode", "volumeAttributesClassName"}
     assert set(claim["spec"]) == expected
 

@@ -75,6 +75,8 @@ async def scene_of_velero(*, pod: bool = True) -> BackupScene:
         for obj in scene.world.kube.objects(resource):
             if obj["metadata"]["name"] == NAME:
                 meta = obj["metadata"] | {"labels": {}, "annotations": {}}
+                if resource == PERSISTENT_VOLUME_CLAIMS:
+                    meta["ownerReferences"] = [scene.request.owner.reference]
                 scene.world.kube.put(obj | {"metadata": meta})
     if not pod:
         await scene.world.client.delete(PODS, "velero", NAME)

@@ -6,7 +6,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.models.base import JsonDict
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from exposer.claims import build_backup_claim, build_restore_claim
 from exposer.model import LocatedVolume, Owner
 from exposer.placement import Placement
@@ -207,13 +207,21 @@ def owner_label(owner: Owner) -> dict[str, tuple[Any, Any]]:
     return {f"metadata.labels.{OWNER_UID_LABEL}": (None, owner.uid)}
 
 
+def without_reference(owner: Owner) -> dict[str, tuple[Any, Any]]:
+    """Return the differences of a PVC, which garbage collection deletes with its volume, and not Kubernetes."""
+    references = {
+        f"metadata.ownerReferences[{owner.name}].{key}": (value, None) for key, value in owner.reference.items()
+    }
+    return owner_label(owner) | references | {f"metadata.annotations.{OWNER_KIND_ANNOTATION}": (None, owner.kind)}
+
+
 def test_a_backup_pvc_matches_velero_with_our_label() -> None:
     request = snapshot_request()
     source = parse_snapshot_source(*source_objects())
 
     ours = build_backup_claim(request, size=source.size, mode=source.volume_mode)
 
-    assert differences(recorded("pvc-of-dataupload"), ours) == owner_label(request.owner)
+    assert differences(recorded("pvc-of-dataupload"), ours) == without_reference(request.owner)
 
 
 def test_a_restore_pvc_matches_velero_with_our_label() -> None:
@@ -221,7 +229,7 @@ def test_a_restore_pvc_matches_velero_with_our_label() -> None:
 
     ours = build_restore_claim(request.owner, recorded("target-pvc-of-datadownload"), node="", excluded=())
 
-    assert differences(recorded("pvc-of-datadownload"), ours) == owner_label(request.owner)
+    assert differences(recorded("pvc-of-datadownload"), ours) == without_reference(request.owner)
 
 
 def test_snapshot_and_content_match_velero_with_our_annotations() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict
+from core.models.names import OWNER_KIND_ANNOTATION
 from exposer.settings import BackupPVCSettings
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from tests.exposer.support.inputs import restore_request, snapshot_request
@@ -38,7 +39,8 @@ CONTROLLERS = {
     "snapshot.storage.kubernetes.io/volumesnapshot-being-created": "yes",
     "groupsnapshot.storage.kubernetes.io/volumeGroupSnapshotHandle": "h",
 }
-BINDING = {"pv.kubernetes.io/bind-completed": "yes", "volume.kubernetes.io/storage-provisioner": "csi"}
+BINDING = {"pv.kubernetes.io/bind-completed": "yes", "volume.kubernetes.io/storage-provisioner": "of the target"}
+PROVISIONED = {"volume.kubernetes.io/storage-provisioner": "csi"}
 
 
 async def restored_claim(scene: RestoreScene) -> JsonDict:
@@ -68,7 +70,7 @@ async def test_a_restore_pvc_has_what_shapes_the_volume_and_nothing_that_is_acte
     with caplog.at_level(logging.DEBUG, logger="exposer.tenant_metadata"):
         meta = await restored_claim(scene)
 
-    assert meta["annotations"] == KEPT
+    assert meta["annotations"] == KEPT | PROVISIONED | {OWNER_KIND_ANNOTATION: "DataDownload"}
     assert meta["labels"] == KEPT | {"velero.io/restore-name": "r2"} | scene.request.owner.labels
     line = "did not copy labels of PersistentVolumeClaim app3/data: " + ", ".join(sorted(DENIED))
     assert line in caplog.messages
@@ -89,7 +91,8 @@ async def test_the_configured_list_replaces_the_default() -> None:
     restore.request = restore_request(excluded_metadata=excluded)
     backup.request = snapshot_request(excluded_metadata=excluded)
 
-    assert (await restored_claim(restore))["annotations"] == kept
+    claimed = (await restored_claim(restore))["annotations"]
+    assert claimed == kept | PROVISIONED | {OWNER_KIND_ANNOTATION: "DataDownload"}
     assert (await backup_snapshot(backup))["annotations"] == kept
 
 
@@ -112,4 +115,5 @@ async def test_annotations_of_the_administrator_are_never_left_out() -> None:
 
     await expose(scene)
 
-    assert only(scene, PERSISTENT_VOLUME_CLAIMS)["metadata"]["annotations"] == DENIED | KEPT
+    annotations = only(scene, PERSISTENT_VOLUME_CLAIMS)["metadata"]["annotations"]
+    assert annotations == DENIED | KEPT | PROVISIONED | {OWNER_KIND_ANNOTATION: "DataUpload"}

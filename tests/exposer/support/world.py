@@ -34,6 +34,7 @@ ALL: Final = (PODS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHO
 _KUBELET: Final = "test/kubelet"
 _PROTECTION: Final = "kubernetes.io/pvc-protection"
 _BOUND: Final = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection"
+_PROVISIONER: Final = "volume.kubernetes.io/storage-provisioner"
 _BEING_DELETED: Final = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
 
 
@@ -85,6 +86,8 @@ class World:
         self.violations: list[str] = []
         self.pods_run = True
         self.reclaims = True
+        self.provisions = True
+        self._requested: dict[str, JsonDict] = {}
         for name, policy in (("hostpath", reclaim), ("fast", "Delete"), ("kept", "Retain")):
             self.put(
                 STORAGE_CLASSES,
@@ -132,6 +135,8 @@ class World:
             ):
                 for obj in await self._list(resource):
                     await step(obj)
+            if self.provisions:
+                await self._provision_late()
             if self._versions() == before:
                 return
         raise AssertionError("the cluster does not come to rest")
@@ -216,6 +221,11 @@ class World:
         binds_late = storage_class["volumeBindingMode"] == "WaitForFirstConsumer"
         if spec.get("volumeName") or (binds_late and not users):
             return
+        await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"annotations": {_PROVISIONER: "csi"}}})
+        self._requested[meta["uid"]] = claim
+        if not self.provisions:
+            return
+        del self._requested[meta["uid"]]
         snapshot = spec.get("dataSource") and await self.client.get(
             VOLUME_SNAPSHOTS, meta["namespace"], spec["dataSource"]["name"]
         )
@@ -225,6 +235,14 @@ class World:
         self._provision(claim, storage_class, content["spec"]["source"]["snapshotHandle"] if content else "")
         volume = {"volumeName": f"pvc-{meta['uid']}"}
         await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": volume, "status": {"phase": "Bound"}})
+
+    async def _provision_late(self) -> None:
+        """Finish the requests whose PVC was deleted meanwhile: a provisioner has the volume by then."""
+        left = {claim["metadata"]["uid"] for claim in await self._list(PERSISTENT_VOLUME_CLAIMS)}
+        for uid in self._requested.keys() - left:
+            claim = self._requested.pop(uid)
+            storage_class = await self.client.get(STORAGE_CLASSES, "", claim["spec"]["storageClassName"])
+            self._provision(claim, storage_class, "")
 
     def _provision(self, claim: JsonDict, storage_class: JsonDict, handle: str) -> None:
         meta = claim["metadata"]
