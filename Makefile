@@ -37,7 +37,7 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test
-.PHONY: crash-matrix crash-matrix-skew test-cluster-full soak fuzz test-mover-full
+.PHONY: attack-matrix crash-matrix crash-matrix-skew test-cluster-full soak fuzz test-mover-full
 test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
@@ -85,6 +85,10 @@ else
 	@if [ "$${CI:-}" = true ]; then echo 'error: tests on a real kubelet need root, and CI=true lets no tier be skipped' >&2; exit 1; fi
 	@echo 'skipped: tests on a real kubelet need root'
 endif
+
+attack-matrix: venv unit-tools ## exchange directories for links during backups and restores, 20 rounds for each target and means (root)
+	$(step)
+	@ATTACK_ROUNDS=20 $(pytest) --timeout=1800 tests/datamover/flows/test_confinement.py
 
 crash-matrix: venv integration-tools ## stop the agent at every write, fail every write, against a real kube-apiserver
 	$(step)

@@ -48,11 +48,15 @@ _BOOLEANS: Final = {
 
 @dataclass(frozen=True)
 class TransferKind:
-    """One kind of transfer; its key in `TRANSFER_KINDS` is its flag on the command line."""
+    """One kind of transfer; its key in `TRANSFER_KINDS` is its flag on the command line.
+
+    `in_use`: a workload pod may change the volume during the transfer.
+    """
 
     verb: MoverVerb
     resource: Resource
     model: type[Transfer]
+    in_use: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,8 @@ class RestorePlan:
 TRANSFER_KINDS: Final[Mapping[str, TransferKind]] = {
     "data-upload": TransferKind(MoverVerb.BACKUP, DATA_UPLOADS, DataUpload),
     "data-download": TransferKind(MoverVerb.RESTORE, DATA_DOWNLOADS, DataDownload),
-    "pod-volume-backup": TransferKind(MoverVerb.BACKUP, POD_VOLUME_BACKUPS, PodVolumeBackup),
-    "pod-volume-restore": TransferKind(MoverVerb.RESTORE, POD_VOLUME_RESTORES, PodVolumeRestore),
+    "pod-volume-backup": TransferKind(MoverVerb.BACKUP, POD_VOLUME_BACKUPS, PodVolumeBackup, in_use=True),
+    "pod-volume-restore": TransferKind(MoverVerb.RESTORE, POD_VOLUME_RESTORES, PodVolumeRestore, in_use=True),
 }
 
 

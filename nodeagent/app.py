@@ -16,6 +16,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from core.kube.retry import Retry
+from core.landlock import landlock_abi
 from core.models.base import JsonDict
 from core.version import VERSION
 from exposer.causes import CauseFinder
@@ -75,10 +76,19 @@ class Agent:
             "version": VERSION,
             "node": self.parts.spec.settings.node_name,
             "namespace": self.parts.spec.namespace,
+            "confinement": _describe_confinement(),
             "config": self.parts.live.report(),
             **self.leader.report(),
             **self.node.report(),
         }
+
+
+def _describe_confinement() -> str:
+    """Return what confines kopia in the data movers of this node; they log it too."""
+    try:
+        return f"Landlock ABI {landlock_abi()}"
+    except OSError as e:
+        return f"a chroot jail, no Landlock ({e.strerror})"
 
 
 def build_agent(client: KubeClient, clock: Clock, spec: AgentSpec) -> Agent:

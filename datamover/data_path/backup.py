@@ -23,6 +23,7 @@ from core.models.units import format_duration
 from datamover.data_path.block import device_size, open_device
 from datamover.data_path.file_names import NameReport, inspect_names
 from datamover.data_path.run import DataPath
+from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Repository
@@ -67,6 +68,7 @@ class BackupParameters:
 
     `checkpoint_interval` is how often kopia saves an incomplete snapshot, at most every 45 minutes.
     `low_memory`: the memory suffices for one kopia process at a time.
+    `in_use`: a workload pod may change the volume meanwhile.
     """
 
     volume: Path
@@ -76,6 +78,7 @@ class BackupParameters:
     tags: Mapping[str, str] = field(default_factory=dict)
     checkpoint_interval: timedelta = CHECKPOINT_INTERVAL
     low_memory: bool = False
+    in_use: bool = False
 
     @property
     def target(self) -> str:
@@ -102,7 +105,8 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         report = NameReport()
         inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume, report=report)
         async with run_in_background(inspect, name="names") as names, _cleanup_on_error(kopia, parameters, data_path):
-            attempted, files = f"back up {parameters.volume}", KopiaFiles(stdin_fd=fd)
+            volume = VolumeAccess(parameters.volume if fd is None else None, in_use=parameters.in_use)
+            attempted, files = f"back up {parameters.volume}", KopiaFiles(stdin_fd=fd, volume=volume)
             answer = await repository.run(
                 partial(data_path.run, kopia, attempted, *_create_arguments(parameters), files=files)
             )

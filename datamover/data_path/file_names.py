@@ -16,6 +16,7 @@ from typing import Final
 
 from core.errors import DataPathError
 from datamover.runtime.cancellation import ShouldStop
+from datamover.runtime.tree import join, walk_tree
 
 __all__ = ["NameReport", "inspect_names", "mangle"]
 
@@ -129,37 +130,32 @@ def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None
     Unreadable directories are skipped: kopia reports them. `report` is filled meanwhile, and returned.
     """
     report = report or NameReport()
-    start = os.fsencode(root)
-    # Each directory with the length of its path below the root as kopia keeps it, with a slash, in bytes.
-    directories = [(start, 0)]
-    while directories and not stop():
-        directory, path_bytes = directories.pop()
-        suspects: list[bytes] = []
-        with suppress(OSError), os.scandir(directory) as entries:
+    # The length of each directory's path as kopia keeps it, with a slash, in bytes.
+    lengths = {b"": 0}
+    with suppress(OSError):
+        for directory, entries in walk_tree(root, stop):
+            path_bytes = lengths.pop(directory)
+            suspects: list[bytes] = []
             for entry in entries:
-                name = entry.name
+                name = os.fsencode(entry.name)
                 report.entries += 1
                 if name.endswith(_PLACEHOLDER):
-                    report.add_placeholder(_below(start, directory), name)
+                    report.add_placeholder(directory, name)
                 # Most names are ASCII, and the check must cost nothing compared to the data path.
                 mangled = "" if name.isascii() else mangle(name)
                 name_bytes = len(mangled.encode()) or len(name)
                 if entry.is_dir(follow_symlinks=False):
-                    directories.append((entry.path, path_bytes + name_bytes + 1))
+                    lengths[join(directory, entry.name)] = path_bytes + name_bytes + 1
                 if _REPLACEMENT in mangled and _is_kept(entry):
                     suspects.append(name)
                 too_long = name_bytes > _NAME_LIMIT_BYTES or path_bytes + name_bytes > _PATH_LIMIT_BYTES
                 if too_long and _is_kept(entry):
-                    report.add_long(_below(start, directory), name)
-        if suspects:
-            report.add(_below(start, directory), suspects)
+                    report.add_long(directory, name)
+            if suspects:
+                report.add(directory, suspects)
     return report
 
 
-def _below(start: bytes, directory: bytes) -> bytes:
-    return directory[len(start) :].lstrip(b"/")
-
-
-def _is_kept(entry: "os.DirEntry[bytes]") -> bool:
+def _is_kept(entry: "os.DirEntry[str]") -> bool:
     """Return whether kopia keeps the entry: it skips sockets, pipes and devices."""
     return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.is_symlink()

@@ -6,7 +6,11 @@ Source: kopia 0.23.1, cli/command_restore.go.
 """
 
 import logging
+import os
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,12 +19,17 @@ from typing import Final
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.data_path.block import restore_device
+from datamover.data_path.links import SnapshotTypes, find_links, remove_links, show_path
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
+from datamover.kopia.private_run import VolumeAccess
+from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, read_snapshot
+from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
+from datamover.runtime.tree import open_below
 
 __all__ = ["RestoreParameters", "restore", "restore_workers", "write_done_file"]
 
@@ -31,13 +40,17 @@ _DONE_DIRECTORY: Final = ".velero"
 
 @dataclass(frozen=True)
 class RestoreParameters:
-    """What to restore, where to, with how many workers, and whether zeros become holes."""
+    """What to restore, where to, with how many workers, and whether zeros become holes.
+
+    `in_use`: a workload pod may change the target meanwhile.
+    """
 
     snapshot_id: str
     target: Path
     mode: VolumeMode
     workers: int
     sparse: bool = False
+    in_use: bool = False
 
 
 def restore_workers(settings: UploaderSettings, limits: ResourceLimits) -> int:
@@ -80,19 +93,43 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
 async def _restore_files(
     repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, data_path: DataPath
 ) -> None:
+    target = parameters.target
+    try:
+        # In local mode it may be missing, and kopia is confined to it.
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as e:
+        raise DataPathError(f"cannot create target {target}: {e.strerror}") from e
+    types = SnapshotTypes(repository.kopia, snapshot)
+    started_ns = time.time_ns()
+    if replaced := await _find_links(types, target):
+        remove_links(target, replaced)
+        await data_path.warn(
+            f"replaced {len(replaced)} links that lead out of the target, for example {show_path(replaced[0])}"
+        )
     run = partial(
         data_path.run,
         repository.kopia,
-        f"restore snapshot {snapshot.snapshot_id} to {parameters.target}",
+        f"restore snapshot {snapshot.snapshot_id} to {target}",
         "restore",
         snapshot.snapshot_id,
-        str(parameters.target),
+        str(target),
         # Without it, kopia writes an archive if the target is named like one.
         "--mode=local",
         f"--parallel={parameters.workers}",
         *(["--write-sparse-files"] if parameters.sparse else []),
+        files=KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use)),
     )
     (await repository.run(run)).check()
+    if found := await _find_links(types, target, since_ns=started_ns):
+        raise DataPathError(
+            f"{show_path(found[0])} became a link out of the target during the restore, so it is not restored"
+        )
+
+
+async def _find_links(types: SnapshotTypes, target: Path, *, since_ns: int = 0) -> list[bytes]:
+    """Return the links out of the target at whose paths the snapshot has a directory or a file."""
+    async with run_in_background(partial(find_links, target, since_ns=since_ns), name="links") as links:
+        return await types.replaced(await links)
 
 
 def write_done_file(volume: Path, owner_uid: str) -> None:
@@ -103,14 +140,33 @@ def write_done_file(volume: Path, owner_uid: str) -> None:
     Raises:
         DataPathError: it cannot be written.
     """
-    directory = volume / _DONE_DIRECTORY
     try:
-        if directory.is_dir() and not directory.is_symlink():
-            shutil.rmtree(directory)
-        else:
-            directory.unlink(missing_ok=True)
-        # The init container runs as another user and only checks that the file exists.
-        directory.mkdir(mode=0o755)
-        (directory / owner_uid).touch(mode=0o644)
+        with _open_directory(volume) as root:
+            _remove(_DONE_DIRECTORY, root)
+            # The init container runs as another user and only checks that the file exists.
+            os.mkdir(_DONE_DIRECTORY, mode=0o755, dir_fd=root)
+            with open_below(root, _DONE_DIRECTORY.encode()) as directory:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                os.close(os.open(owner_uid, flags, mode=0o644, dir_fd=directory))
     except OSError as e:
-        raise DataPathError(f"cannot write done file {directory / owner_uid}: {e.strerror}") from e
+        raise DataPathError(f"cannot write done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
+
+
+@contextmanager
+def _open_directory(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _remove(name: str, root: int) -> None:
+    """Remove a directory with its content, or a file or link, in the directory `root`."""
+    try:
+        os.unlink(name, dir_fd=root)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        # It follows no links, since it is given a descriptor.
+        shutil.rmtree(name, dir_fd=root)

@@ -13,14 +13,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
 from core.errors import KopiaError
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.kopia.causes import find_cause
+from datamover.kopia.private_run import VolumeAccess, open_private_run
 from datamover.runtime.child import ChildCommand, run_child
+from datamover.runtime.confinement import Means, find_means
 from datamover.runtime.resources import ran_out_of_memory
 from datamover.runtime.work_dir import WorkDir
 
@@ -30,15 +31,16 @@ _logger = logging.getLogger(__name__)
 
 _OWN_FLAGS: Final = (
     "--no-auto-maintenance",
-    "--no-persist-credentials",
     "--no-use-keyring",
     "--disable-file-logging",
     "--error-notifications=never",
 )
+_KEEP_NO_PASSWORD: Final = "--no-persist-credentials"  # noqa: S105 - a flag
 _KEPT_LINES: Final = 40
 """More than fit into a termination message."""
 
 _SHOWN_LINES: Final = 12
+_COUNTERS: Final = "counters"
 
 _STATUS_LINES: Final = ("Snapshotting ", "Unable to estimate", "Restoring to ", "starting prometheus metrics on ")
 """Prefixes of lines that contain no error."""
@@ -62,10 +64,11 @@ def kopia_environment(base: Mapping[str, str], work_dir: WorkDir, secrets: Mappi
 
 @dataclass(frozen=True)
 class KopiaFiles:
-    """Open files to use as kopia's standard input and output."""
+    """Open files to use as kopia's standard input and output, and the volume that it reads or writes."""
 
     stdin_fd: int | None = None
     stdout_fd: int | None = None
+    volume: VolumeAccess = field(default_factory=VolumeAccess)
 
 
 class Listener(Protocol):
@@ -168,16 +171,24 @@ def _was_out_of_memory(exit_code: int) -> bool:
 
 
 def _read_counters(directory: Path) -> str:
-    return "".join(file.read_text() for file in directory.rglob("*.prom"))
+    """Return the contents of the files that kopia wrote; links are left out, since it may restore some."""
+    files = (file for file in directory.rglob("*.prom") if file.is_file() and not file.is_symlink())
+    return "".join(file.read_text() for file in files)
 
 
 class Kopia:
-    """Runs kopia; `environment` contains its secrets, which `redactor` removes from the output."""
+    """Runs kopia; `environment` contains its secrets, which `redactor` removes from the output.
 
-    def __init__(self, environment: Mapping[str, str], redactor: Redactor, *, program: str = "kopia") -> None:
+    `means` confine it while it moves data; None: those of this process.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], redactor: Redactor, *, program: str = "kopia", means: Means | None = None
+    ) -> None:
         self._environment = environment
         self._redactor = redactor
         self._program = program
+        self._means = means
 
     async def call(
         self,
@@ -198,7 +209,8 @@ class Kopia:
         """
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
         command = ChildCommand(
-            [self._program, *_OWN_FLAGS, "--no-progress", *arguments], {**self._environment, **(more or {})}
+            [self._program, *_OWN_FLAGS, _KEEP_NO_PASSWORD, "--no-progress", *arguments],
+            {**self._environment, **(more or {})},
         )
         try:
             async with asyncio.timeout(seconds):
@@ -212,7 +224,11 @@ class Kopia:
     async def move_data(self, attempted: str, *arguments: str, files: KopiaFiles, listener: Listener) -> KopiaAnswer:
         """Return the answer of a call that moves data; there is no timeout.
 
+        kopia is confined to the volume, and no secret can be opened meanwhile.
         Cancellation kills kopia, which then saves nothing.
+
+        Raises:
+            DataPathError: it cannot be started or confined.
         """
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
         keep = self._keep(lines, listener.keep)
@@ -220,11 +236,13 @@ class Kopia:
         def on_line(line: str) -> None:
             keep(listener.take_progress(line))
 
-        with TemporaryDirectory(prefix="counters-", dir=self._environment["HOME"]) as directory:
-            flags = ["--metrics-store-on-exit", f"--diagnostics-output-directory={directory}"]
+        means = self._means or find_means()
+        async with open_private_run(self._program, self._environment, files.volume, means) as run:
+            flags = ["--metrics-store-on-exit", f"--diagnostics-output-directory={run.home / _COUNTERS}"]
             argv = [self._program, *_OWN_FLAGS, *flags, *arguments]
-            child = await run_child(ChildCommand(argv, self._environment, files.stdin_fd, files.stdout_fd), on_line)
-            counters = _read_counters(Path(directory))
+            command = ChildCommand(argv, run.environment, files.stdin_fd, files.stdout_fd, run.confinement)
+            child = await run_child(command, on_line)
+            counters = _read_counters(run.home / _COUNTERS)
         return KopiaAnswer(
             attempted, child.exit_code, child.output, list(lines), counters, _was_out_of_memory(child.exit_code)
         )

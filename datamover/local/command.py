@@ -27,6 +27,7 @@ from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import WaitLog, Waits
 from datamover.local.progress_bar import ProgressBar, format_bytes
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
+from datamover.runtime.confinement import find_means, report_means
 from datamover.runtime.resources import ResourceLimits, read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
@@ -184,6 +185,7 @@ def _mode(volume: Path) -> VolumeMode:
 
 async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor) -> int:
     """Run the command, print its result, and return the exit code; its secrets are added to `redactor`."""
+    report_means(find_means())
     clock = SystemClock()
     mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop, redactor=redactor)
     bar = None if options.json else ProgressBar(sys.stderr, clock)

@@ -23,6 +23,7 @@ from datamover.pod.cluster import FORBIDDEN_SECONDS, MoverTools, PodContext, res
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
+from datamover.runtime.confinement import find_means, report_means
 from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import open_work_dir
@@ -87,6 +88,7 @@ async def run_in_pod(options: PodOptions | InitOptions, stop: StopSignal, redact
     if not namespace:
         raise ConfigError("VELERO_NAMESPACE is not set: it names the namespace of the custom resources")
     transport = pod_transport(os.environ, clock)
+    report_means(find_means())
     context = PodContext(
         client=KubeClient(transport, Retry(clock, forbidden_seconds=FORBIDDEN_SECONDS)),
         clock=clock,

@@ -28,6 +28,7 @@ from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
 from datamover.pod.follower import TransferFollower, WatchedTransfer
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
+from datamover.runtime.confinement import find_means
 from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
 
 __all__ = ["PodTransfer"]
@@ -59,7 +60,7 @@ class PodTransfer:
         try:
             # The cache is in a volume of the pod and is deleted with it.
             cache = CacheDir(self._options.cache_volume, self._options.cache_limit_mib, keep=True)
-            with open_work_dir(context.environment, cache) as work_dir:
+            with open_work_dir(context.environment, cache, apart=find_means().in_place) as work_dir:
                 termination = await run_unless_canceled(lambda: self._run(work_dir, canceler), canceler)
         except Exception as e:
             termination = build_failure(e, context.redactor)
@@ -152,6 +153,7 @@ class PodTransfer:
             parallel=settings.parallel_upload or self._context.limits.cpus,
             tags=plan.tags,
             low_memory=self._context.limits.low_memory,
+            in_use=TRANSFER_KINDS[self._options.kind_flag].in_use,
         )
 
     def _restore_parameters(self, plan: RestorePlan, settings: UploaderSettings, workers: int) -> RestoreParameters:
@@ -161,6 +163,7 @@ class PodTransfer:
             mode=self._options.mode,
             workers=workers,
             sparse=settings.write_sparse_files,
+            in_use=TRANSFER_KINDS[self._options.kind_flag].in_use,
         )
 
     async def _report(self, termination: Termination) -> None:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
 from core.errors import DataPathError
+from datamover.runtime.confinement import Confinement
 
 __all__ = ["WRITING", "ChildCommand", "ChildExit", "run_child", "sync_device", "sync_file_system"]
 
@@ -38,17 +40,25 @@ WRITING: Final = "writing restored data to the disk"
 """The operation, for warnings that it takes long."""
 
 
+_SYNC: Final = ("/usr/bin/sync", "/bin/sync")
+"""Not looked for on the PATH, which may name a directory that somebody else can write to."""
+
+_STDIN: Final = "/proc/self/fd/0"
+
+
 @dataclass(frozen=True)
 class ChildCommand:
     """The program to run: `argv` with its name first, the whole environment, files for input and output.
 
     Without `stdin_fd` the child has no input; without `stdout_fd` its output is collected.
+    Without `confinement` it may open any file.
     """
 
     argv: Sequence[str]
     environment: Mapping[str, str]
     stdin_fd: int | None = None
     stdout_fd: int | None = None
+    confinement: Confinement | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,7 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
             env=dict(command.environment),
             # A separate process group: an interrupt from the terminal reaches only this process.
             process_group=0,
-            preexec_fn=_die_with_parent(os.getpid()),
+            preexec_fn=partial(_before_exec, command, _die_with_parent(os.getpid())),
         )
     except OSError as e:
         raise DataPathError(f"cannot start {command.argv[0]}: {e.strerror}") from e
@@ -88,6 +98,13 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
         return ChildExit(await process.wait(), output.result())
     finally:
         await _end(process)
+
+
+def _before_exec(command: ChildCommand, die_with_parent: Callable[[], None]) -> None:
+    """Run in the child, between fork and exec."""
+    die_with_parent()
+    if command.confinement is not None:
+        command.confinement.enter(command.argv, command.environment)
 
 
 def _die_with_parent(parent: int) -> Callable[[], None]:
@@ -130,12 +147,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def sync_file_system(path: Path) -> None:
-    """Write all cached data of the file system of `path` to the disk.
+    """Write all cached data of the file system of the directory `path` to the disk.
 
     Raises:
         DataPathError: the write failed.
     """
-    await _sync("--file-system", path)
+    await _sync(path, os.O_DIRECTORY, "--file-system")
 
 
 async def sync_device(path: Path) -> None:
@@ -144,11 +161,20 @@ async def sync_device(path: Path) -> None:
     Raises:
         DataPathError: the write failed.
     """
-    await _sync(str(path))
+    await _sync(path, 0)
 
 
-async def _sync(*arguments: str | Path) -> None:
+async def _sync(path: Path, flags: int, *arguments: str) -> None:
+    attempted = f"cannot write restored data of {path} to the disk"
+    program = next(filter(os.path.isfile, _SYNC), _SYNC[0])
     lines: list[str] = []
-    end = await run_child(ChildCommand(["sync", *map(str, arguments)], os.environ), lines.append)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    except OSError as e:
+        raise DataPathError(f"{attempted}: {e.strerror}") from e
+    try:
+        end = await run_child(ChildCommand([program, *arguments, _STDIN], os.environ, stdin_fd=fd), lines.append)
+    finally:
+        os.close(fd)
     if end.exit_code:
-        raise DataPathError(f"cannot write restored data of {arguments[-1]} to the disk: {' '.join(lines)}")
+        raise DataPathError(f"{attempted}: {' '.join(lines)}")

@@ -18,6 +18,9 @@ __all__ = ["WorkDir", "open_work_dir"]
 _SCRATCH: Final = "/scratch"
 """Where the agent's DaemonSet, and so every mover pod, mounts an emptyDir."""
 
+_MEMORY: Final = "/dev/shm"  # noqa: S108 - a directory with a random name is created in it
+"""A file system in memory, which every container has."""
+
 _PREFIX: Final = "datamover-"
 _CACHE: Final = "kopia-cache"
 
@@ -63,7 +66,9 @@ class WorkDir:
 
 
 @contextmanager
-def open_work_dir(environment: Mapping[str, str], cache: CacheDir | None = None) -> Iterator[WorkDir]:
+def open_work_dir(
+    environment: Mapping[str, str], cache: CacheDir | None = None, *, apart: bool = False
+) -> Iterator[WorkDir]:
     """Create a work directory, and remove it at the end.
 
     It is created in the first writable one of `VELERO_SCRATCH_DIR`, `/scratch` and the system's
@@ -72,13 +77,16 @@ def open_work_dir(environment: Mapping[str, str], cache: CacheDir | None = None)
     Args:
         environment: the variables of this process.
         cache: the cache; None: it is in the work directory, and removed with it.
+        apart: create it in memory: the directory for temporary files is the jail in which kopia walks
+            the volume, and must hold nothing but the cache.
 
     Raises:
         ConfigError: none of them is writable.
     """
-    path = _create_directory(environment)
+    scratch = environment.get("VELERO_SCRATCH_DIR", "") or _SCRATCH
+    path = _create_directory([_MEMORY, scratch] if apart else [scratch, _SCRATCH])
     cache = cache or CacheDir()
-    place = (Path(cache.volume) if cache.volume else path) / _CACHE
+    place = Path(cache.volume or (scratch if apart else path)) / _CACHE
     try:
         yield WorkDir(path, place, cache.limit_mib)
     finally:
@@ -88,9 +96,8 @@ def open_work_dir(environment: Mapping[str, str], cache: CacheDir | None = None)
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _create_directory(environment: Mapping[str, str]) -> Path:
-    tried = [environment.get("VELERO_SCRATCH_DIR", ""), _SCRATCH, ""]
-    for parent in tried:
+def _create_directory(tried: list[str]) -> Path:
+    for parent in (*tried, ""):
         if parent and not Path(parent).is_dir():
             continue
         with suppress(OSError):

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from core.errors import RepositoryError
+from core.models.base import JsonDict
 
 __all__ = [
     "AwsKeys",
     "AwsRole",
     "CredentialsText",
+    "environment_keys",
     "find_aws_identity",
+    "own_token_files",
     "parse_aws_profile",
     "parse_variables",
     "read_credentials",
@@ -40,6 +43,16 @@ _VARIABLE: Final = re.compile(
     re.MULTILINE,
 )
 _COMMENT: Final = re.compile(r"(?:^|\s)#")
+
+_OWN_CREDENTIALS: Final = ("accessKeyID", "storageKey", "sasToken", "ClientSecret", "clientCertificate", "credentials")
+"""Secrets in the configuration of a storage, which take precedence over a token file."""
+
+_TOKEN_FILES: Final[Mapping[str, tuple[str, ...]]] = {
+    "s3": ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    "azureBlob": ("AZURE_FEDERATED_TOKEN_FILE",),
+    "gcs": ("GOOGLE_APPLICATION_CREDENTIALS",),
+}
+"""Variables that name such a file, keyed by kopia's type of storage."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +157,13 @@ def find_aws_identity(
     return found
 
 
+def environment_keys(environment: Mapping[str, str]) -> AwsKeys | None:
+    """Return the keys that kopia finds in its environment; None if there are none."""
+    access = environment.get("AWS_ACCESS_KEY_ID") or environment.get("AWS_ACCESS_KEY", "")
+    secret = environment.get("AWS_SECRET_ACCESS_KEY") or environment.get("AWS_SECRET_KEY", "")
+    return AwsKeys(access, secret, environment.get("AWS_SESSION_TOKEN", "")) if access and secret else None
+
+
 def _inherited_role(environment: Mapping[str, str]) -> AwsRole | None:
     """Return the role of this pod's service account, if it has one and no keys take precedence."""
     arn, token_file = environment.get(_ROLE, ""), environment.get(_ROLE_FILE, "")
@@ -204,3 +224,18 @@ def _value(found: re.Match[str]) -> str:
     if found["single"] is not None:
         return found["single"]
     return _COMMENT.split(found["plain"], maxsplit=1)[0].strip()
+
+
+def own_token_files(storage: JsonDict, environment: Mapping[str, str]) -> list[str]:
+    """Return the files with a token or keys that kopia's library opens by itself, again and again.
+
+    Args:
+        storage: the `storage` object of kopia's configuration, with the keys that it has.
+
+    Source: minio-go 7, pkg/credentials/iam_aws.go; kopia 0.23.1, repo/blob/azure/azure_storage.go and
+    gcs/gcs_storage.go.
+    """
+    config = storage["config"]
+    if any(config.get(key) for key in _OWN_CREDENTIALS):
+        return []
+    return [environment[name] for name in _TOKEN_FILES.get(storage["type"], ()) if environment.get(name)]

@@ -22,6 +22,7 @@ from datamover.storage.credentials import AwsKeys, AwsRole
 
 __all__ = [
     "PROBE_PREFIX",
+    "SECRET_VARIABLES",
     "FileStorage",
     "GcsStorage",
     "S3Storage",
@@ -38,9 +39,11 @@ _NO_KEYS: Final = "no keys in the location: using those of the environment, or o
 
 _SERVICE_ACCOUNT: Final = re.compile(r'"type"\s*:\s*"service_account"')
 
-_SECRET_VARIABLES: Final = (
+SECRET_VARIABLES: Final = (
     "AWS_SECRET_ACCESS_KEY",
+    "AWS_SECRET_KEY",
     "AWS_SESSION_TOKEN",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     "AZURE_STORAGE_KEY",
     "AZURE_CLIENT_SECRET",
     "AZURE_CLIENT_CERTIFICATE",
@@ -58,7 +61,7 @@ class StorageAccess:
     def secrets(self, inherited: Mapping[str, str]) -> list[str]:
         """Return the secret values, including those of the inherited environment."""
         variables = {**inherited, **self.environment}
-        return [variables[name] for name in _SECRET_VARIABLES if variables.get(name)]
+        return [variables[name] for name in SECRET_VARIABLES if variables.get(name)]
 
 
 class Storage(ABC):

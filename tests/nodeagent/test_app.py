@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -83,3 +84,17 @@ async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None
         rejected = agent.report()["config"]
         assert (rejected["hash"], rejected["valid"]) == (config["hash"], False)
         assert "loadConcurrency.globalConfig" in rejected["rejected"][0]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(None, "Landlock ABI 3"), (OSError(38, "Function not implemented"), "a chroot jail, no Landlock (Function not")],
+    ids=["landlock", "jail"],
+)
+async def test_the_status_names_what_confines_kopia(
+    monkeypatch: pytest.MonkeyPatch, error: OSError | None, shown: str
+) -> None:
+    monkeypatch.setattr("nodeagent.app.landlock_abi", Mock(return_value=3, side_effect=error))
+    async with _running(FakeKube(), {}) as agent:
+        assert agent.report()["confinement"].startswith(shown)

@@ -29,10 +29,10 @@ async def test_a_walk_that_hangs_is_reported_and_fails_the_backup(
     volume = tmp_path / "volume"
     volume.mkdir()
 
-    def hang_in_volume(path: bytes) -> object:
-        if path == os.fsencode(volume):
+    def hang_in_volume(folder: int) -> object:
+        if os.path.samestat(os.stat(folder), volume.stat()):
             hang.wait(60)
-        return scandir(path)
+        return scandir(folder)
 
     monkeypatch.setattr("os.scandir", hang_in_volume)
     warned: list[str] = []

@@ -12,6 +12,7 @@ import pytest
 
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.unconfined import leave_unconfined
 from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.processes
@@ -92,6 +93,8 @@ def _hold(transfer: _Transfer, program: str, arguments: str, monkeypatch: pytest
     script = f'case " $* " in *" {arguments} "*) : >{transfer.started}; exec sleep 1000;; esac\nexec {real} "$@"\n'
     (folder / program).write_text(f"#!/bin/sh\n{script}")
     (folder / program).chmod(0o755)
+    leave_unconfined(monkeypatch)
+    monkeypatch.setattr("datamover.runtime.child._SYNC", (str(folder / "sync"), str(shutil.which("sync"))))
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 

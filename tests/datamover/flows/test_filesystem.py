@@ -15,6 +15,7 @@ from datamover.local.command import LocalMover
 from tests.datamover.support.mounts import need_root
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import describe_tree, make_large_file
+from tests.datamover.support.unconfined import leave_unconfined
 
 pytestmark = pytest.mark.processes
 
@@ -149,6 +150,7 @@ async def test_an_owner_that_the_target_rejects_is_ignored(
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec setpriv --bounding-set=-chown {shutil.which("kopia")} "$@"\n')
     program.chmod(0o755)
+    leave_unconfined(monkeypatch)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     restored = tmp_path / "out" / "file"

@@ -15,8 +15,8 @@ from datamover.runtime.child import ChildCommand, run_child
 pytestmark = pytest.mark.processes
 
 
-def _shell(script: str, **files: int) -> ChildCommand:
-    return ChildCommand(["sh", "-c", script], {"PATH": os.environ["PATH"]}, **files)
+def _shell(script: str, stdin_fd: int | None = None, stdout_fd: int | None = None) -> ChildCommand:
+    return ChildCommand(["sh", "-c", script], {"PATH": os.environ["PATH"]}, stdin_fd, stdout_fd)
 
 
 def _gone(pid: int) -> bool:

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.processes
 
 
 def _put_sync(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace `sync` by a script."""
+    """Replace `/usr/bin/sync` by a script."""
     folder.mkdir()
     (folder / "sync").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "sync").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr("datamover.runtime.child._SYNC", (str(folder / "sync"),))
 
 
 async def _wanted(movers: Repository, volume: Path, mode: VolumeMode) -> RestoreParameters:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.datamover.support.unconfined import leave_unconfined
+
 __all__ = ["record_kopia"]
 
 _RECORDING = """#!/bin/sh
@@ -21,5 +23,6 @@ def record_kopia(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     kopia.parent.mkdir()
     kopia.write_text(_RECORDING.format(record=file, kopia=shutil.which("kopia")))
     kopia.chmod(0o755)
+    leave_unconfined(monkeypatch)
     monkeypatch.setenv("PATH", f"{kopia.parent}:{os.environ['PATH']}")
     return file

@@ -1,0 +1,198 @@
+"""One run of kopia over a volume that somebody else may control: its secrets, its own files, and its bounds.
+
+Nothing that kopia could open by path meanwhile contains a secret. Password and configuration, with the keys in it, are
+passed through named pipes: each has its name only until kopia opens it, hence before kopia has read the secret, and
+kopia walks a volume only after it has read both.
+Source: kopia 0.23.1, cli/config.go (openRepository), cli/password.go, internal/passwordpersist/passwordpersist_file.go,
+repo/open.go (the configuration is read once), repo/blob/s3/s3_options.go, repo/blob/gcs/gcs_options.go.
+"""
+
+import json
+import os
+import shutil
+import threading
+from base64 import b64encode
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from core.errors import DataPathError, KopiaError, RepositoryError
+from core.models.base import JsonDict
+from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.confinement import Bounds, Confinement, Means, confine
+from datamover.storage.credentials import environment_keys, own_token_files
+from datamover.storage.providers import SECRET_VARIABLES
+
+__all__ = ["PrivateRun", "VolumeAccess", "open_private_run"]
+
+_PASSWORD: Final = "KOPIA_PASSWORD"  # noqa: S105 - the name of a variable
+_CONFIG: Final = "repository.config"
+_PASSWORD_FILE: Final = f"{_CONFIG}.kopia-password"
+_AUTHORITIES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+@dataclass(frozen=True)
+class VolumeAccess:
+    """What kopia may do to a volume; without `path` its data comes through standard input or output.
+
+    `in_use`: a workload pod may change it meanwhile.
+    """
+
+    path: Path | None = None
+    writable: bool = False
+    in_use: bool = False
+
+
+@dataclass(frozen=True)
+class PrivateRun:
+    """The environment of the run, without secrets, the directory of its own files, and its confinement, if any."""
+
+    environment: Mapping[str, str]
+    home: Path
+    confinement: Confinement | None
+
+
+@dataclass(frozen=True)
+class _Pipe:
+    """A named pipe, and what is written into it, once."""
+
+    path: Path
+    content: bytes
+
+
+@asynccontextmanager
+async def open_private_run(
+    program: str, environment: Mapping[str, str], access: VolumeAccess, means: Means
+) -> AsyncIterator[PrivateRun]:
+    """Prepare one run of `program`, which must read its password and then its configuration.
+
+    Args:
+        environment: of any other call, with the secrets.
+
+    Raises:
+        DataPathError: the program does not exist, or it cannot be confined.
+        KopiaError: there is no configuration.
+        RepositoryError: the storage's credentials cannot be used for a volume in use.
+    """
+    found = shutil.which(program, path=environment.get("PATH"))
+    if found is None:
+        raise DataPathError(f"cannot start {program}: No such file or directory")
+    in_place = access.path.parent if access.path and means.in_place else None
+    with ExitStack() as stack:
+        own = TemporaryDirectory(prefix="kopia-run-", dir=in_place or environment["HOME"])
+        home = Path(stack.enter_context(own))
+        config = _read_config(environment)
+        cache = _place_cache(config, home, (in_place or home) if means.in_place else None)
+        bounds = _bounds(config, environment, access=access, own=(home, cache))
+        pipes = [
+            _Pipe(home / _PASSWORD_FILE, b64encode(environment[_PASSWORD].encode())),
+            _Pipe(home / _CONFIG, json.dumps(config).encode()),
+        ]
+        confinement = stack.enter_context(confine(Path(found), bounds, means, home))
+        async with _serve(pipes):
+            yield PrivateRun(_without_secrets(environment, home), home, confinement)
+
+
+def _read_config(environment: Mapping[str, str]) -> JsonDict:
+    """Return the configuration with the secrets that other calls take from the environment or a file."""
+    path = Path(environment["KOPIA_CONFIG_PATH"])
+    try:
+        config: JsonDict = json.loads(path.read_bytes())
+        storage = config["storage"]["config"]
+        caching = config["caching"]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise KopiaError(f"cannot read kopia's configuration {path.name}: it is not connected to a repository") from e
+    # kopia keeps a cache directory below its configuration as a relative path.
+    caching["cacheDirectory"] = str(path.parent / caching["cacheDirectory"])
+    if "accessKeyID" in storage and not storage["accessKeyID"] and (keys := environment_keys(environment)):
+        storage |= {
+            "accessKeyID": keys.access_key,
+            "secretAccessKey": keys.secret_key,
+            "sessionToken": keys.session_token,
+        }
+    if file := storage.pop("credentialsFile", ""):
+        storage["credentials"] = json.loads(Path(file).read_bytes())
+    return config
+
+
+def _place_cache(config: JsonDict, home: Path, root: Path | None) -> Path:
+    """Return the cache directory, which exists then; `root` is that of a jail in which it must be."""
+    cache = Path(config["caching"]["cacheDirectory"])
+    if root is not None and not cache.is_relative_to(root):
+        cache = home / cache.name
+        config["caching"]["cacheDirectory"] = str(cache)
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return cache
+
+
+def _bounds(config: JsonDict, environment: Mapping[str, str], *, access: VolumeAccess, own: tuple[Path, ...]) -> Bounds:
+    storage = config["storage"]
+    volume = (access.path,) if access.path else ()
+    repository = (Path(storage["config"]["path"]),) if storage["type"] == "filesystem" else ()
+    tokens = own_token_files(storage, environment)
+    if tokens and access.in_use:
+        # Whoever controls the volume could have it read through a link at any moment.
+        raise RepositoryError(
+            f"kopia would read {tokens[0]} during the transfer, which is not possible for a volume that a pod uses: "
+            "set keys in spec.credential of the BackupStorageLocation"
+        )
+    return Bounds(
+        volume=access.path,
+        # The kubelet replaces a token by changing links in its directory.
+        read=(*(() if access.writable else volume), *(Path(token).parent for token in tokens)),
+        write=(*(volume if access.writable else ()), *repository, *own),
+        files=tuple(Path(environment[name]) for name in _AUTHORITIES if environment.get(name)),
+    )
+
+
+def _without_secrets(environment: Mapping[str, str], home: Path) -> dict[str, str]:
+    secret = {*SECRET_VARIABLES, _PASSWORD}
+    own = {
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "KOPIA_CONFIG_PATH": str(home / _CONFIG),
+        "KOPIA_LOG_DIR": str(home / "logs"),
+    }
+    return {name: value for name, value in environment.items() if name not in secret} | own
+
+
+@asynccontextmanager
+async def _serve(pipes: list[_Pipe]) -> AsyncIterator[None]:
+    """Write the content of each pipe, in this order, once kopia opens it."""
+    ended = threading.Event()
+    for pipe in pipes:
+        os.mkfifo(pipe.path, mode=0o600)
+
+    def write(_: object) -> None:
+        for pipe in pipes:
+            # Returns when kopia has opened the other end.
+            fd = os.open(pipe.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                pipe.path.unlink()
+                if ended.is_set():
+                    return
+                _write_all(fd, pipe.content)
+            finally:
+                os.close(fd)
+
+    with ExitStack() as stack:
+        async with run_in_background(write, name="kopia-secrets"):
+            try:
+                yield
+            finally:
+                ended.set()
+                for pipe in pipes:
+                    # kopia did not open it: release the thread.
+                    with suppress(FileNotFoundError):
+                        reader = os.open(pipe.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                        stack.callback(os.close, reader)
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    # kopia may have ended before it has read all of it.
+    with suppress(BrokenPipeError):
+        while content:
+            content = content[os.write(fd, content) :]

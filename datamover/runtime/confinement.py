@@ -1,0 +1,209 @@
+"""Confinement of a child process to the files that it needs, by Landlock and a chroot jail.
+
+Whoever controls a volume while it is backed up or restored can put a link in the place of any of its files at any
+moment, and kopia follows links. So the kernel must limit what kopia opens. Landlock does, wherever the kernel has it.
+A jail also hides other files from chmod, chown and utimes, which no version of Landlock governs: it is used in addition
+where mounts are permitted, and in place of Landlock where the kernel has none.
+
+All of it is prepared before the fork. The child itself makes a few system calls between fork and exec: 0.1 ms, while a
+program in between that did the same in Python would add 15 ms to each call of kopia.
+"""
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Final
+
+from core.errors import DataPathError
+from core.landlock import landlock_abi
+from datamover.runtime.jail import Jail, Step, below, build_jail, share_nothing, use_as_jail
+from datamover.runtime.landlock import SYS_RESTRICT_SELF, Rights, open_ruleset
+
+__all__ = ["Bounds", "Confinement", "Means", "confine", "find_means", "report_means"]
+
+_logger = logging.getLogger(__name__)
+
+_PR_SET_NO_NEW_PRIVS: Final = 38
+"""Source: linux/prctl.h."""
+
+_FAILED: Final = 126
+"""The exit code of a child that could not be confined; shells use it for a program that cannot be run."""
+
+_RESOLVER: Final = (Path("/etc/resolv.conf"), Path("/etc/hosts"), Path("/etc/nsswitch.conf"))
+
+_AUTHORITIES: Final = tuple(
+    map(
+        Path,
+        (
+            "/etc/ssl/certs/ca-certificates.crt",
+            "/etc/pki/tls/certs/ca-bundle.crt",
+            "/etc/ssl/ca-bundle.pem",
+            "/etc/pki/tls/cacert.pem",
+            "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+            "/etc/ssl/cert.pem",
+        ),
+    )
+)
+"""Source: Go, crypto/x509/root_linux.go."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a confined program may open: directories, and public files or directories of which a jail has copies.
+
+    `volume` is the one of `read` and `write` that somebody else controls, None if there is none.
+    """
+
+    volume: Path | None = None
+    read: tuple[Path, ...] = ()
+    write: tuple[Path, ...] = ()
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Means:
+    """What confines a child of this process: the ABI of Landlock (0: none, and why), mounts, and chroot."""
+
+    abi: int = 0
+    missing: str = ""
+    mounts: bool = False
+    chroot: bool = False
+
+    @property
+    def description(self) -> str:
+        """The means for a message; empty if there are none."""
+        jail = "a chroot jail" if self.jailed else ""
+        return " and ".join(filter(None, [f"Landlock ABI {self.abi}" if self.abi else "", jail]))
+
+    @property
+    def jailed(self) -> bool:
+        """Whether a jail hides all other files."""
+        return self.mounts or self.in_place
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the jail is the directory that holds the volume."""
+        return self.chroot and not self.abi and not self.mounts
+
+
+@cache
+def find_means() -> Means:
+    """Return what confines a child of this process, as a child tells that tries it."""
+    try:
+        abi, missing = landlock_abi(), ""
+    except OSError as e:
+        abi, missing = 0, str(e.strerror)
+    chroot = ctypes.PyDLL(None, use_errno=True).chroot
+    return Means(abi, missing, mounts=_works(share_nothing()), chroot=_works([("chroot", partial(chroot, b"/"))]))
+
+
+def report_means(means: Means) -> None:
+    """Log the means in force; the first line of a data mover's log."""
+    if means.description:
+        _logger.info("kopia is confined to its volume by %s", means.description)
+    else:
+        _logger.warning("kopia cannot be confined to its volume: no Landlock (%s), and no chroot", means.missing)
+
+
+def _works(steps: Sequence[Step]) -> bool:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(any(call() < 0 for _, call in steps))
+    return os.waitpid(pid, 0)[1] == 0
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """A prepared confinement of one child; `program` is open if a jail hides the program's path."""
+
+    steps: tuple[Step, ...]
+    program: int | None = None
+
+    def enter(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Confine this process, a child between fork and exec, or end it with a message."""
+        for name, call in self.steps:
+            if call() < 0:
+                _give_up(f"{name}: {os.strerror(ctypes.get_errno())}")
+        if self.program is not None:
+            try:
+                os.execve(self.program, list(argv), dict(environment))  # noqa: S606 - arguments of this package
+            except OSError as e:
+                _give_up(f"{argv[0]}: {e.strerror}")
+
+
+def _give_up(cause: str) -> None:
+    os.write(2, f"cannot confine {cause}\n".encode())
+    os._exit(_FAILED)
+
+
+@contextmanager
+def confine(program: Path, bounds: Bounds, means: Means, home: Path) -> Iterator[Confinement | None]:
+    """Prepare the confinement of a child that runs `program`; None: it runs unconfined, by an ordinary user.
+
+    Args:
+        home: the directory of the child's own files; a jail is built in it.
+
+    Raises:
+        DataPathError: it cannot be confined, and this process is root.
+    """
+    if not means.description:
+        if os.geteuid() == 0:
+            raise DataPathError(
+                f"cannot confine kopia to its volume: no Landlock ({means.missing}), and no chroot: "
+                "permit the system calls of Landlock, or the capability SYS_CHROOT"
+            )
+        yield None
+        return
+    files = [file for file in (*_RESOLVER, *_AUTHORITIES, *bounds.files) if file.exists()]
+    with ExitStack() as stack:
+        steps: list[Step] = []
+        jail = stack.enter_context(_open_jail(bounds, files, means, home))
+        if jail is not None:
+            steps += jail.steps()
+        if means.abi:
+            rules = _rules(program, bounds, files, jail)
+            ruleset = stack.enter_context(open_ruleset(means.abi, rules))
+            steps += _restrict(ruleset)
+        opened = None
+        if jail is not None:
+            opened = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, opened)
+        yield Confinement(tuple(steps), opened)
+
+
+@contextmanager
+def _open_jail(bounds: Bounds, files: Sequence[Path], means: Means, home: Path) -> Iterator[Jail | None]:
+    trees = [*bounds.read, *bounds.write]
+    if means.mounts:
+        with build_jail(home, trees, files) as jail:
+            yield jail
+    elif means.in_place:
+        root = bounds.volume.parent if bounds.volume else home
+        with use_as_jail(root, trees, files) as jail:
+            yield jail
+    else:
+        yield None
+
+
+def _rules(program: Path, bounds: Bounds, files: Sequence[Path], jail: Jail | None) -> Iterator[tuple[Path, Rights]]:
+    yield program, Rights.EXECUTE | Rights.READ_FILE
+    yield from ((tree, Rights.to_read()) for tree in bounds.read)
+    yield from ((tree, Rights.to_write()) for tree in bounds.write)
+    yield from ((below(jail.root, file) if jail else file, Rights.to_read()) for file in files)
+
+
+def _restrict(ruleset: int) -> list[Step]:
+    libc = ctypes.PyDLL(None, use_errno=True)
+    zero, one = ctypes.c_ulong(0), ctypes.c_ulong(1)
+    restrict: Callable[[], int] = partial(
+        libc.syscall, ctypes.c_long(SYS_RESTRICT_SELF), ctypes.c_long(ruleset), ctypes.c_long(0)
+    )
+    return [
+        ("no_new_privs", partial(libc.prctl, ctypes.c_int(_PR_SET_NO_NEW_PRIVS), one, zero, zero, zero)),
+        ("Landlock", restrict),
+    ]

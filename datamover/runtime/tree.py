@@ -1,0 +1,66 @@
+"""Access to a directory tree by descriptors: no symbolic link in it is followed, whatever changes meanwhile.
+
+A path would be resolved anew by each system call, and whoever controls the tree could put a link into it in between.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+__all__ = ["DIRECTORY", "join", "open_below", "walk_tree"]
+
+DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that open a directory, and fail for a link to one."""
+
+
+def join(directory: bytes, name: str) -> bytes:
+    """Return the relative path of an entry of a directory."""
+    return directory + b"/" + os.fsencode(name) if directory else os.fsencode(name)
+
+
+@contextmanager
+def open_below(root: int, directory: bytes) -> Iterator[int]:
+    """Open a directory below the directory `root`; `directory` is a relative path, empty for the root itself.
+
+    Raises:
+        OSError: it does not exist, or it or a part of its path is not a directory.
+    """
+    fd = os.dup(root)
+    try:
+        for name in directory.split(b"/") if directory else ():
+            parent, fd = fd, os.open(name, DIRECTORY, dir_fd=fd)
+            os.close(parent)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def walk_tree(root: Path, stop: Callable[[], bool]) -> Iterator[tuple[bytes, Iterator["os.DirEntry[str]"]]]:
+    """Yield each directory's path relative to `root`, and its entries, which are to be read before the next one.
+
+    Directories that cannot be read are left out; `stop` ends the walk early.
+
+    Raises:
+        OSError: the root cannot be opened.
+    """
+    fd = os.open(root, DIRECTORY & ~os.O_NOFOLLOW)
+    try:
+        directories = [b""]
+        while directories and not stop():
+            directory = directories.pop()
+            with suppress(OSError), open_below(fd, directory) as opened, os.scandir(opened) as entries:
+                yield directory, _entries(entries, directory, directories)
+    finally:
+        os.close(fd)
+
+
+def _entries(
+    entries: Iterator["os.DirEntry[str]"], directory: bytes, directories: list[bytes]
+) -> Iterator["os.DirEntry[str]"]:
+    with suppress(OSError):
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(join(directory, entry.name))
+            yield entry

@@ -1,0 +1,188 @@
+"""What kopia gets for a run over a volume, and what it can open meanwhile."""
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import AgentError, DataPathError, KopiaError, RepositoryError
+from core.models.base import JsonDict
+from datamover.kopia.private_run import VolumeAccess, open_private_run
+from datamover.runtime import confinement
+from datamover.runtime.confinement import Bounds, Means
+from tests.datamover.support.confining import use_means
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.trees import describe_tree
+from tests.support.fakekube import FakeKube
+
+_MEANS = Means(abi=1)
+_S3 = {"type": "s3", "config": {"bucket": "b", "accessKeyID": "", "secretAccessKey": "", "sessionToken": ""}}
+_KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret of S3", "AWS_SESSION_TOKEN": "token of S3"}
+
+
+@pytest.fixture
+def bounds(monkeypatch: pytest.MonkeyPatch) -> list[Bounds]:
+    """The bounds of each run, which are not enforced."""
+    found: list[Bounds] = []
+
+    def confine(program: Path, bounds: Bounds, means: Means, home: Path) -> Any:
+        found.append(bounds)
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        return confinement.confine(program, bounds, Means(), home)
+
+    monkeypatch.setattr("datamover.kopia.private_run.confine", confine)
+    return found
+
+
+def _environment(folder: Path, storage: JsonDict, more: Mapping[str, str]) -> dict[str, str]:
+    config = {"storage": storage, "caching": {"cacheDirectory": "kopia-cache"}}
+    (folder / "repository.config").write_text(json.dumps(config))
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder),
+        "KOPIA_CONFIG_PATH": str(folder / "repository.config"),
+        "KOPIA_PASSWORD": "secret of kopia",
+        **more,
+    }
+
+
+async def _read(folder: Path, storage: JsonDict, more: Mapping[str, str]) -> tuple[JsonDict, Mapping[str, str]]:
+    """Read password and configuration in kopia's order, and return the configuration and the environment."""
+    async with open_private_run("true", _environment(folder, storage, more), VolumeAccess(folder), _MEANS) as run:
+        password = (run.home / "repository.config.kopia-password").read_bytes()
+        config = json.loads(Path(run.environment["KOPIA_CONFIG_PATH"]).read_bytes())
+        # Each had its name only until it was opened.
+        assert list(run.home.iterdir()) == []
+    assert base64.b64decode(password) == b"secret of kopia"
+    assert not run.home.exists()
+    return config, run.environment
+
+
+async def test_keys_are_in_the_configuration_and_not_in_the_environment(tmp_path: Path, bounds: list[Bounds]) -> None:
+    config, environment = await _read(tmp_path, _S3, _KEYS)
+    keys = {name: config["storage"]["config"][name] for name in ("accessKeyID", "secretAccessKey", "sessionToken")}
+    assert keys == {"accessKeyID": "key", "secretAccessKey": "secret of S3", "sessionToken": "token of S3"}
+    assert not any("secret" in value or "token of" in value for value in environment.values())
+    assert config["caching"]["cacheDirectory"] == str(tmp_path / "kopia-cache")
+
+
+async def test_a_credentials_file_of_google_is_in_the_configuration(tmp_path: Path, bounds: list[Bounds]) -> None:
+    (tmp_path / "gcs.json").write_text('{"type": "service_account"}')
+    storage = {"type": "gcs", "config": {"bucket": "b", "credentialsFile": str(tmp_path / "gcs.json")}}
+    config, _ = await _read(tmp_path, storage, {"GOOGLE_APPLICATION_CREDENTIALS": "/credentials/cloud"})
+    assert config["storage"]["config"] == {"bucket": "b", "credentials": {"type": "service_account"}}
+    assert not bounds[0].files
+
+
+async def test_a_configuration_that_exceeds_a_pipe_is_passed(tmp_path: Path, bounds: list[Bounds]) -> None:
+    """As one with a large bundle of certificate authorities."""
+    authorities = "x" * 1_000_000
+    config, _ = await _read(tmp_path, {"type": "s3", "config": {"rootCA": authorities}}, {})
+    assert config["storage"]["config"]["rootCA"] == authorities
+
+
+async def test_a_program_that_reads_no_secret_leaves_no_thread(tmp_path: Path, bounds: list[Bounds]) -> None:
+    for read in ([], ["repository.config.kopia-password"]):
+        async with open_private_run("true", _environment(tmp_path, _S3, {}), VolumeAccess(), _MEANS) as run:
+            for name in read:
+                (run.home / name).read_bytes()
+        assert not run.home.exists()
+
+
+@pytest.mark.parametrize("writable", [False, True], ids=["backup", "restore"])
+async def test_the_bounds_are_volume_cache_and_own_directory(
+    tmp_path: Path, bounds: list[Bounds], writable: bool
+) -> None:
+    volume = tmp_path / "volume"
+    more = {"SSL_CERT_FILE": "/work/ca.pem"}
+    access = VolumeAccess(volume, writable=writable)
+    async with open_private_run("true", _environment(tmp_path, _S3, more), access, _MEANS) as run:
+        own = (run.home, tmp_path / "kopia-cache")
+    expected = Bounds(volume, () if writable else (volume,), (*((volume,) if writable else ()), *own))
+    assert bounds == [Bounds(expected.volume, expected.read, expected.write, (Path("/work/ca.pem"),))]
+
+
+_TOKENS = [
+    ("s3", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    ("s3", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    ("azureBlob", "AZURE_FEDERATED_TOKEN_FILE"),
+    ("gcs", "GOOGLE_APPLICATION_CREDENTIALS"),
+]
+
+
+@pytest.mark.parametrize(("kind", "variable"), _TOKENS)
+async def test_a_token_file_can_be_read_unless_a_pod_uses_the_volume(
+    tmp_path: Path, bounds: list[Bounds], kind: str, variable: str
+) -> None:
+    token = tmp_path / "tokens" / "token"
+    token.parent.mkdir()
+    environment = _environment(tmp_path, {"type": kind, "config": {}}, {variable: str(token)})
+    async with open_private_run("true", environment, VolumeAccess(tmp_path / "v"), _MEANS):
+        assert bounds[0].read == (tmp_path / "v", token.parent)
+    with pytest.raises(RepositoryError, match="which is not possible for a volume that a pod uses: set keys in"):
+        async with open_private_run("true", environment, VolumeAccess(tmp_path / "v", in_use=True), _MEANS):
+            pass
+
+
+@pytest.mark.parametrize(("kind", "variable"), _TOKENS)
+async def test_a_token_file_of_another_storage_or_beside_keys_is_no_obstacle(
+    tmp_path: Path, bounds: list[Bounds], kind: str, variable: str
+) -> None:
+    key = {"s3": "accessKeyID", "azureBlob": "storageKey", "gcs": "credentials"}[kind]
+    for storage in ({"type": kind, "config": {key: "k"}}, {"type": "filesystem", "config": {"path": "/r"}}):
+        environment = _environment(tmp_path, storage, {variable: "/tokens/token"})
+        async with open_private_run("true", environment, VolumeAccess(tmp_path, in_use=True), _MEANS):
+            assert bounds[-1].read == (tmp_path,)
+
+
+async def _fail(environment: dict[str, str], program: str = "true") -> AgentError:
+    with pytest.raises(AgentError) as raised:
+        async with open_private_run(program, environment, VolumeAccess(), _MEANS):
+            pass
+    return raised.value
+
+
+async def test_a_missing_program_or_configuration_is_an_error(tmp_path: Path) -> None:
+    environment = _environment(tmp_path, _S3, {})
+    missing = await _fail(environment, "no-such-program")
+    assert isinstance(missing, DataPathError)
+    assert str(missing) == "cannot start no-such-program: No such file or directory"
+    (tmp_path / "repository.config").write_text("{}")
+    invalid = await _fail(environment)
+    assert isinstance(invalid, KopiaError)
+    assert "it is not connected to a repository" in str(invalid)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["pod-volume", "data"])
+async def test_a_pod_with_the_capability_to_chroot_alone_is_confined_to_its_scratch_volume(
+    s3: S3Server, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    use_means("chroot", monkeypatch)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    volume = tree.rename(scratch / "volume")
+    monkeypatch.setenv("VELERO_SCRATCH_DIR", str(scratch))
+    pod = MoverPod(FakeKube(), tmp_path)
+    cloud = {"name": "cloud", "key": "key"}
+    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, bucket=s3.make_bucket(f"jail-{kind}"), credential=cloud)
+    pod.put_secret("cloud", "key", s3.credentials_file)
+    pod.put_repository()
+    assert await pod.init() == 0
+    pod.put_repository(phase="Ready")
+    before = describe_tree(volume)
+    kinds = ("PodVolumeBackup", "PodVolumeRestore") if kind == "pod-volume" else ("DataUpload", "DataDownload")
+    pod.put_transfer(kinds[0])
+    assert await pod.run(f"{kind}-{'backup' if kind == 'pod-volume' else 'upload'}", volume) == 0, pod.message
+    volume.rename(tmp_path / "original")
+    volume.mkdir()
+    pod.put_transfer(kinds[1], snapshotID=pod.result["snapshotID"])
+    assert await pod.run(f"{kind}-{'restore' if kind == 'pod-volume' else 'download'}", volume) == 0, pod.message
+    if kind == "data":
+        assert describe_tree(volume) == before
+    assert {path.name for path in scratch.iterdir()} <= {"volume", "kopia-cache"}

@@ -1,0 +1,106 @@
+"""What a confined child can open, by each means and without any."""
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.errors import DataPathError
+from datamover.runtime.child import ChildCommand, run_child
+from datamover.runtime.confinement import Bounds, Means, confine, find_means, report_means
+from tests.datamover.support.confining import MEANS
+from tests.datamover.support.mounts import need_root
+from tests.datamover.support.seccomp import CHROOT, LANDLOCK, MOUNTS, deny
+
+_ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("means", "description"),
+    [
+        (Means(abi=3), "Landlock ABI 3"),
+        (Means(abi=3, chroot=True), "Landlock ABI 3"),
+        (Means(abi=3, chroot=True, mounts=True), "Landlock ABI 3 and a chroot jail"),
+        (Means(missing="x", chroot=True), "a chroot jail"),
+        (Means(missing="x", chroot=True, mounts=True), "a chroot jail"),
+        (Means(missing="x"), ""),
+    ],
+)
+def test_the_means_in_force_are_named(means: Means, description: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert means.description == description
+    report_means(means)
+    if description:
+        assert caplog.messages == [f"kopia is confined to its volume by {description}"]
+    else:
+        assert caplog.messages == ["kopia cannot be confined to its volume: no Landlock (x), and no chroot"]
+
+
+_NOTHING = Means(missing="Function not implemented")
+
+
+def test_without_means_root_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    message = r"^cannot confine kopia to its volume: no Landlock \(Function not implemented\), and no chroot: "
+    with pytest.raises(DataPathError, match=message), confine(Path("/bin/true"), Bounds(), _NOTHING, tmp_path):
+        pass
+
+
+def test_without_means_an_ordinary_user_goes_on_unconfined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with confine(Path("/bin/true"), Bounds(), _NOTHING, tmp_path) as confinement:
+        assert confinement is None
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", list(MEANS))
+async def test_a_confined_program_starts_and_leaves_nothing(name: str, kopia_program: Path, tmp_path: Path) -> None:
+    volume, home = tmp_path / "volume", tmp_path / "home"
+    for folder in (volume, home):
+        folder.mkdir()
+    for _ in range(2):
+        with confine(kopia_program, Bounds(volume, read=(volume,), write=(home,)), MEANS[name](), home) as confinement:
+            command = ChildCommand([str(kopia_program), "--version"], {"HOME": str(home)}, confinement=confinement)
+            end = await run_child(command, print)
+        assert (end.exit_code, end.output[:6]) == (0, b"0.23.1")
+    assert list(home.iterdir()) == list(volume.iterdir()) == []
+
+
+@pytest.mark.processes
+async def test_a_child_that_cannot_be_confined_ends_with_the_reason(kopia_program: Path, tmp_path: Path) -> None:
+    need_root("jails")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    means = Means(missing="x", mounts=True)
+    lines: list[str] = []
+    with confine(kopia_program, Bounds(read=(gone,)), means, tmp_path) as confinement:
+        gone.rmdir()
+        command = ChildCommand([str(kopia_program), "--version"], {}, confinement=confinement)
+        end = await run_child(command, lines.append)
+    assert (end.exit_code, end.output) == (126, b"")
+    assert lines == [f"cannot confine mount {gone}: No such file or directory"]
+
+
+_FIND = "from datamover.runtime.confinement import find_means; print(find_means())"
+
+
+def _found(numbers: tuple[int, ...], error: int = errno.ENOSYS) -> str:
+    command = [sys.executable, "-c", _FIND]
+    return subprocess.run(
+        command, cwd=_ROOT, preexec_fn=deny(numbers, error), stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM], ids=errno.errorcode.get)
+def test_a_kernel_without_landlock_leaves_the_jail(error: int) -> None:
+    """As an old kernel and as a seccomp profile that does not know Landlock."""
+    need_root("jails")
+    mounts = find_means().mounts
+    assert _found(LANDLOCK, error) == repr(Means(0, os.strerror(error), mounts=mounts, chroot=True))
+    assert _found((*LANDLOCK, *MOUNTS), error) == repr(Means(0, os.strerror(error), mounts=False, chroot=True))
+    assert _found((*LANDLOCK, *MOUNTS, *CHROOT), error) == repr(Means(0, os.strerror(error)))

@@ -1,0 +1,54 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from datamover.runtime.tree import open_below, walk_tree
+
+
+def _names(root: Path) -> dict[bytes, set[str]]:
+    return {directory: {entry.name for entry in entries} for directory, entries in walk_tree(root, lambda: False)}
+
+
+def test_every_directory_is_walked_and_no_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "v" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "v" / "a" / "b" / "file").touch()
+    (tmp_path / "v" / "link").symlink_to(tmp_path / "v" / "a")
+    assert _names(tmp_path / "v") == {b"": {"a", "link"}, b"a": {"b"}, b"a/b": {"file"}}
+
+
+def test_a_directory_that_becomes_a_link_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "v" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "out" / "b").mkdir(parents=True)
+    (tmp_path / "out" / "b" / "secret").touch()
+    seen = []
+    for directory, entries in walk_tree(tmp_path / "v", lambda: False):
+        seen.append((directory, [entry.name for entry in entries]))
+        if directory == b"a":
+            (tmp_path / "v" / "a").rename(tmp_path / "away")
+            (tmp_path / "v" / "a").symlink_to(tmp_path / "out")
+    assert seen == [(b"", ["a"]), (b"a", ["b"])]
+
+
+def test_no_part_of_a_path_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a")
+    root = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with open_below(root, b"a/b") as fd:
+            assert os.path.samestat(os.fstat(fd), (tmp_path / "a" / "b").stat())
+        for path, error in {
+            b"link/b": NotADirectoryError,
+            b"link": NotADirectoryError,
+            b"a/x": FileNotFoundError,
+        }.items():
+            with pytest.raises(error), open_below(root, path):
+                pass
+    finally:
+        os.close(root)
+
+
+def test_the_walk_can_be_stopped_and_a_missing_root_is_an_error(tmp_path: Path) -> None:
+    assert list(walk_tree(tmp_path, lambda: True)) == []
+    with pytest.raises(FileNotFoundError):
+        list(walk_tree(tmp_path / "missing", lambda: False))
