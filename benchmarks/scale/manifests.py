@@ -115,14 +115,15 @@ def build_snapshot(namespace: str, name: str) -> tuple[JsonDict, JsonDict]:
     return snapshot, {"readyToUse": True, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": content}
 
 
-def build_content(namespace: str, name: str) -> JsonDict:
-    """Return the VolumeSnapshotContent of the snapshot of that name."""
+def build_content(snapshot: JsonDict) -> JsonDict:
+    """Return the VolumeSnapshotContent of the snapshot, as stored."""
+    namespace, name, uid = (snapshot["metadata"][key] for key in ("namespace", "name", "uid"))
     content = _object(_SNAPSHOTS, "VolumeSnapshotContent", _content_name(namespace, name))
     content["spec"] = {
         "deletionPolicy": "Delete",
         "driver": "hostpath.csi.k8s.io",
         "source": {"snapshotHandle": f"handle-{namespace}-{name}"},
-        "volumeSnapshotRef": {"name": name, "namespace": namespace},
+        "volumeSnapshotRef": {"name": name, "namespace": namespace, "uid": uid},
     }
     return content
 

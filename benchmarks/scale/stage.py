@@ -161,9 +161,10 @@ class Stage:
 
     async def add_snapshot(self, app: str, name: str) -> None:
         """Make a snapshot that is ready."""
-        await self.client.create(VOLUME_SNAPSHOT_CONTENTS, build_content(app, name))
         snapshot, status = build_snapshot(app, name)
-        await set_status(self.client, VOLUME_SNAPSHOTS, await self.client.create(VOLUME_SNAPSHOTS, snapshot), status)
+        stored = await self.client.create(VOLUME_SNAPSHOTS, snapshot)
+        await self.client.create(VOLUME_SNAPSHOT_CONTENTS, build_content(stored))
+        await set_status(self.client, VOLUME_SNAPSHOTS, stored, status)
 
     async def _create_transfer(self, volume: Volume) -> None:
         transfer = build_transfer(volume, self.namespace)

@@ -21,7 +21,7 @@ from core.kube.errors import (
     UnreachableError,
     raise_for_status,
 )
-from core.kube.forms import check_form, check_identity
+from core.kube.forms import check_form
 from core.kube.resources import Resource
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request, Response, Transport
@@ -332,7 +332,6 @@ class KubeClient:
             return Deletion.CONFLICT
         if response.get("kind") == "Status":
             return Deletion.DONE
-        check_identity(resource, response)
         return _parse_deletion(response)
 
     async def pod_log(self, namespace: str, name: str, *, limit_bytes: int) -> str:
@@ -354,10 +353,14 @@ class KubeClient:
 def _parse_deletion(response: JsonDict) -> Deletion:
     """Return the result of a DELETE that answered with an object: the remaining one or, for pods, the old one.
 
+    Nothing else of that object is read, so its form is not checked: a pod that is deleted without a grace
+    period may come without a resourceVersion.
     Source: Kubernetes v1.34, apiserver/pkg/registry/generic/registry/store.go (Delete, finalizeDelete) and
     pkg/registry/core/pod (ReturnDeletedObject, CheckGracefulDelete).
     """
-    meta = response["metadata"]
+    meta = response.get("metadata")
+    if not isinstance(meta, dict):
+        return Deletion.STARTED
     remains = meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")
     return Deletion.STARTED if remains else Deletion.DONE
 

@@ -57,7 +57,8 @@ def _priority_class(name: str) -> JsonDict:
 
 async def test_every_golden_manifest_is_accepted(apiserver: ApiServer, namespace: str, client: KubeClient) -> None:
     """Each is created without being stored; a field that the server does not know is an error."""
-    apiserver.create_account(namespace, "velero")
+    for account in ("velero", "node-agent-mover"):
+        apiserver.create_account(namespace, account)
     await client.create(PRIORITY_CLASSES, _priority_class("data-mover-low"))
     accepted = 0
 

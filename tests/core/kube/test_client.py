@@ -1,5 +1,7 @@
 """The client with errors, lost responses and pages; other cases are in the contract."""
 
+import json
+
 import pytest
 
 from core.kube.client import Deletion, KubeClient, Selection
@@ -143,6 +145,16 @@ async def test_the_last_line_of_a_pod_log_may_exceed_the_limit(kube: FakeKube, c
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
     kube.logs["a", "p"] = "short\n" + "y" * 1000
     assert await client.pod_log("a", "p", limit_bytes=100) == "y" * 100
+
+
+async def test_an_answer_to_a_deletion_needs_no_resource_version(kube: FakeKube, client: KubeClient) -> None:
+    """As a real API server answers for a pod that is deleted without a grace period."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p", "uid": "u"}}
+    kube.put(pod)
+    kube.fail_next("DELETE", "/pods/p", json.dumps(pod).encode())
+    assert await client.delete(PODS, "a", "p") is Deletion.DONE
+    kube.fail_next("DELETE", "/pods/p", b'{"metadata":[]}')
+    assert await client.delete(PODS, "a", "p") is Deletion.STARTED
 
 
 WRITERS = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:data": {}}}]
