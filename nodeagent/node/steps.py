@@ -113,7 +113,7 @@ class StepBase:
         tools, kind = self._tools, case.kind
         status: dict[str, object] = {"message": message} if message else {}
         if phase is Phase.COMPLETED and case.outcome is not None:
-            status |= kind.final_status(case.outcome)
+            status |= kind.final_status(case.cr, case.outcome)
             tools.progress.finish(kind.spec.name, case.cr.uid, case.outcome.total_bytes)
         marks = {NOT_PREPARED_ANNOTATION: str(not_prepared)} if not_prepared is not None else {}
         stored = await tools.status.move(kind, case.cr, phase, Change(status, annotations=marks))

@@ -167,8 +167,11 @@ class BackupResults:
         """
         return parse_result(BackupResult, message)
 
-    def final_status(self, outcome: Outcome) -> JsonDict:
+    def final_status(self, cr: Transfer, outcome: Outcome) -> JsonDict:
         """Return the location and the size of the data as status fields.
+
+        The path is where a data mover of Velero mounts the volume, wherever ours has it.
+        Source: tests/recordings/velero-1.18.2, status of DataUpload and PodVolumeBackup.
 
         Raises:
             ContractError: `outcome` has no result of a backup.
@@ -177,7 +180,7 @@ class BackupResults:
         if not isinstance(result, BackupResult):
             raise ContractError("the stored outcome has no backup result")
         return {
-            "path": result.source.by_path,
+            "path": f"/{cr.uid}",
             "snapshotID": result.snapshot_id,
             "incrementalBytes": result.incremental_bytes,
             "progress": _all_of(result.total_bytes),
@@ -195,7 +198,7 @@ class RestoreResults:
         """
         return parse_result(RestoreResult, message)
 
-    def final_status(self, outcome: Outcome) -> JsonDict:
+    def final_status(self, cr: Transfer, outcome: Outcome) -> JsonDict:  # noqa: ARG002 - as for backups
         """Return the size of the data as status fields.
 
         Raises:

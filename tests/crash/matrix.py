@@ -118,6 +118,7 @@ async def summarize(world: World, cluster: RealCluster) -> JsonDict:
     transfer = world.transfer
     status = {key: value for key, value in transfer["status"].items() if not key.endswith("Timestamp")}
     moved = cluster.moved.get(transfer["metadata"]["uid"], "")
+    status["path"] = status.get("path", "").replace(transfer["metadata"]["uid"], "*")
     result: JsonDict = {
         "status": status,
         "stamps": sorted(key for key in transfer["status"] if key.endswith("Timestamp")),
@@ -130,7 +131,6 @@ async def summarize(world: World, cluster: RealCluster) -> JsonDict:
         result["data"] = volume.get("metadata", {}).get("name") == moved
     elif "pod" in transfer["spec"]:
         result["data"] = moved.replace(transfer["spec"]["pod"]["uid"], "*")
-        status["path"] = status.get("path", "").replace(transfer["metadata"]["uid"], "*")
     return result
 
 

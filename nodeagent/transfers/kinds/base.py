@@ -210,8 +210,8 @@ class Completes(Adapter[C], Protocol[C]):
         """
         ...
 
-    def final_status(self, outcome: Outcome) -> JsonDict:
-        """Return the status fields that a successful `outcome` sets, beside phase and timestamps."""
+    def final_status(self, cr: C, outcome: Outcome) -> JsonDict:
+        """Return the status fields of `cr` that a successful `outcome` sets, beside phase and timestamps."""
         ...
 
 

@@ -38,7 +38,7 @@ async def test_a_data_upload_completes_and_leaves_no_objects() -> None:
         "phase": "Completed",
         "node": NODE,
         "nodeOS": "linux",
-        "path": "/uid",
+        "path": f"/{transfer['metadata']['uid']}",
         "snapshotID": "kopia-1",
         "incrementalBytes": 600,
         "progress": {"totalBytes": 1000, "bytesDone": 1000},

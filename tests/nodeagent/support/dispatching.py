@@ -132,7 +132,7 @@ class ScriptedKind:
     def count(self, cr: Transfer, metrics: Metrics) -> None:
         pass
 
-    def final_status(self, outcome: Outcome) -> JsonDict:
+    def final_status(self, cr: Transfer, outcome: Outcome) -> JsonDict:
         raise NotImplementedError
 
 

@@ -148,13 +148,13 @@ def test_an_invalid_outcome_counts_as_missing(text: str) -> None:
 @pytest.mark.parametrize("result", [None, RESTORE], ids=["no result", "of a restore"])
 def test_a_backup_is_never_completed_without_its_result(result: MoverResult | None) -> None:
     with pytest.raises(ContractError, match="no backup result"):
-        BackupResults().final_status(Outcome(Phase.COMPLETED, result=result))
+        BackupResults().final_status(DataUpload.parse(data_upload()), Outcome(Phase.COMPLETED, result=result))
 
 
 @pytest.mark.parametrize("result", [None, BACKUP], ids=["no result", "of a backup"])
 def test_a_restore_is_never_completed_without_its_result(result: MoverResult | None) -> None:
     with pytest.raises(ContractError, match="no restore result"):
-        RestoreResults().final_status(Outcome(Phase.COMPLETED, result=result))
+        RestoreResults().final_status(DataUpload.parse(data_upload()), Outcome(Phase.COMPLETED, result=result))
 
 
 def test_a_stored_outcome_has_no_secrets() -> None:

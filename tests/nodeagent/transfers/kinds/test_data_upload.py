@@ -222,11 +222,12 @@ def test_a_transfer_queues_for_its_volumes_namespace() -> None:
 def test_the_final_status_of_an_upload_is_as_recorded() -> None:
     kind = uploads({})
     result = kind.parse_result(
-        '{"snapshotID":"74b3","emptySnapshot":false,"source":{"byPath":"/69e4","volumeMode":"Filesystem"},'
+        '{"snapshotID":"74b3","emptySnapshot":false,"source":{"byPath":"/scratch/volume","volumeMode":"Filesystem"},'
         '"totalBytes":50000000,"incrementalBytes":50000000}'
     )
-    assert kind.final_status(Outcome(phase=Phase.COMPLETED, result=result)) == {
-        "path": "/69e4",
+    cr = kind.parse(data_upload())
+    assert kind.final_status(cr, Outcome(phase=Phase.COMPLETED, result=result)) == {
+        "path": f"/{cr.uid}",
         "snapshotID": "74b3",
         "incrementalBytes": 50000000,
         "progress": {"totalBytes": 50000000, "bytesDone": 50000000},
@@ -236,7 +237,7 @@ def test_the_final_status_of_an_upload_is_as_recorded() -> None:
 def test_the_final_status_of_a_download_is_as_recorded() -> None:
     kind = downloads({})
     result = kind.parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
-    status = kind.final_status(Outcome(phase=Phase.COMPLETED, result=result))
+    status = kind.final_status(kind.parse(data_download()), Outcome(phase=Phase.COMPLETED, result=result))
     assert status == {"progress": {"totalBytes": 50000000, "bytesDone": 50000000}}
 
 

@@ -134,7 +134,7 @@ async def test_a_backup_completes_with_the_fields_that_its_definition_has() -> N
     stamps = {key for key in transfer["status"] if key.endswith("Timestamp")}
     assert {key: value for key, value in transfer["status"].items() if key not in stamps} == {
         "phase": "Completed",
-        "path": "/uid",
+        "path": f"/{transfer['metadata']['uid']}",
         "snapshotID": "kopia-1",
         "incrementalBytes": 600,
         "progress": {"totalBytes": 1000, "bytesDone": 1000},
