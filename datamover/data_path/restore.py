@@ -97,6 +97,8 @@ async def _restore_files(
     try:
         # In local mode it may be missing, and kopia is confined to it.
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as e:
+        raise DataPathError(f"target {target} is not a directory") from e
     except OSError as e:
         raise DataPathError(f"cannot create target {target}: {e.strerror}") from e
     types = SnapshotTypes(repository.kopia, snapshot)

@@ -94,7 +94,7 @@ async def test_a_restore_that_fails_reports_the_cause(repository: Path, tree: Pa
     mover = build_local_mover(str(repository))
     backup = await mover.back_up(tree, "", None)
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(KopiaError, match=rf"restore snapshot {backup.snapshot_id} to [^\n]*\n(.*\n)*.*not a directory"):
+    with pytest.raises(DataPathError, match=r"target /.*/file is not a directory"):
         await mover.restore(backup.snapshot_id, tmp_path / "file", None)
     for pack in _packs(repository):
         pack.write_bytes(b"\0" * pack.stat().st_size)

@@ -244,7 +244,10 @@ async def test_a_prepared_transfer_fails_if_its_lost_mover_pod_is_not_replaced_i
                 "phase": "Failed",
                 **PREEMPTED,
                 "containerStatuses": [
-                    {"state": {"terminated": {"exitCode": 14, "message": "SIGTERM: the data path is canceled"}}}
+                    {
+                        "name": "mover",
+                        "state": {"terminated": {"exitCode": 14, "message": "SIGTERM: the data path is canceled"}},
+                    }
                 ],
             },
             "preempting to accommodate a higher priority pod",
