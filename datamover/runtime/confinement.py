@@ -5,8 +5,8 @@ moment, and kopia follows links. So the kernel must limit what kopia opens. Land
 A jail also hides other files from chmod, chown and utimes, which no version of Landlock governs: it is used in addition
 where mounts are permitted, and in place of Landlock where the kernel has none.
 
-All of it is prepared before the fork. The child itself makes a few system calls between fork and exec: 0.1 ms, while a
-program in between that did the same in Python would add 15 ms to each call of kopia.
+All of it is prepared before the fork. The child itself makes a few system calls between fork and exec; a program in
+between that did the same in Python would add an interpreter's start to each call of kopia.
 """
 
 import ctypes
