@@ -1,4 +1,4 @@
-"""One run of kopia over a volume that somebody else may control: its secrets, its own files, and its bounds.
+"""One run of kopia over a volume that a tenant may control: its secrets, its own files, and its bounds.
 
 Nothing that kopia could open by path meanwhile contains a secret. Password and configuration, with the keys in it, are
 passed through named pipes: each has its name only until kopia opens it, hence before kopia has read the secret, and
@@ -134,7 +134,7 @@ def _bounds(config: JsonDict, environment: Mapping[str, str], *, access: VolumeA
     repository = (Path(storage["config"]["path"]),) if storage["type"] == "filesystem" else ()
     tokens = own_token_files(storage, environment)
     if tokens and access.in_use:
-        # Whoever controls the volume could have it read through a link at any moment.
+        # A tenant who controls the volume could have it read through a link at any moment.
         raise RepositoryError(
             f"kopia would read {tokens[0]} during the transfer, which is not possible for a volume that a pod uses: "
             "set keys in spec.credential of the BackupStorageLocation"

@@ -41,7 +41,7 @@ WRITING: Final = "writing restored data to the disk"
 
 
 _SYNC: Final = ("/usr/bin/sync", "/bin/sync")
-"""Not looked for on the PATH, which may name a directory that somebody else can write to."""
+"""Not looked for on the PATH, which may name a directory that another user can write to."""
 
 _STDIN: Final = "/proc/self/fd/0"
 

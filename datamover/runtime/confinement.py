@@ -1,6 +1,6 @@
 """Confinement of a child process to the files that it needs, by Landlock and a chroot jail.
 
-Whoever controls a volume while it is backed up or restored can put a link in the place of any of its files at any
+A tenant who controls a volume while it is backed up or restored can put a link in the place of any of its files at any
 moment, and kopia follows links. So the kernel must limit what kopia opens. Landlock does, wherever the kernel has it.
 A jail also hides other files from chmod, chown and utimes, which no version of Landlock governs: it is used in addition
 where mounts are permitted, and in place of Landlock where the kernel has none.
@@ -56,7 +56,7 @@ _AUTHORITIES: Final = tuple(
 class Bounds:
     """What a confined program may open: directories, and public files or directories of which a jail has copies.
 
-    `volume` is the one of `read` and `write` that somebody else controls, None if there is none.
+    `volume` is the one of `read` and `write` that a tenant controls, None if there is none.
     """
 
     volume: Path | None = None
@@ -93,7 +93,7 @@ class Means:
 
 @cache
 def find_means() -> Means:
-    """Return what confines a child of this process, as a child tells that tries it."""
+    """Return what confines a child of this process, as a child that tries it reports."""
     try:
         abi, missing = landlock_abi(), ""
     except OSError as e:

@@ -1,6 +1,6 @@
 """Access to a directory tree by descriptors: no symbolic link in it is followed, whatever changes meanwhile.
 
-A path would be resolved anew by each system call, and whoever controls the tree could put a link into it in between.
+Each system call would resolve a path again, and a tenant who controls the tree could put a link into it in between.
 """
 
 import os
