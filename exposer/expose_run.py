@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from core.errors import ExposeError
-from core.kube.client import KubeClient
+from core.kube.client import Deletion, KubeClient
 from core.kube.errors import AlreadyExistsError, KubeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_SNAPSHOT_CONTENTS, Resource
 from core.logs import fields
@@ -18,7 +18,7 @@ from core.models.reasons import PendingReason
 from exposer.handover import settle_source
 from exposer.model import Guard, NotOwnerError, Owner, Pending
 from exposer.ownership import create_pod, created_by_velero, describe_object
-from exposer.volumes import delete_with_volume, is_being_provisioned
+from exposer.volumes import is_being_provisioned
 
 __all__ = ["ExposeRun"]
 
@@ -111,7 +111,8 @@ class ExposeRun:
     async def _undo(self, cause: NotOwnerError) -> None:
         """Delete by UID what this run read or created for the owner, if no agent continues with it.
 
-        What cannot be deleted is left to garbage collection, which finds it by the owner's label.
+        What cannot be deleted is left to garbage collection, which finds it by the owner's label. So are a PVC
+        that may have a volume, and its snapshot, which some storages delete after the volume only.
         """
         if not cause.ended:
             return
@@ -120,7 +121,7 @@ class ExposeRun:
             extra = fields(kind=resource.kind, namespace=self._namespace(resource), name=meta["name"], uid=meta["uid"])
             try:
                 if not await self._delete(resource, obj):
-                    _log.info("object is being provisioned, garbage collection will delete it", extra=extra)
+                    _log.info("object may have a volume, garbage collection will delete both", extra=extra)
                     return
             except KubeError:
                 _log.warning(
@@ -132,19 +133,22 @@ class ExposeRun:
                 _log.info("deleting object of a finished transfer", extra=extra)
 
     async def _delete(self, resource: Resource, obj: JsonDict) -> bool:
-        """Delete one object; return whether what it was created from may be deleted too."""
-        meta = obj["metadata"]
+        """Delete one object; return whether that was done, so that what it was created from may be deleted too."""
+        meta, namespace, version = obj["metadata"], self._namespace(resource), ""
         if resource == PERSISTENT_VOLUME_CLAIMS:
             # It may have got its volume since it was seen.
-            claim = await self._client.read(resource, self._namespace(resource), meta["name"])
+            claim = await self._client.read(resource, namespace, meta["name"])
             if claim is None or claim["metadata"]["uid"] != meta["uid"]:
                 return True
-            await delete_with_volume(self._client, claim)
-            return not await is_being_provisioned(self._client, claim)
+            if claim["spec"].get("volumeName") or await is_being_provisioned(self._client, claim):
+                return False
+            version = claim["metadata"]["resourceVersion"]
         if resource == VOLUME_SNAPSHOT_CONTENTS:
             await settle_source(self._client, obj)
-        await self._client.delete(resource, self._namespace(resource), meta["name"], uid=meta["uid"])
-        return True
+        deletion = await self._client.delete(
+            resource, namespace, meta["name"], uid=meta["uid"], resource_version=version
+        )
+        return not version or deletion is not Deletion.CONFLICT
 
     def _name_taken(self, obj: JsonDict, place: str) -> Pending:
         """Return why the expose is pending where the object of another transfer has the name.

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+from core.kube.transport import Request, Response
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import NotOwnerError, Pending
 from tests.exposer.support.restore_steps import clean_up
@@ -14,6 +15,19 @@ from tests.exposer.test_csi_snapshot_guard import Guard
 
 Scene = BackupScene | RestoreScene
 by_scene = pytest.mark.parametrize("build", [BackupScene, RestoreScene], ids=["backup", "restore"])
+
+
+class Meanwhile(Cut):
+    """A transport that deletes a PVC only after the controllers have run."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.kube)
+        self._world = world
+
+    async def request(self, request: Request) -> Response:
+        if request.method == "DELETE" and PERSISTENT_VOLUME_CLAIMS.plural in request.path:
+            await self._world.settle()
+        return await super().request(request)
 
 
 async def run_expose(scene: Scene, transport: Cut | None = None) -> None:
@@ -78,6 +92,39 @@ async def test_no_volume_is_left_by_an_expose_that_outlives_its_transfer(build: 
     with pytest.raises(NotOwnerError):
         await scene.world.until_exposed(step)
     await collect(scene.world)
+
+    assert scene.world.disks == set()
+
+
+@pytest.mark.parametrize("provisioned", [True, False], ids=["provisioned", "being provisioned"])
+@pytest.mark.parametrize(("build", "creates_pod"), [(BackupScene, 5), (RestoreScene, 2)], ids=["backup", "restore"])
+async def test_no_volume_is_left_by_a_later_expose_that_outlives_its_transfer(
+    build: type[Scene], creates_pod: int, provisioned: bool
+) -> None:
+    """An earlier one has created the PVC, and no pod."""
+    scene = build(reclaim="Retain")
+    scene.world.provisions = provisioned
+    for guard in (Guard(creates_pod, ended=False), Guard(1, ended=True)):
+        step = partial(scene.exposer().ensure, scene.request, guard)  # type: ignore[arg-type] # its own
+        with pytest.raises(NotOwnerError):
+            await scene.world.until_exposed(step)
+        await scene.world.settle()
+    scene.world.provisions = True
+    await collect(scene.world)
+
+    assert scene.world.disks == set()
+    assert scene.world.violations == []
+
+
+async def test_a_claim_whose_provisioning_begins_before_it_is_deleted_is_kept() -> None:
+    scene = RestoreScene(reclaim="Retain")
+    scene.world.provisions = False
+    await cut_short(scene.exposer().ensure(scene.request, no_guard))
+    for _ in range(3):
+        await scene.exposer(Meanwhile(scene.world)).clean_up(scene.request)
+    scene.world.provisions = True
+    await scene.world.settle()
+    await clean_up(scene)
 
     assert scene.world.disks == set()
 
