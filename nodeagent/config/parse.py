@@ -118,7 +118,9 @@ class ParsedConfig:
 
 
 def parse_config(text: str) -> ParsedConfig:
-    """Return the configuration in `text`, with all findings.
+    """Return the configuration in `text`, with all findings; `null` is an empty document, as in Velero.
+
+    Source: Go, encoding/json: null leaves a struct unchanged.
 
     Raises:
         ConfigError: `text` is not a JSON object.
@@ -127,6 +129,8 @@ def parse_config(text: str) -> ParsedConfig:
         document = load_json(text)
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"the configuration is not JSON: {e}") from e
+    if document is None:
+        document = {}
     if not isinstance(document, dict):
         raise ConfigError(f"the configuration is not a JSON object but {_describe(document)}")
     keys = sort_keys(document, AgentConfig)

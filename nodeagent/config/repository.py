@@ -53,7 +53,7 @@ class ParsedSettings:
 def parse_settings_of(config_map: JsonDict) -> ParsedSettings:
     """Return the settings for repositories in `config_map`, a v1 ConfigMap as JSON dict.
 
-    Keys that kopia repositories do not know are passed on unchanged.
+    Keys that kopia repositories do not know are passed on unchanged. `null` is an empty document, as in Velero.
 
     Raises:
         ConfigError: the value for the repository type is not a JSON object.
@@ -65,6 +65,8 @@ def parse_settings_of(config_map: JsonDict) -> ParsedSettings:
         document = load_json(text)
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"its key {REPOSITORY_TYPE} is not JSON: {e}") from e
+    if document is None:
+        return ParsedSettings()
     if not isinstance(document, dict):
         raise ConfigError(f"its key {REPOSITORY_TYPE} is not a JSON object")
     found = _Found()

@@ -37,6 +37,7 @@ def test_keys_in_force_are_taken_without_a_word() -> None:
     "document",
     [
         {},
+        None,
         {"loadConcurrency": None, "backupPVC": None},
         {"priorityClassName": "", "backupPVC": {"a": None}},
         {"podResources": {"cpuLimit": ""}},
@@ -324,7 +325,7 @@ def test_a_repeated_key_is_reported() -> None:
     assert parsed.config == _config(slots=4)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "[" * 100_000], ids=lambda text: text[:6] or "empty")
+@pytest.mark.parametrize("text", ["", "{", "[]", "nul", '"text"', "[" * 100_000], ids=lambda text: text[:6] or "empty")
 def test_a_document_that_is_no_json_object_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not (JSON|a JSON object)"):
         parse_config(text)

@@ -67,6 +67,7 @@ def test_an_invalid_value_counts_as_unset_and_is_reported(document: str, expecte
         ('{"cacheLimitMB": 0}', 0, {}),
         ('{"cacheLimitMB": "x"}', 5000, {}),
         ("{}", 5000, {}),
+        ("null", 5000, {}),
     ],
 )
 def test_a_cache_volume_has_the_configured_limit_and_0_means_none(
