@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
+from exposer.settings import ExposeSettings
 from nodeagent.config.live import ConfigSources, InitialConfig, LiveConfig
 from nodeagent.leader.wiring import Leader, build_leader
 from nodeagent.node.wiring import Node, build_node
@@ -42,7 +44,7 @@ from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from nodeagent.web.server import WebPages, WebServer
 
-__all__ = ["Agent", "build_agent", "build_parts", "serve"]
+__all__ = ["Agent", "build_agent", "build_kinds", "build_parts", "serve"]
 
 
 _log = logging.getLogger(__name__)
@@ -138,17 +140,26 @@ def build_parts(client: KubeClient, clock: Clock, spec: AgentSpec, metrics: Metr
         own_pod=pod,
         live=live,
         causes=causes,
-        kinds=_build_kinds(client, live, causes, settings.datamover_names),
+        kinds=build_kinds(client, causes, live.expose_settings, settings.datamover_names),
     )
 
 
-def _build_kinds(client: KubeClient, live: LiveConfig, causes: CauseFinder, names: frozenset[str]) -> list[Kind[Any]]:
-    settings = live.expose_settings
+def build_kinds(
+    client: KubeClient, causes: CauseFinder, settings: Callable[[], ExposeSettings], datamovers: frozenset[str]
+) -> list[Kind[Any]]:
+    """Return the adapter of each kind.
+
+    Args:
+        client: sends the requests of their exposers.
+        causes: finds why a mover pod does not start.
+        settings: returns the active settings; called for each request.
+        datamovers: the values of `spec.datamover` that select this data mover.
+    """
     return [
-        DataUploadKind(client, CSISnapshotExposer(client, causes), settings, names),
-        DataDownloadKind(client, GenericRestoreExposer(client, causes), settings, names),
-        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), settings, names),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), settings, names),
+        DataUploadKind(CSISnapshotExposer(client, causes), settings, datamovers),
+        DataDownloadKind(GenericRestoreExposer(client, causes), settings, datamovers),
+        PodVolumeBackupKind(PodVolumeExposer(client, causes), settings, datamovers),
+        PodVolumeRestoreKind(PodVolumeExposer(client, causes), settings, datamovers),
     ]
 
 

@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import ClassVar, Final
 
 from core.errors import ExposeError
-from core.kube.client import KubeClient
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER
@@ -38,13 +37,11 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
     """The adapter of DataDownloads.
 
     Attributes:
-        client: the API client.
         exposer: exposes and rebinds the new volume.
         expose_settings: returns the active settings; called for each request.
         datamovers: the values of `spec.datamover` that select this data mover.
     """
 
-    client: KubeClient
     exposer: RestoreExposer
     expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from core.errors import ExposeError
-from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER
@@ -32,13 +31,11 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
     """The adapter of DataUploads.
 
     Attributes:
-        client: the API client.
         exposer: exposes the source snapshot.
         expose_settings: returns the active settings; called for each request.
         datamovers: the values of `spec.datamover` that select this data mover.
     """
 
-    client: KubeClient
     exposer: Exposer[SnapshotRequest]
     expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]

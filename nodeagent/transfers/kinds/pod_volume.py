@@ -10,7 +10,6 @@ from typing import ClassVar, Final, Generic, TypeVar
 
 from core.contract import MoverVerb
 from core.errors import ExposeError
-from core.kube.client import KubeClient
 from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
 from core.models.base import JsonDict
 from core.models.names import POD_VOLUME_FINALIZER
@@ -43,13 +42,11 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
     """The common part of both adapters.
 
     Attributes:
-        client: the API client.
         exposer: exposes the volume on its node.
         expose_settings: returns the active settings; called for each request.
         datamovers: the values of `spec.datamover` that select this data mover, in kinds that have the field.
     """
 
-    client: KubeClient
     exposer: PodVolumeExposer
     expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]

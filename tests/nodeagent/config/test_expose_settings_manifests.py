@@ -13,13 +13,8 @@ import pytest
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from exposer.csi_snapshot import CSISnapshotExposer
-from exposer.generic_restore import GenericRestoreExposer
-from exposer.pod_volume import PodVolumeExposer
+from nodeagent.app import build_kinds
 from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.kinds.data_download import DataDownloadKind
-from nodeagent.transfers.kinds.data_upload import DataUploadKind
-from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from tests.exposer.support.inputs import template
 from tests.exposer.support.scenes import BackupScene, RestoreScene
 from tests.exposer.support.world import Cut, World, no_guard
@@ -105,14 +100,8 @@ TRANSFERS: dict[str, tuple[str, Callable[[], World]]] = {
 def kind_of(recording: str, sent: Sent, document: JsonDict) -> Kind[Any]:
     client = World.client_over(sent)
     causes, settings = World.causes_over(client), build_settings(document, template())
-    names, pods = frozenset({""}), PodVolumeExposer(client, causes)
-    kinds: dict[str, Kind[Any]] = {
-        "dataupload": DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: settings, names),
-        "datadownload": DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: settings, names),
-        "podvolumebackup": PodVolumeBackupKind(client, pods, lambda: settings, names),
-        "podvolumerestore": PodVolumeRestoreKind(client, pods, lambda: settings, names),
-    }
-    return kinds[recording]
+    kinds = build_kinds(client, causes, lambda: settings, frozenset({""}))
+    return next(kind for kind in kinds if kind.spec.name.lower() == recording)
 
 
 @pytest.mark.parametrize("transfer", TRANSFERS)

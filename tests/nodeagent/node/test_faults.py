@@ -21,7 +21,7 @@ from tests.support.fakekube import FakeKube
 pytestmark = pytest.mark.looptime
 
 KEY = ("DataUpload", NAMESPACE, "du-1")
-UPLOADS = DataUploadKind(client=None, exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+UPLOADS = DataUploadKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
 
 
 class StoredCache(TransferCache):

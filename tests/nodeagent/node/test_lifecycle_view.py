@@ -14,7 +14,7 @@ from nodeagent.transfers.mover_pod import PodState
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload, mover_pod
 
 UNMEASURED = Measured()
-UPLOADS = DataUploadKind(client=None, exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+UPLOADS = DataUploadKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
 SITE = Site(NODE, NAMESPACE)
 
 

@@ -12,7 +12,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, auto
-from typing import Any
 
 from core.kube import resources
 from core.kube.client import KubeClient
@@ -32,11 +31,9 @@ from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, POD_VOLUME_FINALIZER
 from exposer.causes import CauseFinder
-from exposer.csi_snapshot import CSISnapshotExposer
-from exposer.generic_restore import GenericRestoreExposer
-from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
+from nodeagent.app import build_kinds
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
@@ -45,10 +42,6 @@ from nodeagent.node.slots import Slots
 from nodeagent.node.steps import Tools
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
-from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.kinds.data_download import DataDownloadKind
-from nodeagent.transfers.kinds.data_upload import DataUploadKind
-from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Cluster, Mover
@@ -140,14 +133,7 @@ def build_agent(
     client = KubeClient(transport, Retry(clock))
     metrics = metrics or Metrics(node)
     settings = ExposeSettings(AgentTemplate(image="mover:1", host_pods_mounted=True))
-    datamovers = frozenset({"velero", ""})
-    causes = CauseFinder(client, clock)
-    kinds: list[Kind[Any]] = [
-        DataUploadKind(client, CSISnapshotExposer(client, causes), lambda: settings, datamovers),
-        DataDownloadKind(client, GenericRestoreExposer(client, causes), lambda: settings, datamovers),
-        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), lambda: settings, datamovers),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), lambda: settings, datamovers),
-    ]
+    kinds = build_kinds(client, CauseFinder(client, clock), lambda: settings, frozenset({"velero", ""}))
     site = Site(node, NAMESPACE)
     cache = TransferCache(client, clock, site, kinds=kinds)
     status = StatusWriter(client, clock, on_stored=[cache.observe_written])

@@ -23,10 +23,10 @@ from tests.nodeagent.support.transfers import data_download, data_upload, pod_vo
 from tests.support.scripted import answer, scripted_client
 
 STAMP = "2026-11-21T12:30:00Z"
-UPLOADS = DataUploadKind(client=None, exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
-DOWNLOADS = DataDownloadKind(client=None, exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
-BACKUPS = PodVolumeBackupKind(client=None, exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
-RESTORES = PodVolumeRestoreKind(client=None, exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+UPLOADS = DataUploadKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+DOWNLOADS = DataDownloadKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+BACKUPS = PodVolumeBackupKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+RESTORES = PodVolumeRestoreKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 
 

@@ -13,16 +13,11 @@ from core.kube.retry import Retry
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.reasons import FailureReason
 from exposer.causes import CauseFinder
-from exposer.csi_snapshot import CSISnapshotExposer
-from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import Pending
-from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
+from nodeagent.app import build_kinds
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
-from nodeagent.transfers.kinds.data_download import DataDownloadKind
-from nodeagent.transfers.kinds.data_upload import DataUploadKind
-from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from tests.nodeagent.support.dispatching import agent_pod, open_scene
 from tests.nodeagent.support.transfers import mover_pod
 from tests.support.clock import LoopClock
@@ -156,17 +151,12 @@ async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once() 
 
 def real_kinds(kube: FakeKube) -> list[Kind[Any]]:
     client = KubeClient(kube, Retry(LoopClock()))
-    causes, names = CauseFinder(client, LoopClock()), frozenset({"velero", ""})
+    causes = CauseFinder(client, LoopClock())
 
     def settings() -> ExposeSettings:
         return ExposeSettings(AgentTemplate(image="mover:1", host_pods_mounted=True))
 
-    return [
-        DataUploadKind(client, CSISnapshotExposer(client, causes), settings, names),
-        DataDownloadKind(client, GenericRestoreExposer(client, causes), settings, names),
-        PodVolumeBackupKind(client, PodVolumeExposer(client, causes), settings, names),
-        PodVolumeRestoreKind(client, PodVolumeExposer(client, causes), settings, names),
-    ]
+    return build_kinds(client, causes, settings, frozenset({"velero", ""}))
 
 
 @pytest.mark.parametrize("recording", ["dataupload", "datadownload", "podvolumebackup", "podvolumerestore"])

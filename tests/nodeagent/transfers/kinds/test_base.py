@@ -22,7 +22,6 @@ from tests.exposer.support.inputs import pod_volume_request, restore_request, sn
 from tests.exposer.support.world import no_guard
 from tests.nodeagent.support.configured import build_settings
 from tests.support.golden import recorded
-from tests.support.scripted import answer, scripted_client
 
 RECORDED: JsonDict = {
     "backupPVC": {"hostpath": {"annotations": {"a/b": "c"}}},
@@ -54,21 +53,16 @@ class RecordingExposer:
         return Pending("Recorded", "")
 
 
-async def ask(
-    kind: str, raw: JsonDict, document: JsonDict, *, repositories: list[JsonDict] | None = None, limit_mib: int = 5000
-) -> Any:
+async def ask(kind: str, raw: JsonDict, document: JsonDict, *, limit_mib: int = 5000) -> Any:
     """Return what the adapter of that kind asks for."""
     exposer: Any = RecordingExposer()
-    client = scripted_client(lambda _: answer({"metadata": {}, "items": repositories or []}))
-    names, settings = (
-        frozenset({"velero", ""}),
-        build_settings(document, template(tolerations=[]), cache_limit_mib=limit_mib),
-    )
+    settings = build_settings(document, template(tolerations=[]), cache_limit_mib=limit_mib)
+    names = frozenset({"velero", ""})
     kinds: dict[str, Kind[Any]] = {
-        "dataupload": DataUploadKind(client, exposer, lambda: settings, names),
-        "datadownload": DataDownloadKind(client, exposer, lambda: settings, names),
-        "podvolumebackup": PodVolumeBackupKind(client, exposer, lambda: settings, names),
-        "podvolumerestore": PodVolumeRestoreKind(client, exposer, lambda: settings, names),
+        "dataupload": DataUploadKind(exposer, lambda: settings, names),
+        "datadownload": DataDownloadKind(exposer, lambda: settings, names),
+        "podvolumebackup": PodVolumeBackupKind(exposer, lambda: settings, names),
+        "podvolumerestore": PodVolumeRestoreKind(exposer, lambda: settings, names),
     }
     adapter = kinds[kind.removeprefix("block-")]
     transfer: Transfer = adapter.parse(raw)
@@ -125,23 +119,10 @@ async def test_the_size_of_the_snapshot_decides_about_a_cache(kind: str, snapsho
     assert (await ask(kind, raw, document)).cache == (CACHE if cached else None)
 
 
-@pytest.mark.parametrize("repository", [{"cacheLimitMB": "20000"}, {"cacheLimitMB": "100"}, {}, None], ids=str)
+@pytest.mark.parametrize(("limit_mib", "cache"), [(5000, CACHE), (100, CacheVolume("fast", 100)), (0, None)])
 @pytest.mark.parametrize("kind", ["datadownload", "podvolumerestore"])
-async def test_the_configuration_decides_about_a_cache_whatever_the_repository_keeps(
-    kind: str, repository: dict[str, str] | None
-) -> None:
-    raw = recorded("backuprepository")
-    raw["spec"]["repositoryConfig"] = repository
-
-    assert (await ask(kind, recorded(kind), EVERYTHING, repositories=[raw])).cache == CACHE
-    assert (await ask(kind, recorded(kind), EVERYTHING, repositories=[raw], limit_mib=100)).cache == CacheVolume(
-        "fast", 100
-    )
-
-
-@pytest.mark.parametrize("kind", ["datadownload", "podvolumerestore"])
-async def test_a_limit_of_0_means_no_cache_volume(kind: str) -> None:
-    assert (await ask(kind, recorded(kind), EVERYTHING, limit_mib=0)).cache is None
+async def test_the_configured_limit_decides_about_a_cache(kind: str, limit_mib: int, cache: CacheVolume | None) -> None:
+    assert (await ask(kind, recorded(kind), EVERYTHING, limit_mib=limit_mib)).cache == cache
 
 
 async def test_a_source_of_another_class_is_not_set_up() -> None:

@@ -80,23 +80,22 @@ class FakeExposer:
         return None
 
 
-def uploads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None) -> DataUploadKind:
-    return DataUploadKind(client(world), exposer or FakeExposer(), lambda: SETTINGS, frozenset({"velero", ""}))
+def uploads(exposer: FakeExposer | None = None) -> DataUploadKind:
+    return DataUploadKind(exposer or FakeExposer(), lambda: SETTINGS, frozenset({"velero", ""}))
 
 
-def downloads(world: Mapping[str, JsonDict], exposer: FakeExposer | None = None) -> DataDownloadKind:
-    return DataDownloadKind(client(world), exposer or FakeExposer(), lambda: SETTINGS, frozenset({"velero", ""}))
+def downloads(exposer: FakeExposer | None = None) -> DataDownloadKind:
+    return DataDownloadKind(exposer or FakeExposer(), lambda: SETTINGS, frozenset({"velero", ""}))
 
 
-async def admission(kind: DataUploadKind | DataDownloadKind, transfer: JsonDict) -> Admission:
-    adapter: Kind[Any] = kind
-    return await adapter.check_admission(adapter.parse(transfer), kind.client)
+async def admission(kind: Kind[Any], transfer: JsonDict, world: Mapping[str, JsonDict] = READY_WORLD) -> Admission:
+    return await kind.check_admission(kind.parse(transfer), client(world))
 
 
 async def test_a_transfer_may_start_when_all_it_needs_is_ready() -> None:
     verdicts = [
-        (await admission(uploads(READY_WORLD), data_upload())).decision,
-        (await admission(downloads(READY_WORLD), data_download())).decision,
+        (await admission(uploads(), data_upload())).decision,
+        (await admission(downloads(), data_download())).decision,
     ]
     assert verdicts == [AdmissionState.READY, AdmissionState.READY]
 
@@ -135,7 +134,10 @@ async def test_an_unusable_location_is_named_and_pending(
     world: Mapping[str, JsonDict], limit: timedelta | None, words: str
 ) -> None:
     """One that is missing may be in rotation: the transfer fails after two minutes only."""
-    for found in (await admission(uploads(world), data_upload()), await admission(downloads(world), data_download())):
+    for found in (
+        await admission(uploads(), data_upload(), world),
+        await admission(downloads(), data_download(), world),
+    ):
         assert words in found.message
         assert (found.decision, found.blocked, found.indefinite) == (AdmissionState.PENDING, True, False)
         assert found.limit == limit
@@ -154,25 +156,28 @@ async def test_an_unusable_location_is_named_and_pending(
 )
 async def test_a_location_that_is_not_available_delays_nothing(status: JsonDict, warning: str) -> None:
     world = READY_WORLD | {LOCATION_PATH: LOCATION | {"status": status}}
-    for found in (await admission(uploads(world), data_upload()), await admission(downloads(world), data_download())):
+    for found in (
+        await admission(uploads(), data_upload(), world),
+        await admission(downloads(), data_download(), world),
+    ):
         wanted = f"BackupStorageLocation {warning}" if warning else ""
         assert found == Admission(AdmissionState.READY, warning=wanted)
 
 
 async def test_a_snapshot_that_is_not_ready_is_pending_indefinitely() -> None:
     exposer = FakeExposer(Pending("SnapshotNotReady", "not ready yet"))
-    found = await admission(uploads(READY_WORLD, exposer), data_upload())
+    found = await admission(uploads(exposer), data_upload())
     assert found == Admission(AdmissionState.PENDING, "SnapshotNotReady", "not ready yet", indefinite=True)
 
 
 async def test_a_snapshot_with_an_error_is_blocked() -> None:
     exposer = FakeExposer(Pending("SnapshotError", "no space left", blocked=True))
-    found = await admission(uploads(READY_WORLD, exposer), data_upload())
+    found = await admission(uploads(exposer), data_upload())
     assert found == Admission(AdmissionState.PENDING, "SnapshotError", "no space left", blocked=True)
 
 
 async def test_a_missing_snapshot_fails() -> None:
-    found = await admission(uploads(READY_WORLD, FakeExposer(ExposeError("VolumeSnapshot a/b is gone"))), data_upload())
+    found = await admission(uploads(FakeExposer(ExposeError("VolumeSnapshot a/b is gone"))), data_upload())
     assert (found.decision, found.message) == (AdmissionState.FAILED, "VolumeSnapshot a/b is gone")
 
 
@@ -182,7 +187,7 @@ async def test_another_snapshot_type_is_rejected_and_leaves_nothing_to_clean(cha
     transfer = data_upload()
     transfer["spec"] |= change
     exposer = FakeExposer()
-    kind = uploads(READY_WORLD, exposer)
+    kind = uploads(exposer)
     assert (await admission(kind, transfer)).decision is AdmissionState.FAILED
     if transfer["spec"]["csiSnapshot"] is None:
         assert await kind.clean_up(kind.parse(transfer)) is None
@@ -191,36 +196,36 @@ async def test_another_snapshot_type_is_rejected_and_leaves_nothing_to_clean(cha
 
 async def test_a_missing_target_claim_is_permanent_after_two_minutes() -> None:
     world = {path: obj for path, obj in READY_WORLD.items() if path != CLAIM_PATH}
-    found = await admission(downloads(world), data_download())
+    found = await admission(downloads(), data_download(), world)
     assert (found.decision, found.indefinite, found.limit) == (AdmissionState.PENDING, False, timedelta(minutes=2))
     assert "PersistentVolumeClaim app3/data" in found.message
 
 
 async def test_an_unconsumed_target_claim_waits() -> None:
-    found = await admission(downloads(READY_WORLD, FakeExposer(Pending("R", "first pod"))), data_download())
+    found = await admission(downloads(FakeExposer(Pending("R", "first pod"))), data_download())
     assert found == Admission(AdmissionState.PENDING, "R", "first pod")
 
 
 async def test_a_bound_target_claim_fails() -> None:
-    found = await admission(downloads(READY_WORLD, FakeExposer(ExposeError("bound already"))), data_download())
+    found = await admission(downloads(FakeExposer(ExposeError("bound already"))), data_download())
     assert (found.decision, found.message) == (AdmissionState.FAILED, "bound already")
 
 
 @pytest.mark.parametrize(("datamover", "ours"), [("", True), ("velero", True), ("another", False)])
 def test_only_transfers_for_this_mover_are_managed(datamover: str, ours: bool) -> None:
-    cases: list[tuple[Kind[Any], JsonDict]] = [(uploads({}), data_upload()), (downloads({}), data_download())]
+    cases: list[tuple[Kind[Any], JsonDict]] = [(uploads(), data_upload()), (downloads(), data_download())]
     for kind, transfer in cases:
         transfer["spec"]["datamover"] = datamover
         assert kind.managed(kind.parse(transfer)) is ours
 
 
 def test_a_transfer_queues_for_its_volumes_namespace() -> None:
-    assert uploads({}).queue_namespace(uploads({}).parse(data_upload())) == "app"
-    assert downloads({}).queue_namespace(downloads({}).parse(data_download())) == "app3"
+    assert uploads().queue_namespace(uploads().parse(data_upload())) == "app"
+    assert downloads().queue_namespace(downloads().parse(data_download())) == "app3"
 
 
 def test_the_final_status_of_an_upload_is_as_recorded() -> None:
-    kind = uploads({})
+    kind = uploads()
     result = kind.parse_result(
         '{"snapshotID":"74b3","emptySnapshot":false,"source":{"byPath":"/scratch/volume","volumeMode":"Filesystem"},'
         '"totalBytes":50000000,"incrementalBytes":50000000}'
@@ -235,7 +240,7 @@ def test_the_final_status_of_an_upload_is_as_recorded() -> None:
 
 
 def test_the_final_status_of_a_download_is_as_recorded() -> None:
-    kind = downloads({})
+    kind = downloads()
     result = kind.parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
     status = kind.final_status(kind.parse(data_download()), Outcome(phase=Phase.COMPLETED, result=result))
     assert status == {"progress": {"totalBytes": 50000000, "bytesDone": 50000000}}
@@ -243,7 +248,7 @@ def test_the_final_status_of_a_download_is_as_recorded() -> None:
 
 def test_a_result_of_the_other_kind_is_rejected() -> None:
     with pytest.raises(ResultError):
-        downloads({}).parse_result('{"snapshotID":"s","source":{"byPath":"/x"}}')
+        downloads().parse_result('{"snapshotID":"s","source":{"byPath":"/x"}}')
 
 
 @pytest.mark.parametrize(
@@ -252,17 +257,17 @@ def test_a_result_of_the_other_kind_is_rejected() -> None:
     ids=["failed", "completed"],
 )
 async def test_the_kept_volume_is_dropped_unless_it_was_handed_over(phase: Phase, dropped: list[KeptVolume]) -> None:
-    result = downloads({}).parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
+    result = downloads().parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
     kept = Outcome(phase=Phase.COMPLETED, result=result, pv_name="pv-1", reclaim_policy="Retain")
     transfer = data_download(status={"phase": str(phase)}, annotations={OUTCOME_ANNOTATION: kept.to_json()})
     exposer = FakeExposer()
-    kind = downloads({}, exposer)
+    kind = downloads(exposer)
     assert await kind.clean_up(kind.parse(transfer)) is None
     assert (exposer.dropped, exposer.cleaned) == (dropped, 1)
 
 
 async def test_the_written_volume_is_kept_with_the_outcome() -> None:
-    kind = downloads({})
+    kind = downloads()
     cr = kind.parse(data_download())
     outcome = await kind.keep(cr, Outcome(phase=Phase.COMPLETED))
     assert (outcome.pv_name, outcome.reclaim_policy) == ("pv-1", "Delete")
@@ -270,7 +275,7 @@ async def test_the_written_volume_is_kept_with_the_outcome() -> None:
 
 
 async def test_an_upload_is_complete_with_its_outcome() -> None:
-    kind = uploads({})
+    kind = uploads()
     cr, outcome = kind.parse(data_upload()), Outcome(phase=Phase.COMPLETED)
     assert await kind.keep(cr, outcome) == outcome
     assert await kind.complete(cr, outcome) is None

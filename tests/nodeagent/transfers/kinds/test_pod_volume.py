@@ -42,8 +42,8 @@ def kind_of(name: str, kube: FakeKube, *, reachable: bool = True, names: frozens
     exposer = PodVolumeExposer(client, CauseFinder(client, LoopClock()))
     settings = ExposeSettings(AgentTemplate("mover:1", host_pods_mounted=reachable))
     if name == "PodVolumeBackup":
-        return PodVolumeBackupKind(client, exposer, lambda: settings, names)
-    return PodVolumeRestoreKind(client, exposer, lambda: settings, names)
+        return PodVolumeBackupKind(exposer, lambda: settings, names)
+    return PodVolumeRestoreKind(exposer, lambda: settings, names)
 
 
 async def admission(transfer: JsonDict, *objects: JsonDict, reachable: bool = True) -> Admission:
