@@ -140,6 +140,18 @@ async def test_a_token_file_of_another_storage_or_beside_keys_is_no_obstacle(
             assert bounds[-1].read == (tmp_path,)
 
 
+@pytest.mark.parametrize(("kind", "variable"), _TOKENS)
+async def test_the_jail_of_a_mover_pod_cannot_hold_a_token_file(tmp_path: Path, kind: str, variable: str) -> None:
+    """It is the scratch volume, and the file is elsewhere."""
+    volume, token = tmp_path / "scratch" / "volume", tmp_path / "tokens" / "token"
+    volume.mkdir(parents=True)
+    environment = _environment(tmp_path, {"type": kind, "config": {}}, {variable: str(token)})
+    message = f"cannot confine kopia: {token.parent} is not in {volume.parent}, which would be its jail"
+    with pytest.raises(DataPathError, match=message):
+        async with open_private_run("true", environment, VolumeAccess(volume), Means(missing="x", chroot=True)):
+            pass
+
+
 async def _fail(environment: dict[str, str], program: str = "true") -> AgentError:
     with pytest.raises(AgentError) as raised:
         async with open_private_run(program, environment, VolumeAccess(), _MEANS):
@@ -186,3 +198,28 @@ async def test_a_pod_with_the_capability_to_chroot_alone_is_confined_to_its_scra
     if kind == "data":
         assert describe_tree(volume) == before
     assert {path.name for path in scratch.iterdir()} <= {"volume", "kopia-cache"}
+
+
+@pytest.mark.processes
+@pytest.mark.cause("not-confined")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nothing", "cannot confine kopia to its volume: no Landlock (Operation not permitted), and no chroot: permit"),
+        ("chroot", "cannot confine kopia: {folder}/backups/kopia/app is not in {folder}/scratch, which would be"),
+    ],
+)
+async def test_a_pod_that_cannot_be_confined_fails_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    use_means(name, monkeypatch)
+    volume = tmp_path / "scratch" / "volume"
+    volume.mkdir(parents=True)
+    (tmp_path / "backups").mkdir()
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository()
+    assert await pod.init() == 0
+    pod.put_repository(phase="Ready")
+    pod.put_transfer("DataUpload")
+    assert await pod.run("data-upload", volume) == DataPathError.exit_code
+    assert text.format(folder=tmp_path) in pod.message

@@ -28,16 +28,23 @@ def _chroot() -> Means:
     return Means(missing="switched off by a test", chroot=True)
 
 
+def _nothing() -> Means:
+    need_root("a failure for lack of means")
+    return Means(missing="Operation not permitted")
+
+
 MEANS: dict[str, Callable[[], Means]] = {"landlock": _landlock, "jail": _jail, "default": find_means}
 """Keyed by the name for parameters."""
+
+_OF_PODS: dict[str, Callable[[], Means]] = {"chroot": _chroot, "nothing": _nothing}
 
 
 def use_means(name: str, monkeypatch: pytest.MonkeyPatch) -> Means:
     """Let data movers in this process use these means only.
 
-    `chroot` is the jail of a mover pod, without mounts.
+    `chroot` is the jail of a mover pod, without mounts, and `nothing` one that lacks the capability for it.
     """
-    means = _chroot() if name == "chroot" else MEANS[name]()
+    means = (MEANS | _OF_PODS)[name]()
     for module in ("datamover.kopia.process", "datamover.pod.transfer"):
         monkeypatch.setattr(f"{module}.find_means", lambda: means)
     return means
