@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,6 +139,25 @@ def test_the_done_file_replaces_earlier_files(tmp_path: Path, left: str) -> None
     write_done_file(volume, "uid-of-the-restore")
     assert [path.name for path in (volume / ".velero").iterdir()] == ["uid-of-the-restore"]
     assert (volume / "a" / "b").is_dir()
+
+
+def test_the_done_file_is_not_written_through_a_link_that_is_swapped_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume, outside = tmp_path / "volume", tmp_path / "OUT"
+    for folder in (volume, outside):
+        folder.mkdir()
+    make_directory = os.mkdir
+
+    def swap(*arguments: Any, **options: Any) -> None:
+        make_directory(*arguments, **options)
+        (volume / ".velero").rename(volume / "away")
+        (volume / ".velero").symlink_to(outside)
+
+    monkeypatch.setattr(os, "mkdir", swap)
+    with pytest.raises(DataPathError, match="cannot write done file"):
+        write_done_file(volume, "uid-of-the-restore")
+    assert list(outside.iterdir()) == []
 
 
 async def test_an_incomplete_snapshot_is_not_a_parent(
