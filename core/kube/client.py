@@ -241,7 +241,7 @@ class KubeClient:
             if token:
                 query["continue"] = token
             body = await self._send(
-                Request("GET", path, query),
+                Request("GET", path, query, many=True),
                 attempted,
                 _parse_list,
                 again=True,

@@ -7,18 +7,27 @@ implementation.
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["MERGE_PATCH", "Request", "Response", "Transport"]
+from core.kube.errors import GoneError, UnreachableError
+
+__all__ = ["MERGE_PATCH", "LineSplitter", "Request", "Response", "Transport", "check_size"]
 
 MERGE_PATCH = "application/merge-patch+json"
+
+_LARGEST_OBJECT_BYTES: Final = 16 << 20
+"""Several times what the API server accepts: 3 MiB, of which etcd stores 1.5.
+
+Source: Kubernetes v1.34, MaxRequestBodyBytes in staging/src/k8s.io/apiserver/pkg/server/config.go.
+"""
 
 
 @dataclass(frozen=True)
 class Request:
     """One HTTP request: `path` is absolute and unescaped, `body` is JSON text or None.
 
-    `urgent`: it bypasses the client's rate limit (`nodeagent.runtime.rate_limit`).
+    `urgent`: it bypasses the client's rate limit (`nodeagent.runtime.rate_limit`). `many`: its response may
+    be larger than one object.
     """
 
     method: str
@@ -28,6 +37,7 @@ class Request:
     content_type: str = "application/json"
     timeout_seconds: float = 30.0
     urgent: bool = False
+    many: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class Transport(Protocol):
         """Return the response, of any status.
 
         Raises:
-            UnreachableError: no response within the request's timeout.
+            UnreachableError: no response within the request's timeout, or a larger one than any object.
         """
         ...
 
@@ -60,9 +70,54 @@ class Transport(Protocol):
         Raises:
             KubeError: the server rejected the request (raised on entering).
             UnreachableError: the connection failed, broke, or was idle for too long.
+            GoneError: a line is longer than any object; list again.
         """
         ...
 
     async def close(self) -> None:
         """Release all connections; calling it twice is allowed."""
         ...
+
+
+def check_size(request: Request, size_bytes: int) -> None:
+    """Check how much of a response has been read.
+
+    Raises:
+        UnreachableError: more than any object has; something else than an API server sends it.
+    """
+    if size_bytes > _LARGEST_OBJECT_BYTES and not request.many:
+        raise UnreachableError(
+            f"{request.method} {request.path}: the response exceeds {_LARGEST_OBJECT_BYTES >> 20} MiB"
+        )
+
+
+class LineSplitter:
+    """Splits a streamed response into its lines."""
+
+    def __init__(self, request: Request) -> None:
+        """Start before the response to `request`."""
+        self._request = request
+        self._pieces: list[bytes] = []
+        self._size_bytes = 0
+
+    @property
+    def rest(self) -> bytes:
+        """The line that has not ended yet."""
+        return b"".join(self._pieces)
+
+    def split(self, piece: bytes) -> list[bytes]:
+        """Return the lines that end in `piece`, without line ends.
+
+        Raises:
+            GoneError: the next one is longer than any object.
+        """
+        *lines, rest = piece.split(b"\n")
+        if lines:
+            lines[0] = self.rest + lines[0]
+            self._pieces, self._size_bytes = [], 0
+        self._pieces.append(rest)
+        self._size_bytes += len(rest)
+        if self._size_bytes > _LARGEST_OBJECT_BYTES:
+            request, limit = self._request, _LARGEST_OBJECT_BYTES >> 20
+            raise GoneError(f"{request.method} {request.path}: a line exceeds {limit} MiB")
+        return lines

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from core.clock import Clock
 from core.errors import ConfigError
 from core.kube.errors import UnreachableError, raise_for_status
-from core.kube.transport import Request, Response
+from core.kube.transport import LineSplitter, Request, Response, check_size
 from datamover.pod.http import Connection, Head, HostPort
 
 __all__ = ["PodTransport", "pod_transport"]
@@ -43,11 +43,11 @@ class PodTransport:
         """Return the response, of any status.
 
         Raises:
-            UnreachableError: no response arrived in time.
+            UnreachableError: no response arrived in time, or a larger one than any object.
         """
         try:
             async with asyncio.timeout(request.timeout_seconds), self._sent(request) as (head, connection):
-                body = await _read_all(connection)
+                body = await _read_all(request, connection)
         except OSError as e:
             raise _unreachable(request, e) from e
         return Response(head.status, body, head.headers.get("retry-after"))
@@ -59,12 +59,13 @@ class PodTransport:
         Raises:
             KubeError: the server rejected the request.
             UnreachableError: the connection failed, broke, or had no data before the timeout.
+            GoneError: a line is longer than any object.
         """
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(request.timeout_seconds):
                     head, connection = await held.enter_async_context(self._sent(request))
-                    body = await _read_all(connection) if head.status >= _FIRST_ERROR_STATUS else b""
+                    body = await _read_all(request, connection) if head.status >= _FIRST_ERROR_STATUS else b""
             except OSError as e:
                 raise _unreachable(request, e) from e
             raise_for_status(
@@ -122,13 +123,18 @@ class PodTransport:
         return {"User-Agent": "datamover", "Accept": "application/json", "Authorization": f"Bearer {token}", **content}
 
 
-async def _read_all(connection: Connection) -> bytes:
+async def _read_all(request: Request, connection: Connection) -> bytes:
+    read, size_bytes = [], 0
     async with aclosing(connection.body()) as pieces:
-        return b"".join([piece async for piece in pieces])
+        async for piece in pieces:
+            read.append(piece)
+            size_bytes += len(piece)
+            check_size(request, size_bytes)
+    return b"".join(read)
 
 
 async def _lines(request: Request, connection: Connection) -> AsyncGenerator[bytes, None]:
-    rest = b""
+    splitter = LineSplitter(request)
     async with aclosing(connection.body()) as pieces:
         while True:
             try:
@@ -138,11 +144,10 @@ async def _lines(request: Request, connection: Connection) -> AsyncGenerator[byt
                 raise _unreachable(request, e) from e
             if not piece:
                 break
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
+            for line in splitter.split(piece):
                 yield line
-    if rest:
-        yield rest
+    if splitter.rest:
+        yield splitter.rest
 
 
 def _unreachable(request: Request, error: OSError) -> UnreachableError:

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from core.kube.errors import UnreachableError, raise_for_status
-from core.kube.transport import Request, Response
+from core.kube.transport import LineSplitter, Request, Response, check_size
 
 __all__ = ["Endpoint", "HttpTransport"]
 
@@ -57,13 +57,14 @@ class HttpTransport:
         """Return the response, whatever its status.
 
         Raises:
-            UnreachableError: no response within the request's timeout.
+            UnreachableError: no response within the request's timeout, or a larger one than any object.
         """
         timeout = aiohttp.ClientTimeout(total=request.timeout_seconds, sock_connect=_CONNECT_SECONDS)
         try:
             async with await self._send(request, timeout) as answer:
                 headers = answer.headers
-                return Response(answer.status, await answer.read(), headers.get("Retry-After"), headers.get("Date"))
+                body = await _read_all(request, answer)
+                return Response(answer.status, body, headers.get("Retry-After"), headers.get("Date"))
         except _FAILURES as e:
             raise _unreachable(request, e) from e
 
@@ -74,6 +75,7 @@ class HttpTransport:
         Raises:
             KubeError: the API server rejected the request.
             UnreachableError: the connection failed, broke, or was silent for the request's timeout.
+            GoneError: a line is longer than any object.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=request.timeout_seconds)
         try:
@@ -123,23 +125,31 @@ class HttpTransport:
 async def _read_rejection(request: Request, answer: aiohttp.ClientResponse) -> bytes:
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
-            return await answer.read()
+            return await _read_all(request, answer)
     except _FAILURES as e:
         raise _unreachable(request, e) from e
+
+
+async def _read_all(request: Request, answer: aiohttp.ClientResponse) -> bytes:
+    pieces, size_bytes = [], 0
+    async for piece in answer.content.iter_any():
+        pieces.append(piece)
+        size_bytes += len(piece)
+        check_size(request, size_bytes)
+    return b"".join(pieces)
 
 
 async def _lines(request: Request, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
     """Yield the lines; aiohttp's own line reader rejects lines above its buffer size."""
-    rest = b""
+    splitter = LineSplitter(request)
     try:
         async for piece in answer.content.iter_any():
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
+            for line in splitter.split(piece):
                 yield line
     except _FAILURES as e:
         raise _unreachable(request, e) from e
-    if rest:
-        yield rest
+    if splitter.rest:
+        yield splitter.rest
 
 
 def _unreachable(request: Request, error: Exception) -> UnreachableError:

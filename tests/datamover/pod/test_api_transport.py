@@ -8,7 +8,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.errors import ConfigError
-from core.kube.errors import ForbiddenError, UnreachableError
+from core.kube.errors import ForbiddenError, GoneError, UnreachableError
 from core.kube.transport import MERGE_PATCH, Request
 from datamover.pod.api_transport import PodTransport, pod_transport
 from datamover.pod.http import HostPort
@@ -89,6 +89,18 @@ async def test_a_stream_is_read_line_by_line_however_long_a_line_is(server: tupl
     )
     async with transport.stream(Request("GET", "/x", {"watch": "true"})) as lines:
         assert [line async for line in lines] == [b"one", long, b"last", b"no"]
+
+
+async def test_a_response_that_is_larger_than_any_object_is_not_read_to_its_end(
+    server: tuple[Server, PodTransport],
+) -> None:
+    serving, transport = server
+    serving.answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 18000000\r\n\r\n" + b"x" * 18_000_000
+    with pytest.raises(UnreachableError, match="GET /x: the response exceeds 16 MiB"):
+        await transport.request(Request("GET", "/x"))
+    with pytest.raises(GoneError, match="GET /x: a line exceeds 16 MiB"):
+        async with transport.stream(Request("GET", "/x")) as lines:
+            await anext(lines)
 
 
 async def test_a_rejected_stream_raises_the_servers_error(server: tuple[Server, PodTransport]) -> None:

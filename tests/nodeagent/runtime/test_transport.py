@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from core.errors import ConfigError
-from core.kube.errors import ForbiddenError, UnreachableError
+from core.kube.errors import ForbiddenError, GoneError, UnreachableError
 from core.kube.keepalive import KEEPALIVE_OPTIONS
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.base import JsonDict
@@ -51,6 +51,8 @@ class Server:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
+            case "/large":
+                return web.Response(body=_LINE * 6)
             case "/lines":
                 return web.Response(body=b"one\n" + _LINE + b"\ntwo")
         return web.json_response({"body": body})
@@ -172,6 +174,17 @@ async def test_stream_yields_lines_of_any_length(server: Server, tmp_path: Path)
         found = [line async for line in lines]
     await transport.close()
     assert found == [b"one", _LINE, b"two"]
+
+
+async def test_a_response_that_is_larger_than_any_object_is_not_read_to_its_end(server: Server, tmp_path: Path) -> None:
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+    with pytest.raises(UnreachableError, match="GET /large: the response exceeds 16 MiB"):
+        await transport.request(Request("GET", "/large"))
+    with pytest.raises(GoneError, match="GET /large: a line exceeds 16 MiB"):
+        async with transport.stream(Request("GET", "/large")) as lines:
+            await anext(lines)
+    assert len((await transport.request(Request("GET", "/large", many=True))).body) == 6 * len(_LINE)
+    await transport.close()
 
 
 async def test_broken_stream_is_unreachable_after_its_whole_lines(server: Server, tmp_path: Path) -> None:
