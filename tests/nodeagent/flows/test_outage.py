@@ -1,10 +1,12 @@
 """After an outage of the API server, transfers continue at once, not when their back-off ends."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -20,6 +22,7 @@ from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
 from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.repository_scene import RECORDED
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock
 
@@ -30,25 +33,45 @@ pytestmark = pytest.mark.looptime
 
 @dataclass
 class Line(Transport):
-    """The way to an API server that does not answer while it is `down`."""
+    """The way to an API server that does not answer while it is `down`, or never about what is in `broken`."""
 
     inner: Transport
     down: bool = False
+    broken: str = " "
+    failed_at: list[float] = field(default_factory=list)
 
     async def request(self, request: Request) -> Response:
-        self._check()
+        self._check(request)
         return await self.inner.request(request)
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        self._check()
+        self._check(request)
         return self.inner.stream(request)
 
     async def close(self) -> None:
         pass
 
-    def _check(self) -> None:
-        if self.down:
+    def _check(self, request: Request) -> None:
+        if self.down or self.broken in request.path:
+            self.failed_at.append(asyncio.get_running_loop().time())
             raise UnreachableError("connection refused")
+
+
+@asynccontextmanager
+async def _running(world: World, line: Line) -> AsyncIterator[Agent]:
+    world.kube.put(cluster_node(NODE))
+    world.kube.put(agent_pod(NODE))
+    # It would time out during the outage otherwise.
+    day = timedelta(days=1)
+    settings = Settings(NODE, namespace=NAMESPACE, prepare_timeout=day, resource_timeout=day)
+    spec = AgentSpec(settings, NAMESPACE, parse_config("{}"), AgentTemplate("mover:1"))
+    agent = build_agent(KubeClient(line, Retry(LoopClock())), LoopClock(), spec)
+    task = asyncio.create_task(agent.run(), name="agent")
+    try:
+        yield agent
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _ready(world: World, *, ready: bool) -> None:
@@ -67,19 +90,20 @@ async def test_a_transfer_continues_within_a_minute_after_a_long_outage() -> Non
     async with open_world(accepted(data_upload())) as world:
         _ready(world, ready=False)
         line = Line(world.kube)
-        world.kube.put(cluster_node(NODE))
-        world.kube.put(agent_pod(NODE))
-        # It would time out during the outage otherwise.
-        day = timedelta(days=1)
-        settings = Settings(NODE, namespace=NAMESPACE, prepare_timeout=day, resource_timeout=day)
-        spec = AgentSpec(settings, NAMESPACE, parse_config("{}"), AgentTemplate("mover:1"))
-        agent = build_agent(KubeClient(line, Retry(LoopClock())), LoopClock(), spec)
-        task = asyncio.create_task(agent.run(), name="agent")
-        await asyncio.sleep(30)
-        line.down = True
-        await world.until(lambda: _seconds_until_retry(agent) > 120, seconds=3600)
-        _ready(world, ready=True)
-        line.down = False
-        await world.until(lambda: world.phase() != "Accepted", seconds=60)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with _running(world, line) as agent:
+            await asyncio.sleep(30)
+            line.down = True
+            await world.until(lambda: _seconds_until_retry(agent) > 120, seconds=3600)
+            _ready(world, ready=True)
+            line.down = False
+            await world.until(lambda: world.phase() != "Accepted", seconds=60)
+
+
+async def test_the_leader_retries_a_repository_soon_while_other_requests_succeed() -> None:
+    async with open_world() as world:
+        world.kube.put(json.loads(RECORDED.read_text())[0]["object"])
+        line = Line(world.kube, broken="/backuprepositories/")
+        async with _running(world, line):
+            await asyncio.sleep(1500)
+        assert len(line.failed_at) > 10
+        assert max(later - earlier for earlier, later in pairwise(line.failed_at)) < 90
