@@ -1,11 +1,18 @@
-"""The clock of an agent, which tests may move."""
+"""What an agent is built from: its configuration, and its clock, which tests may move."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from core.errors import ConfigError
-from nodeagent.startup import build_clock
+from core.kube.client import KubeClient
+from core.kube.retry import Retry
+from exposer.template import AgentTemplate
+from nodeagent.config.parse import parse_config
+from nodeagent.runtime.settings import Settings
+from nodeagent.startup import AgentSpec, build_clock, read_spec
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
 
 VARIABLE = "NODE_AGENT_CLOCK_OFFSET"
 
@@ -31,3 +38,32 @@ def test_only_the_wall_clock_is_moved(
 def test_an_offset_that_is_no_duration_is_an_error() -> None:
     with pytest.raises(ConfigError, match=f'{VARIABLE}: not a duration such as 30s, 10m or 1h30m: "a day"'):
         build_clock({VARIABLE: "a day"})
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("document", "error"),
+    [
+        pytest.param('{"loadConcurrency": {"globalConfig": "3"}}', "loadConcurrency.globalConfig: expected", id="type"),
+        pytest.param('{"loadAffinity": {}}', "loadAffinity: expected a list", id="affinity"),
+    ],
+)
+async def test_no_agent_is_built_with_a_value_that_ends_veleros(
+    document: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(*_: object) -> None:
+        """Find the cluster as it should be."""
+
+    monkeypatch.setattr("nodeagent.startup.check_cluster", check)
+    kube = FakeKube()
+    meta = {"namespace": "velero", "name": "agent-config"}
+    kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"a": document}})
+    client = KubeClient(kube, Retry(LoopClock()))
+    with pytest.raises(ConfigError, match=f"^ConfigMap velero/agent-config: {error}"):
+        await read_spec(client, Settings("node-a", config_map_name="agent-config"), "velero")
+
+
+def test_mover_pods_have_the_account_of_the_flag() -> None:
+    settings = Settings("node-a", mover_service_account="movers")
+    spec = AgentSpec(settings, "velero", parse_config("{}"), AgentTemplate("mover:1"))
+    assert spec.expose_defaults.pod.service_account == "movers"
