@@ -70,6 +70,16 @@ async def test_an_event_that_precedes_the_transfer_in_the_watches_counts() -> No
             await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=60)
 
 
+async def test_a_mover_of_this_project_gets_no_watch_of_its_own() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent():
+        await world.until(lambda: world.phase() == "InProgress")
+        world.kube.put(event(transfer, "Progress", '{"totalBytes":1000,"doneBytes":700}'))
+        shown = {"totalBytes": 1000, "bytesDone": 700}
+        await world.until(lambda: world.transfer()["status"].get("progress") == shown, seconds=5)
+        assert watches_of_events(world.kube) == [f"{NODE_LABEL}={NODE}"]
+
+
 async def test_a_mover_of_velero_gets_a_watch_of_its_own_while_it_runs() -> None:
     transfer = accepted(data_upload())
     async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent():
