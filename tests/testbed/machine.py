@@ -5,6 +5,7 @@ Everything here happens in a mount and a network namespace that end with the tes
 
 from __future__ import annotations
 
+import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -31,21 +32,22 @@ Source: k8s.io/kubernetes pkg/kubelet/cm, setupKernelTunables, v1.34
 _PRIVATE = ("/var/lib", "/var/log")
 """Where kubelet and CNI plugins write under fixed paths."""
 
+_KUBELET = Path("/var/lib/kubelet")
+
 
 def prepare_mounts(base: Path) -> None:
     """Give this mount namespace its own `/run` and a writable layer over `/var`, kept in `base`."""
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
-    if Path("/var/lib/kubelet").is_mount():
-        # Another node's, seen from here: containerd would use it instead of this node's own.
-        run("umount", "--recursive", "--lazy", "/var/lib/kubelet")
+    # Another kubelet's, seen from here: containerd would find them, though hidden, instead of this node's own.
+    _unmount_all(_KUBELET.resolve())
     for private in _PRIVATE:
         _cover(Path(private), base / "over" / private.strip("/").replace("/", "-"))
-    kubelet, source = Path("/var/lib/kubelet"), base / "kubelet"
-    for path in (kubelet, source):
+    source = base / "kubelet"
+    for path in (_KUBELET, source):
         path.mkdir(parents=True, exist_ok=True)
-    run("mount", "--bind", str(source), str(kubelet))
+    run("mount", "--bind", str(source), str(_KUBELET))
     # Mounts that the kubelet makes for a pod must show in containers, and the other way round.
-    run("mount", "--make-rshared", str(kubelet))
+    run("mount", "--make-rshared", str(_KUBELET))
     _shield_sysctls(base / "sysctl")
 
 
@@ -67,6 +69,26 @@ def run(*argv: str) -> str:
     if done.returncode:
         raise BedError(f"{' '.join(argv)}: {done.stderr.strip() or done.returncode}")
     return done.stdout
+
+
+def _unmount_all(path: Path) -> None:
+    """Remove every mount at and below `path` from this mount namespace, the last one first, which hides none."""
+    while mounted := [each for each in _mountpoints() if each.is_relative_to(path)]:
+        try:
+            run("umount", "--lazy", str(mounted[-1]))
+        except BedError:
+            # A folder that the other kubelet deletes takes the mount on it from every namespace.
+            if mounted[-1] in _mountpoints():
+                raise
+
+
+def _mountpoints() -> list[Path]:
+    """Where something is mounted, hidden or not; bind mounts, which `Path.is_mount` does not know, are included.
+
+    Source: proc_pid_mountinfo(5); white space and backslashes are written in octal.
+    """
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4])) for line in lines]
 
 
 def _cover(path: Path, layer: Path) -> None:
