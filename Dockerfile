@@ -8,8 +8,10 @@
 #   GO        image with the Go compiler, for KOPIA=built
 #   KOPIA     "built", or "ready": use the binary image-parts/kopia of the build context
 #   PACKAGES  "index", or "ready": use the Python packages in image-parts/wheels of the build context
-ARG BASE=docker.io/library/python:3.11-slim-bookworm
-ARG GO=docker.io/library/golang:1.26-bookworm
+#
+# tools/digests.py renews the digests, which are those of all architectures.
+ARG BASE=docker.io/library/python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
+ARG GO=docker.io/library/golang:1.26-bookworm@sha256:9fdc884aacc3bec89b20ffc69f4bb369c78210e3e4f600387b5128b12c199f81
 ARG KOPIA=built
 ARG PACKAGES=index
 

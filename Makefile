@@ -129,7 +129,7 @@ bench-scale: venv integration-tools ## cost of many agents and transfers; 25 min
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
-.PHONY: setup setup-from-nothing root packages venv unit-tools integration-tools tools image lock clean
+.PHONY: setup setup-from-nothing root packages venv unit-tools integration-tools tools image lock lock-images clean
 setup: root venv tools image ## do all set-up: packages, Python, Go tools, image (root)
 
 root:
@@ -166,6 +166,9 @@ setup-from-nothing: root packages ## run COMMAND (make demo test) in a minimal n
 
 lock: ## pin the newest versions that pyproject.toml allows
 	@tools/lock.sh --upgrade
+
+lock-images: ## pin the base images of the Dockerfile to the digests that their tags have now
+	@"$(PYTHON)" tools/digests.py
 
 clean: ## delete everything that was built, here and in the cache
 	@tools/clean.sh
