@@ -124,7 +124,7 @@ bench-mover: root venv unit-tools ## cost of the data mover compared with kopia 
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
 
 .PHONY: bench-scale
-bench-scale: venv integration-tools ## cost of many agents and transfers; 25 minutes, 40 on few cores
+bench-scale: venv integration-tools ## cost of many agents and transfers; 25 minutes
 	$(step)
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
