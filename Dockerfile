@@ -71,3 +71,6 @@ COPY exposer/ /opt/node-agent/exposer/
 COPY nodeagent/ /opt/node-agent/nodeagent/
 COPY datamover/ /opt/node-agent/datamover/
 RUN python -OO -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/node-agent
+# By number, as a kubelet cannot tell from a name whether it is root (runAsNonRoot). Mover pods and Velero's DaemonSet set
+# another user: root.
+USER 65532:65532

@@ -131,6 +131,13 @@ def test_the_agent_runs_without_privileges() -> None:
     assert context["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_velero_sets_the_user_that_it_needs() -> None:
+    """The user of the image is not root."""
+    for path in _RECORDED.glob("daemonset-*.yaml"):
+        pod = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsUser"] == 0
+
+
 def test_mover_pods_inherit_credentials_and_scratch_and_no_folder_of_the_kubelet() -> None:
     template = AgentTemplate.parse(_daemonset())
     assert template.host_pods_mounted

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.conftest import bed, space
 from tests.image.container import unpacked
 from tests.support.tools import image_archive
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.image.container import Container
 
-__all__ = ["container"]
+__all__ = ["bed", "container", "space"]
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The image, unpacked and run as a read-only container would be: its own root, environment and no way to write.
+"""The image, unpacked and run as a read-only container would be: its own root, user, environment and no way to write.
 
 Knows the format of `docker save`. Does not know what is in the image.
 """
@@ -24,10 +24,10 @@ mount --bind "$1" "$1"
 mount --options remount,bind,ro "$1"
 mount --types proc proc "$1/proc"
 mount --rbind /dev "$1/dev"
-root=$1; shift
-exec chroot "$root" /usr/bin/env --ignore-environment "$@"
+root=$1 user=$2; shift 2
+exec chroot --groups= --userspec="$user" "$root" /usr/bin/env --ignore-environment "$@"
 """
-"""Arguments: the root folder, then NAME=value for the environment, then the command."""
+"""Arguments: the root folder, the user, then NAME=value for the environment, then the command."""
 
 _TIMEOUT_SECONDS = 50
 _WHITEOUT = ".wh."
@@ -35,14 +35,15 @@ _WHITEOUT = ".wh."
 
 @dataclass(frozen=True)
 class Container:
-    """An unpacked image: its root folder, and the environment of its processes as NAME=value."""
+    """An unpacked image: its root folder, the user of its processes, and their environment as NAME=value."""
 
     root: Path
+    user: str
     environment: tuple[str, ...]
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command in it, read-only, and return how it ended."""
-        script = ["sh", "-e", "-c", _RUN, "sh", str(self.root), *self.environment, *command]
+        script = ["sh", "-e", "-c", _RUN, "sh", str(self.root), self.user, *self.environment, *command]
         argv = ["unshare", "--mount", "--propagation", "private", *script]
         return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS)
 
@@ -61,7 +62,10 @@ def unpacked(archive: Path) -> Iterator[Container]:
             config = _read_json(image, manifest["Config"])
             for layer in manifest["Layers"]:
                 _apply(image, layer, root)
-        yield Container(root=root, environment=tuple(config["config"]["Env"]))
+        settings = config["config"]
+        # A runtime sets HOME, to / for a user that /etc/passwd does not have.
+        environment = ("HOME=/", *settings["Env"])
+        yield Container(root=root, user=settings.get("User") or "0:0", environment=environment)
 
 
 def _read_json(image: tarfile.TarFile, name: str) -> Any:

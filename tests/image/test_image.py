@@ -1,4 +1,4 @@
-"""The image runs read-only, loads what was compiled for it, and takes little memory."""
+"""The image runs read-only and as an ordinary user, loads what was compiled for it, and takes little memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.testbed.settings import AGENT_IMAGE
+
 if TYPE_CHECKING:
+    from tests.cluster.conftest import Bed
     from tests.image.container import Container
 
 __all__: list[str] = []
@@ -70,6 +73,37 @@ def test_nothing_can_be_written(container: Container) -> None:
     done = container.run("python", "-c", "open('/opt/node-agent/written', 'w')")
 
     assert "Read-only file system" in done.stderr
+
+
+def test_user_is_not_root(container: Container) -> None:
+    done = container.run("python", "-c", "import os; print(os.getresuid(), os.getresgid(), os.getgroups())")
+
+    assert done.stdout == "(65532, 65532, 65532) (65532, 65532, 65532) []\n", done.stderr
+
+
+@pytest.mark.parametrize("security", [{}, {"runAsNonRoot": True}], ids=["no securityContext", "runAsNonRoot"])
+def test_pod_that_sets_no_user_does_not_run_as_root(bed: Bed, space: str, security: dict[str, bool]) -> None:
+    """A kubelet rejects `runAsNonRoot` if the image has no user, or one by name."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": space, "name": "user"},
+        "spec": {
+            "restartPolicy": "Never",
+            # Tests that run at the same time taint nodes for a while.
+            "tolerations": [{"operator": "Exists"}],
+            "securityContext": security,
+            "containers": [
+                {
+                    "name": "user",
+                    "image": AGENT_IMAGE,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": ["python", "-c", "import os; raise SystemExit(os.getuid() != 65532)"],
+                }
+            ],
+        },
+    }
+    bed.user.run_pod(pod, seconds=90)
 
 
 @pytest.mark.parametrize("module", ["nodeagent.app", "nodeagent.__main__", "datamover.__main__"])
