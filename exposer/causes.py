@@ -209,10 +209,12 @@ class CauseFinder:
     async def _find_cause(self, pod: JsonDict, pending: Pending) -> Pending | None:
         """Return the cause that PVCs and Events report; None where there is none, or a read fails."""
         try:
-            if pending.reason == PendingReason.CONTAINER_CREATING:
-                cause = find_pod_cause(await self._events_of(pod))
-                return None if cause is None else _add_cause(pending, cause, _describe_start(pod, pending, cause))
-            return await self._find_claim_cause(pod)
+            # A pod that was bound to its node without the scheduler may have unbound PVCs, too.
+            unbound = await self._find_claim_cause(pod)
+            if unbound is not None or pending.reason != PendingReason.CONTAINER_CREATING:
+                return unbound
+            cause = find_pod_cause(await self._events_of(pod))
+            return None if cause is None else _add_cause(pending, cause, _describe_start(pod, pending, cause))
         except KubeError as e:
             meta = pod["metadata"]
             extra = fields(kind="Pod", namespace=meta["namespace"], name=meta["name"], reason=str(e))

@@ -44,6 +44,7 @@ class MoverPod:
 
     `args` lack the paths, and `storage` is what the pod needs to reach the bucket.
     `label` is the label that names its custom resource, `group` Velero's spread key; empty: none.
+    `node` is the node that the pod is bound to without the scheduler; empty: the scheduler places it.
     `tolerations` are added to inherited and configured ones. `privileged` of None leaves that to
     the cluster. With `no_relabeling` the volume keeps its SELinux labels.
     """
@@ -57,6 +58,7 @@ class MoverPod:
     label: str = ""
     group: str = ""
     placement: Placement = field(default_factory=Placement)
+    node: str = ""
     tolerations: tuple[JsonDict, ...] = ()
     privileged: bool | None = None
     no_relabeling: bool = False
@@ -111,6 +113,8 @@ def _build_spec(plan: MoverPod, template: AgentTemplate, settings: PodSettings) 
         "containers": [_build_container(plan, files, template, settings)],
         "volumes": files.volumes,
     }
+    if plan.node:
+        spec["nodeName"] = plan.node
     if tolerations:
         spec["tolerations"] = tolerations
     if settings.service_account:

@@ -88,8 +88,8 @@ def build_pod_volume_pod(
 ) -> JsonDict:
     """Return the pod that backs up or restores a volume where its workload pod has it mounted.
 
-    The node is required by affinity and not by `nodeName`, so that the scheduler reports why the
-    pod does not fit.
+    It is bound to its node without the scheduler, since it can run nowhere else.
+    Source: Velero v1.18, pkg/exposer/pod_volume.go.
     """
     owner, backup = request.owner, request.verb is MoverVerb.BACKUP
     plan = MoverPod(
@@ -107,7 +107,8 @@ def build_pod_volume_pod(
         ),
         cache_claim=cache_claim_name(owner) if cache else "",
         label=POD_VOLUME_BACKUP_LABEL if backup else POD_VOLUME_RESTORE_LABEL,
-        placement=Placement(located.node_os, node=located.node),
+        placement=Placement(located.node_os),
+        node=located.node,
         tolerations=located.tolerations,
         privileged=request.settings.pod.privileged_fs_backup,
     )

@@ -125,8 +125,9 @@ def build_block_error(ref: WorkloadRef, name: str) -> ExposeError:
 def tolerations_to_stay(pod: JsonDict) -> tuple[JsonDict, ...]:
     """Return the tolerations that keep a pod on the workload's node for as long as the workload.
 
-    It is not evicted before the workload (NoExecute, tolerations without an effect included), and
-    it is scheduled in spite of NoSchedule taints, because the data is on that node.
+    The kubelet admits it under the workload's NoExecute taints, and it is not evicted before the workload
+    (tolerations without an effect included). No NoSchedule taint is a reason to evict it either, as a
+    descheduler may do.
     """
     tolerated = pod["spec"].get("tolerations") or []
     kept = [t | {"effect": "NoExecute"} for t in tolerated if t.get("effect", "") in {"", "NoExecute"}]

@@ -26,7 +26,15 @@ from nodeagent.node.slots import SlotRequest
 from nodeagent.node.steps import StepBase, Tools
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import cancel_cause
-from nodeagent.transfers.mover_pod import PodState, add_log_end, explain_loss, pod_node, pod_state, was_killed
+from nodeagent.transfers.mover_pod import (
+    PodState,
+    add_log_end,
+    explain_loss,
+    pod_node,
+    pod_state,
+    rejection_reason,
+    was_killed,
+)
 from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import Change
 
@@ -103,11 +111,19 @@ class ExposeSteps(StepBase):
             waited_seconds = self._pending.operation_seconds(case.cr.uid, f"replacement {loss.times}")
             pause = loss.pause.total_seconds() - waited_seconds
             if pause > 0:
-                return Requeue(min(pause, _LOSS_CHECK_SECONDS))
+                return await self._await_replacement(case, pause)
         if case.pod is not None:
             await self._tools.logs.copy(case.cr, case.pod)
             await delete_object(self._tools.client, PODS, case.pod)
         return Requeue(self._pending.count_check(case.cr.uid))
+
+    async def _await_replacement(self, case: Case, pause: float) -> Requeue | None:
+        """Check again after `pause`, or before that; move to Failed if the volume has disappeared."""
+        try:
+            await case.kind.confirm_volume(case.cr)
+        except ExposeError as e:
+            return await self._end(case, Phase.FAILED, str(e))
+        return Requeue(min(pause, _LOSS_CHECK_SECONDS))
 
     async def prepare(self, case: Case) -> Requeue | None:
         """Become the owning agent, and move to Prepared; a stale message is removed, or reports a missing slot."""
@@ -188,9 +204,7 @@ class ExposeSteps(StepBase):
 
         If no other pod is to be created, the transfer fails.
         """
-        before, pod = read_loss(case.cr), LostPod()
-        if case.pod is not None:
-            pod = LostPod(case.pod["metadata"]["uid"], explain_loss(case.pod), was_killed(case.pod))
+        before, pod = read_loss(case.cr), _lost_pod(case.pod)
         loss = count_loss(before, pod, self._tools.clock.now())
         if loss == before:
             return False
@@ -201,11 +215,19 @@ class ExposeSteps(StepBase):
             await self._end(case, Phase.FAILED, message, not_prepared=NotPrepared.MOVER_LOST)
             return True
         cause = f": {pod.why}" if pod.why else ""
-        message = f"data mover pod {place} was lost before its data path started, will be recreated{cause}"
-        pending = Pending(PendingReason.MOVER_LOST, message)
+        what = "was rejected by its kubelet" if pod.rejected else "was lost before its data path started"
+        message = f"data mover pod {place} {what}, will be recreated{cause}"
+        pending = Pending(pod.rejected or PendingReason.MOVER_LOST, message)
         marks = {MOVER_LOST_ANNOTATION: loss.to_json()}
         change = Change(status={"message": message}, annotations=marks, reason=pending.reason)
         stored = await self._tools.status.annotate(case.kind, case.cr, change)
         await self._tools.events.record(stored, pending.reason, message, warning=True)
         self._pending.mark_reported(case.cr.uid, pending)
         return True
+
+
+def _lost_pod(pod: JsonDict | None) -> LostPod:
+    """Return what the status of a lost mover pod shows; nothing if the pod no longer exists."""
+    if pod is None:
+        return LostPod()
+    return LostPod(pod["metadata"]["uid"], explain_loss(pod), was_killed(pod), rejection_reason(pod))

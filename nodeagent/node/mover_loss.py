@@ -30,16 +30,21 @@ _MOST_KILLS: Final = 3
 """If every pod is killed by the same signal without a reason, the next one is as well: probably out of memory."""
 
 _MOST_LOSSES: Final = 20
-"""More than the pauses allow within the default prepare timeout; limits longer timeouts and endless evictions."""
+"""Limits endless evictions. A kubelet that rejects pods is tried until the prepare timeout."""
 
 
 @dataclass(frozen=True)
 class LostPod:
-    """A pod that was lost: its UID and the known cause; `killed`: by a signal, without a known reason."""
+    """A pod that was lost: its UID and the known cause.
+
+    `killed`: by a signal, without a known reason. `rejected` is the reason for which the kubelet of its
+    node did not admit it; empty if it did.
+    """
 
     uid: str = ""
     why: str = ""
     killed: bool = False
+    rejected: str = ""
 
 
 _Number = Annotated[int, Meta(ge=0, le=2**31)]
@@ -48,7 +53,8 @@ _Number = Annotated[int, Meta(ge=0, le=2**31)]
 class MoverLoss(WireModel):
     """The losses of one transfer: the first since a pod existed, the last, and their number.
 
-    `killed` counts those by a signal without a known reason. `replaced`: another pod started after
+    `killed` counts those by a signal without a known reason, `rejected` those that the kubelet did not admit,
+    for as long as the node may be full. `replaced`: another pod started after
     the last loss. `pod` is the UID of the last lost pod, empty if it no longer existed; `why` is
     the cause in its status. Both times are for people: timeouts are measured without them.
     """
@@ -57,6 +63,7 @@ class MoverLoss(WireModel):
     last: Time
     times: _Number = 1
     killed: _Number = 0
+    rejected: _Number = 0
     replaced: bool = False
     pod: str = ""
     why: str = ""
@@ -71,8 +78,9 @@ class MoverLoss(WireModel):
         """Why no other pod is to be created; empty while one may be."""
         if self.killed >= _MOST_KILLS:
             return f"was killed {self.killed} times before its data path started: {self.why}"
-        if self.times >= _MOST_LOSSES:
-            return f"was lost {self.times} times before its data path started" + (f": {self.why}" if self.why else "")
+        lost = self.times - self.rejected
+        if lost >= _MOST_LOSSES:
+            return f"was lost {lost} times before its data path started" + (f": {self.why}" if self.why else "")
         return ""
 
     def with_replacement(self) -> Self:
@@ -91,7 +99,8 @@ def read_loss(cr: Transfer) -> MoverLoss | None:
 def count_loss(before: MoverLoss | None, pod: LostPod, now: datetime) -> MoverLoss:
     """Return `before` with the loss of that pod; unchanged if it was counted before."""
     if before is None:
-        return MoverLoss(since=now, last=now, killed=int(pod.killed), pod=pod.uid, why=pod.why)
+        killed, rejected = int(pod.killed), int(bool(pod.rejected))
+        return MoverLoss(since=now, last=now, killed=killed, rejected=rejected, pod=pod.uid, why=pod.why)
     counted = before.pod == pod.uid if pod.uid else not before.replaced
     if counted:
         return before
@@ -100,6 +109,7 @@ def count_loss(before: MoverLoss | None, pod: LostPod, now: datetime) -> MoverLo
         last=now,
         times=before.times + 1,
         killed=before.killed + int(pod.killed),
+        rejected=before.rejected + int(bool(pod.rejected)),
         pod=pod.uid,
         why=pod.why,
     )

@@ -33,6 +33,7 @@ __all__ = [
     "pod_node",
     "pod_state",
     "read_mover",
+    "rejection_reason",
     "trim_pod",
     "was_killed",
 ]
@@ -137,6 +138,17 @@ def explain_loss(pod: JsonDict) -> str:
     if not reason and not message and end is not None and end.exit_code is not None:
         return explain_exit(end)
     return ": ".join(part for part in (reason, message) if part)
+
+
+def rejection_reason(pod: JsonDict) -> str:
+    """Return the kubelet's reason for not admitting `pod`, such as `OutOfcpu`; empty if it was lost in another way.
+
+    Source: Kubernetes v1.34, pkg/kubelet/lifecycle/predicate.go and rejectPod in pkg/kubelet/kubelet.go; a pod
+    that was admitted before has a condition if it is evicted, preempted or garbage-collected.
+    """
+    status, end = pod.get("status") or {}, parse_pod_end(pod)
+    admitted = end is None or end.exit_code is not None or status.get("phase") != "Failed"
+    return "" if admitted or _disruption(status) else str(status.get("reason") or "")
 
 
 def was_killed(pod: JsonDict) -> bool:

@@ -161,8 +161,8 @@ CASES = {
         command=["/no/such/program"],
     ),
     "kubelet-rejection": Case(
-        "data mover pod velero/{name} was lost before .*OutOfcpu",
-        "MoverLost",
+        "data mover pod velero/{name} was rejected by its kubelet, will be recreated: OutOfcpu: ",
+        "OutOfcpu",
         pod={},
         container=_HUGE,
         bound=True,

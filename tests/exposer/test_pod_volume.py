@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
 from core.models.base import JsonDict
 from exposer.model import Exposed, LocatedVolume, NotOwnerError, Pending, PodVolumeRequest
 from exposer.pod_volume import PodVolumeExposer
+from exposer.settings import CacheVolume
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request
 from tests.exposer.support.world import World, no_guard
@@ -255,6 +256,37 @@ async def test_a_volume_is_exposed_once_and_cleanup_deletes_everything(kind: str
     assert await scene.exposer.read_node(scene.request) == "node-a"
     await scene.world.until_none(lambda: scene.exposer.clean_up(scene.request))
     assert scene.world.names() == before
+
+
+@pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
+async def test_a_mover_and_its_cache_are_bound_to_the_node_of_the_workload(kind: str) -> None:
+    """No scheduler is asked: a cordon, a taint or its absence does not matter."""
+    scene = Scene(kind)
+    scene.world.put(STORAGE_CLASSES, "fast", provisioner="x", volumeBindingMode="WaitForFirstConsumer")
+    scene.request = replace(scene.request, cache=CacheVolume("fast", limit_mib=5000))
+
+    await scene.exposer.ensure(scene.request, no_guard)
+
+    pod = await scene.world.client.get(PODS, "velero", scene.request.owner.name)
+    assert pod["spec"]["nodeName"] == "node-a"
+    claim = await scene.world.client.get(PERSISTENT_VOLUME_CLAIMS, "velero", f"{scene.request.owner.name}-cache")
+    assert claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] == "node-a"
+
+
+async def test_a_mover_that_a_previous_agent_left_to_the_scheduler_is_continued() -> None:
+    scene = Scene()
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
+    await scene.exposer.ensure(scene.request, no_guard)
+    pod = await scene.world.client.get(PODS, "velero", scene.request.owner.name)
+    del pod["spec"]["nodeName"]
+    scene.world.kube.put(pod | {"status": {"phase": "Pending", "conditions": [unschedulable]}})
+
+    pending = await scene.exposer.ensure(scene.request, no_guard)
+
+    text = f"Pod velero/{scene.request.owner.name} cannot be scheduled: no node"
+    assert pending == Pending("Unschedulable", text, blocked=True)
+    (found,) = (each for each in scene.world.kube.objects(PODS) if each["metadata"]["namespace"] == "velero")
+    assert found["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
 async def test_an_expose_fails_when_the_workload_is_deleted_while_its_mover_is_pending() -> None:

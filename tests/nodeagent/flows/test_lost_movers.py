@@ -6,15 +6,28 @@ import pytest
 
 from core.kube.resources import PODS
 from core.models.base import JsonDict
-from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
+from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION
+from nodeagent.node.mover_loss import MoverLoss
+from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.simulation import EVICTED as TERMINATED_BY_KUBELET
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload
 
 pytestmark = pytest.mark.looptime
 
-EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+EVICTED = {
+    "phase": "Failed",
+    "reason": "Evicted",
+    "message": "The node was low on resource: memory.",
+    "conditions": [TERMINATED_BY_KUBELET],
+}
 REJECTED = {"phase": "Failed", "reason": "NodeAffinity", "message": "Pod was rejected: node(s) didn't match"}
+FULL = {
+    "phase": "Failed",
+    "reason": "OutOfcpu",
+    "message": "Pod was rejected: Node didn't have enough resource: cpu, requested: 500, used: 3900, capacity: 4000",
+}
 PREEMPTED = {
     "conditions": [
         {
@@ -53,15 +66,19 @@ async def limit_memory(world: World, transfer: JsonDict, limit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "text"),
-    [(EVICTED, "Evicted: The node was low on resource"), (REJECTED, "NodeAffinity: Pod was rejected")],
-    ids=["evicted", "rejected"],
+    ("status", "text", "reason"),
+    [
+        (EVICTED, "was lost before its data path started, will be recreated: Evicted: The node was low", "MoverLost"),
+        (REJECTED, "was rejected by its kubelet, will be recreated: NodeAffinity: Pod was", "NodeAffinity"),
+        (FULL, "will be recreated: OutOfcpu: Pod was rejected: Node didn't have enough resource: cpu", "OutOfcpu"),
+    ],
+    ids=["evicted", "rejected", "node full"],
 )
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared"])
 @pytest.mark.parametrize("kind", TRANSFERS)
 @pytest.mark.cause("mover-lost-before")
 async def test_a_mover_pod_that_is_lost_before_its_start_is_recreated(
-    kind: str, phase: str, status: JsonDict, text: str
+    kind: str, phase: str, status: JsonDict, text: str, reason: str
 ) -> None:
     transfer = accepted(TRANSFERS[kind]())
     async with open_world(transfer, mover=Mover(starts=phase != "Accepted")) as world:
@@ -70,7 +87,8 @@ async def test_a_mover_pod_that_is_lost_before_its_start_is_recreated(
             lost = await set_status(world, transfer, status)
             await world.until(lambda: text in world.transfer(kind)["status"].get("message", ""), seconds=5)
             assert world.phase(kind) == phase
-            assert "MoverLost" in world.reasons()
+            assert reason in world.reasons()
+            assert world.transfer(kind)["metadata"]["annotations"][PENDING_REASON_ANNOTATION] == reason
             world.cluster.mover.starts = True
             await world.until(lambda: pod_of(world, transfer).get("metadata", {}).get("uid", lost) != lost, seconds=20)
         async with world.agent():
@@ -198,6 +216,28 @@ async def test_a_mover_pod_that_is_lost_twenty_times_is_not_recreated() -> None:
     assert world.transfer()["status"]["message"].startswith(
         "data mover pod velero/du-1 was lost 20 times before its data path started: Evicted: The node was low"
     )
+
+
+async def test_a_kubelet_without_room_is_tried_until_the_prepare_timeout_however_long_that_is() -> None:
+    transfer = accepted(data_upload())
+    losses = MoverLoss(since=NOON, last=NOON, times=30, rejected=30)
+    transfer["metadata"]["annotations"] = {MOVER_LOST_ANNOTATION: losses.to_json()}
+    async with open_world(transfer, mover=Mover(rejected="OutOfcpu")) as world, world.agent():
+        world.cluster.tick_seconds = 2.0
+        await world.until(lambda: world.phase() == "Failed", seconds=2000, every=2.0)
+    assert world.transfer()["status"]["message"].startswith("not prepared within 30m0s: ")
+
+
+@pytest.mark.parametrize("kind", ["PodVolumeBackup", "PodVolumeRestore"])
+async def test_a_workload_that_is_deleted_while_its_node_is_full_fails_its_transfer(kind: str) -> None:
+    transfer = accepted(TRANSFERS[kind]())
+    async with open_world(transfer, mover=Mover(rejected="OutOfcpu")) as world, world.agent():
+        # The next mover pod is minutes away.
+        await world.until(lambda: world.reasons().count("OutOfcpu") == 6, seconds=200)
+        ref = transfer["spec"]["pod"]
+        await world.cluster.client.delete(PODS, ref["namespace"], ref["name"])
+        await world.until(lambda: world.done(kind), seconds=25)
+    assert "is gone: it does not exist" in world.transfer(kind)["status"]["message"]
 
 
 async def test_each_lost_mover_pod_has_a_timeout_of_its_own() -> None:

@@ -73,7 +73,7 @@ async def test_mover_pods_that_are_lost_may_be_the_nodes_fault() -> None:
     transfer = accepted(data_upload())
     losses = MoverLoss(since=NOON, last=NOON, times=19)
     transfer["metadata"]["annotations"] = {MOVER_LOST_ANNOTATION: losses.to_json()}
-    assert await marks_of(transfer, Mover(rejected="OutOfcpu")) == ["MoverLost"]
+    assert await marks_of(transfer, Mover(evicted=True)) == ["MoverLost"]
 
 
 async def test_a_missing_snapshot_is_the_transfers_own_fault() -> None:

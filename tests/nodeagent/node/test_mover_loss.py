@@ -42,3 +42,18 @@ def test_an_invalid_loss_counts_as_absent(text: str) -> None:
 @pytest.mark.parametrize(("times", "seconds"), [(1, 5), (2, 10), (7, 300), (2**31, 300)])
 def test_pause_before_the_next_pod_doubles_up_to_a_limit(times: int, seconds: int) -> None:
     assert MoverLoss(since=NOON, last=NOON, times=times).pause == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(("rejected", "fails"), [("", True), ("OutOfcpu", False)], ids=["evicted", "rejected"])
+def test_only_pods_that_were_admitted_are_limited(rejected: str, *, fails: bool) -> None:
+    loss = None
+    for number in range(20):
+        loss = count_loss(loss, LostPod(f"pod-{number}", "why", rejected=rejected), NOON)
+    assert loss is not None
+    assert (loss.times, bool(loss.failure)) == (20, fails)
+
+
+def test_a_loss_that_a_previous_version_recorded_is_read() -> None:
+    found = read('{"since":"2026-11-21T12:00:00Z","last":"2026-11-21T12:00:00Z","times":3,"killed":1}')
+    assert found is not None
+    assert (found.times, found.rejected) == (3, 0)

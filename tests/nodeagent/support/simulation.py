@@ -32,7 +32,7 @@ from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 from tests.nodeagent.support.transfers import NODE
 from tests.support.fakekube import FakeKube
 
-__all__ = ["BACKUP_DONE", "RESTORE_DONE", "TRANSFER_RESOURCES", "Cluster", "Controllers", "Mover"]
+__all__ = ["BACKUP_DONE", "EVICTED", "RESTORE_DONE", "TRANSFER_RESOURCES", "Cluster", "Controllers", "Mover"]
 
 BACKUP_DONE = json.dumps(
     {
@@ -45,6 +45,8 @@ BACKUP_DONE = json.dumps(
 RESTORE_DONE = json.dumps({"target": {"byPath": "/uid", "volumeMode": "Filesystem"}, "totalBytes": 1000})
 TRANSFER_RESOURCES = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
 CANCELED = "the data path is canceled"
+EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+"""The condition of a pod that the kubelet evicts; one that it rejects has none."""
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Mover:
     """A mover: how long it moves data, and how it ends.
 
     `stubborn`: it does not stop after a cancel request. `message` of None is the result of its kind.
-    `rejected` is why the kubelet rejects the first `rejections` pods.
+    `rejected` is why the kubelet rejects the first `rejections` pods; `evicted`: it evicts each one instead.
     """
 
     seconds: float = 3.0
@@ -63,6 +65,7 @@ class Mover:
     starts: bool = True
     rejected: str = ""
     rejections: int = 1_000_000
+    evicted: bool = False
 
 
 @dataclass
@@ -266,7 +269,9 @@ class Cluster(Controllers):
     async def _start(self, pod: JsonDict) -> None:
         self._rejected += 1 if self.mover.rejected else 0
         rejected = 0 < self._rejected <= self.mover.rejections
-        status = {"phase": "Failed", "reason": self.mover.rejected} if rejected else {"phase": "Running"}
+        status: JsonDict = {"phase": "Failed", "reason": self.mover.rejected} if rejected else {"phase": "Running"}
+        if self.mover.evicted:
+            status = {"phase": "Failed", "reason": "Evicted", "conditions": [EVICTED]}
         await self._patch(PODS, pod, {"spec": {"nodeName": self.node}, "status": status})
 
     async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:

@@ -9,6 +9,7 @@ from nodeagent.transfers.mover_pod import (
     may_take_over,
     pod_node,
     pod_state,
+    rejection_reason,
     trim_pod,
     was_killed,
 )
@@ -145,3 +146,23 @@ def test_only_a_kill_for_an_unknown_reason_counts(status: JsonDict, meta: JsonDi
     pod = mover_pod(data_upload(), **status)
     pod["metadata"] |= meta
     assert was_killed(pod) is killed
+
+
+OUT_OF_CPU = {"phase": "Failed", "reason": "OutOfcpu", "message": "Pod was rejected: Node didn't have enough resource"}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        pytest.param(OUT_OF_CPU, "OutOfcpu", id="no room"),
+        pytest.param({"phase": "Failed", "reason": "NodeAffinity"}, "NodeAffinity", id="other labels"),
+        pytest.param({"phase": "Failed", "reason": "Evicted"}, "Evicted", id="node under pressure"),
+        pytest.param({"phase": "Failed", "reason": "Evicted", "conditions": [DISRUPTION]}, "", id="evicted"),
+        pytest.param(ended(137, reason="ContainerStatusUnknown") | {"reason": "Evicted"}, "", id="had run"),
+        pytest.param({"phase": "Failed"}, "", id="no reason"),
+        pytest.param({"phase": "Running"}, "", id="running"),
+    ],
+)
+def test_a_pod_that_its_kubelet_did_not_admit_has_the_reason(status: JsonDict, reason: str) -> None:
+    pod = mover_pod(data_upload(), **status)
+    assert [rejection_reason(each) for each in (pod, trim_pod(pod))] == [reason, reason]

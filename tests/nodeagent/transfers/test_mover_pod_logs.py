@@ -112,7 +112,7 @@ async def test_a_log_that_cannot_be_read_delays_nothing(caplog: pytest.LogCaptur
 async def test_the_log_of_a_pod_that_never_ran_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
     mover = Mover(rejected="OutOfcpu", rejections=1, seconds=100)
     async with open_world(accepted(data_upload()), mover=mover) as world, world.agent():
-        await world.until(lambda: "MoverLost" in world.reasons())
+        await world.until(lambda: "OutOfcpu" in world.reasons())
         await world.until(lambda: world.phase() == "InProgress")
         assert [request.path for request in world.kube.requests if request.path.endswith("/log")] == []
     assert "cannot copy the log" not in caplog.text
