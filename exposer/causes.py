@@ -8,7 +8,7 @@ kubernetes-csi/external-provisioner v5, pkg/controller.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -177,7 +177,7 @@ class CauseFinder:
         """
         pending = diagnose_pod(pod)
         uid = pod["metadata"]["uid"]
-        if pending is None or pending.reason not in _UNEXPLAINED:
+        if pending is None or not (pending.operation or pending.reason in _UNEXPLAINED):
             self._queries.pop(uid, None)
             return pending
         query = self._observe(uid, pending)
@@ -209,6 +209,8 @@ class CauseFinder:
     async def _find_cause(self, pod: JsonDict, pending: Pending) -> Pending | None:
         """Return the cause that PVCs and Events report; None where there is none, or a read fails."""
         try:
+            if pending.operation:
+                return await self._find_attempt(pod, pending)
             # A pod that was bound to its node without the scheduler may have unbound PVCs, too.
             unbound = await self._find_claim_cause(pod)
             if unbound is not None or pending.reason != PendingReason.CONTAINER_CREATING:
@@ -220,6 +222,14 @@ class CauseFinder:
             extra = fields(kind="Pod", namespace=meta["namespace"], name=meta["name"], reason=str(e))
             _log.debug("failed to read why the pod is pending, will retry", extra=extra)
             return None
+
+    async def _find_attempt(self, pod: JsonDict, pending: Pending) -> Pending | None:
+        """Return `pending` without a timeout while the kubelet tries again to pull the image; else None.
+
+        Until that attempt ends, the pod's status has the error of the one before.
+        """
+        cause = find_pod_cause(await self._events_of(pod))
+        return replace(pending, operation="") if cause is not None and cause.reason == _PULLING else None
 
     async def _find_claim_cause(self, pod: JsonDict) -> Pending | None:
         """Return why the first unbound PVC of `pod` is pending; None where all are bound."""

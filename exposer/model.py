@@ -119,13 +119,14 @@ class Pending:
 
     `blocked` marks a reason that never occurs in a healthy transfer and may need action. `operation`
     identifies the one operation on the cluster that is pending, which has a timeout; empty where there
-    is no single one.
+    is no single one. `timeout` is the operation's own; None: the one of all operations of the transfer.
     """
 
     reason: str
     message: str
     blocked: bool = False
     operation: str = ""
+    timeout: timedelta | None = None
 
 
 @dataclass(frozen=True)

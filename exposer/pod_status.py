@@ -10,6 +10,7 @@ pkg/scheduler/framework/plugins/{volumebinding,nodeaffinity} (messages about PVC
 
 import signal
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from core.errors import ExposeError
@@ -38,6 +39,9 @@ _PULLING: Final = PendingReason.IMAGE_PULL_BACK_OFF
 _IMAGE: Final = frozenset(
     {"ErrImagePull", _PULLING, "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
 )
+_IMAGE_TIMEOUT: Final = timedelta(minutes=5)
+"""A registry is often back after a minute. Velero fails a transfer at the first ImagePullBackOff."""
+
 _NO_ACCOUNT: Final = "error looking up service account"
 """Source: Kubernetes v1.34, plugin/pkg/admission/serviceaccount/admission.go."""
 
@@ -91,7 +95,9 @@ def diagnose_pod(pod: JsonDict) -> Pending | None:
         raise ExposeError(f"Pod {place} cannot start on node {node}: {_join(reason, message)}")
     if reason in _IMAGE:
         text = f"image of Pod {place} is not available on node {node}: {_join(reason, message)}"
-        return Pending(_PULLING if reason == "ErrImagePull" else reason, text, blocked=True)
+        operation = f"image of Pod {pod['metadata']['uid']}"
+        reason = _PULLING if reason == "ErrImagePull" else reason
+        return Pending(reason, text, blocked=True, operation=operation, timeout=_IMAGE_TIMEOUT)
     if reason in _STARTING:
         return Pending(PendingReason.CONTAINER_CREATING, f"Pod {place} is starting on node {node}")
     return Pending(reason, f"Pod {place} cannot start on node {node} yet: {_join(reason, message)}", blocked=True)

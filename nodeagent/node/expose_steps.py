@@ -193,7 +193,7 @@ class ExposeSteps(StepBase):
 
     def _overdue(self, case: Case, pending: Pending) -> str:
         """Return why the transfer fails if one operation timed out; empty if it has not."""
-        timeout = self._operation_timeout(case)
+        timeout = pending.timeout or self._operation_timeout(case)
         uid, operation = case.cr.uid, pending.operation
         if not operation or self._pending.operation_seconds(uid, operation) < timeout.total_seconds():
             return ""

@@ -24,7 +24,7 @@ _SECTION = re.compile(r"(?m)^### (?P<cause>.+)\n(?P<body>(?:- .*\n)*)")
 _FIELD = re.compile(r"(?m)^- \*\*(\w+):\*\* (.+)$")
 _FIELDS = ("Message", "Event", "Meaning", "Pending", "Action")
 _CODE = re.compile(r"`([^`]+)`")
-_PENDING = re.compile(r"no|until the (prepare|stall) timeout|indefinitely|for 2 minutes, then it fails")
+_PENDING = re.compile(r"no|until the (prepare|stall) timeout|indefinitely|for [25] minutes, then it fails")
 _VALUE = "…"
 
 

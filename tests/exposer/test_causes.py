@@ -40,17 +40,20 @@ class Scene:
         spec = {"volumeName": volume} if volume else {}
         self.kube.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec})
 
-    def put_event(self, uid: str, reason: str, message: str, *, warning: bool = True) -> None:
+    def put_event(self, uid: str, reason: str, message: str, *, warning: bool = True, last: str = "12:00:00") -> None:
+        """Record an Event that was first recorded at 12:00:00."""
+        first = "2026-11-21T12:00:00Z"
         self.kube.put(
             {
                 "apiVersion": "v1",
                 "kind": "Event",
-                "metadata": {"namespace": "velero", "name": f"{uid}.{reason}"},
+                "metadata": {"namespace": "velero", "name": f"{uid}.{reason}", "creationTimestamp": first},
                 "involvedObject": {"uid": uid},
                 "type": "Warning" if warning else "Normal",
                 "reason": reason,
                 "message": message,
-                "lastTimestamp": "2026-11-21T12:00:00Z",
+                "firstTimestamp": first,
+                "lastTimestamp": f"2026-11-21T{last}Z",
             }
         )
 
@@ -165,6 +168,35 @@ async def test_an_unbound_pvc_of_a_pod_that_was_never_scheduled_is_reported() ->
     text = "PersistentVolumeClaim velero/b1 of Pod velero/b1 is not bound: ProvisioningFailed: the pool is full"
     assert found[1] == Pending("ProvisioningFailed", text, blocked=True)
     assert scene.queries == ["b1", EVENTS.plural]
+
+
+BACK_OFF = 'Back-off pulling image "x": ErrImagePull: dial tcp 10.97.0.1:5000: connect: connection refused'
+NO_IMAGE = [{"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff", "message": BACK_OFF}}}]
+
+
+async def test_an_image_that_is_being_pulled_again_does_not_time_out() -> None:
+    """While the kubelet pulls it, the pod's status has the error of the attempt before."""
+    scene = Scene()
+    scene.put_event("p", "Failed", "connection refused")
+    failing = await scene.explain_at(0.0, 3.0, node="a", containerStatuses=NO_IMAGE)
+    scene.put_event("p", "Pulling", 'Pulling image "x"', warning=False, last="12:00:30")
+    pulling = await scene.explain_at(7.0, 8.0, node="a", containerStatuses=NO_IMAGE)
+    scene.put_event("p", "Failed", "connection refused", last="12:00:40")
+    failed = await scene.explain_at(12.0, node="a", containerStatuses=NO_IMAGE)
+
+    operations = [[found.operation for found in each if found] for each in (failing, pulling, failed)]
+    assert operations == [["image of Pod p"] * 2, ["", ""], ["image of Pod p"]]
+    assert {found and found.message for found in (*failing, *pulling, *failed)} == {
+        f"image of Pod velero/b1 is not available on node a: ImagePullBackOff: {BACK_OFF}"
+    }
+    assert scene.queries == [EVENTS.plural] * 3
+
+
+async def test_an_image_whose_events_cannot_be_read_may_time_out() -> None:
+    scene = Scene()
+    scene.kube.fail_next("GET", EVENTS.plural, 403)
+    found = await scene.explain_at(0.0, 3.0, node="a", containerStatuses=NO_IMAGE)
+    assert [pending and pending.operation for pending in found] == ["image of Pod p"] * 2
 
 
 async def test_a_pod_pending_for_long_is_queried_as_soon_as_it_is_scheduled() -> None:

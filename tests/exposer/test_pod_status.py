@@ -1,5 +1,6 @@
 """Diagnosis of pod statuses, as real kubelets and schedulers write them."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from tests.support.golden import recorded
 
 def pod(*, node: str = "node-a", **status: Any) -> JsonDict:
     spec = {"nodeName": node} if node else {}
-    return {"metadata": {"namespace": "velero", "name": "b1"}, "spec": spec, "status": {"phase": "Pending"} | status}
+    meta = {"namespace": "velero", "name": "b1", "uid": "uid-1"}
+    return {"metadata": meta, "spec": spec, "status": {"phase": "Pending"} | status}
 
 
 def waiting(reason: str, message: str = "") -> list[JsonDict]:
@@ -99,6 +101,16 @@ def test_only_reasons_of_unhealthy_pods_are_blocked(pending: JsonDict, *, blocke
     found = diagnose_pod(pending)
     assert found is not None
     assert found.blocked is blocked
+
+
+UNAVAILABLE = ["ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"]
+
+
+@pytest.mark.parametrize("reason", [*UNAVAILABLE, "SignatureValidationFailed"])
+def test_an_image_may_be_unavailable_for_five_minutes(reason: str) -> None:
+    found = diagnose_pod(pod(containerStatuses=waiting(reason, "no")))
+    assert found is not None
+    assert (found.operation, found.timeout) == ("image of Pod uid-1", timedelta(minutes=5))
 
 
 @pytest.mark.parametrize("reason", ["ErrImageNeverPull", "InvalidImageName"])

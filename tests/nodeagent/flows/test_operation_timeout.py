@@ -1,5 +1,6 @@
 """An operation on the cluster that times out fails its transfer, and is named."""
 
+import asyncio
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,8 @@ from core.models.base import JsonDict
 from core.models.names import NOT_PREPARED_ANNOTATION, OWNER_UID_LABEL
 from core.models.transfers import DataDownload, DataUpload
 from tests.nodeagent.support.harness import World, accepted, open_world
-from tests.nodeagent.support.transfers import data_download, data_upload
+from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.transfers import NODE, TRANSFERS, data_download, data_upload
 
 pytestmark = pytest.mark.looptime
 
@@ -20,6 +22,10 @@ FOREIGN = "example.com/keep"
 def with_timeout(transfer: JsonDict, timeout: str) -> JsonDict:
     transfer["spec"] = transfer["spec"] | {"operationTimeout": timeout}
     return transfer
+
+
+def movers(world: World) -> list[JsonDict]:
+    return [pod for pod in world.kube.objects(PODS) if pod["metadata"]["namespace"] == "velero"]
 
 
 def source_snapshot(world: World) -> JsonDict:
@@ -59,6 +65,70 @@ async def test_a_backup_snapshot_that_is_not_ready_in_time_fails_the_transfer() 
             await world.until(lambda: world.phase() == "Failed", seconds=110, every=1)
     message = world.transfer()["status"]["message"]
     assert message == "timed out after 1m30s: VolumeSnapshot velero/du-1 is not ready yet"
+
+
+ERROR = 'failed to pull and unpack image "localhost:5000/a:b": dial tcp 127.0.0.1:5000: connect: connection refused'
+ATTEMPTS = [
+    {"reason": "ErrImagePull", "message": ERROR},
+    {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "localhost:5000/a:b": ErrImagePull: {ERROR}'},
+]
+"""What a kubelet 1.34 writes in turn."""
+
+
+async def fail_pulls(world: World, seconds: int) -> None:
+    """Let each attempt of the kubelet fail for so long."""
+    world.cluster.tick_seconds = 1.0
+    await world.until(lambda: movers(world) != [])
+    (meta,) = (pod["metadata"] for pod in movers(world))
+    for second in range(seconds):
+        if second % 50 in {0, 10}:
+            waiting = [{"name": "mover", "state": {"waiting": ATTEMPTS[second % 50 > 0]}}]
+            patch = {"spec": {"nodeName": NODE}, "status": {"phase": "Pending", "containerStatuses": waiting}}
+            await world.cluster.client.patch(PODS, meta["namespace"], meta["name"], patch)
+        await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_an_image_that_is_not_available_for_five_minutes_fails_the_transfer(kind: str) -> None:
+    transfer = accepted(TRANSFERS[kind]())
+    async with open_world(transfer, mover=Mover(starts=False)) as world, world.agent():
+        await fail_pulls(world, 295)
+        assert world.phase(kind) == "Accepted"
+        assert "connection refused" in world.transfer(kind)["status"]["message"]
+        await world.until(lambda: world.phase(kind) == "Failed", seconds=15, every=1)
+    name = transfer["metadata"]["name"]
+    text = f"image of Pod velero/{name} is not available on node node-a: ImagePullBackOff: Back-off pulling image"
+    assert world.transfer(kind)["status"]["message"].startswith(f"timed out after 5m0s: {text}")
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_an_image_that_is_available_again_before_that_completes_the_transfer(kind: str) -> None:
+    transfer = accepted(TRANSFERS[kind]())
+    async with open_world(transfer, mover=Mover(starts=False)) as world, world.agent():
+        await fail_pulls(world, 290)
+        world.cluster.mover.starts = True
+        await world.until(lambda: world.done(kind))
+    assert (world.phase(kind), world.transfer(kind)["status"].get("message")) == ("Completed", None)
+
+
+async def test_an_agent_that_restarts_waits_for_an_image_anew() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(starts=False)) as world:
+        async with world.agent():
+            await fail_pulls(world, 200)
+        async with world.agent():
+            await fail_pulls(world, 200)
+            assert world.phase() == "Accepted"
+
+
+async def test_an_image_that_is_not_available_may_be_the_nodes_fault() -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(starts=False)) as world, world.agent():
+        await world.until(lambda: movers(world) != [])
+        (pod,) = movers(world)
+        # Its cleanup is blocked, so that the mark for the leader is still there.
+        world.kube.put(pod | {"metadata": pod["metadata"] | {"finalizers": [FOREIGN]}})
+        await fail_pulls(world, 310)
+    assert world.transfer()["metadata"]["annotations"][NOT_PREPARED_ANNOTATION] == "OperationTimeout"
 
 
 async def test_a_handover_that_times_out_fails_the_transfer() -> None:
