@@ -17,6 +17,7 @@ from core.errors import RepositoryError
 from core.models.base import JsonDict
 
 __all__ = [
+    "GOOGLE_FILE",
     "AwsKeys",
     "AwsRole",
     "CredentialsText",
@@ -28,6 +29,9 @@ __all__ = [
     "read_credentials",
     "read_inherited",
 ]
+
+GOOGLE_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
+"""The variable that names the credentials file of Google's library."""
 
 _DEFAULT_PROFILE: Final = "default"
 _ROLE: Final = "AWS_ROLE_ARN"
@@ -50,7 +54,7 @@ _OWN_CREDENTIALS: Final = ("accessKeyID", "storageKey", "sasToken", "ClientSecre
 _TOKEN_FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
     "azureBlob": ("AZURE_FEDERATED_TOKEN_FILE",),
-    "gcs": ("GOOGLE_APPLICATION_CREDENTIALS",),
+    "gcs": (GOOGLE_FILE,),
 }
 """Variables that name such a file, keyed by kopia's type of storage."""
 
@@ -238,4 +242,5 @@ def own_token_files(storage: JsonDict, environment: Mapping[str, str]) -> list[s
     config = storage["config"]
     if any(config.get(key) for key in _OWN_CREDENTIALS):
         return []
-    return [environment[name] for name in _TOKEN_FILES.get(storage["type"], ()) if environment.get(name)]
+    named = [environment.get(name, "") for name in _TOKEN_FILES.get(storage["type"], ())]
+    return [file for file in named if Path(file).is_file()]

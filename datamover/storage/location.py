@@ -16,7 +16,13 @@ from typing import Final
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
 from datamover.storage.azure import build_azure
-from datamover.storage.credentials import CredentialsText, find_aws_identity, read_credentials, read_inherited
+from datamover.storage.credentials import (
+    GOOGLE_FILE,
+    CredentialsText,
+    find_aws_identity,
+    read_credentials,
+    read_inherited,
+)
 from datamover.storage.providers import FileStorage, GcsStorage, S3Storage, Storage, parse_endpoint
 
 __all__ = ["LocationSecrets", "build_storage"]
@@ -25,7 +31,6 @@ _logger = logging.getLogger(__name__)
 
 _AWS_FILE: Final = "AWS_SHARED_CREDENTIALS_FILE"
 _AZURE_FILE: Final = "AZURE_CREDENTIALS_FILE"
-_GCP_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 
 _FILE_KEY: Final = "credentialsFile"
 """A config key that names a file in this pod. A Secret takes precedence, as in Velero, which overwrites the key."""
@@ -137,7 +142,7 @@ def _azure(location: _Location) -> Storage:
 
 
 def _gcs(location: _Location) -> Storage:
-    source = location.credential(_GCP_FILE)
+    source = location.credential(GOOGLE_FILE)
     return GcsStorage(location.bucket, location.prefix, source.text if source else "", location.ca_pem)
 
 

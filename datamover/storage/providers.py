@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.credentials import AwsKeys, AwsRole
+from datamover.storage.credentials import GOOGLE_FILE, AwsKeys, AwsRole
 
 __all__ = [
     "PROBE_PREFIX",
@@ -277,11 +277,12 @@ class GcsStorage(Storage):
         arguments = ["gcs", f"--bucket={self.bucket}", f"--prefix={self.prefix}"]
         trust = trust_variables(work_dir, self.ca_pem)
         if not self.credentials:
-            return StorageAccess(arguments, trust)
+            # Google's library would fail if the inherited variable names no file.
+            return StorageAccess(arguments, {**trust, GOOGLE_FILE: ""})
         file = str(work_dir.write("gcs.json", self.credentials.encode()))
         if _SERVICE_ACCOUNT.search(self.credentials):
             return StorageAccess([*arguments, f"--credentials-file={file}"], trust)
-        return StorageAccess(arguments, {**trust, "GOOGLE_APPLICATION_CREDENTIALS": file})
+        return StorageAccess(arguments, {**trust, GOOGLE_FILE: file})
 
 
 def trust_variables(work_dir: WorkDir, ca_pem: bytes) -> dict[str, str]:

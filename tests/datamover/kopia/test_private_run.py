@@ -121,6 +121,7 @@ async def test_a_token_file_can_be_read_unless_a_pod_uses_the_volume(
 ) -> None:
     token = tmp_path / "tokens" / "token"
     token.parent.mkdir()
+    token.write_text("{}")
     environment = _environment(tmp_path, {"type": kind, "config": {}}, {variable: str(token)})
     async with open_private_run("true", environment, VolumeAccess(tmp_path / "v"), _MEANS):
         assert bounds[0].read == (tmp_path / "v", token.parent)
@@ -133,11 +134,22 @@ async def test_a_token_file_can_be_read_unless_a_pod_uses_the_volume(
 async def test_a_token_file_of_another_storage_or_beside_keys_is_no_obstacle(
     tmp_path: Path, bounds: list[Bounds], kind: str, variable: str
 ) -> None:
+    (tmp_path / "token").write_text("{}")
     key = {"s3": "accessKeyID", "azureBlob": "storageKey", "gcs": "credentials"}[kind]
     for storage in ({"type": kind, "config": {key: "k"}}, {"type": "filesystem", "config": {"path": "/r"}}):
-        environment = _environment(tmp_path, storage, {variable: "/tokens/token"})
+        environment = _environment(tmp_path, storage, {variable: str(tmp_path / "token")})
         async with open_private_run("true", environment, VolumeAccess(tmp_path, in_use=True), _MEANS):
             assert bounds[-1].read == (tmp_path,)
+
+
+@pytest.mark.parametrize(("kind", "variable"), _TOKENS)
+async def test_a_variable_that_names_no_file_is_no_obstacle(
+    tmp_path: Path, bounds: list[Bounds], kind: str, variable: str
+) -> None:
+    """The DaemonSet sets one for each provider, whether there is a Secret or not."""
+    environment = _environment(tmp_path, {"type": kind, "config": {}}, {variable: str(tmp_path / "none")})
+    async with open_private_run("true", environment, VolumeAccess(tmp_path, in_use=True), _MEANS):
+        assert bounds[-1].read == (tmp_path,)
 
 
 @pytest.mark.parametrize(("kind", "variable"), _TOKENS)
@@ -145,6 +157,8 @@ async def test_the_jail_of_a_mover_pod_cannot_hold_a_token_file(tmp_path: Path, 
     """It is the scratch volume, and the file is elsewhere."""
     volume, token = tmp_path / "scratch" / "volume", tmp_path / "tokens" / "token"
     volume.mkdir(parents=True)
+    token.parent.mkdir()
+    token.write_text("{}")
     environment = _environment(tmp_path, {"type": kind, "config": {}}, {variable: str(token)})
     message = f"cannot confine kopia: {token.parent} is not in {volume.parent}, which would be its jail"
     with pytest.raises(DataPathError, match=message):

@@ -15,7 +15,7 @@ from core.errors import RepositoryError
 from datamover.kopia.repository import NotInitializedError
 from datamover.kopia.snapshots import list_snapshots
 from datamover.storage.credentials import AwsKeys
-from datamover.storage.providers import S3Storage
+from datamover.storage.providers import GcsStorage, S3Storage
 from tests.datamover.support.repositories import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.testbed.pki import Authority
@@ -125,3 +125,14 @@ async def test_without_keys_the_identity_of_an_agent_is_used(
     assert agent.received
     assert all(head.startswith("GET /identity ") for head in agent.received)
     assert all((f"Authorization: {token}" in head) is bool(token) for head in agent.received)
+
+
+async def test_google_is_accessed_by_the_identity_of_the_pod_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The DaemonSet names a file, whether there is a Secret or not."""
+    metadata = _Answering("404 Not Found", "")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/credentials/cloud")
+    async with _serving(metadata) as url:
+        monkeypatch.setenv("GCE_METADATA_HOST", url.removeprefix("http://"))
+        with opened(GcsStorage("bucket", "p/")) as repository, pytest.raises(RepositoryError):
+            await repository.connect()
+    assert any("/service-accounts/default/token" in head.splitlines()[0] for head in metadata.received)
