@@ -58,8 +58,9 @@ class WorkDir:
         return self.path / "repository.config"
 
     def write(self, name: str, content: bytes) -> Path:
-        """Write a file of mode 0600 and return its path."""
+        """Write a file of mode 0600 and return its path; `name` may have a directory."""
         path = self.path / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         path.touch(mode=0o600)
         path.write_bytes(content)
         return path

@@ -7,6 +7,7 @@ reads by itself: minio-go 7, pkg/credentials/env_aws.go and iam_aws.go.
 """
 
 import configparser
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ __all__ = [
     "CredentialsText",
     "environment_keys",
     "find_aws_identity",
+    "google_token_file",
     "own_token_files",
     "parse_aws_profile",
     "parse_variables",
@@ -230,11 +232,41 @@ def _value(found: re.Match[str]) -> str:
     return _COMMENT.split(found["plain"], maxsplit=1)[0].strip()
 
 
+def google_token_file(source: CredentialsText) -> str:
+    """Return the file with a token that a credentials file of Google names; empty: it names none.
+
+    Raises:
+        RepositoryError: it is no such file, or it names what a confined kopia cannot use.
+
+    Source: cloud.google.com/go/auth 0.20, credentials/filetypes.go and internal/credsfile/filetype.go.
+    """
+    try:
+        document = json.loads(source.text)
+        document = document.get("source_credentials", document)
+        origin = document.get("credential_source") or {}
+        file = origin.get("file") or ""
+        unsupported = [name for name in ("executable", "certificate") if origin.get(name)]
+    except (ValueError, RecursionError, AttributeError):
+        # The parser's own message may quote a secret.
+        raise RepositoryError(f"{source.origin}: invalid Google credentials file: it must be a JSON object") from None
+    if unsupported:
+        raise RepositoryError(
+            f"{source.origin}: credential_source.{unsupported[0]}: not supported by the data mover, which needs a "
+            "key, or credential_source with file or url"
+        )
+    if not isinstance(file, str) or (file and not Path(file).is_absolute()):
+        raise RepositoryError(f"{source.origin}: credential_source.file: must be an absolute path")
+    return file
+
+
 def own_token_files(storage: JsonDict, environment: Mapping[str, str]) -> list[str]:
     """Return the files with a token or keys that kopia's library opens by itself, again and again.
 
     Args:
         storage: the `storage` object of kopia's configuration, with the keys that it has.
+
+    Raises:
+        RepositoryError: a credentials file of Google cannot be read.
 
     Source: minio-go 7, pkg/credentials/iam_aws.go; kopia 0.23.1, repo/blob/azure/azure_storage.go and
     gcs/gcs_storage.go.
@@ -243,4 +275,6 @@ def own_token_files(storage: JsonDict, environment: Mapping[str, str]) -> list[s
     if any(config.get(key) for key in _OWN_CREDENTIALS):
         return []
     named = [environment.get(name, "") for name in _TOKEN_FILES.get(storage["type"], ())]
+    if storage["type"] == "gcs" and (google := read_inherited(environment, GOOGLE_FILE)):
+        named.append(google_token_file(google))
     return [file for file in named if Path(file).is_file()]

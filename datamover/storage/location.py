@@ -20,6 +20,7 @@ from datamover.storage.credentials import (
     GOOGLE_FILE,
     CredentialsText,
     find_aws_identity,
+    google_token_file,
     read_credentials,
     read_inherited,
 )
@@ -142,7 +143,8 @@ def _azure(location: _Location) -> Storage:
 
 
 def _gcs(location: _Location) -> Storage:
-    source = location.credential(GOOGLE_FILE)
+    if source := location.credential(GOOGLE_FILE):
+        google_token_file(source)
     return GcsStorage(location.bucket, location.prefix, source.text if source else "", location.ca_pem)
 
 

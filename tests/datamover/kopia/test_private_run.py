@@ -166,6 +166,24 @@ async def test_the_jail_of_a_mover_pod_cannot_hold_a_token_file(tmp_path: Path, 
             pass
 
 
+@pytest.mark.parametrize("nested", [False, True], ids=["external account", "impersonated by one"])
+async def test_a_token_file_that_google_credentials_name_can_be_read_too(
+    tmp_path: Path, bounds: list[Bounds], nested: bool
+) -> None:
+    token, file = tmp_path / "tokens" / "token", tmp_path / "google" / "credentials.json"
+    for path in (token, file):
+        path.parent.mkdir()
+    token.write_text("t")
+    document = {"type": "external_account", "credential_source": {"file": str(token)}}
+    file.write_text(json.dumps({"source_credentials": document} if nested else document))
+    environment = _environment(tmp_path, {"type": "gcs", "config": {}}, {"GOOGLE_APPLICATION_CREDENTIALS": str(file)})
+    async with open_private_run("true", environment, VolumeAccess(tmp_path / "v"), _MEANS):
+        assert bounds[0].read == (tmp_path / "v", file.parent, token.parent)
+    with pytest.raises(RepositoryError, match="which is not possible for a volume that a pod uses"):
+        async with open_private_run("true", environment, VolumeAccess(tmp_path / "v", in_use=True), _MEANS):
+            pass
+
+
 async def _fail(environment: dict[str, str], program: str = "true") -> AgentError:
     with pytest.raises(AgentError) as raised:
         async with open_private_run(program, environment, VolumeAccess(), _MEANS):

@@ -174,8 +174,8 @@ def test_a_directory_is_not_created_when_its_root_is_not_mounted(tmp_path: Path)
 def test_google_credentials_are_written_to_a_file(folder: WorkDir) -> None:
     secrets = LocationSecrets(CredentialsText('{"type": "service_account"}', "Secret velero/cloud"))
     access = build_storage(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).access(folder)
-    assert access.arguments[-1] == f"--credentials-file={folder.path / 'gcs.json'}"
-    assert (folder.path / "gcs.json").stat().st_mode & 0o777 == 0o600
+    assert access.arguments[-1] == f"--credentials-file={folder.path / 'google' / 'credentials.json'}"
+    assert (folder.path / "google" / "credentials.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_other_google_credentials_are_left_to_googles_library(folder: WorkDir) -> None:
@@ -183,8 +183,29 @@ def test_other_google_credentials_are_left_to_googles_library(folder: WorkDir) -
     secrets = LocationSecrets(CredentialsText('{"type": "external_account"}', "Secret velero/cloud"))
     access = build_storage(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).access(folder)
     assert access.arguments == ["gcs", "--bucket=bkt", "--prefix=kopia/app/"]
-    assert access.environment == {"GOOGLE_APPLICATION_CREDENTIALS": str(folder.path / "gcs.json")}
-    assert (folder.path / "gcs.json").read_text() == '{"type": "external_account"}'
+    assert access.environment == {"GOOGLE_APPLICATION_CREDENTIALS": str(folder.path / "google" / "credentials.json")}
+    assert (folder.path / "google" / "credentials.json").read_text() == '{"type": "external_account"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[default]\nkey=TOPSECRET", "invalid Google credentials file: it must be a JSON object"),
+        ('"TOPSECRET"', "invalid Google credentials file: it must be a JSON object"),
+        ('{"credential_source": "TOPSECRET"}', "invalid Google credentials file"),
+        (
+            '{"credential_source": {"executable": {"command": "TOPSECRET"}}}',
+            "credential_source.executable: not supported",
+        ),
+        ('{"credential_source": {"certificate": {}, "file": "TOPSECRET"}}', "file: must be an absolute path"),
+        ('{"source_credentials": {"credential_source": {"certificate": {"a": 1}}}}', "certificate: not supported"),
+    ],
+)
+def test_credentials_of_google_that_cannot_be_used_are_rejected_without_quoting_them(text: str, message: str) -> None:
+    secrets = LocationSecrets(CredentialsText(text, "Secret velero/cloud"))
+    with pytest.raises(RepositoryError, match="BackupStorageLocation default: Secret velero/cloud: .*" + message) as e:
+        build_storage(_location("velero.io/gcp"), "app", secrets=secrets, environment={})
+    assert "TOPSECRET" not in str(e.value)
 
 
 @pytest.mark.parametrize(

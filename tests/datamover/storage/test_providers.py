@@ -1,4 +1,4 @@
-"""Access to S3 beyond a pair of keys: a private authority, session tokens, an instance's identity."""
+"""Access to S3 and Google beyond keys: a private authority, session tokens, an instance's identity, token files."""
 
 import asyncio
 import json
@@ -12,15 +12,28 @@ from pathlib import Path
 import pytest
 
 from core.errors import RepositoryError
+from datamover.kopia.private_run import VolumeAccess
+from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import NotInitializedError
 from datamover.kopia.snapshots import list_snapshots
 from datamover.storage.credentials import AwsKeys
 from datamover.storage.providers import GcsStorage, S3Storage
+from tests.datamover.support.confining import MEANS, use_means
 from tests.datamover.support.repositories import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.testbed.pki import Authority
 
 pytestmark = pytest.mark.processes
+
+
+class _Silent:
+    """Takes kopia's output, and keeps none of it."""
+
+    def take_progress(self, line: str) -> str:
+        return line
+
+    def keep(self, line: str) -> None:
+        pass
 
 
 class _Answering:
@@ -29,10 +42,13 @@ class _Answering:
     def __init__(self, status: str, body: str) -> None:
         self._answer = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
         self.received: list[str] = []
+        self.posted = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            self.received.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            self.received.append(head := (await reader.readuntil(b"\r\n\r\n")).decode())
+            if head.startswith("POST "):
+                self.posted.set()
             writer.write(self._answer)
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -136,3 +152,39 @@ async def test_google_is_accessed_by_the_identity_of_the_pod_without_a_file(monk
         with opened(GcsStorage("bucket", "p/")) as repository, pytest.raises(RepositoryError):
             await repository.connect()
     assert any("/service-accounts/default/token" in head.splitlines()[0] for head in metadata.received)
+
+
+@pytest.mark.parametrize("means", MEANS)
+async def test_a_confined_kopia_exchanges_the_token_that_a_google_file_names(
+    means: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads both files again for each token."""
+    use_means(means, monkeypatch)
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "token").write_text("token-of-the-service-account")
+    granted = {"access_token": "a", "token_type": "Bearer", "expires_in": 3600, "issued_token_type": "t"}
+    exchange = _Answering("200 OK", json.dumps(granted))
+    async with _serving(exchange) as url:
+        # Nothing behind it is Google's storage.
+        monkeypatch.setenv("HTTPS_PROXY", url)
+        credentials = {
+            "type": "external_account",
+            "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/p",
+            "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            "token_url": f"{url}/token",
+            "credential_source": {"file": str(tmp_path / "tokens" / "token")},
+        }
+        with opened(GcsStorage("bucket", "p/", json.dumps(credentials))) as repository:
+            storage = {"type": "gcs", "config": {"bucket": "bucket", "prefix": "p/"}}
+            config = {"storage": storage, "caching": {"cacheDirectory": "kopia-cache"}}
+            repository._work_dir.config_file.write_text(json.dumps(config))
+            files = KopiaFiles(volume=VolumeAccess(tree))
+            moving = asyncio.create_task(
+                repository.kopia.move_data("back up", "snapshot", "create", str(tree), files=files, listener=_Silent())
+            )
+            posting = asyncio.create_task(exchange.posted.wait())
+            await asyncio.wait({moving, posting}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+            for task in (moving, posting):
+                task.cancel()
+            answers = await asyncio.gather(moving, posting, return_exceptions=True)
+    assert exchange.posted.is_set(), answers
