@@ -14,15 +14,18 @@ from typing import Final, Required, TypedDict, TypeVar
 import msgspec
 
 from core.kube.decode import parse_json
+from core.kube.discovery import is_unserved
 from core.kube.errors import (
     ConflictError,
     MalformedObjectError,
     NotFoundError,
+    NotServedError,
+    UnknownPathError,
     UnreachableError,
     raise_for_status,
 )
 from core.kube.forms import check_form
-from core.kube.resources import Resource
+from core.kube.resources import PODS, Resource
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request, Response, Transport
 from core.models.base import JsonDict, explain_invalid
@@ -192,18 +195,31 @@ class KubeClient:
         """Count an object that could not be handled."""
         self._on_skipped(resource.kind)
 
-    async def _send(self, request: Request, attempted: str, parse: Callable[[Response, str], _T], *, again: bool) -> _T:
-        """Send a request and return its response as `parse` reads it; `again` allows a retry after a lost response."""
+    async def _send(
+        self, resource: Resource, request: Request, attempted: str, parse: Callable[[Response, str], _T], *, again: bool
+    ) -> _T:
+        """Send a request and return its response as `parse` reads it; `again` allows a retry after a lost response.
+
+        Raises:
+            NotServedError: the API server does not serve `resource`.
+            UnknownPathError: it does, or does not say; but something answered with a 404 that is not its own.
+        """
         request = replace(request, urgent=self._urgent)
 
         async def once() -> _T:
             response = await self._transport.request(request)
-            raise_for_status(
-                response.status,
-                response.body,
-                attempted=attempted,
-                retry_after=response.retry_after,
-            )
+            try:
+                raise_for_status(
+                    response.status,
+                    response.body,
+                    attempted=attempted,
+                    retry_after=response.retry_after,
+                )
+            except UnknownPathError as e:
+                if await is_unserved(self._transport, resource):
+                    message = f"{attempted}: {resource.plural}.{resource.group}/{resource.version} is not served"
+                    raise NotServedError(message, status=e.status) from e
+                raise
             return parse(response, attempted)
 
         return await self._retry.run(once, after_lost_response=again)
@@ -218,7 +234,7 @@ class KubeClient:
         """
         attempted = _attempted("get", resource, namespace, name)
         request = Request("GET", _path(resource, namespace, name, attempted=attempted))
-        return self._checked(resource, await self._send(request, attempted, _parse_object, again=True))
+        return self._checked(resource, await self._send(resource, request, attempted, _parse_object, again=True))
 
     async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
         """Return the object, or None where it does not exist."""
@@ -241,6 +257,7 @@ class KubeClient:
             if token:
                 query["continue"] = token
             body = await self._send(
+                resource,
                 Request("GET", path, query, many=True),
                 attempted,
                 _parse_list,
@@ -282,6 +299,7 @@ class KubeClient:
         namespace = meta.get("namespace", "")
         name = meta.get("name") or meta.get("generateName", "")
         created = await self._send(
+            resource,
             Request("POST", resource.path(namespace), body=json.dumps(manifest).encode()),
             _attempted("create", resource, namespace, name),
             _parse_object,
@@ -305,7 +323,7 @@ class KubeClient:
         attempted = _attempted("patch", resource, namespace, name)
         path = _path(resource, namespace, name, attempted=attempted)
         request = Request("PATCH", path, body=json.dumps(patch).encode(), content_type=MERGE_PATCH)
-        return self._checked(resource, await self._send(request, attempted, _parse_object, again=again))
+        return self._checked(resource, await self._send(resource, request, attempted, _parse_object, again=again))
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str = "", resource_version: str = ""
@@ -323,7 +341,7 @@ class KubeClient:
         try:
             path = _path(resource, namespace, name, attempted=attempted)
             request = Request("DELETE", path, body=json.dumps(options).encode())
-            response = await self._send(request, attempted, _parse_object, again=True)
+            response = await self._send(resource, request, attempted, _parse_object, again=True)
         except NotFoundError:
             return Deletion.NOT_FOUND
         except ConflictError:
@@ -344,7 +362,7 @@ class KubeClient:
         path, lines = f"/api/v1/namespaces/{namespace}/pods/{name}/log", max(1, limit_bytes // _SHORT_LINE_BYTES)
         while True:
             request = Request("GET", path, {"tailLines": str(lines), "limitBytes": str(limit_bytes)})
-            body = await self._send(request, f"log of Pod {namespace}/{name}", _body, again=True)
+            body = await self._send(PODS, request, f"log of Pod {namespace}/{name}", _body, again=True)
             if len(body) < limit_bytes or lines == 1:
                 return body.decode(errors="replace")
             lines = max(1, body.count(b"\n") * 3 // 4)

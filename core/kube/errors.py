@@ -16,9 +16,11 @@ __all__ = [
     "KubeError",
     "MalformedObjectError",
     "NotFoundError",
+    "NotServedError",
     "ServerError",
     "ThrottledError",
     "UnauthorizedError",
+    "UnknownPathError",
     "UnreachableError",
     "build_error",
     "parse_retry_after",
@@ -49,7 +51,11 @@ class KubeError(AgentError):
 
 
 class NotFoundError(KubeError):
-    """404: the object, or its resource, does not exist."""
+    """404: the API server says that the object, or its resource, does not exist."""
+
+
+class NotServedError(NotFoundError):
+    """404: the API server does not serve the resource, such as one whose definition is not installed."""
 
 
 class ConflictError(KubeError):
@@ -102,6 +108,13 @@ class UnreachableError(ServerError):
     """No response: connection refused, reset or timed out, or not from an API server. A write may have been applied."""
 
 
+class UnknownPathError(UnreachableError):
+    """404 without a `Status`: a proxy answered, or the API server does not serve the path; an object may exist.
+
+    Source: Kubernetes v1.34, staging/src/k8s.io/apiserver/pkg/util/notfoundhandler (http.NotFound).
+    """
+
+
 _BY_STATUS: dict[int, type[KubeError]] = {
     400: InvalidError,
     401: UnauthorizedError,
@@ -123,6 +136,7 @@ _FIRST_SERVER_ERROR = 500
 class _Rejection:
     message: str
     reason: str
+    kind: str = ""
     fields: frozenset[str] = frozenset()
 
 
@@ -132,7 +146,7 @@ def _parse_rejection(body: bytes) -> _Rejection:
         status: Any = parse_json(body)
         causes = (status.get("details") or {}).get("causes") or []
         fields = frozenset(str(cause.get("field", "")) for cause in causes)
-        return _Rejection(str(status["message"]), str(status.get("reason", "")), fields)
+        return _Rejection(str(status["message"]), str(status.get("reason", "")), str(status.get("kind", "")), fields)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return _Rejection(body[:300].decode(errors="replace").strip(), "")
 
@@ -152,6 +166,9 @@ def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | 
     """
     rejection = _parse_rejection(body)
     cls = _BY_STATUS.get(status, ServerError if status >= _FIRST_SERVER_ERROR else KubeError)
+    if cls is NotFoundError and (rejection.kind, rejection.reason) != ("Status", "NotFound"):
+        # What is taken for deleted is failed, and its objects are deleted: only the API server may say so.
+        cls = UnknownPathError
     if cls is ConflictError and rejection.reason == "AlreadyExists":
         cls = AlreadyExistsError
     if cls is InvalidError and _UID_FIELD in rejection.fields:

@@ -7,7 +7,7 @@ from typing import Final
 
 from core.errors import ConfigError
 from core.kube.client import KubeClient
-from core.kube.errors import KubeError, NotFoundError, raise_for_status
+from core.kube.errors import KubeError, MalformedObjectError, NotFoundError, NotServedError
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
     BACKUP_STORAGE_LOCATIONS,
@@ -19,7 +19,6 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.transport import Request
 from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = ["PREFLIGHT_NAME", "check_cluster", "check_permissions"]
@@ -43,9 +42,6 @@ _ACCESS_REVIEWS: Final = Resource(
 
 PREFLIGHT_NAME: Final = "preflight"
 """The name by which a definition is asked for: a get needs no permission beyond those of every kind."""
-
-_NO_OBJECT: Final = "NotFound"
-"""The reason of a 404 for an object; a resource that is not served has none. Source: Kubernetes v1.34."""
 
 _AT_A_TIME: Final = 8
 """Access reviews in parallel; there are about seventy, of a few milliseconds each."""
@@ -79,13 +75,13 @@ async def _missing_kinds(client: KubeClient, namespace: str, kinds: Sequence[Res
     """Return the definitions of `kinds` that the API server does not serve."""
     missing = []
     for kind in kinds:
-        attempted = f"get {kind.kind} {PREFLIGHT_NAME}"
-        answer = await client.transport.request(Request("GET", kind.path(namespace, PREFLIGHT_NAME)))
         try:
-            raise_for_status(answer.status, answer.body, attempted=attempted)
-        except NotFoundError as e:
-            if e.reason != _NO_OBJECT:
-                missing.append(f"{kind.plural}.{kind.group}/{kind.version}")
+            await client.get(kind, namespace, PREFLIGHT_NAME)
+        except NotServedError:
+            missing.append(f"{kind.plural}.{kind.group}/{kind.version}")
+        except (NotFoundError, MalformedObjectError):
+            # It is served.
+            continue
     return missing
 
 

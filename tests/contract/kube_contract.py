@@ -9,13 +9,15 @@ import json
 import pytest
 
 from core.clock import SystemClock
-from core.kube.client import Deletion
+from core.kube.client import Deletion, Selection
 from core.kube.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidError,
     KubeError,
     NotFoundError,
+    NotServedError,
+    UnknownPathError,
     UnreachableError,
     raise_for_status,
 )
@@ -312,9 +314,17 @@ class KubeContract:
     # -- rejections ----------------------------------------------------------------------------
 
     async def test_watch_of_an_absent_kind_is_rejected_on_entering(self, bench: Bench) -> None:
-        with pytest.raises(NotFoundError):
+        with pytest.raises(UnknownPathError):
             async with bench.stream(Resource("Nothing", "nothings", "velero.io")):
                 pass
+
+    @pytest.mark.parametrize("group", ["velero.io", "nothing.example.com"])
+    async def test_an_object_of_an_absent_kind_does_not_exist(self, bench: Bench, group: str) -> None:
+        absent = Resource("Nothing", "nothings", group)
+        assert await bench.client.read(absent, bench.namespace, "a") is None
+        assert await bench.client.delete(absent, bench.namespace, "a") is Deletion.NOT_FOUND
+        with pytest.raises(NotServedError, match=f"list Nothing {bench.namespace}: nothings.{group}/v1 is not served"):
+            await bench.client.list(Selection(absent, bench.namespace))
 
     async def test_message_names_verb_kind_and_object(self, bench: Bench) -> None:
         with pytest.raises(KubeError, match=f"get Pod {bench.namespace}/absent: 404 NotFound"):

@@ -16,6 +16,7 @@ from core.kube.errors import (
     ServerError,
     ThrottledError,
     UnauthorizedError,
+    UnknownPathError,
     build_error,
     raise_for_status,
 )
@@ -49,6 +50,21 @@ def test_error_has_the_class_of_its_status(status: int, reason: str, expected: t
     assert type(error) is expected
     assert (error.status, error.reason, error.retry) == (status, reason, retry)
     assert str(error) == f"patch Pod velero/x: {status} {reason}: because"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"404 page not found\n", id="of a Go server"),
+        pytest.param(b"<html>default backend - 404</html>", id="HTML"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"message":"no route","reason":"NotFound"}', id="JSON of a gateway"),
+        pytest.param(b'{"kind":"Status","message":"no cluster","reason":"BadGateway"}', id="another reason"),
+    ],
+)
+def test_a_404_that_is_no_status_says_nothing_about_the_object(body: bytes) -> None:
+    error = build_error(404, body, attempted="get Pod velero/x")
+    assert (type(error), error.status, error.retry) == (UnknownPathError, 404, True)
 
 
 def test_rejected_uid_is_a_conflict() -> None:

@@ -10,6 +10,7 @@ _PACKAGES = ("core", "exposer", "nodeagent", "datamover")
 
 _TESTED_ELSEWHERE: Final = {
     "core/clock.py": "tests/core/models/test_units.py",
+    "core/kube/discovery.py": "tests/core/kube/test_client.py",
     "core/kube/errors.py": "tests/core/test_errors.py",
     "core/kube/resources.py": "tests/contract/test_kube_contract.py",
     "core/kube/transport.py": "tests/core/kube/test_client.py",

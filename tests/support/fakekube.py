@@ -39,6 +39,7 @@ _WITH_SPEC: Final = frozenset(
     {PERSISTENT_VOLUMES, PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS}
 )
 _LEFT_OUT_WHEN_EMPTY: Final = ("labels", "annotations", "finalizers", "ownerReferences")
+_NOT_FOUND: Final = 404
 _NAME_FORM: Final = "abcdefghijklmnopqrstuvwxyz0123456789-."
 
 
@@ -46,7 +47,7 @@ _NAME_FORM: Final = "abcdefghijklmnopqrstuvwxyz0123456789-."
 class _Fault:
     method: str
     path_part: str
-    what: int | bytes | Literal["lost", "lost-applied"]
+    what: int | bytes | Response | Literal["lost", "lost-applied"]
     times: int
     message: str
 
@@ -73,6 +74,7 @@ class FakeKube:
     Attributes:
         requests: all requests in order, including watches.
         logs: the logs of pods, by namespace and name.
+        unserved: kinds whose definitions are not installed.
         watches: the open watches; tests can break or silence them, or request bookmarks.
     """
 
@@ -80,6 +82,7 @@ class FakeKube:
         """Start empty; `clock` stamps objects, by default the running loop's."""
         self.requests: list[Request] = []
         self.logs: dict[tuple[str, str], str] = {}
+        self.unserved: set[Resource] = set()
         self._store = Store(clock or LoopClock())
         self.watches = Watches(self._store)
         self._faults: list[_Fault] = []
@@ -115,7 +118,7 @@ class FakeKube:
         self,
         method: str,
         path_part: str,
-        what: int | bytes | Literal["lost", "lost-applied"],
+        what: int | bytes | Response | Literal["lost", "lost-applied"],
         *,
         times: int = 1,
         message: str = "injected by the test",
@@ -127,7 +130,7 @@ class FakeKube:
             path_part: a substring of the request's path.
             what: an HTTP status; `lost`: the request does not arrive; `lost-applied`: its
                 response does not; bytes: the body of a response with status 200, or all lines of a
-                watch, without effect.
+                watch, without effect; a response: it is the answer, without effect.
             times: the number of requests.
             message: the text that an HTTP status comes with.
         """
@@ -149,8 +152,10 @@ class FakeKube:
             raise UnreachableError(f"{request.method} {request.path}: the request was lost")
         if isinstance(fault, bytes):
             return Response(200, fault)
+        if isinstance(fault, Response):
+            return fault
         if isinstance(fault, int):
-            return _reject(Rejection(fault, "Injected", message))
+            return _reject(Rejection(fault, "NotFound" if fault == _NOT_FOUND else "Injected", message))
         try:
             response = self._answer(request)
         except Rejection as rejection:
@@ -172,10 +177,12 @@ class FakeKube:
         if isinstance(fault, bytes):
             yield _lines_of(fault)
             return
+        if isinstance(fault, Response):
+            raise build_error(fault.status, fault.body, attempted=f"watch {request.path}")
         if fault is not None:
             raise build_error(fault, message.encode(), attempted=f"watch {request.path}")
         try:
-            target = _parse_path(request.path)
+            target = self._parse_path(request.path)
             chosen = _chosen(target, request)
         except Rejection as rejection:
             body = _reject(rejection).body
@@ -189,7 +196,9 @@ class FakeKube:
     # -- requests ------------------------------------------------------------------------------
 
     def _answer(self, request: Request) -> Response:
-        target = _parse_path(request.path)
+        if request.path.startswith("/apis") and request.path.count("/") in {1, 3}:
+            return _respond(self._discover(request.path))
+        target = self._parse_path(request.path)
         body = json.loads(request.body) if request.body else {}
         if target.subresource == "log":
             return self._log(target, request)
@@ -205,6 +214,31 @@ class FakeKube:
             case "DELETE" if target.name:
                 return _respond(self._delete(target, body))
         raise Rejection(405, "MethodNotAllowed", f"{request.method} {request.path} is not served")
+
+    def _parse_path(self, path: str) -> _Target:
+        parts = path.strip("/").split("/")
+        group, version, rest = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
+        namespace = ""
+        if rest[0] == "namespaces" and len(rest) > 2:
+            namespace, rest = rest[1], rest[2:]
+        plural, name, subresource = [*rest, "", ""][:3]
+        for resource in self._served():
+            if (resource.group, resource.version, resource.plural) == (group, version, plural):
+                return _Target(resource, namespace, name, subresource)
+        raise Rejection(404, "", "404 page not found\n")
+
+    def _served(self) -> list[Resource]:
+        return [resource for resource in _RESOURCES if resource not in self.unserved]
+
+    def _discover(self, path: str) -> JsonDict:
+        """Return the groups that are served, or the resources of one version of a group."""
+        if path == "/apis":
+            versions = {each.api_version for each in self._served() if each.group}
+            return {"kind": "APIGroupList", "groups": [{"versions": [{"groupVersion": each}]} for each in versions]}
+        found = [{"name": each.plural} for each in self._served() if path == f"/apis/{each.api_version}"]
+        if not found:
+            raise Rejection(404, "", "404 page not found\n")
+        return {"kind": "APIResourceList", "resources": found}
 
     def _require(self, target: _Target) -> JsonDict:
         obj = self._store.find(target.resource, target.namespace, target.name)
@@ -291,7 +325,7 @@ class FakeKube:
         tail = lines[-int(request.query.get("tailLines", len(lines) or 1)) :]
         return Response(200, b"".join(tail)[: int(request.query.get("limitBytes", -1))])
 
-    def _take_fault(self, method: str, path: str) -> tuple[int | bytes | str | None, str]:
+    def _take_fault(self, method: str, path: str) -> tuple[int | bytes | Response | str | None, str]:
         for fault in self._faults:
             if fault.method == method and fault.path_part in path:
                 fault.times -= 1
@@ -304,19 +338,6 @@ class FakeKube:
 async def _lines_of(body: bytes) -> AsyncIterator[bytes]:
     for line in body.splitlines():
         yield line
-
-
-def _parse_path(path: str) -> _Target:
-    parts = path.strip("/").split("/")
-    group, version, rest = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
-    namespace = ""
-    if rest[0] == "namespaces" and len(rest) > 2:
-        namespace, rest = rest[1], rest[2:]
-    plural, name, subresource = [*rest, "", ""][:3]
-    for resource in _RESOURCES:
-        if (resource.group, resource.version, resource.plural) == (group, version, plural):
-            return _Target(resource, namespace, name, subresource)
-    raise Rejection(404, "NotFound", "the server could not find the requested resource")
 
 
 def _chosen(target: _Target, request: Request) -> Filter:
@@ -337,6 +358,8 @@ def _respond(obj: JsonDict, status: int = 200) -> Response:
 
 
 def _reject(rejection: Rejection) -> Response:
+    if not rejection.reason:
+        return Response(rejection.status, str(rejection).encode())
     causes = [{"field": rejection.field}] if rejection.field else []
     status = {
         "kind": "Status",

@@ -32,7 +32,7 @@ _EXISTENCE_FORM: Final = re.compile(r"\s*(!?)\s*([^\s!=(),]+)\s*")
 
 
 class Rejection(Exception):  # noqa: N818 - it becomes a response
-    """A response that rejects the request."""
+    """A response that rejects the request; without a reason it is a page and no Status."""
 
     def __init__(self, status: int, reason: str, message: str, *, field: str = "") -> None:
         super().__init__(message)

@@ -1,6 +1,7 @@
 """The client with errors, lost responses and pages; other cases are in the contract."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,12 @@ from core.kube.errors import (
     MalformedObjectError,
     NotFoundError,
     ServerError,
+    UnknownPathError,
     UnreachableError,
 )
-from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS
+from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS, Resource
 from core.kube.retry import Retry
+from core.kube.transport import Response
 from core.models.base import JsonDict
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -251,3 +254,33 @@ async def test_managed_fields_are_dropped_from_every_response(kube: FakeKube, cl
     assert [sorted(response["metadata"]) for response in responses] == [
         ["creationTimestamp", "name", "namespace", "resourceVersion", "uid"]
     ] * 4
+
+
+_PAGE = Response(404, b"404 page not found\n")
+
+
+@pytest.mark.parametrize("resource", [CONFIG_MAPS, LEASES], ids=["core", "group"])
+async def test_an_object_exists_whatever_a_proxy_answers(
+    kube: FakeKube, client: KubeClient, resource: Resource
+) -> None:
+    manifest = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"namespace": "a", "name": "m"}}
+    kube.put(manifest)
+    for method in ("GET", "PATCH"):
+        kube.fail_next(method, "/a/", _PAGE)
+    assert await client.read(resource, "a", "m") is not None
+    assert await client.patch(resource, "a", "m", {}) is not None
+    kube.fail_next("GET", "/a/", _PAGE, times=10)
+    with pytest.raises(UnknownPathError, match="404: 404 page not found"):
+        await client.read(resource, "a", "m")
+
+
+@pytest.mark.parametrize("discovery", [_PAGE, Response(200, b"<html>"), Response(200, b"{}"), 403, "lost"])
+async def test_a_kind_is_served_unless_the_server_lists_its_kinds_without_it(
+    kube: FakeKube, client: KubeClient, discovery: Any
+) -> None:
+    kube.unserved.add(LEASES)
+    assert await client.read(LEASES, "a", "m") is None
+    kube.fail_next("GET", "/leases/", _PAGE, times=20)
+    kube.fail_next("GET", "/apis", discovery, times=20)
+    with pytest.raises(UnknownPathError):
+        await client.read(LEASES, "a", "m")

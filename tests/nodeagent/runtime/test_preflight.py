@@ -6,11 +6,31 @@ import pytest
 
 from core.errors import ConfigError
 from core.kube.errors import UnreachableError
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    BACKUP_STORAGE_LOCATIONS,
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+)
 from core.kube.transport import Request, Response
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
 from nodeagent.runtime.preflight import check_cluster, check_permissions
 from tests.support.scripted import answer, rejection, scripted_client
 
+KINDS = (
+    DATA_UPLOADS,
+    DATA_DOWNLOADS,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
+    BACKUP_REPOSITORIES,
+    BACKUP_STORAGE_LOCATIONS,
+    VOLUME_SNAPSHOTS,
+    VOLUME_SNAPSHOT_CONTENTS,
+)
 AGENT = agent_permissions("agent-config")
 
 
@@ -26,9 +46,19 @@ class _Cluster:
             asked = json.loads(request.body or b"")["spec"]["resourceAttributes"]
             key = (asked["verb"], asked["resource"], asked["namespace"])
             return answer({"status": {"allowed": key not in self.denied}}, 201)
+        if not request.path.endswith("/preflight"):
+            return self._discover(request.path)
         if any(kind in request.path for kind in self.absent):
-            return rejection(404, "the server could not find the requested resource")
-        return answer({"metadata": {}, "items": []})
+            return Response(404, b"404 page not found\n")
+        return rejection(404, 'datauploads "preflight" not found', "NotFound")
+
+    def _discover(self, path: str) -> Response:
+        served = [kind for kind in KINDS if kind.group not in self.absent]
+        if path == "/apis":
+            versions = {kind.api_version for kind in served}
+            return answer({"kind": "APIGroupList", "groups": [{"versions": [{"groupVersion": v}]} for v in versions]})
+        plurals = [kind.plural for kind in served if kind.plural not in self.absent]
+        return answer({"kind": "APIResourceList", "resources": [{"name": plural} for plural in plurals]})
 
 
 async def test_a_cluster_with_everything_passes(caplog: pytest.LogCaptureFixture) -> None:
@@ -85,13 +115,15 @@ async def test_the_permissions_of_movers_are_missing_where_they_share_the_agents
         await check_permissions(scripted_client(cluster), "velero", MOVER_PERMISSIONS)
 
 
-async def test_a_definition_without_objects_is_not_missing() -> None:
+async def test_a_page_of_a_proxy_does_not_pass_for_a_missing_definition() -> None:
     cluster = _Cluster()
 
     def script(request: Request) -> Response:
-        return cluster(request) if request.body else rejection(404, 'datauploads "preflight" not found', "NotFound")
+        page = request.path.endswith("/datauploads/preflight")
+        return Response(404, b"404 page not found\n") if page else cluster(request)
 
-    await check_cluster(scripted_client(script), "velero", AGENT)
+    with pytest.raises(ConfigError, match="cannot check the cluster: get DataUpload velero/preflight: 404"):
+        await check_cluster(scripted_client(script), "velero", AGENT)
 
 
 async def test_missing_definitions_are_named_with_the_command_that_installs_them() -> None:
