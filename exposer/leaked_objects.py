@@ -57,7 +57,7 @@ async def list_leaked_objects(client: KubeClient, namespace: str) -> dict[str, L
     for selection in [*selections, Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=OWNER_UID_LABEL)]:
         for obj in await _list(client, selection):
             reference = obj.get("spec", {}).get("volumeSnapshotRef") or {"namespace": namespace}
-            if reference["namespace"] == namespace:
+            if reference.get("namespace") == namespace:
                 uid = obj["metadata"]["labels"][OWNER_UID_LABEL]
                 leaked = found.setdefault(uid, LeakedObjects(uid))
                 leaked.objects.setdefault(selection.resource, []).append(obj)

@@ -89,6 +89,12 @@ class GarbageCollector:
                 except AgentError as e:
                     self._last_error = str(e)
                     _log.warning("garbage collection failed, will retry: %s", e)
+                except Exception as e:  # noqa: BLE001 - logged with its traceback; the collection is repeated
+                    # A bug that one object triggers must not stop every leader in turn.
+                    self._last_error = repr(e)
+                    self._faults.report("", "garbage collection failed, will retry", e)
+                else:
+                    self._faults.forget("")
                 due_at_seconds = self._clock.monotonic() + pause_seconds
             await self._clock.sleep(_SCAN_SECONDS)
 

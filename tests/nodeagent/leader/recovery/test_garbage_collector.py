@@ -17,6 +17,7 @@ from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.phases import Phase
+from exposer.leaked_objects import LeakedObjects
 from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.recovery.garbage_collector import may_have_leaked
@@ -254,6 +255,7 @@ async def test_malformed_objects_block_no_other(caplog: pytest.LogCaptureFixture
     # Whatever its definition says: what was stored before it said so is as it was.
     put(scene, VOLUME_SNAPSHOT_CONTENTS, "source-content", uid=SOURCE.content_uid)
     put(scene, PERSISTENT_VOLUMES, "odd", owner="b", spec={"claimRef": {"uid": "x", "namespace": "velero"}})
+    put(scene, VOLUME_SNAPSHOT_CONTENTS, "edited", owner="d", spec={"volumeSnapshotRef": {"name": "d"}})
     put(scene, PODS, "c", owner="c")
     client = KubeClient(scene.kube, Retry(LoopClock()))
     async with scene.dispatching() as dispatcher:
@@ -266,6 +268,28 @@ async def test_malformed_objects_block_no_other(caplog: pytest.LogCaptureFixture
         await scene.until(lambda: scene.phase("du") == "Accepted", seconds=5)
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
     assert "odd" in names(scene, PERSISTENT_VOLUMES)
+    assert "edited" in names(scene, VOLUME_SNAPSHOT_CONTENTS)
+
+
+@pytest.mark.looptime
+async def test_a_bug_that_one_object_triggers_does_not_end_the_leader(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = open_scene("node-a")
+
+    async def fail(*_: object) -> dict[str, LeakedObjects]:
+        raise KeyError("namespace")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("nodeagent.leader.recovery.garbage_collector.list_leaked_objects", fail)
+        async with scene.dispatching() as dispatcher:
+            await scene.until(lambda: "KeyError('namespace')" in str(dispatcher.report()))
+            await asyncio.sleep(60)
+            patched.undo()
+            put(scene, PODS, "c", owner="c")
+            await scene.until(lambda: names(scene, PODS) == [], seconds=60)
+    failures = [record for record in caplog.records if record.exc_info]
+    assert [record.getMessage() for record in failures] == ["garbage collection failed, will retry: 'namespace'"]
 
 
 @pytest.mark.parametrize(
