@@ -6,24 +6,26 @@ pass after pass (`nodeagent.leader.admission.stages`) as transfers and agents ch
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from core.aio import run_apart, wait_for_event
+from core.clock import Backoff
 from core.errors import AgentError
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.leader.admission.examiner import Examiner
-from nodeagent.leader.admission.ledger import AdmissionLedger, Reservations
+from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Reservations
 from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.admission.pod_watch import PodWatch
 from nodeagent.leader.admission.queue import QueueView, in_order
 from nodeagent.leader.admission.stages import AdmissionPass, is_queued, settle_entries
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, TransferIndex
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents
 from nodeagent.leader.recovery.garbage_collector import GarbageCollector
@@ -41,7 +43,12 @@ _UIDS_PER_SECOND: Final = 20_000
 """A large ledger is a large write: the pause grows with it, so that more changes share one."""
 
 _RETRY_SECONDS: Final = 2.0
-"""Before everything is read again after the ledger was lost or the API server failed."""
+"""Before everything is read again after the ledger was lost or a first list failed."""
+
+_RETRY: Final = Backoff(2.0, 60.0)
+"""After a step of the dispatcher that failed, such as a ledger that could not be written."""
+
+_R = TypeVar("_R")
 
 
 class Dispatcher:
@@ -103,6 +110,7 @@ class _Term:
         self._tools = tools
         self._rules = rules
         self._changed = asyncio.Event()
+        self._last_error = ""
         client, clock = tools.client, tools.clock
         self._ledger = AdmissionLedger(client, rules.namespace, check_leading=tools.check_leading)
         self._index = TransferIndex(
@@ -145,8 +153,7 @@ class _Term:
             await self._index.wait_synced()
             await self._agents.wait_synced()
             # This write stops the leader before.
-            settled = settle_entries(self._ledger, self._index.entries())
-            await self._ledger.write(Reservations(settled, self._ledger.reservations.last_namespace))
+            await self._repeat(self._settle)
             group.create_task(self._orphans.run(), name="orphan recovery")
             group.create_task(self._garbage.run(), name="garbage collection")
             if agreement is not None:
@@ -154,15 +161,48 @@ class _Term:
             group.create_task(self._pods.run(), name="workload pods")
             group.create_task(self._view.run(), name="queue metrics")
             while True:
-                self._changed.clear()
-                self._tools.check_leading()
-                entries = self._index.entries()
-                await self._back_off(entries)
-                pause_seconds = await self._pass.run(entries)
+                pause_seconds = await self._repeat(self._run_pass)
                 if pause_seconds <= 0:
                     continue
                 await wait_for_event(self._changed, pause_seconds)
                 await self._tools.clock.sleep(_PAUSE_SECONDS + len(self._ledger.reservations.uids) / _UIDS_PER_SECOND)
+
+    async def _settle(self) -> None:
+        """Write which transfers use the quota."""
+        settled = settle_entries(self._ledger, self._index.entries())
+        await self._ledger.write(Reservations(settled, self._ledger.reservations.last_namespace))
+
+    async def _run_pass(self) -> float:
+        """Run one pass; return the pause until the next one in seconds."""
+        self._changed.clear()
+        self._tools.check_leading()
+        entries = self._index.entries()
+        await self._back_off(entries)
+        return await self._pass.run(entries)
+
+    async def _repeat(self, step: Callable[[], Awaitable[_R]]) -> _R:
+        """Return what `step` returns; repeat it if it fails, such as where the write of the ledger is rejected.
+
+        To read everything again would help nothing, and forget how long transfers are pending and what nodes failed.
+
+        Raises:
+            LedgerLostError: another leader wrote the ledger.
+            NotLeaderError: this agent is not the leader any more.
+        """
+        failures = 0
+        while True:
+            try:
+                result = await step()
+            except (LedgerLostError, NotLeaderError):
+                raise
+            except AgentError as e:
+                failures += 1
+                self._last_error = str(e)
+                _log.warning("admission failed, will retry: %s", e)
+                await self._tools.clock.sleep(_RETRY.seconds_after(failures))
+            else:
+                self._last_error = ""
+                return result
 
     def request_pass(self) -> None:
         """Begin a pass soon."""
@@ -172,6 +212,7 @@ class _Term:
         """Return the queue's figures."""
         return {
             "prepareQueueLength": self._rules.queue_length,
+            "lastError": self._last_error,
             "reservations": len(self._ledger.reservations.uids),
             "agents": sorted(self._agents.nodes().values()),
             "passedOver": self._agents.backoff.report(self._agents.nodes()),

@@ -136,6 +136,10 @@ class FakeKube:
         """
         self._faults.append(_Fault(method, path_part, what, times, message))
 
+    def fulfill(self) -> None:
+        """Drop the faults that were not hit yet."""
+        self._faults.clear()
+
     def compact(self) -> None:
         """Drop all history: older watches, and pages that were not requested yet, get a 410."""
         self._store.compact()

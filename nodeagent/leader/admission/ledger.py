@@ -13,7 +13,7 @@ from typing import Final
 
 from core.errors import AgentError
 from core.kube.client import KubeClient
-from core.kube.errors import ConflictError, NotFoundError, ServerError
+from core.kube.errors import ConflictError, NotFoundError, ServerError, UnreachableError
 from core.kube.resources import CONFIG_MAPS
 from core.models.base import JsonDict
 from core.models.names import ADMISSIONS_CONFIGMAP
@@ -97,6 +97,7 @@ class AdmissionLedger:
         """
         self._check_leading()
         mark = uuid.uuid4().hex
+        before = _version(self._stored)
         data = {_UIDS: "\n".join(sorted(reservations.uids)), _TURN: reservations.last_namespace, _WRITE: mark}
         try:
             self._keep(await self._send(data))
@@ -106,8 +107,13 @@ class AdmissionLedger:
                 await self.load()
             except ServerError as unread:
                 raise LedgerLostError(f"{e}; {unread}") from e
-            if ((self._stored or {}).get("data") or {}).get(_WRITE) != mark:
-                raise LedgerLostError(str(e)) from e
+            if ((self._stored or {}).get("data") or {}).get(_WRITE) == mark:
+                return
+            rejected = isinstance(e, ServerError) and not isinstance(e, UnreachableError)
+            if rejected and _version(self._stored) == before:
+                # Should an attempt without an answer still be stored, then the next write conflicts.
+                raise
+            raise LedgerLostError(str(e)) from e
 
     async def _send(self, data: dict[str, str]) -> JsonDict:
         if self._stored is None:
@@ -127,3 +133,8 @@ class AdmissionLedger:
         self._stored = stored
         data = (stored or {}).get("data") or {}
         self._reservations = Reservations(frozenset(data.get(_UIDS, "").split()), data.get(_TURN, ""))
+
+
+def _version(stored: JsonDict | None) -> str:
+    """Return the resourceVersion of the ledger as stored; empty if there is none."""
+    return "" if stored is None else str(stored["metadata"]["resourceVersion"])

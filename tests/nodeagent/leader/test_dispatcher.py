@@ -354,6 +354,25 @@ async def test_a_transfer_that_cannot_be_read_stops_no_other(spec: JsonDict, fau
         assert bool(entry.fault) is bool(fault)
 
 
+@pytest.mark.parametrize("status", [403, 500])
+async def test_a_rejected_write_of_the_ledger_costs_no_list_and_is_retried(status: int) -> None:
+    scene = open_scene("node-a")
+    async with scene.dispatching() as dispatcher:
+        await asyncio.sleep(5)
+        scene.kube.fail_next("PATCH", "/configmaps/node-agent-admissions", status, times=1000)
+        before = len(scene.kube.requests)
+        scene.add("du")
+        await asyncio.sleep(300)
+        sent = [request for request in scene.kube.requests[before:] if request.path.endswith("/datauploads")]
+        assert [request.method for request in sent if "watch" not in request.query] == []
+        assert f": {status} " in dispatcher.report()["lastError"]
+        writes = [request for request in scene.kube.requests[before:] if request.path.endswith("-admissions")]
+        assert len(writes) < 100
+        scene.kube.fulfill()
+        await scene.until(lambda: scene.phase("du") == "Accepted", seconds=70)
+        assert dispatcher.report()["lastError"] == ""
+
+
 async def test_a_list_answered_by_a_proxy_is_read_again() -> None:
     scene = open_scene("node-a")
     scene.add("du")

@@ -3,7 +3,7 @@
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.errors import ForbiddenError
+from core.kube.errors import ForbiddenError, ServerError
 from core.kube.resources import CONFIG_MAPS
 from core.kube.retry import Retry
 from core.models.phases import Phase
@@ -109,13 +109,14 @@ async def test_a_write_that_never_gets_an_answer_loses_the_ledger() -> None:
         await ledger.write(Reservations(frozenset({"a"})))
 
 
-async def test_a_rejected_write_changes_nothing() -> None:
+@pytest.mark.parametrize(("status", "expected"), [(403, ForbiddenError), (500, ServerError)])
+async def test_a_rejected_write_changes_nothing(status: int, expected: type[Exception]) -> None:
     kube = FakeKube()
     ledger = open_ledger(kube)
     await ledger.load()
     await ledger.write(Reservations(frozenset({"a"})))
-    kube.fail_next("PATCH", "configmaps", 403)
-    with pytest.raises(ForbiddenError):
+    kube.fail_next("PATCH", "configmaps", status, times=5 if status == 500 else 1)
+    with pytest.raises(expected):
         await ledger.write(Reservations(frozenset({"a", "b"})))
     assert ledger.reservations.uids == {"a"}
     await ledger.write(Reservations(frozenset({"a", "b"})))
