@@ -204,6 +204,10 @@ _TIMEOUT_SECONDS: Final = 30.0
 """A kubelet that does not answer delays the final status for no longer than this."""
 
 
+_READS: Final = 2
+"""Logs that are read at a time: kubelets that do not answer must not hold all requests of the agent."""
+
+
 _LINES_PER_BATCH: Final = 500
 """After these lines other tasks may run."""
 
@@ -231,12 +235,13 @@ def add_log_end(message: str, tail: str) -> str:
 
 
 class MoverLogs:
-    """Copies the log of each mover pod into the agent's log, once."""
+    """Copies the log of each mover pod into the agent's log, once; a few at a time."""
 
     def __init__(self, client: KubeClient) -> None:
         """Read logs through `client`."""
         self._client = client
         self._copied: dict[str, tuple[str, str]] = {}
+        self._reads = asyncio.Semaphore(_READS)
 
     async def copy(self, cr: Transfer, pod: JsonDict | None) -> str:
         """Copy the log of `pod`, the mover pod of `cr`, into the agent's log.
@@ -262,10 +267,11 @@ class MoverLogs:
             pod=meta["name"],
         )
         try:
-            async with asyncio.timeout(_TIMEOUT_SECONDS):
+            async with asyncio.timeout(_TIMEOUT_SECONDS), self._reads:
                 text = await self._client.pod_log(meta["namespace"], meta["name"], limit_bytes=_LIMIT_BYTES)
         except (KubeError, TimeoutError) as e:
-            log.warning("cannot copy the log of the data mover: %s", e)
+            log.warning("cannot copy the log of the data mover: %s", str(e) or "timed out")
+            self._copied[cr.uid] = (meta["uid"], "")
             return ""
         lines = text.splitlines()
         tail = "\n".join(lines[-_TAIL_LINES:])[-_TAIL_LIMIT_CHARACTERS:]

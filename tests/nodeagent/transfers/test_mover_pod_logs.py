@@ -5,11 +5,18 @@ from typing import Any
 
 import pytest
 
+from core.kube.client import KubeClient
 from core.kube.resources import PODS
-from nodeagent.transfers.mover_pod import add_log_end
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.transfers import DataUpload
+from nodeagent.transfers.mover_pod import MoverLogs, add_log_end
+from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, TRANSFERS, data_upload
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
 
 LOG_LIMIT_BYTES = 4 * 1024 * 1024
 
@@ -106,6 +113,36 @@ async def test_a_log_that_cannot_be_read_delays_nothing(caplog: pytest.LogCaptur
             await world.until(lambda: world.phase() == "Failed", seconds=200)
             await asyncio.sleep(0)
     assert "cannot copy the log" in caplog.text
+
+
+def ended_pods(count: int) -> list[tuple[DataUpload, JsonDict]]:
+    """Return transfers, each with its mover pod, which has ended."""
+    status = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 1}}}]}
+    crs = [DataUpload.parse(data_upload(f"du-{number}")) for number in range(count)]
+    metas = [{"name": cr.name, "namespace": NAMESPACE, "uid": f"uid-of-pod-{cr.name}"} for cr in crs]
+    return [(cr, {"metadata": meta, "status": status}) for cr, meta in zip(crs, metas, strict=True)]
+
+
+@pytest.mark.looptime
+async def test_kubelets_that_do_not_answer_delay_each_transfer_once_and_hold_two_requests() -> None:
+    kube = FakeKube()
+    gate = Gate(kube, holds=lambda request: request.path.endswith("/log"))
+    logs = MoverLogs(KubeClient(gate, Retry(LoopClock(), attempts=1)))
+    pairs = ended_pods(20)
+    loop = asyncio.get_running_loop()
+    for expected_seconds in (30.0, 0.0):
+        began = loop.time()
+        reads = [asyncio.create_task(logs.copy(cr, pod), name=cr.name) for cr, pod in pairs]
+        await asyncio.sleep(0)
+        assert set(await asyncio.gather(*reads)) == {""}
+        assert loop.time() - began == pytest.approx(expected_seconds, abs=0.1)
+        assert gate.waiting == 2
+    # Another pod of the transfer has a log of its own.
+    gate.open.set()
+    cr, pod = pairs[0]
+    kube.put({"apiVersion": "v1", "kind": "Pod"} | pod)
+    kube.logs[NAMESPACE, cr.name] = "it says why"
+    assert await logs.copy(cr, pod | {"metadata": pod["metadata"] | {"uid": "another"}}) == "it says why"
 
 
 @pytest.mark.looptime
