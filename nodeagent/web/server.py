@@ -19,10 +19,10 @@ __all__ = ["StatusPage", "WebPages", "WebServer"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_STATUS_SECONDS: Final = 1.0
-"""How long the content of `/status` is reused: the leader sorts all transfers for it."""
+_REUSE_SECONDS: Final = 1.0
+"""How long a content is reused: `/status` sorts all transfers, and `/metrics` may have thousands of series."""
 
-_STATUS_PAUSE: Final = 10
+_REUSE_PAUSE: Final = 10
 """Content that takes long to build is reused ten times as long: no client can take more than a tenth of a core."""
 
 
@@ -39,7 +39,7 @@ class WebPages:
     """Sources of the responses.
 
     Attributes:
-        metrics: rendered for each scrape.
+        metrics: rendered at most once a second.
         not_ready: called for each `/readyz`; returns what is not synced yet; empty means ready.
         status: called for `/status`, at most once a second.
     """
@@ -47,6 +47,26 @@ class WebPages:
     metrics: Metrics
     not_ready: Callable[[], Sequence[str]]
     status: StatusPage
+
+
+class _Reused:
+    """A content that takes time to build, and is reused for a while."""
+
+    def __init__(self, build: Callable[[], str], clock: Clock) -> None:
+        """Measure on `clock` how old what `build` returned is."""
+        self._build = build
+        self._clock = clock
+        self._body = b""
+        self._until_seconds = -math.inf
+
+    def get(self) -> bytes:
+        """Return the content, encoded."""
+        began = self._clock.monotonic()
+        if began >= self._until_seconds:
+            self._body = self._build().encode()
+            ended = self._clock.monotonic()
+            self._until_seconds = ended + max(_REUSE_SECONDS, (ended - began) * _REUSE_PAUSE)
+        return self._body
 
 
 @dataclass(frozen=True)
@@ -86,13 +106,14 @@ class WebServer:
         Args:
             address: where all pages are served.
             pages: their sources.
-            clock: measures how old the content of `/status` is.
+            clock: measures how old the contents of `/status` and `/metrics` are.
             status_address: where `/status` is served instead.
         """
         self._pages = pages
-        self._clock = clock
-        self._status_text = ""
-        self._status_until_seconds = -math.inf
+        self._metrics_text = _Reused(lambda: redact(pages.metrics.render().decode()), clock)
+        self._status_text = _Reused(
+            lambda: json.dumps(redact_values(pages.status()), indent=2, default=str) + "\n", clock
+        )
         scraped = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
         status = {"/status": self._status}
         if status_address is None:
@@ -130,8 +151,7 @@ class WebServer:
             await listener.runner.cleanup()
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        text = redact(self._pages.metrics.render().decode())
-        return web.Response(body=text.encode(), headers={"Content-Type": METRICS_CONTENT_TYPE})
+        return web.Response(body=self._metrics_text.get(), headers={"Content-Type": METRICS_CONTENT_TYPE})
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """Respond: the event loop is running."""
@@ -144,12 +164,7 @@ class WebServer:
         return web.Response(text="ok\n")
 
     async def _status(self, _: web.Request) -> web.Response:
-        began = self._clock.monotonic()
-        if began >= self._status_until_seconds:
-            self._status_text = json.dumps(redact_values(self._pages.status()), indent=2, default=str) + "\n"
-            ended = self._clock.monotonic()
-            self._status_until_seconds = ended + max(_STATUS_SECONDS, (ended - began) * _STATUS_PAUSE)
-        return web.Response(text=self._status_text, content_type="application/json")
+        return web.Response(body=self._status_text.get(), content_type="application/json", charset="utf-8")
 
 
 def _listener(flag: str, address: ListenAddress, pages: Mapping[str, _Handler]) -> _Listener:

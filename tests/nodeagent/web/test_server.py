@@ -149,3 +149,25 @@ async def test_the_status_page_shows_no_secrets(agent: _Agent) -> None:
     await server.stop()
     redacted = "GET https://a.test/b?sig=***: 403, -----BEGIN PRIVATE KEY-----***"
     assert shown == {"transfers": [{"message": redacted, "name": "token-1"}], "slots": 1}
+
+
+async def test_1000_scrapes_cost_one_rendering_a_second(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody needs to authenticate for them."""
+    clock, rendered = HandClock(), []
+    render = Metrics.render
+
+    def count(metrics: Metrics) -> bytes:
+        rendered.append(clock.monotonic())
+        return render(metrics)
+
+    monkeypatch.setattr(Metrics, "render", count)
+    server = WebServer(_ANY, agent.pages, clock)
+    await server.start()
+    async with aiohttp.ClientSession() as session:
+        for second, requests in ((0.0, 400), (0.999, 300), (1.0, 300)):
+            clock.seconds = second
+            for _ in range(requests):
+                async with session.get(f"http://127.0.0.1:{server.port}/metrics") as response:
+                    assert b"podVolume_data_upload_success_total" in await response.read()
+    await server.stop()
+    assert rendered == [0.0, 1.0]
