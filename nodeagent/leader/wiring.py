@@ -54,6 +54,7 @@ class Leader:
                 group.create_task(self.repositories.run(), name="repository controller")
         finally:
             self.metrics.leader(is_leader=False)
+            self.metrics.remove_repositories()
 
 
 def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], None]] = ()) -> Leader:

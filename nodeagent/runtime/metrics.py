@@ -204,6 +204,14 @@ class Metrics:
         """Set whether a backup repository is ready."""
         self._repository.labels(self._node, name).set(ok)
 
+    def remove_repository(self, name: str) -> None:
+        """Remove the series of a backup repository that was deleted."""
+        self._repository.remove_by_labels({"node": self._node, "repository_name": name})
+
+    def remove_repositories(self) -> None:
+        """Remove the series of all backup repositories: this agent does not control them any more."""
+        self._repository.remove_by_labels({"node": self._node})
+
     def pod_volume_backup_enqueued(self) -> None:
         """Count a PodVolumeBackup assigned to this node."""
         self._enqueued.labels(self._node).inc()

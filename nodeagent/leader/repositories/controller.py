@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from core.aio import run_apart
@@ -121,7 +122,7 @@ class RepositoryController:
             Selection(BACKUP_REPOSITORIES, self._namespace),
             clock=tools.clock,
             trim=lambda raw: raw,
-            on_change=lambda raw: queue.add(raw["metadata"]["name"]),
+            on_change=partial(self._observe, queue),
         )
         pods = Informer(
             tools.client,
@@ -140,6 +141,19 @@ class RepositoryController:
             except AgentError as e:
                 _log.warning("could not ensure the repository password Secret, will retry: %s", e)
             await queue.run(self._handle)
+
+    def _observe(self, queue: WorkQueue[str], raw: JsonDict) -> None:
+        """Enqueue a changed repository; forget the attempts of one that was deleted."""
+        meta = raw["metadata"]
+        current = self._repositories.get(self._namespace, meta["name"]) if self._repositories is not None else None
+        if current is None or current["metadata"]["uid"] != meta["uid"]:
+            self._retries.forget(meta["uid"])
+        queue.add(meta["name"])
+
+    def _forget(self, name: str) -> None:
+        """Drop what is remembered about the deleted repository `name`."""
+        self._pod_ages.forget(name)
+        self._tools.metrics.remove_repository(name)
 
     def request(self, volume_namespace: str, location: str) -> None:
         """Record that a transfer needs a repository now: a NotReady one is retried soon."""
@@ -160,7 +174,7 @@ class RepositoryController:
         try:
             raw = await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
             if raw is None:
-                self._pod_ages.forget(name)
+                self._forget(name)
             requeue = None if raw is None else await self._reconcile(BackupRepository.parse(raw))
         except AlreadyExistsError:
             return Requeue(1.0)

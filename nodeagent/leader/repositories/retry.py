@@ -111,6 +111,8 @@ async def read_inputs(client: KubeClient, repository: BackupRepository) -> str:
         spec = raw["spec"]
         if location.spec.credential is not None:
             names.append(location.spec.credential.name)
+        if (authority := location.spec.object_storage.ca_cert_ref) is not None:
+            names.append(authority.name)
     secrets = [await client.read(SECRETS, namespace, name) for name in names]
     versions = [secret["metadata"]["resourceVersion"] if secret is not None else "" for secret in secrets]
     return hashlib.sha256(json.dumps([spec, versions], sort_keys=True).encode()).hexdigest()

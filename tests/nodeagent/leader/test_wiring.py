@@ -17,9 +17,12 @@ async def test_the_leader_acquires_the_lease_and_releases_it() -> None:
 
     async with running(leader.run(), lead_seconds=10):
         report, metrics = leader.report(), parts.metrics.render().decode()
+        parts.metrics.repository("app-default-kopia", ok=False)
 
     assert report["dispatcher"]["leading"]
     assert report["dispatcher"]["holder"].startswith("node-a_")
     assert 'nodeagent_dispatcher{node="node-a"} 1.0' in metrics
     (lease,) = kube.objects(LEASES)
     assert not lease["spec"].get("holderIdentity")
+    # The next leader shows them.
+    assert b"repository_name=" not in parts.metrics.render()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from exposer.workload import ONTO_ANY_NODE
@@ -121,20 +121,22 @@ async def test_a_pod_that_does_not_start_does_not_hide_the_cause_that_is_known()
         assert scene.message == ""
 
 
-@pytest.mark.parametrize("fixed", ["secret", "password", "location"])
+@pytest.mark.parametrize("fixed", ["secret", "password", "location", "authority"])
 async def test_a_fixed_cause_is_retried_at_once(fixed: str) -> None:
     scene = open_scene()
+    location = next(o for o in scene.kube.objects(BACKUP_STORAGE_LOCATIONS) if o["metadata"]["name"] == "default")
+    if fixed == "authority":
+        reference = {"caCertRef": {"name": "authority", "key": "ca.crt"}}
+        scene.kube.put(location | {"spec": location["spec"] | {"objectStorage": {"bucket": "b"} | reference}})
+    secrets = {"secret": "keys", "password": "velero-repo-credentials", "authority": "authority"}
     async with scene.running():
         await scene.fail_once()
         await asyncio.sleep(60)
         assert scene.pod is None
         if fixed == "location":
-            location = next(
-                o for o in scene.kube.objects(BACKUP_STORAGE_LOCATIONS) if o["metadata"]["name"] == "default"
-            )
             scene.kube.put(location | {"spec": location["spec"] | {"objectStorage": {"bucket": "right"}}})
         else:
-            put_secret(scene.kube, "keys" if fixed == "secret" else "velero-repo-credentials", cloud="right")
+            put_secret(scene.kube, secrets[fixed], cloud="right")
         await scene.until_pod(seconds=6)
         scene.end_pod(0, GOOD)
         await scene.until_phase("Ready", seconds=2)
@@ -355,3 +357,18 @@ async def test_a_restic_repository_is_ignored() -> None:
 async def _drop_finalizers(kube: FakeKube, pod: JsonDict) -> None:
     client = KubeClient(kube, Retry(LoopClock()))
     await client.patch(PODS, "velero", pod["metadata"]["name"], {"metadata": {"finalizers": []}})
+
+
+async def test_a_deleted_repository_is_forgotten() -> None:
+    scene = open_scene()
+    tools, retries = scene.controller._tools, scene.controller._retries
+    client = KubeClient(scene.kube, Retry(LoopClock()))
+    async with scene.running():
+        await scene.fail_once()
+        await asyncio.sleep(1)
+        assert b'repository_name="app-default-kopia"' in tools.metrics.render()
+        assert len(retries._attempts) == 1
+        await client.delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
+        await asyncio.sleep(1)
+        assert b"repository_name=" not in tools.metrics.render()
+        assert retries._attempts == {}
