@@ -12,7 +12,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_exponential_jitter
 
 from core.clock import Clock
-from core.kube.errors import ForbiddenError, KubeError, ServerError, ThrottledError
+from core.kube.errors import ForbiddenError, KubeError, ServerError, ThrottledError, UnauthorizedError
 
 __all__ = ["Retry"]
 
@@ -22,12 +22,15 @@ _RETRY_AFTER_LIMIT_SECONDS = 30.0
 """Limit of the server's `Retry-After` for one request; the work queue retries later."""
 
 
+_DENIED = (ForbiddenError, UnauthorizedError)
+
+
 @dataclass(frozen=True)
 class Retry:
     """At most `attempts` attempts within `total_seconds`, with jittered exponential delays.
 
-    For `forbidden_seconds` a 403 is retried, without a limit of attempts: an API server that has just
-    started rejects permitted requests until it has loaded its roles.
+    For `forbidden_seconds` a 401 or 403 is retried, without a limit of attempts: an API server that has just
+    started rejects permitted requests until it can check their tokens and has loaded its roles.
     """
 
     clock: Clock
@@ -52,7 +55,7 @@ class Retry:
         def is_transient(error: BaseException) -> bool:
             if isinstance(error, ThrottledError):
                 return True
-            if isinstance(error, ForbiddenError):
+            if isinstance(error, _DENIED):
                 return self.clock.monotonic() - started < self.forbidden_seconds
             return after_lost_response and isinstance(error, ServerError)
 
@@ -89,7 +92,7 @@ class Retry:
 
         def stop(state: RetryCallState) -> bool:
             until = self.clock.monotonic() - started_seconds + wait(state)
-            if state.outcome and isinstance(state.outcome.exception(), ForbiddenError):
+            if state.outcome and isinstance(state.outcome.exception(), _DENIED):
                 return until > self.forbidden_seconds
             return state.attempt_number >= self.attempts or until > self.total_seconds
 

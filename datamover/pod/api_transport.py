@@ -43,7 +43,7 @@ class PodTransport:
         """Return the response, of any status.
 
         Raises:
-            UnreachableError: no response arrived in time, or a larger one than any object.
+            UnreachableError: no response arrived in time, or a larger one than any object, or the token cannot be read.
         """
         try:
             async with asyncio.timeout(request.timeout_seconds), self._sent(request) as (head, connection):
@@ -118,7 +118,10 @@ class PodTransport:
             # The kubelet replaces the file before the token expires.
             token = self._token_file.read_text().strip()
         except OSError as e:
-            raise ConfigError(f"cannot read service account token {self._token_file}: {e.strerror}") from e
+            # Retried: a read may fail in that moment.
+            raise UnreachableError(
+                f"{request.method} {request.path}: cannot read service account token {self._token_file}: {e.strerror}"
+            ) from e
         content = {} if request.body is None else {"Content-Type": request.content_type}
         return {"User-Agent": "datamover", "Accept": "application/json", "Authorization": f"Bearer {token}", **content}
 
@@ -167,7 +170,10 @@ def pod_transport(environment: Mapping[str, str], clock: Clock, account: Path = 
     if not port.isdecimal():
         raise ConfigError(f'KUBERNETES_SERVICE_PORT: invalid port "{port}"')
     try:
-        authority = ssl.create_default_context(cafile=str(account / "ca.crt"))
+        reading = account / "ca.crt"
+        authority = ssl.create_default_context(cafile=str(reading))
+        reading = account / "token"
+        reading.read_bytes()
     except OSError as e:
-        raise ConfigError(f"cannot read {account / 'ca.crt'}: {e.strerror}") from e
+        raise ConfigError(f"cannot read {reading}: {e.strerror}") from e
     return PodTransport(HostPort(host, int(port), authority), account / "token", clock)

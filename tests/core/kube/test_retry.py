@@ -11,6 +11,7 @@ from core.kube.errors import (
     KubeError,
     ServerError,
     ThrottledError,
+    UnauthorizedError,
     UnreachableError,
 )
 from core.kube.retry import Retry
@@ -46,7 +47,7 @@ async def test_a_transient_error_is_retried(error: KubeError) -> None:
     assert len(script.called_at) == 3
 
 
-@pytest.mark.parametrize("error", [ForbiddenError("x"), ConflictError("x")], ids=repr)
+@pytest.mark.parametrize("error", [ForbiddenError("x"), UnauthorizedError("x"), ConflictError("x")], ids=repr)
 async def test_a_permanent_error_is_raised(error: KubeError) -> None:
     script = Script(error)
     with pytest.raises(type(error)):
@@ -92,14 +93,16 @@ async def test_the_servers_retry_after_is_limited(looptime: float) -> None:
     assert 30.0 <= looptime < 31.0
 
 
-async def test_a_403_is_retried_for_the_configured_time() -> None:
-    script = _many(ForbiddenError, 8)
+@pytest.mark.parametrize("error", [ForbiddenError, UnauthorizedError])
+async def test_a_denial_is_retried_for_the_configured_time(error: type[KubeError]) -> None:
+    script = _many(error, 8)
     assert await Retry(LoopClock(), forbidden_seconds=30).run(script) == "done"
     assert len(script.called_at) == 9
 
 
-async def test_a_403_is_raised_after_the_configured_time() -> None:
-    script = _many(ForbiddenError, 100)
-    with pytest.raises(ForbiddenError):
+@pytest.mark.parametrize("error", [ForbiddenError, UnauthorizedError])
+async def test_a_denial_is_raised_after_the_configured_time(error: type[KubeError]) -> None:
+    script = _many(error, 100)
+    with pytest.raises(error):
         await Retry(LoopClock(), forbidden_seconds=20).run(script)
     assert 10 < script.called_at[-1] - script.called_at[0] <= 20

@@ -13,6 +13,7 @@ from core.kube.transport import MERGE_PATCH, Request
 from datamover.pod.api_transport import PodTransport, pod_transport
 from datamover.pod.http import HostPort
 from tests.datamover.support.s3server import free_port
+from tests.testbed.pki import Authority
 
 pytestmark = pytest.mark.processes
 
@@ -134,6 +135,26 @@ def test_outside_a_pod_there_is_no_transport(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_HOST"):
         pod_transport({}, SystemClock())
     with pytest.raises(ConfigError, match=r"cannot read .*ca\.crt"):
+        pod_transport({"KUBERNETES_SERVICE_HOST": "::1"}, SystemClock(), tmp_path)
+
+
+async def test_a_token_that_cannot_be_read_for_a_moment_ends_no_watch(
+    server: tuple[Server, PodTransport], tmp_path: Path
+) -> None:
+    """As while the kubelet replaces it."""
+    _, transport = server
+    (tmp_path / "token").rename(tmp_path / "away")
+    with pytest.raises(UnreachableError, match=r"^GET /x: cannot read service account token .*: No such file") as e:
+        await transport.request(Request("GET", "/x"))
+    assert e.value.retry
+    (tmp_path / "away").rename(tmp_path / "token")
+    assert (await transport.request(Request("GET", "/x"))).status == 200
+
+
+def test_a_missing_token_is_an_error_at_the_start(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority").pair.certificate
+    (tmp_path / "ca.crt").write_bytes(authority.read_bytes())
+    with pytest.raises(ConfigError, match=r"cannot read .*/token: No such file"):
         pod_transport({"KUBERNETES_SERVICE_HOST": "::1"}, SystemClock(), tmp_path)
 
 
