@@ -73,6 +73,8 @@ class Repository:
         self._cache = cache or CacheLimit()
         waits = waits or Waits()
         self._probe_seconds = waits.probe_seconds
+        # Once: writing its files again could fail later, in a scratch volume that is full then.
+        self._probe_access = address.storage.for_probe().access(work_dir)
         self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=waits, probe=self.probe)
         self._connected = False
 
@@ -214,9 +216,8 @@ class Repository:
         kopia connects to a path without a repository: so it needs no index and no password, whose
         key takes 64 MiB to derive, and the running data path keeps its memory.
         """
-        access = self._address.storage.for_probe().access(self._work_dir)
         config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
-        arguments = ["repository", "connect", *access.arguments, *self._flags(_PROBE_CACHE)]
+        arguments = ["repository", "connect", *self._probe_access.arguments, *self._flags(_PROBE_CACHE)]
         seconds = self._probe_seconds
         try:
             answer = await self._kopia.call(self.description, *arguments, seconds=seconds, more=config)

@@ -4,6 +4,7 @@ Knows when a call of kopia is stalled and what is reported about it. Does not kn
 or how the repository is probed.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,6 +24,8 @@ __all__ = [
     "Watchdog",
     "read_stall_limits",
 ]
+
+_logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -181,10 +184,17 @@ class Watchdog:
         last = self.clock.monotonic()
         while True:
             await self.clock.sleep(self.limits.check_seconds)
-            await meter.refresh()
             now = self.clock.monotonic()
-            due, last = detector.observe(meter.activity, now - last), now
-            if due and (error := await self._inspect(attempted, meter, output, detector)):
+            elapsed_seconds, last = now - last, now
+            try:
+                await meter.refresh()
+                due = detector.observe(meter.activity, elapsed_seconds)
+                error = await self._inspect(attempted, meter, output, detector) if due else None
+            except Exception:
+                # Nothing else limits a stall.
+                _logger.exception("%s: cannot check for a stall", attempted)
+                continue
+            if error:
                 canceler.fail(error)
                 return
 
@@ -193,7 +203,7 @@ class Watchdog:
     ) -> AgentError | None:
         """Report a stall; return the error of the work if it has timed out."""
         before = meter.activity
-        reachability = await self.probe()
+        reachability = await self._probe()
         await meter.refresh()
         if meter.activity != before:
             return None
@@ -204,3 +214,11 @@ class Watchdog:
         shown = f"; last output of kopia: {lines[-1]}" if lines else ""
         await self.warn(f"no progress for {idle}: {reachability.message}{shown}")
         return None
+
+    async def _probe(self) -> Reachability:
+        """Return whether the repository answers; if that cannot be found out, the longer timeout applies."""
+        try:
+            return await self.probe()
+        except Exception as e:
+            _logger.exception("cannot probe the repository")
+            return Reachability(reachable=True, message=f"cannot probe the repository: {e!r}")

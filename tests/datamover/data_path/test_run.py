@@ -111,17 +111,32 @@ async def test_activity_during_the_probe_ends_the_stall() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_error_of_the_watchdog_does_not_fail_the_data_path(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_data_path_whose_repository_cannot_be_probed_fails_after_the_longer_timeout(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def probe() -> NoReturn:
+        raise ZeroDivisionError("full")
+
+    started, warned = LoopClock().monotonic(), list[str]()
+    error = await _error_of(_hang(probe, warned))
+    assert str(error).startswith("back up /volume: no progress for 1h0m0s: cannot probe the repository: ZeroDivision")
+    assert LoopClock().monotonic() - started == pytest.approx(3600, abs=10)
+    assert len(warned) == 6
+    assert "cannot probe the repository" in [one.message for one in caplog.records if one.levelno == logging.ERROR]
+
+
+@pytest.mark.looptime
+async def test_an_unexpected_error_of_a_check_does_not_end_the_watchdog(caplog: pytest.LogCaptureFixture) -> None:
+    async def probe() -> Reachability:
+        return _UNREACHABLE
+
+    async def warn(_: str) -> NoReturn:
         raise ZeroDivisionError
 
-    running = asyncio.create_task(_hang(probe, []).run(_HangingKopia(), "back up /volume"))
-    await asyncio.sleep(1000)
-    assert not running.done()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert "watchdog failed" in [one.message for one in caplog.records if one.levelno == logging.ERROR]
+    clock = LoopClock()
+    error = await _error_of(DataPath(_FakeMeter(clock, Direction.BACKUP), Watchdog(clock, warn, probe)))
+    assert isinstance(error, RepositoryError)
+    assert "back up /volume: cannot check for a stall" in caplog.messages
 
 
 @pytest.mark.looptime
