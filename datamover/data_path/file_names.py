@@ -16,7 +16,7 @@ from typing import Final
 
 from core.errors import DataPathError
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import join, walk_tree
+from datamover.runtime.tree import escape_controls, join, walk_tree
 
 __all__ = ["NameReport", "inspect_names", "mangle"]
 
@@ -42,8 +42,8 @@ def mangle(name: bytes) -> str:
 
 
 def _show(directory: bytes, name: bytes) -> str:
-    """Return the path for a message: a byte that is not UTF-8 is escaped, a long path lacks its middle."""
-    shown = (directory + b"/" + name if directory else name).decode(errors="backslashreplace")
+    """Return the path for a message: what is no printable UTF-8 is escaped, a long path lacks its middle."""
+    shown = escape_controls((directory + b"/" + name if directory else name).decode(errors="backslashreplace"))
     half = _SHOWN_CHARACTERS // 2
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:half]}…{shown[-half:]}"
 

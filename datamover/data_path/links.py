@@ -17,7 +17,7 @@ from datamover.data_path.file_names import mangle
 from datamover.kopia.process import Kopia
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import join, open_below, walk_tree
+from datamover.runtime.tree import escape_controls, join, open_below, walk_tree
 
 __all__ = ["SnapshotTypes", "find_links", "remove_links", "show_path"]
 
@@ -69,7 +69,7 @@ def remove_links(target: Path, links: Sequence[bytes]) -> None:
 
 def show_path(path: bytes) -> str:
     """Return a relative path for a message."""
-    return path.decode(errors="backslashreplace")
+    return escape_controls(path.decode(errors="backslashreplace"))
 
 
 class SnapshotTypes:

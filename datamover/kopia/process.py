@@ -23,6 +23,7 @@ from datamover.kopia.private_run import VolumeAccess, open_private_run
 from datamover.runtime.child import ChildCommand, run_child
 from datamover.runtime.confinement import Means, find_means
 from datamover.runtime.resources import ran_out_of_memory
+from datamover.runtime.tree import escape_controls
 from datamover.runtime.work_dir import WorkDir
 
 __all__ = ["Kopia", "KopiaAnswer", "KopiaFiles", "KopiaTimeoutError", "Listener", "kopia_environment"]
@@ -249,7 +250,7 @@ class Kopia:
 
     def _keep(self, lines: deque[str], forward: Callable[[str], None] | None = None) -> Callable[[str], None]:
         def keep(line: str) -> None:
-            text = self._redactor.redact(line).strip()
+            text = escape_controls(self._redactor.redact(line).strip())
             if text:
                 lines.append(text)
                 _logger.debug("kopia: %s", text)

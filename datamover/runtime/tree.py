@@ -4,15 +4,24 @@ Each system call would resolve a path again, and a tenant who controls the tree 
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DIRECTORY", "join", "open_below", "walk_tree"]
+__all__ = ["DIRECTORY", "escape_controls", "join", "open_below", "walk_tree"]
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that open a directory, and fail for a link to one."""
+
+
+_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+def escape_controls(text: str) -> str:
+    """Return a text that may quote a tenant's names, with escapes for what could control a terminal."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def join(directory: bytes, name: str) -> bytes:

@@ -246,3 +246,8 @@ async def test_a_cancel_between_transfer_and_end_leaves_no_snapshot(
     with pytest.raises(asyncio.CancelledError):
         await running
     assert kopia.snapshots() == []
+
+
+def test_names_that_could_control_a_terminal_are_escaped(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\x1b[31m\xff")).touch()
+    assert r"for example in \x1b[31m\xff" in inspect_names(tmp_path, _go_on).warning

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from datamover.runtime.tree import open_below, walk_tree
+from datamover.runtime.tree import escape_controls, open_below, walk_tree
 
 
 def _names(root: Path) -> dict[bytes, set[str]]:
@@ -52,3 +52,8 @@ def test_the_walk_can_be_stopped_and_a_missing_root_is_an_error(tmp_path: Path) 
     assert list(walk_tree(tmp_path, lambda: True)) == []
     with pytest.raises(FileNotFoundError):
         list(walk_tree(tmp_path / "missing", lambda: False))
+
+
+def test_what_could_control_a_terminal_is_escaped_and_nothing_else() -> None:
+    assert escape_controls("\x1b[31mred\x9b1m\a\t\n\x7f") == r"\x1b[31mred\x9b1m\x07\t\n\x7f"
+    assert escape_controls("naïve/名前 \\ \U0001f600\xa0") == "naïve/名前 \\ \U0001f600\xa0"
