@@ -180,7 +180,7 @@ def confine(program: Path, bounds: Bounds, means: Means, home: Path) -> Iterator
 def _open_jail(bounds: Bounds, files: Sequence[Path], means: Means, home: Path) -> Iterator[Jail | None]:
     trees = [*bounds.read, *bounds.write]
     if means.mounts:
-        with build_jail(home, trees, files) as jail:
+        with build_jail(home, trees, files, read_only=bounds.read) as jail:
             yield jail
     elif means.in_place:
         root = bounds.volume.parent if bounds.volume else home

@@ -21,6 +21,11 @@ from core.errors import DataPathError
 __all__ = ["Jail", "Step", "below", "build_jail", "share_nothing", "use_as_jail"]
 
 _CLONE_NEWNS: Final = 0x00020000
+_MS_RDONLY: Final = 0x1
+_MS_NOSUID: Final = 0x2
+_MS_NODEV: Final = 0x4
+_MS_NOEXEC: Final = 0x8
+_MS_REMOUNT: Final = 0x20
 _MS_BIND: Final = 0x1000
 _MS_REC: Final = 0x4000
 _MS_SLAVE: Final = 0x80000
@@ -31,10 +36,11 @@ Step = tuple[str, Callable[[], int]]
 
 @dataclass(frozen=True)
 class Jail:
-    """The root of a jail, and the trees that its mount namespace brings into it."""
+    """The root of a jail, and the trees that its mount namespace brings into it, some of them to be read only."""
 
     root: Path
     trees: tuple[Path, ...] = ()
+    read_only: tuple[Path, ...] = ()
 
     def steps(self) -> list[Step]:
         """Return what the child does to enter it."""
@@ -47,7 +53,15 @@ class Jail:
             source, target = os.fsencode(tree), os.fsencode(below(self.root, tree))
             flags = ctypes.c_ulong(_MS_BIND | _MS_REC)
             steps.append((f"mount {tree}", partial(libc.mount, source, target, None, flags, None)))
+            limits = ctypes.c_ulong(_MS_REMOUNT | _MS_BIND | self._limits(tree))
+            steps.append((f"remount {tree}", partial(libc.mount, None, target, None, limits, None)))
         return [*steps, ("chroot", partial(libc.chroot, root)), ("chdir", partial(libc.chdir, b"/"))]
+
+    def _limits(self, tree: Path) -> int:
+        """Return the flags of a mount: a tenant's device nodes must not lead to the devices of the node."""
+        # A remount would make a tree writable that is mounted read-only.
+        read_only = tree in self.read_only or os.statvfs(tree).f_flag & os.ST_RDONLY
+        return _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | (_MS_RDONLY if read_only else 0)
 
 
 def share_nothing() -> list[Step]:
@@ -119,11 +133,14 @@ def _skeleton() -> Iterator[_Skeleton]:
 
 
 @contextmanager
-def build_jail(home: Path, trees: Sequence[Path], copies: Sequence[Path]) -> Iterator[Jail]:
+def build_jail(
+    home: Path, trees: Sequence[Path], copies: Sequence[Path], *, read_only: Sequence[Path] = ()
+) -> Iterator[Jail]:
     """Yield a jail with mounts, in a new directory in `home`.
 
     Args:
         trees: absolute paths of directories that exist.
+        read_only: those of them that cannot be written to in the jail.
         copies: files, and directories of files, that are copied into it.
 
     Raises:
@@ -135,7 +152,7 @@ def build_jail(home: Path, trees: Sequence[Path], copies: Sequence[Path]) -> Ite
             skeleton.directory(below(root, tree))
         for file in copies:
             skeleton.copy(file, below(root, file))
-        yield Jail(root, tuple(trees))
+        yield Jail(root, tuple(trees), tuple(read_only))
 
 
 @contextmanager

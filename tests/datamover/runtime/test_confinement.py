@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from core.errors import DataPathError
 from datamover.runtime.child import ChildCommand, run_child
-from datamover.runtime.confinement import Bounds, Means, confine, find_means, report_means
+from datamover.runtime.confinement import Bounds, Confinement, Means, confine, find_means, report_means
 from tests.datamover.support.confining import MEANS
 from tests.datamover.support.mounts import need_root
 from tests.datamover.support.seccomp import CHROOT, LANDLOCK, MOUNTS, deny
@@ -83,6 +84,48 @@ async def test_a_child_that_cannot_be_confined_ends_with_the_reason(kopia_progra
         end = await run_child(command, lines.append)
     assert (end.exit_code, end.output) == (126, b"")
     assert lines == [f"cannot confine mount {gone}: No such file or directory"]
+
+
+def _try_in_child(confinement: Confinement, tried: list[tuple[Path, int]]) -> list[str]:
+    """Open the files in a confined child; return the errors, empty for a file that could be opened."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        failed = any(call() < 0 for _, call in confinement.steps)
+        for path, flags in tried:
+            error = "not confined" if failed else ""
+            try:
+                os.open(path, flags, 0o600)
+            except OSError as e:
+                error = errno.errorcode[e.errno or 0]
+            os.write(writing, f"{error}\n".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writing)
+    with os.fdopen(reading) as answers:
+        return answers.read().splitlines()
+
+
+@pytest.mark.processes
+def test_no_device_can_be_opened_in_a_jail_and_nothing_written_where_it_may_only_read(tmp_path: Path) -> None:
+    """A tenant may have device nodes in the volume, and a privileged mover has no other barrier."""
+    need_root("jails")
+    volume, home = tmp_path / "volume", tmp_path / "home"
+    for folder in (volume, home):
+        folder.mkdir()
+        os.mknod(folder / "zero", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    (volume / "file").touch()
+    tried = [
+        (volume / "zero", os.O_RDONLY),
+        (home / "zero", os.O_RDONLY),
+        (volume / "file", os.O_RDONLY),
+        (volume / "new", os.O_WRONLY | os.O_CREAT),
+        (home / "new", os.O_WRONLY | os.O_CREAT),
+    ]
+    bounds = Bounds(volume, read=(volume,), write=(home,))
+    with confine(Path("/bin/true"), bounds, Means(missing="x", mounts=True), home) as confinement:
+        assert confinement is not None
+        assert _try_in_child(confinement, tried) == ["EACCES", "EACCES", "", "EROFS", ""]
 
 
 _FIND = "from datamover.runtime.confinement import find_means; print(find_means())"

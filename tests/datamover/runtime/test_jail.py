@@ -22,7 +22,7 @@ def test_a_jail_with_mounts_has_the_paths_of_the_trees_and_is_removed(tmp_path: 
         assert list(below(jail.root, tree).iterdir()) == []
         assert below(jail.root, file).read_text() == "127.0.0.1 localhost"
         names = [name for name, _ in jail.steps()]
-        assert names == ["unshare", "mount / as slave", f"mount {tree}", "chroot", "chdir"]
+        assert names == ["unshare", "mount / as slave", f"mount {tree}", f"remount {tree}", "chroot", "chdir"]
     assert list(home.iterdir()) == []
     assert (tree / "data").exists()
 
@@ -31,7 +31,7 @@ def test_an_outer_tree_is_mounted_before_one_in_it(tmp_path: Path) -> None:
     outer = _tree(tmp_path / "outer")
     inner = _tree(outer / "a" / "inner")
     with build_jail(_tree(tmp_path / "home"), [inner, outer], []) as jail:
-        mounts = [name for name, _ in jail.steps() if name.startswith("mount /tmp") or "outer" in name]
+        mounts = [name for name, _ in jail.steps() if name.startswith("mount ") and "outer" in name]
     assert mounts == [f"mount {outer}", f"mount {inner}"]
 
 
