@@ -10,7 +10,7 @@ every difference from them.
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from core.contract import MoverArgs, VolumeMode
+from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.models.base import JsonDict
 from core.models.names import EXPOSER_POD_GROUP_LABEL, label_value
 from exposer.model import Owner
@@ -101,7 +101,9 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
 
 def _build_spec(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> JsonDict:
     own = OwnVolumes(plan.owner.uid, plan.volume, plan.cache_claim)
-    files = build_pod_files(own, template, plan.storage, for_windows=plan.for_windows)
+    # A restore only reads the repository.
+    storage = replace(plan.storage, folder="") if plan.args.verb is MoverVerb.RESTORE else plan.storage
+    files = build_pod_files(own, template, storage, for_windows=plan.for_windows)
     tolerations = _build_tolerations(plan, template, settings)
     spec: JsonDict = {
         **template.pod_fields,

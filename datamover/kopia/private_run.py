@@ -132,6 +132,8 @@ def _bounds(config: JsonDict, environment: Mapping[str, str], *, access: VolumeA
     storage = config["storage"]
     volume = (access.path,) if access.path else ()
     repository = (Path(storage["config"]["path"]),) if storage["type"] == "filesystem" else ()
+    # A restore writes nothing to the repository, and a link in its target may lead there.
+    read_only = bool(config.get("readonly"))
     tokens = own_token_files(storage, environment)
     if tokens and access.in_use:
         # A tenant who controls the volume could have it read through a link at any moment.
@@ -142,8 +144,12 @@ def _bounds(config: JsonDict, environment: Mapping[str, str], *, access: VolumeA
     return Bounds(
         volume=access.path,
         # The kubelet replaces a token by changing links in its directory.
-        read=(*(() if access.writable else volume), *(Path(token).parent for token in tokens)),
-        write=(*(volume if access.writable else ()), *repository, *own),
+        read=(
+            *(() if access.writable else volume),
+            *(repository if read_only else ()),
+            *(Path(token).parent for token in tokens),
+        ),
+        write=(*(volume if access.writable else ()), *(() if read_only else repository), *own),
         files=tuple(Path(environment[name]) for name in _AUTHORITIES if environment.get(name)),
     )
 

@@ -20,6 +20,7 @@ from tests.exposer.support.inputs import pod_volume_request, restore_request, sn
 from tests.support.golden import assert_golden, recorded
 
 ANYWHERE = Placement()
+MODE = VolumeMode.FILESYSTEM
 OWN_CREDENTIALS = StorageAccess()
 AGENT_CREDENTIALS = StorageAccess(inherits_credentials=True)
 CACHE = CacheVolume("fast", 5000)
@@ -103,6 +104,19 @@ INHERITING = PodSettings(labels={}, annotations={}, inherit_tolerations=True)
 PULLING = template(
     imagePullSecrets=[{"name": "pull"}], dnsPolicy="None", dnsConfig={"nameservers": ["10.0.0.1"]}, tolerations=[]
 )
+
+
+def test_only_a_backup_may_write_to_the_folder_of_a_repository() -> None:
+    mount: JsonDict = {"name": "nfs", "mountPath": "/backups"}
+    volume: JsonDict = {"name": "nfs", "nfs": {"server": "s", "path": "/"}}
+    inherited = replace(template(), volumes=(volume,), volume_mounts=(mount,))
+    folder, claim = StorageAccess(folder="/backups"), build_backup_claim(snapshot_request(), size="2Gi", mode=MODE)
+    backup = build_backup_pod(snapshot_request(template=inherited), claim, ANYWHERE, storage=folder)
+    restore = build_restore_pod(restore_request(template=inherited), MODE, placement=ANYWHERE, storage=folder)
+    mounts = [
+        next(m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["name"] == "nfs") for pod in (backup, restore)
+    ]
+    assert mounts == [mount, mount | {"readOnly": True}]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from core.contract import VolumeMode
 from core.errors import DataPathError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
+from datamover.kopia.private_run import VolumeAccess
+from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.runtime.confinement import Means
 from datamover.storage.providers import FileStorage
@@ -143,6 +145,25 @@ async def test_a_link_that_is_swapped_in_during_a_restore_is_not_followed(
                 succeeded = await _restore(mover_repository, snapshot_id, target)
             assert describe(outside) == before
             assert not succeeded or not (target / "a").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["full", "file"])
+async def test_a_link_to_the_repository_is_not_followed_by_a_restore(means: Means, tmp_path: Path, kind: str) -> None:
+    """As if it had been created right after the check; kopia needs no access to write there."""
+    storage, path = FileStorage(tmp_path / "r"), _make(tmp_path / "volume", kind)
+    with opened(storage) as repository:
+        await repository.ensure()
+        snapshot_id = await _snapshot(repository, path.parent)
+    path.rename(tmp_path / "away")
+    path.symlink_to(storage.path / "kopia.repository.f" if kind == "file" else storage.path)
+    before = {file: file.read_bytes() for file in storage.path.rglob("*") if file.is_file()}
+    with opened(storage) as repository:
+        await repository.connect(read_only=True)
+        arguments = ("restore", snapshot_id, str(path.parent), "--mode=local")
+        files = KopiaFiles(volume=VolumeAccess(path.parent, writable=True))
+        answer = await restore_data_path().run(repository.kopia, "restore", *arguments, files=files)
+    assert not answer.succeeded
+    assert {file: file.read_bytes() for file in storage.path.rglob("*") if file.is_file()} == before
 
 
 async def test_links_within_the_volume_are_kept(
