@@ -16,6 +16,7 @@ from exposer.cache_claims import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
 from exposer.expose_run import ExposeRun
+from exposer.host_pods import find_volume_folder
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.ownership import belongs, delete_owned
 from exposer.placement import LINUX, WINDOWS
@@ -42,8 +43,10 @@ __all__ = ["PodVolumeExposer"]
 class PodVolumeExposer:
     """The exposer of PodVolumeBackups and PodVolumeRestores."""
 
-    def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
+    def __init__(self, client: KubeClient, causes: CauseFinder, *, node: str = "") -> None:
+        """Expose volumes of pods; look up the folders of those on `node`, where this process runs."""
         self._client = client
+        self._node = node
         self._causes = causes
         self._caches = CacheClaims(client)
 
@@ -55,7 +58,7 @@ class PodVolumeExposer:
             KubeError: the API server rejected a read.
         """
         ref = request.workload
-        if not request.settings.template.host_pods_mounted:
+        if not request.settings.template.host_pods:
             raise ExposeError(
                 "pod volumes are not accessible: the node agent's DaemonSet does not mount the volume host-pods"
             )
@@ -130,11 +133,18 @@ class PodVolumeExposer:
     async def _ensure_all(
         self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume
     ) -> JsonDict | Pending:
+        found = replace(located, folder=self._find_folder(request, located))
         cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=located.node)
         if isinstance(cache, Pending):
             return cache
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
-        return await run.ensure(PODS, build_pod_volume_pod(request, located, storage=storage, cache=cache))
+        return await run.ensure(PODS, build_pod_volume_pod(request, found, storage=storage, cache=cache))
+
+    def _find_folder(self, request: PodVolumeRequest, located: LocatedVolume) -> str:
+        if located.node != self._node:
+            return located.folder
+        what = f"volume {request.volume} of workload pod {request.workload}"
+        return find_volume_folder(request.settings.template.host_pods, located.folder, what=what)
 
     async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
         """Return the workload pod that the mover's folder belongs to, for a request without a UID.

@@ -35,9 +35,9 @@ class AgentTemplate:
 
     `pod_fields` and `container_fields` hold fields of a pod's spec and of its container as
     JSON, `kubelet_root` is a path on the node. `tolerations` are always
-    inherited, `all_tolerations` are the agent's own. `host_pods_mounted` is whether the agent can
-    access the volumes of other pods: without it, pod volumes cannot be exposed. `windows` is what
-    movers on Windows nodes inherit; None: there is no DaemonSet for Windows.
+    inherited, `all_tolerations` are the agent's own. `host_pods` is where the agent's container has
+    the kubelet's folder of pods; empty: it has none, and pod volumes cannot be exposed. `windows` is
+    what movers on Windows nodes inherit; None: there is no DaemonSet for Windows.
     """
 
     image: str
@@ -51,7 +51,7 @@ class AgentTemplate:
     pod_fields: JsonDict = field(default_factory=dict)
     container_fields: JsonDict = field(default_factory=dict)
     kubelet_root: str = DEFAULT_KUBELET_ROOT
-    host_pods_mounted: bool = False
+    host_pods: str = ""
     windows: "AgentTemplate | None" = None
 
     def for_os(self, node_os: str) -> "AgentTemplate":
@@ -81,7 +81,7 @@ class AgentTemplate:
         container = _agent_container(daemonset, spec)
         volumes: list[JsonDict] = spec.get("volumes") or []
         mounts: list[JsonDict] = container.get("volumeMounts") or []
-        root, mounted = _kubelet_root(volumes, mounts)
+        root, host_pods = _host_pods(volumes, mounts)
         kept = {volume["name"]: volume for volume in volumes if not _shows_kubelet(volume, root)}
         meta: JsonDict = template.get("metadata") or {}
         tolerations: tuple[JsonDict, ...] = tuple(spec.get("tolerations") or [])
@@ -99,7 +99,7 @@ class AgentTemplate:
             pod_fields=_pick(spec, ("serviceAccountName", "dnsPolicy", "dnsConfig", "imagePullSecrets")),
             container_fields=_pick(container, ("envFrom",)),
             kubelet_root=root,
-            host_pods_mounted=mounted,
+            host_pods=host_pods,
         )
 
 
@@ -123,14 +123,14 @@ def _pick(fields: JsonDict | None, names: tuple[str, ...]) -> JsonDict:
     return {name: fields[name] for name in names if fields and fields.get(name)}
 
 
-def _kubelet_root(volumes: list[JsonDict], mounts: list[JsonDict]) -> tuple[str, bool]:
-    """Return the kubelet's root directory on the node, and whether its `pods` folder is mounted."""
+def _host_pods(volumes: list[JsonDict], mounts: list[JsonDict]) -> tuple[str, str]:
+    """Return the kubelet's root directory on the node, and where its `pods` folder is mounted; empty: nowhere."""
     for volume in volumes:
         path = (volume.get("hostPath") or {}).get("path", "")
         if volume["name"] == _HOST_PODS and path:
-            mounted = any(mount["name"] == _HOST_PODS for mount in mounts)
-            return posixpath.dirname(posixpath.normpath(path)), mounted
-    return DEFAULT_KUBELET_ROOT, False
+            mounted = [mount.get("mountPath", "") for mount in mounts if mount["name"] == _HOST_PODS]
+            return posixpath.dirname(posixpath.normpath(path)), "".join(mounted[:1])
+    return DEFAULT_KUBELET_ROOT, ""
 
 
 def _shows_kubelet(volume: JsonDict, root: str) -> bool:

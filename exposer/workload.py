@@ -7,6 +7,7 @@ pkg/volume/*, pkg/volume/csi/csi_mounter.go (getTargetPath); Velero v1.18,
 pkg/util/kube/utils.go (GetVolumeDirectory).
 """
 
+import re
 from typing import Final
 
 from core.errors import ExposeError
@@ -24,8 +25,10 @@ __all__ = [
     "check_running",
     "claim_of",
     "find_volume",
+    "join_folder",
     "pod_of_folder",
     "restore_wait_completed",
+    "split_folder",
     "tolerations_to_stay",
 ]
 
@@ -196,13 +199,28 @@ def build_volume_folder(kubelet_root: str, pod_uid: str, volume: JsonDict, *, pv
         kinds = [key for key in source if key in {"hostPath", "image", "gitRepo"}]
         what = kinds[0] if kinds else "an unknown source"
         raise ExposeError(f"volume {volume['name']} has source {what}: its data is not in a folder of the pod")
+    return join_folder(f"{kubelet_root.rstrip('/')}/pods/{pod_uid}", plugin, name)
+
+
+def join_folder(pod_folder: str, plugin: str, name: str) -> str:
+    """Return the folder in which a plugin mounts the volume of that name, in the folder of its pod."""
     below = "/mount" if plugin == _CSI else ""
-    return f"{kubelet_root.rstrip('/')}/pods/{pod_uid}/volumes/{plugin}/{name}{below}"
+    return f"{pod_folder}/volumes/{plugin}/{name}{below}"
+
+
+_FOLDER: Final = re.compile(r"(.*/pods/[^/]+)/volumes/([^/]+)/([^/]+)(?:/mount)?")
+"""A volume may be named `volumes` or `mount`."""
+
+
+def split_folder(folder: str) -> tuple[str, str, str]:
+    """Return the pod's folder, the plugin and the name in `folder`, a result of `join_folder`; empty if it is none."""
+    parts = _FOLDER.fullmatch(folder)
+    return (parts[1], parts[2], parts[3]) if parts else ("", "", "")
 
 
 def pod_of_folder(folder: str) -> str:
-    """Return the UID of the pod in `folder`, a result of `build_volume_folder`."""
-    return folder.rpartition("/volumes/")[0].rpartition("/")[2]
+    """Return the UID of the pod in `folder`, a result of `join_folder`; empty if it is none."""
+    return split_folder(folder)[0].rpartition("/")[2]
 
 
 def _plugin_of(source: JsonDict) -> str:

@@ -33,6 +33,7 @@ from nodeagent.runtime.memory import MemoryTrimmer, find_trim
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.outages import Outages
 from nodeagent.runtime.own_pod import AgentReport, OwnPod
+from nodeagent.runtime.preflight import check_host_pods
 from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.runtime.transport import load_transport
@@ -140,12 +141,17 @@ def build_parts(client: KubeClient, clock: Clock, spec: AgentSpec, metrics: Metr
         own_pod=pod,
         live=live,
         causes=causes,
-        kinds=build_kinds(client, causes, live.expose_settings, settings.datamover_names),
+        kinds=build_kinds(client, causes, live.expose_settings, settings.datamover_names, node=settings.node_name),
     )
 
 
 def build_kinds(
-    client: KubeClient, causes: CauseFinder, settings: Callable[[], ExposeSettings], datamovers: frozenset[str]
+    client: KubeClient,
+    causes: CauseFinder,
+    settings: Callable[[], ExposeSettings],
+    datamovers: frozenset[str],
+    *,
+    node: str,
 ) -> list[Kind[Any]]:
     """Return the adapter of each kind.
 
@@ -154,12 +160,14 @@ def build_kinds(
         causes: finds why a mover pod does not start.
         settings: returns the active settings; called for each request.
         datamovers: the values of `spec.datamover` that select this data mover.
+        node: the node of this agent.
     """
+    pod_volumes = PodVolumeExposer(client, causes, node=node)
     return [
         DataUploadKind(CSISnapshotExposer(client, causes), settings, datamovers),
         DataDownloadKind(GenericRestoreExposer(client, causes), settings, datamovers),
-        PodVolumeBackupKind(PodVolumeExposer(client, causes), settings, datamovers),
-        PodVolumeRestoreKind(PodVolumeExposer(client, causes), settings, datamovers),
+        PodVolumeBackupKind(pod_volumes, settings, datamovers),
+        PodVolumeRestoreKind(pod_volumes, settings, datamovers),
     ]
 
 
@@ -174,6 +182,7 @@ async def serve(settings: Settings) -> int:
     client = KubeClient(transport, Retry(clock))
     try:
         spec = await read_spec(client, settings, settings.namespace or context_namespace or DEFAULT_NAMESPACE)
+        await check_host_pods(client, clock, settings.node_name, spec.template.host_pods)
         agent = build_agent(client, clock, spec)
         pages = WebPages(agent.parts.metrics, agent.node.not_ready, agent.report)
         web = WebServer(settings.metrics_address, pages, clock, status_address=settings.status_address)

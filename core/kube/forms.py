@@ -63,6 +63,10 @@ class _Named(TypedDict):
     name: str
 
 
+class _VolumeMount(_Named, total=False):
+    mountPath: str
+
+
 class _Requirement(TypedDict):
     key: str
     operator: str
@@ -123,7 +127,7 @@ class _Container(TypedDict, total=False):
     name: Required[str]
     image: str
     resources: _Resources
-    volumeMounts: list[_Named]
+    volumeMounts: list[_VolumeMount]
     volumeDevices: list[_Named]
     env: list[JsonDict]
     envFrom: list[JsonDict]

@@ -1,12 +1,14 @@
-"""Checks before the agent starts: the API server answers, permissions, resource definitions."""
+"""Checks before the agent starts: the API server answers, permissions, resource definitions, the folder of pods."""
 
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Final
 
+from core.clock import Clock, Deadline
 from core.errors import ConfigError
-from core.kube.client import KubeClient
+from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, MalformedObjectError, NotFoundError, NotServedError
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
@@ -15,13 +17,15 @@ from core.kube.resources import (
     DATA_UPLOADS,
     POD_VOLUME_BACKUPS,
     POD_VOLUME_RESTORES,
+    PODS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
     Resource,
 )
+from exposer.host_pods import list_pods
 from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = ["PREFLIGHT_NAME", "check_cluster", "check_permissions"]
+__all__ = ["PREFLIGHT_NAME", "check_cluster", "check_host_pods", "check_permissions"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +52,14 @@ _AT_A_TIME: Final = 8
 
 _SHOWN: Final = 6
 """Missing permissions that fit into a line; if more are missing, the whole role is."""
+
+_SETTLE: Final = timedelta(seconds=10)
+"""How long a Running pod may have no folder: it ends, or its node has just booted."""
+
+_LOOK_SECONDS: Final = 2.0
+
+_MIRROR: Final = "kubernetes.io/config.mirror"
+"""The annotation of a mirror pod: the UID of its static pod on the node. Source: Kubernetes v1.34."""
 
 
 async def check_cluster(client: KubeClient, namespace: str, permissions: Iterable[Permission]) -> None:
@@ -154,3 +166,60 @@ async def _allowed(client: KubeClient, namespace: str, permission: Permission, *
     }
     answer = await client.create(_ACCESS_REVIEWS, review)
     return bool(answer["status"].get("allowed"))
+
+
+async def check_host_pods(client: KubeClient, clock: Clock, node: str, folder: str) -> None:
+    """Check that `folder` is the kubelet's folder of pods; warn where the agent has none, or cannot read it.
+
+    Args:
+        client: lists pods.
+        clock: measures the pauses between looks, while pods start and end.
+        node: the agent's node.
+        folder: where the agent has the volume `host-pods` mounted; empty: nowhere.
+
+    Raises:
+        ConfigError: it lacks the folders of Running pods; the message is one line.
+
+    Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go (validatePodVolumesHostPath).
+    """
+    if not folder:
+        what = "PodVolumeBackups and PodVolumeRestores will fail"
+        _log.warning("the DaemonSet does not mount the volume host-pods: %s", what)
+        return
+    deadline = Deadline.after(clock, _SETTLE)
+    while True:
+        running = await _list_running(client, node)
+        try:
+            present = list_pods(folder)
+        except (FileNotFoundError, PermissionError) as e:
+            remedy = "deploy/agent/daemonset.yaml has the mount and the group for it"
+            _log.warning("folder %s cannot be read: %s: pod volumes are not checked; %s", folder, e.strerror, remedy)
+            return
+        except OSError as e:
+            raise ConfigError(f"folder {folder} cannot be read: {e.strerror}") from e
+        missing = sorted(pod for entry, pod in running.items() if entry not in present)
+        if not missing:
+            _log.info("folder %s has an entry for each of the %d Running pods of the node", folder, len(running))
+            return
+        if deadline.expired:
+            what = f"{folder} has no entry for {len(missing)} of {len(running)} Running pods of node {node}"
+            raise ConfigError(
+                f"the volume host-pods is not the kubelet's folder of pods: {what}, such as {missing[0]}: "
+                "its hostPath in the DaemonSet must be the folder pods of the kubelet's root directory"
+            )
+        await clock.sleep(_LOOK_SECONDS)
+
+
+async def _list_running(client: KubeClient, node: str) -> dict[str, str]:
+    """Return the Running pods of the node, by the names of their folders."""
+    selection = Selection(PODS, field_selector=f"spec.nodeName={node},status.phase=Running")
+    try:
+        pods = await client.list(selection)
+    except KubeError as e:
+        raise ConfigError(f"cannot list the pods of node {node}: {e}") from e
+    # The folder of one that is being deleted may be gone.
+    metas = [pod["metadata"] for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    return {
+        (meta.get("annotations") or {}).get(_MIRROR) or meta["uid"]: f"{meta['namespace']}/{meta['name']}"
+        for meta in metas
+    }

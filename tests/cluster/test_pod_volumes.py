@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +38,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.
 
 _FILLED = {"data": 20_000_000, "scratch": 3_000_000}
 
+_FIRST_NODE = "bed-1"
+"""The node whose kubelet's folders the tests can change."""
+
 
 def example(space: str, name: str, **given: str) -> str:
     """A file of `examples/`, in a namespace of the test's own, with the values that its reader fills in."""
@@ -61,7 +65,7 @@ def placed(agent: Bed, space: str, name: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def flows(agent: Bed) -> Iterator[dict[str, Future[None]]]:
     """Independent flows, all at the same time, each in its own namespace."""
-    wanted = (restore_into_pod, move_by_examples, reject)
+    wanted = (restore_into_pod, move_by_examples, reject, look_up)
     with relies_on(agent, Shared.AGENTS), ExitStack() as spaces, ThreadPoolExecutor(max_workers=len(wanted)) as pool:
         running = {
             flow.__name__: pool.submit(flow, agent, spaces.enter_context(new_namespace(agent))) for flow in wanted
@@ -131,6 +135,41 @@ def reject(agent: Bed, space: str) -> None:
     ]
 
 
+def look_up(agent: Bed, space: str) -> None:
+    """A volume in the folder of a plugin that the agent does not know; then in several folders, and in none."""
+    app = Workload(agent, space, "app", {"scratch": 200_000}, on=_FIRST_NODE)
+    app.start()
+    app.wait_ready()
+    item = app.backup("scratch")
+    folder = Path("/var/lib/kubelet/pods", item["spec"]["pod"]["uid"], "volumes")
+    usual, moved, second = (folder / f"{plugin}/scratch" for plugin in ("kubernetes.io~empty-dir", "a.io~b", "c.io~d"))
+
+    def back_up_as(name: str, phase: str) -> Json:
+        again = item | {"metadata": item["metadata"] | {"name": f"{space}-{name}"}}
+        agent.user.apply(again)
+        status: Json = wait_until(agent, BACKUPS, again, phase)["status"]
+        return status
+
+    moved.parent.mkdir()
+    usual.rename(moved)
+    found = back_up_as("found", "Completed")
+    second.mkdir(parents=True)
+    several = back_up_as("several", "Failed")
+    second.rmdir()
+    # The kubelet unmounts the volume where it has mounted it.
+    moved.rename(usual.with_name("renamed"))
+    none = back_up_as("none", "Failed")
+    usual.with_name("renamed").rename(usual)
+    for plugin in (moved.parent, second.parent):
+        plugin.rmdir()
+
+    assert found["progress"]["totalBytes"] > 200_000
+    where, folders = f"volume scratch of workload pod {space}/app is", "the kubelet's folders of the pod"
+    assert several["message"] == f"{where} in several of {folders}: a.io~b/scratch, c.io~d/scratch"
+    assert none["message"].startswith(f"{where} not in {folders}: looked for volumes/*/scratch, found ")
+    assert "kubernetes.io~empty-dir/renamed" in none["message"]
+
+
 def test_volumes_are_restored_into_a_pod_that_waits(flows: dict[str, Future[None]]) -> None:
     flows["restore_into_pod"].result()
 
@@ -142,3 +181,8 @@ def test_the_examples_back_up_and_restore_a_volume(flows: dict[str, Future[None]
 @pytest.mark.cause("volume-rejected", "restic")
 def test_what_cannot_be_moved_is_rejected_with_its_reason(flows: dict[str, Future[None]]) -> None:
     flows["reject"].result()
+
+
+@pytest.mark.cause("volume-folder")
+def test_a_volume_is_found_by_its_name_in_the_kubelets_folders(flows: dict[str, Future[None]]) -> None:
+    flows["look_up"].result()

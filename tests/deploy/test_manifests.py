@@ -138,9 +138,17 @@ def test_velero_sets_the_user_that_it_needs() -> None:
         assert pod["securityContext"]["runAsUser"] == 0
 
 
+def test_the_agent_may_list_the_kubelets_folder_of_pods_and_mounts_it_read_only() -> None:
+    """Kubelets create it with mode 0750 and group root. A mount that ends on the node must end in the agent, too."""
+    assert _pod()["securityContext"]["supplementalGroups"] == [0]
+    assert "fsGroup" not in _pod()["securityContext"]
+    (mount,) = [mount for mount in _pod()["containers"][0]["volumeMounts"] if mount["name"] == "host-pods"]
+    assert (mount["readOnly"], mount["mountPropagation"]) == (True, "HostToContainer")
+
+
 def test_mover_pods_inherit_credentials_and_scratch_and_no_folder_of_the_kubelet() -> None:
     template = AgentTemplate.parse(_daemonset())
-    assert template.host_pods_mounted
+    assert template.host_pods == "/host_pods"
     assert [volume["name"] for volume in template.volumes] == ["scratch", "cloud-credentials"]
     assert [mount["mountPath"] for mount in template.volume_mounts] == ["/scratch", "/credentials"]
     files = {

@@ -1,6 +1,7 @@
 """Expose of pod volumes: location, rejection with a reason, cleanup."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,10 +28,11 @@ def init_status(state: JsonDict, phase: str = "Pending") -> JsonDict:
 class Scene:
     """A workload pod on node-a with a PVC `fsdata`, and a request for its volume `fs`."""
 
-    def __init__(self, kind: str = "podvolumebackup", **request: Any) -> None:
+    def __init__(self, kind: str = "podvolumebackup", *, agent_node: str = "", **request: Any) -> None:
         self.world = World()
         self.request: PodVolumeRequest = pod_volume_request(kind, **request)
-        self.exposer = PodVolumeExposer(self.world.client, self.world.causes_over(self.world.client))
+        causes = self.world.causes_over(self.world.client)
+        self.exposer = PodVolumeExposer(self.world.client, causes, node=agent_node)
         self.spec: JsonDict = {
             "nodeName": "node-a",
             "tolerations": [
@@ -100,7 +102,7 @@ async def test_a_volume_without_a_pvc_is_located() -> None:
 
 
 async def test_the_kubelets_root_is_from_the_daemonset() -> None:
-    template = AgentTemplate("image", kubelet_root="/data/kubelet", host_pods_mounted=True)
+    template = AgentTemplate("image", kubelet_root="/data/kubelet", host_pods="/host_pods")
     located = await (scene := Scene(template=template)).exposer.locate(scene.request, scene.world.client)
     assert isinstance(located, LocatedVolume)
     assert located.folder.startswith("/data/kubelet/pods/")
@@ -109,7 +111,7 @@ async def test_the_kubelets_root_is_from_the_daemonset() -> None:
 @pytest.mark.parametrize(("node_os", "root"), [("linux", "/var/lib/kubelet"), ("windows", "/c/kubelet")])
 async def test_a_pod_on_a_windows_node_has_its_mover_on_windows(node_os: str, root: str) -> None:
     windows = AgentTemplate("mover:windows", kubelet_root="/c/kubelet")
-    scene = Scene(template=AgentTemplate("mover", host_pods_mounted=True, windows=windows))
+    scene = Scene(template=AgentTemplate("mover", host_pods="/host_pods", windows=windows))
     scene.world.put(NODES, "node-a", labels={"kubernetes.io/os": node_os})
 
     located = await scene.exposer.locate(scene.request, scene.world.client)
@@ -120,7 +122,7 @@ async def test_a_pod_on_a_windows_node_has_its_mover_on_windows(node_os: str, ro
 
 
 async def test_pod_volumes_are_rejected_where_host_pods_is_not_mounted() -> None:
-    scene = Scene(template=AgentTemplate("image", host_pods_mounted=False))
+    scene = Scene(template=AgentTemplate("image", host_pods=""))
     assert await scene.rejection() == (
         "pod volumes are not accessible: the node agent's DaemonSet does not mount the volume host-pods"
     )
@@ -287,6 +289,40 @@ async def test_a_mover_that_a_previous_agent_left_to_the_scheduler_is_continued(
     assert pending == Pending("Unschedulable", text, blocked=True)
     (found,) = (each for each in scene.world.kube.objects(PODS) if each["metadata"]["namespace"] == "velero")
     assert found["metadata"]["uid"] == pod["metadata"]["uid"]
+
+
+def found_by(agent_node: str, host_pods: Path, kind: str) -> Scene:
+    """Return a scene whose agent has that folder of pods, in which the volume is another plugin's."""
+    scene = Scene(kind, agent_node=agent_node, template=AgentTemplate("image", host_pods=str(host_pods)))
+    (host_pods / scene.request.workload.uid / "volumes" / "example.com~disk" / "pv-1").mkdir(parents=True)
+    return scene
+
+
+@pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
+@pytest.mark.parametrize(
+    ("agent_node", "plugin"), [("node-a", "example.com~disk"), ("node-b", "kubernetes.io~local-volume")]
+)
+async def test_the_folder_is_looked_up_by_the_agent_of_its_node(
+    tmp_path: Path, kind: str, agent_node: str, plugin: str
+) -> None:
+    scene = found_by(agent_node, tmp_path, kind)
+
+    exposed = await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
+
+    uid = scene.request.workload.uid
+    (volume,) = (v for v in exposed.pod["spec"]["volumes"] if v["name"] == scene.request.owner.uid)
+    assert volume["hostPath"]["path"] == f"/var/lib/kubelet/pods/{uid}/volumes/{plugin}/pv-1"
+
+
+async def test_nothing_is_created_for_a_volume_without_a_folder(tmp_path: Path) -> None:
+    scene = found_by("node-a", tmp_path, "podvolumerestore")
+    (tmp_path / scene.request.workload.uid / "volumes" / "example.com~disk" / "pv-1").rmdir()
+    before = scene.world.names()
+
+    with pytest.raises(ExposeError, match=r"volume fs of workload pod app3/writer is not in .*, found nothing$"):
+        await scene.exposer.ensure(scene.request, no_guard)
+
+    assert scene.world.names() == before
 
 
 async def test_an_expose_fails_when_the_workload_is_deleted_while_its_mover_is_pending() -> None:

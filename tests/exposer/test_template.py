@@ -83,7 +83,7 @@ def test_the_kubelet_root_is_the_parent_of_host_pods() -> None:
     moved = template(volumes=[host_path("host-pods", "/data/kubelet/pods/"), host_path("p", "/data/kubelet/plugins")])
 
     assert moved.kubelet_root == "/data/kubelet"
-    assert moved.host_pods_mounted
+    assert moved.host_pods == "/host_pods"
     assert moved.volumes == ()
 
 
@@ -91,7 +91,7 @@ def test_an_agent_without_host_pods_is_detected() -> None:
     bare = template(volumes=[])
 
     assert bare.kubelet_root == "/var/lib/kubelet"
-    assert not bare.host_pods_mounted
+    assert bare.host_pods == ""
 
 
 def test_a_sidecar_is_not_the_agents_container() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
-from exposer.workload import build_volume_folder, claim_of
+from exposer.workload import build_volume_folder, claim_of, join_folder, pod_of_folder, split_folder
 from tests.support.golden import recorded
 
 ROOT = "/var/lib/kubelet"
@@ -81,6 +81,18 @@ def test_the_recorded_path_is_built() -> None:
     found = build_volume_folder(ROOT, pvb["spec"]["pod"]["uid"], volume, pv=pv)
 
     assert found == mover["spec"]["volumes"][0]["hostPath"]["path"]
+
+
+@pytest.mark.parametrize("plugin", ["kubernetes.io~csi", "kubernetes.io~nfs"])
+@pytest.mark.parametrize("name", ["v", "volumes", "mount", "pods"])
+def test_a_folder_is_split_into_what_it_was_joined_from(plugin: str, name: str) -> None:
+    folder = join_folder("/pods/volumes/kubelet/pods/u-1", plugin, name)
+    assert split_folder(folder) == ("/pods/volumes/kubelet/pods/u-1", plugin, name)
+    assert pod_of_folder(folder) == "u-1"
+
+
+def test_another_folder_is_of_no_pod() -> None:
+    assert (split_folder("/var/lib/kubelet"), pod_of_folder("/var/lib/kubelet")) == (("", "", ""), "")
 
 
 @pytest.mark.parametrize(

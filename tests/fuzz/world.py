@@ -305,7 +305,7 @@ async def open_world() -> AsyncIterator[World]:
         kube.put(obj)
     clock, distorter = LoopClock(), Distorter(kube)
     settings = Settings(NODE, namespace=NAMESPACE, config_map_name=CONFIG_MAP)
-    template = AgentTemplate("mover:1", host_pods_mounted=True)
+    template = AgentTemplate("mover:1", host_pods="/host_pods")
     spec = AgentSpec(settings, NAMESPACE, parse_config(json.dumps(_CONFIG)), template)
     agent = build_agent(KubeClient(distorter, Retry(clock)), clock, spec)
     log = Log()

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,9 +12,10 @@ import pytest
 from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
+from core.kube.resources import PODS
 from core.kube.retry import Retry
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
-from nodeagent.runtime.preflight import check_cluster, check_permissions
+from nodeagent.runtime.preflight import check_cluster, check_host_pods, check_permissions
 from nodeagent.runtime.settings import Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import read_spec
@@ -194,6 +195,48 @@ def test_serve_ends_where_the_repository_configuration_has_no_data(installed: Ap
     done = _serve(installed.kubeconfig, "--namespace=velero", "--backup-repository-configmap=start-config")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ConfigMap velero/start-config has no data")
+
+
+def _patch_daemonset(server: ApiServer, patch: str) -> None:
+    _kubectl(server, "-n", "velero", "patch", "daemonset", "node-agent", "--patch", patch)
+
+
+@pytest.fixture
+def host_pods(installed: ApiServer, tmp_path: Path) -> Iterator[Path]:
+    """A folder that the DaemonSet mounts as `host-pods`, on node node-a with one Running pod."""
+    mount = '{{"spec": {{"template": {{"spec": {{"containers": [{{"name": "node-agent", "volumeMounts": {0}}}]}}}}}}}}'
+    shown = f'[{{"$patch": "delete", "mountPath": "/host_pods"}}, {{"name": "host-pods", "mountPath": "{tmp_path}"}}]'
+    hidden = f'[{{"$patch": "delete", "mountPath": "{tmp_path}"}}, {{"name": "host-pods", "mountPath": "/host_pods"}}]'
+    overrides = '{"spec": {"nodeName": "node-a", "serviceAccountName": "node-agent"}}'
+    _kubectl(installed, "-n", "velero", "run", "web", "--image=none", f"--overrides={overrides}")
+    running = ("--subresource=status", '--patch={"status": {"phase": "Running"}}')
+    _kubectl(installed, "-n", "velero", "patch", "pod", "web", *running)
+    _patch_daemonset(installed, mount.format(shown))
+    yield tmp_path
+    _patch_daemonset(installed, mount.format(hidden))
+    _kubectl(installed, "-n", "velero", "delete", "pod", "web", "--force", "--grace-period=0")
+
+
+@pytest.mark.timeout(150)
+def test_serve_ends_with_one_line_where_host_pods_is_another_folder(installed: ApiServer, host_pods: Path) -> None:
+    done = _serve(installed.kubeconfig, "--namespace=velero", "--mover-service-account=node-agent-mover")
+    assert done.returncode == 2
+    *_, error = done.stderr.splitlines()
+    assert error.startswith(
+        f"error: the volume host-pods is not the kubelet's folder of pods: {host_pods} has no entry for 1 of 1 Running "
+        "pods of node node-a, such as velero/web: "
+    )
+
+
+async def test_the_agents_account_may_list_the_pods_of_its_node(
+    installed: ApiServer, host_pods: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _acting_as(installed, "velero", "node-agent", tmp_path_factory.mktemp("account")) as client:
+        web = await client.get(PODS, "velero", "web")
+        (host_pods / web["metadata"]["uid"]).mkdir()
+        with caplog.at_level("INFO"):
+            await check_host_pods(client, SystemClock(), "node-a", str(host_pods))
+    assert f"folder {host_pods} has an entry for each of the 1 Running pods of the node" in caplog.messages
 
 
 async def test_an_unreachable_server_is_reported(installed: ApiServer, namespace: str, tmp_path: Path) -> None:

@@ -88,11 +88,11 @@ class Case:
     message: str
     reason: str
     reject: Callable[[Api, str], None] | None = None
-    template: AgentTemplate = field(default_factory=partial(AgentTemplate, "mover:1", host_pods_mounted=True))
+    template: AgentTemplate = field(default_factory=partial(AgentTemplate, "mover:1", host_pods="/host_pods"))
     agent_ready: bool = True
 
 
-_PLAIN = partial(AgentTemplate, "mover:1", host_pods_mounted=True)
+_PLAIN = partial(AgentTemplate, "mover:1", host_pods="/host_pods")
 _CASES = {
     "quota": Case(r"pods \"transfer\" is forbidden: exceeded quota: full, ", "QuotaExceeded", _set_quota),
     "service-account-missing": Case(

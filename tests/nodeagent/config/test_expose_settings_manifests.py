@@ -100,7 +100,7 @@ TRANSFERS: dict[str, tuple[str, Callable[[], World]]] = {
 def kind_of(recording: str, sent: Sent, document: JsonDict) -> Kind[Any]:
     client = World.client_over(sent)
     causes, settings = World.causes_over(client), build_settings(document, template())
-    kinds = build_kinds(client, causes, lambda: settings, frozenset({""}))
+    kinds = build_kinds(client, causes, lambda: settings, frozenset({""}), node="node-a")
     return next(kind for kind in kinds if kind.spec.name.lower() == recording)
 
 

@@ -1,6 +1,8 @@
 """Checks of the cluster before the agent starts: one line names what is missing."""
 
 import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +15,16 @@ from core.kube.resources import (
     DATA_UPLOADS,
     POD_VOLUME_BACKUPS,
     POD_VOLUME_RESTORES,
+    PODS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
 )
 from core.kube.transport import Request, Response
+from core.models.base import JsonDict
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
-from nodeagent.runtime.preflight import check_cluster, check_permissions
-from tests.support.scripted import answer, rejection, scripted_client
+from nodeagent.runtime.preflight import check_cluster, check_host_pods, check_permissions
+from tests.support.clock import LoopClock
+from tests.support.scripted import answer, rejection, scripted_client, stored
 
 KINDS = (
     DATA_UPLOADS,
@@ -158,3 +163,131 @@ async def test_an_unreachable_api_server_is_an_error() -> None:
 
     with pytest.raises(ConfigError, match="cannot check the cluster: connection refused"):
         await check_cluster(scripted_client(script), "velero", AGENT)
+
+
+def _pod(name: str, **meta: object) -> JsonDict:
+    return stored(PODS, metadata={"namespace": "app", "name": name, "uid": f"uid-{name}"} | meta, spec={}, status={})
+
+
+_MIRROR = _pod("static", annotations={"kubernetes.io/config.mirror": "hash"})
+_ENDING = _pod("ending", deletionTimestamp="2026-11-21T12:00:00Z")
+
+
+class _Node:
+    """A node with Running pods, which change at each look, and the folder that its agent has mounted."""
+
+    def __init__(self, folder: Path, *looks: Iterable[JsonDict], at_look: Callable[[int], None] | None = None) -> None:
+        self.folder = folder
+        self.looks = [list(pods) for pods in looks]
+        self.asked: list[dict[str, str]] = []
+        self._at_look = at_look
+
+    def _answer(self, request: Request) -> Response:
+        self.asked.append(dict(request.query))
+        number = len(self.asked)
+        if self._at_look is not None:
+            self._at_look(number)
+        return answer({"metadata": {}, "items": self.looks[min(number, len(self.looks)) - 1]})
+
+    async def check(self) -> None:
+        await check_host_pods(scripted_client(self._answer), LoopClock(), "node-a", str(self.folder))
+
+
+def _add(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).mkdir()
+
+
+async def test_a_folder_with_an_entry_for_each_running_pod_passes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pod that is being deleted may have none any more, and pods that ended may still have theirs."""
+    _add(tmp_path, "uid-web", "hash", "uid-that-ended")
+    node = _Node(tmp_path, [_pod("web"), _MIRROR, _ENDING])
+    await node.check()
+    assert [asked["fieldSelector"] for asked in node.asked] == ["spec.nodeName=node-a,status.phase=Running"]
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("entries", [(), ("uid-web", "uid-static")], ids=["empty", "one missing"])
+async def test_a_wrong_folder_ends_the_agent_with_what_to_do(tmp_path: Path, entries: tuple[str, ...]) -> None:
+    _add(tmp_path, *entries)
+    with pytest.raises(ConfigError) as caught:
+        await _Node(tmp_path, [_MIRROR, _pod("web")]).check()
+    missing = 1 if entries else 2
+    assert str(caught.value) == (
+        f"the volume host-pods is not the kubelet's folder of pods: {tmp_path} has no entry for {missing} of 2 Running "
+        "pods of node node-a, such as app/static: its hostPath in the DaemonSet must be the folder pods of the "
+        "kubelet's root directory"
+    )
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_ends_during_the_check_does_not_end_the_agent(tmp_path: Path) -> None:
+    _add(tmp_path, "uid-web")
+    node = _Node(tmp_path, [_pod("web"), _pod("job")], [_pod("web")])
+    await node.check()
+    assert len(node.asked) == 2
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_starts_during_the_check_does_not_end_the_agent(tmp_path: Path) -> None:
+    """Its folder may appear after the API server shows it as Running: a node that has just booted."""
+    _add(tmp_path, "uid-web")
+    node = _Node(
+        tmp_path,
+        [_pod("web"), _pod("new")],
+        at_look=lambda number: _add(tmp_path, "uid-new") if number == 3 else None,
+    )
+    await node.check()
+    assert len(node.asked) == 3
+
+
+@pytest.mark.looptime
+async def test_pods_that_come_and_go_without_end_do_not_hold_the_check(tmp_path: Path) -> None:
+    node = _Node(tmp_path, *([_pod(f"job-{number}")] for number in range(1000)))
+    with pytest.raises(ConfigError, match="no entry for 1 of 1 Running pods"):
+        await node.check()
+    assert 3 <= len(node.asked) <= 20
+
+
+async def test_an_agent_without_the_mount_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    await check_host_pods(scripted_client(lambda _: rejection(500, "not asked")), LoopClock(), "node-a", "")
+    assert caplog.messages == [
+        "the DaemonSet does not mount the volume host-pods: PodVolumeBackups and PodVolumeRestores will fail"
+    ]
+
+
+async def test_an_agent_outside_of_its_pod_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    await _Node(tmp_path / "absent", [_pod("web")]).check()
+    (message,) = caplog.messages
+    assert message.startswith(f"folder {tmp_path}/absent cannot be read: No such file or directory: ")
+
+
+async def test_an_agent_that_may_not_read_the_folder_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its supplemental groups are missing, or SELinux denies it: data movers do not need it."""
+
+    def deny(_: str) -> frozenset[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("nodeagent.runtime.preflight.list_pods", deny)
+    await _Node(tmp_path, [_pod("web")]).check()
+    (message,) = caplog.messages
+    assert message.startswith(f"folder {tmp_path} cannot be read: Permission denied: ")
+    assert message.endswith("deploy/agent/daemonset.yaml has the mount and the group for it")
+
+
+async def test_a_file_in_place_of_the_folder_ends_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"folder .*/file cannot be read: Not a directory"):
+        await _Node(tmp_path / "file", [_pod("web")]).check()
+
+
+async def test_pods_that_cannot_be_listed_end_the_agent(tmp_path: Path) -> None:
+    client = scripted_client(lambda _: rejection(403, "no pods for you", "Forbidden"))
+    with pytest.raises(ConfigError, match=r"cannot list the pods of node node-a: .*no pods for you"):
+        await check_host_pods(client, LoopClock(), "node-a", str(tmp_path))

@@ -25,5 +25,5 @@ def fake_parts(kube: FakeKube, text: str = "{}") -> AgentParts:
     kube.put({"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": meta, "spec": {"nodeName": NODE}})
     clock = LoopClock()
     settings = Settings(NODE, namespace=NAMESPACE)
-    spec = AgentSpec(settings, NAMESPACE, parse_config(text), AgentTemplate("mover:1", host_pods_mounted=True))
+    spec = AgentSpec(settings, NAMESPACE, parse_config(text), AgentTemplate("mover:1", host_pods="/host_pods"))
     return build_parts(KubeClient(kube, Retry(clock)), clock, spec, Metrics(NODE))

@@ -154,9 +154,9 @@ def real_kinds(kube: FakeKube) -> list[Kind[Any]]:
     causes = CauseFinder(client, LoopClock())
 
     def settings() -> ExposeSettings:
-        return ExposeSettings(AgentTemplate(image="mover:1", host_pods_mounted=True))
+        return ExposeSettings(AgentTemplate(image="mover:1", host_pods="/host_pods"))
 
-    return build_kinds(client, causes, settings, frozenset({"velero", ""}))
+    return build_kinds(client, causes, settings, frozenset({"velero", ""}), node="node-a")
 
 
 @pytest.mark.parametrize("recording", ["dataupload", "datadownload", "podvolumebackup", "podvolumerestore"])

@@ -40,7 +40,7 @@ LOCATION = {
 def kind_of(name: str, kube: FakeKube, *, reachable: bool = True, names: frozenset[str] = BUILT_IN) -> Kind[Any]:
     client = KubeClient(kube, Retry(LoopClock()))
     exposer = PodVolumeExposer(client, CauseFinder(client, LoopClock()))
-    settings = ExposeSettings(AgentTemplate("mover:1", host_pods_mounted=reachable))
+    settings = ExposeSettings(AgentTemplate("mover:1", host_pods="/host_pods" if reachable else ""))
     if name == "PodVolumeBackup":
         return PodVolumeBackupKind(exposer, lambda: settings, names)
     return PodVolumeRestoreKind(exposer, lambda: settings, names)

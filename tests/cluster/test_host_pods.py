@@ -1,0 +1,162 @@
+"""The volume `host-pods` on a real kubelet: the right folder, a wrong one, none, and agents that may not read it.
+
+Agents of the test's own, in a namespace of its own: a wrong folder would end those of the cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE, build_location
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.install import AGENT_LABEL
+from tests.testbed.processes import BedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(400)]
+
+_DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
+_ACCOUNTS = ("node-agent", "node-agent-mover")
+_NODE = "bed-2"
+_PODS_FOLDER = "/var/lib/kubelet/pods"
+_SECONDS = 120
+_POLL_SECONDS = 0.2
+
+
+class _Install:
+    """An agent of the DaemonSet of `deploy/` on one node, in another namespace and changed by a test."""
+
+    def __init__(self, bed: Bed, space: str) -> None:
+        self._bed = bed
+        self._space = space
+        for account in _ACCOUNTS:
+            bed.user.kubectl("create", "serviceaccount", account, "-n", space)
+        group = f"--group=system:serviceaccounts:{space}"
+        bed.user.kubectl("create", "clusterrolebinding", space, "--clusterrole=cluster-admin", group)
+        for item in build_location(bed.env):
+            bed.user.apply(item | {"metadata": item["metadata"] | {"namespace": space}})
+
+    def run(self, *, folder: str = _PODS_FOLDER, mounted: bool = True, **security: Any) -> None:
+        """Apply the DaemonSet with this folder of the node as `host-pods`, or without that volume."""
+        spec: Json = (self._bed.api.get(_DAEMON_SETS, NAMESPACE, "node-agent") or {})["spec"]
+        pod = spec["template"]["spec"]
+        pod["nodeSelector"] = {"kubernetes.io/hostname": _NODE}
+        pod["securityContext"] |= security
+        container = pod["containers"][0]
+        container["args"] = ["serve", "--mover-service-account=node-agent-mover"]
+        for holder, field in ((pod, "volumes"), (container, "volumeMounts")):
+            holder[field] = [each for each in holder[field] if mounted or each["name"] != "host-pods"]
+        for volume in pod["volumes"]:
+            if volume["name"] == "host-pods":
+                volume["hostPath"]["path"] = folder
+        metadata = {"namespace": self._space, "name": "node-agent"}
+        manifest = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
+        self._bed.user.kubectl("delete", "daemonset", "node-agent", "-n", self._space, "--ignore-not-found", "--wait")
+        self._bed.user.kubectl("delete", "pod", "-l", AGENT_LABEL, "-n", self._space, "--wait")
+        self._bed.user.apply(manifest)
+
+    def ready_log(self) -> list[str]:
+        """Return the log of the agent, once it is ready."""
+        timeout = f"--timeout={_SECONDS}s"
+        self._bed.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", self._space, timeout)
+        return self._bed.user.kubectl("logs", "daemonset/node-agent", "-n", self._space).splitlines()
+
+    def end(self) -> tuple[int, str]:
+        """Return the exit code of the agent and the last line of its log, once it has ended."""
+        deadline = time.monotonic() + _SECONDS
+        while time.monotonic() < deadline:
+            for pod in self._bed.api.objects(PODS, self._space, selector=AGENT_LABEL):
+                for status in pod["status"].get("containerStatuses", []):
+                    if ended := status["lastState"].get("terminated"):
+                        log = self._bed.user.kubectl("logs", pod["metadata"]["name"], "-n", self._space, "--previous")
+                        return ended["exitCode"], log.splitlines()[-1]
+            time.sleep(_POLL_SECONDS)
+        raise BedError("the agent has not ended")
+
+    def back_up(self) -> str:
+        """Return the message of a PodVolumeBackup, once it has failed."""
+        spec = {
+            "node": _NODE,
+            "pod": {"kind": "Pod", "namespace": self._space, "name": "app"},
+            "volume": "data",
+            "backupStorageLocation": "default",
+            "repoIdentifier": "",
+            "uploaderType": "kopia",
+        }
+        metadata = {"namespace": self._space, "name": "backup"}
+        kind = {"apiVersion": "velero.io/v1", "kind": "PodVolumeBackup"}
+        self._bed.user.apply(kind | {"metadata": metadata, "spec": spec})
+        self._bed.user.wait("podvolumebackup/backup", "jsonpath={.status.phase}=Failed", namespace=self._space)
+        found = self._bed.api.get(Resource("/apis/velero.io/v1", "podvolumebackups"), self._space, "backup") or {}
+        return str(found["status"]["message"])
+
+    def remove(self) -> None:
+        """Delete what is not in the namespace."""
+        self._bed.user.kubectl("delete", "clusterrolebinding", self._space)
+
+
+@pytest.fixture
+def install(agent: Bed, space: str) -> Iterator[_Install]:
+    """A namespace in which a test may run an agent."""
+    own = _Install(agent, space)
+    yield own
+    own.remove()
+
+
+def _warnings(log: list[str]) -> list[str]:
+    return [line for line in log if "host-pods" in line or "cannot be read" in line]
+
+
+def test_the_agents_of_the_cluster_have_found_the_folder_of_each_pod(agent: Bed) -> None:
+    """As user 65532, in a folder that the kubelet has created with mode 0750."""
+    pods = agent.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL)
+    assert len(pods) > 1
+    for pod in pods:
+        log = agent.user.kubectl("logs", pod["metadata"]["name"], "-n", NAMESPACE).splitlines()
+        assert [line for line in log if "folder /host_pods has an entry for each of the" in line]
+        assert _warnings(log) == []
+
+
+def test_an_agent_with_a_wrong_folder_ends_and_continues_when_it_is_corrected(install: _Install) -> None:
+    install.run(folder="/var/lib/kubelet/plugins")
+    code, line = install.end()
+    assert code == 2
+    assert line.startswith(
+        "error: the volume host-pods is not the kubelet's folder of pods: /host_pods has no entry for "
+    )
+    assert "its hostPath in the DaemonSet must be the folder pods of the kubelet's root directory" in line
+
+    install.run()
+    log = install.ready_log()
+    assert [entry for entry in log if "folder /host_pods has an entry for each of the" in entry]
+    assert _warnings(log) == []
+
+
+@pytest.mark.cause("pod-volumes-off")
+def test_an_agent_without_the_folder_warns_and_fails_pod_volumes(install: _Install) -> None:
+    install.run(mounted=False)
+    (warning,) = _warnings(install.ready_log())
+    assert "PodVolumeBackups and PodVolumeRestores will fail" in warning
+    assert install.back_up() == (
+        "pod volumes are not accessible: the node agent's DaemonSet does not mount the volume host-pods"
+    )
+
+
+def test_an_agent_that_may_not_read_the_folder_warns_and_serves(install: _Install) -> None:
+    install.run(supplementalGroups=[])
+    (warning,) = _warnings(install.ready_log())
+    assert "folder /host_pods cannot be read: Permission denied" in warning
+
+
+def test_an_agent_as_root_reads_the_folder_as_in_veleros_daemonset(install: _Install) -> None:
+    install.run(supplementalGroups=[], runAsNonRoot=False, runAsUser=0, runAsGroup=0)
+    assert _warnings(install.ready_log()) == []

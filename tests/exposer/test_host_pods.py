@@ -1,0 +1,121 @@
+"""The kubelet's folder of pods as the agent has it mounted: where a volume is, whichever plugin mounted it."""
+
+from pathlib import Path
+
+import pytest
+
+from core.errors import ExposeError
+from exposer.host_pods import find_volume_folder, list_pods
+
+_ROOT = "/var/lib/kubelet/pods/u-1/volumes"
+_CSI = "kubernetes.io~csi"
+
+
+def _computed(plugin: str = "kubernetes.io~nfs", name: str = "pvc-1") -> str:
+    return f"{_ROOT}/{plugin}/{name}" + ("/mount" if plugin == _CSI else "")
+
+
+@pytest.fixture
+def host_pods(tmp_path: Path) -> Path:
+    """A folder of the kubelet with the pods u-1 and u-2, and one volume that nobody looks for."""
+    for folder in ("u-1/volumes/kubernetes.io~empty-dir/scratch", "u-2/volumes/a~b/pvc-1"):
+        (tmp_path / folder).mkdir(parents=True)
+    return tmp_path
+
+
+def _mount(host_pods: Path, *plugins: str, name: str = "pvc-1") -> None:
+    for plugin in plugins:
+        (host_pods / "u-1" / "volumes" / plugin / name).mkdir(parents=True)
+
+
+def _find(host_pods: Path, computed: str) -> str:
+    return find_volume_folder(str(host_pods), computed, what="volume fs of workload pod app/writer")
+
+
+def test_the_pods_are_listed(host_pods: Path) -> None:
+    assert list_pods(str(host_pods)) == {"u-1", "u-2"}
+
+
+@pytest.mark.parametrize("others", [(), ("example.com~disk", "other~disk")], ids=["alone", "beside others"])
+def test_a_volume_in_the_computed_folder_is_there(host_pods: Path, others: tuple[str, ...]) -> None:
+    _mount(host_pods, "kubernetes.io~nfs", *others)
+    assert _find(host_pods, _computed()) == _computed()
+
+
+@pytest.mark.parametrize("computed", ["kubernetes.io~nfs", _CSI])
+@pytest.mark.parametrize("actual", ["example.com~disk", _CSI, "kubernetes.io~nfs"])
+def test_a_volume_of_another_plugin_is_found(host_pods: Path, computed: str, actual: str) -> None:
+    """The plugin that mounted it decides whether its data is in `mount`."""
+    _mount(host_pods, actual)
+    assert _find(host_pods, _computed(computed)) == _computed(actual)
+
+
+@pytest.mark.parametrize("name", ["volumes", "mount", "pods"])
+@pytest.mark.parametrize("computed", ["kubernetes.io~nfs", _CSI])
+def test_a_volume_may_have_the_name_of_a_part_of_the_path(host_pods: Path, computed: str, name: str) -> None:
+    _mount(host_pods, "example.com~disk", name=name)
+    found = _find(host_pods, _computed(computed, name))
+    assert found == f"{_ROOT}/example.com~disk/{name}"
+
+
+@pytest.mark.cause("volume-folder")
+def test_a_volume_that_is_in_no_folder_is_rejected_with_those_that_are(host_pods: Path) -> None:
+    _mount(host_pods, "example.com~disk", name="pvc-2")
+    with pytest.raises(ExposeError) as caught:
+        _find(host_pods, _computed())
+    assert str(caught.value) == (
+        "volume fs of workload pod app/writer is not in the kubelet's folders of the pod: looked for volumes/*/pvc-1, "
+        "found example.com~disk/pvc-2, kubernetes.io~empty-dir/scratch"
+    )
+
+
+def test_a_volume_in_several_folders_is_rejected_with_all_of_them(host_pods: Path) -> None:
+    _mount(host_pods, "b~disk", "a~disk")
+    with pytest.raises(ExposeError) as caught:
+        _find(host_pods, _computed())
+    assert str(caught.value) == (
+        "volume fs of workload pod app/writer is in several of the kubelet's folders of the pod: "
+        "a~disk/pvc-1, b~disk/pvc-1"
+    )
+
+
+def test_many_folders_are_not_all_listed(host_pods: Path) -> None:
+    _mount(host_pods, *(f"a~{number:03}" for number in range(300)), name="other")
+    with pytest.raises(ExposeError, match=r"found a~000/other, .* and 291 more$"):
+        _find(host_pods, _computed())
+
+
+def test_a_pod_without_folders_is_rejected(host_pods: Path) -> None:
+    with pytest.raises(ExposeError, match=r"looked for volumes/\*/pvc-1, found nothing$"):
+        _find(host_pods, _computed().replace("u-1", "u-3"))
+
+
+def test_a_file_among_the_plugins_is_passed_over(host_pods: Path) -> None:
+    (host_pods / "u-1" / "volumes" / "file").touch()
+    _mount(host_pods, "example.com~disk")
+    assert _find(host_pods, _computed()) == _computed("example.com~disk")
+
+
+def test_a_link_of_a_tenant_in_the_volume_is_never_reached(host_pods: Path) -> None:
+    """What is mounted is not opened, so that neither a link in it nor a server that hangs matters."""
+    _mount(host_pods, "example.com~disk")
+    volume = host_pods / "u-1" / "volumes" / "example.com~disk" / "pvc-1"
+    (volume / "pvc-1").symlink_to("/")
+    volume.chmod(0)
+    assert _find(host_pods, _computed()) == _computed("example.com~disk")
+    volume.chmod(0o700)
+
+
+def test_the_computed_folder_is_used_where_there_is_nothing_to_look_in(tmp_path: Path) -> None:
+    """An agent that runs outside of its pod."""
+    assert _find(tmp_path / "absent", _computed()) == _computed()
+
+
+def test_the_computed_folder_is_used_where_the_agent_may_not_look(
+    host_pods: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deny(path: Path) -> list[Path]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(Path, "iterdir", deny)
+    assert _find(host_pods, _computed()) == _computed()
