@@ -19,13 +19,14 @@ from typing import Final
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.data_path.block import restore_device
-from datamover.data_path.links import SnapshotTypes, find_links, remove_links, show_path
+from datamover.data_path.links import find_links, is_replaced, read_entries, remove_links, show_path
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, read_snapshot
+from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
@@ -101,9 +102,9 @@ async def _restore_files(
         raise DataPathError(f"target {target} is not a directory") from e
     except OSError as e:
         raise DataPathError(f"cannot create target {target}: {e.strerror}") from e
-    types = SnapshotTypes(repository.kopia, snapshot)
+    find = partial(_find_links, repository, snapshot, target)
     started_ns = time.time_ns()
-    if replaced := await _find_links(types, target):
+    if replaced := await find():
         remove_links(target, replaced)
         await data_path.warn(
             f"replaced {len(replaced)} links that lead out of the target, for example {show_path(replaced[0])}"
@@ -122,16 +123,18 @@ async def _restore_files(
         files=KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use)),
     )
     (await repository.run(run)).check()
-    if found := await _find_links(types, target, since_ns=started_ns):
+    if found := await find(since_ns=started_ns):
         raise DataPathError(
             f"{show_path(found[0])} became a link out of the target during the restore, so it is not restored"
         )
 
 
-async def _find_links(types: SnapshotTypes, target: Path, *, since_ns: int = 0) -> list[bytes]:
+async def _find_links(kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, since_ns: int = 0) -> list[bytes]:
     """Return the links out of the target at whose paths the snapshot has a directory or a file."""
     async with run_in_background(partial(find_links, target, since_ns=since_ns), name="links") as links:
-        return await types.replaced(await links)
+        found = await links
+    entries = await read_entries(kopia, snapshot, found)
+    return [link for link in found if is_replaced(entries.get(link))]
 
 
 def write_done_file(volume: Path, owner_uid: str) -> None:

@@ -1,12 +1,13 @@
+import json
 import os
 from pathlib import Path
-from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
 from core.errors import DataPathError
-from datamover.data_path.links import SnapshotTypes, find_links, remove_links
+from core.models.base import JsonDict
+from datamover.data_path.links import find_links, read_entries, remove_links
+from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Snapshot
 
 
@@ -50,23 +51,46 @@ def test_a_target_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         find_links(tmp_path / "missing", _go_on)
 
 
-async def test_directories_and_files_of_the_snapshot_count_and_each_directory_is_read_once() -> None:
-    entries: dict[str, list[dict[str, str]]] = {
-        "root": [{"name": "d", "type": "d", "obj": "k1"}, {"name": "l", "type": "s"}, {"name": "\ufffd", "type": "f"}],
-        "k1": [{"name": "f", "type": "f", "obj": "k2"}],
-    }
-    calls: list[str] = []
+class _Calls:
+    """A kopia with the directories of one snapshot, whose object `Ik1` is too large for one content."""
 
-    async def call(_: str, *arguments: str) -> Any:
-        calls.append(arguments[-1])
-        answer = AsyncMock()
-        answer.check = lambda: answer
-        answer.document = lambda: {"entries": entries[arguments[-1]]}
-        return answer
+    def __init__(self, objects: dict[str, list[JsonDict]]) -> None:
+        self._objects = objects
+        self.received: list[tuple[str, ...]] = []
 
-    kopia = AsyncMock()
-    kopia.call = call
-    types = SnapshotTypes(kopia, Snapshot("id", "s", "", "root", 0, 0))
-    links = [b"d", b"l", b"\xff", b"d/f", b"d/x", b"l/x", b"missing/x/y"]
-    assert await types.replaced(links) == [b"d", b"\xff", b"d/f"]
-    assert calls == ["root", "k1"]
+    async def call(self, attempted: str, *arguments: str) -> KopiaAnswer:
+        self.received.append(arguments)
+        ids = arguments[2:] if arguments[0] == "content" else arguments[1:]
+        lines = [json.dumps({"stream": "kopia:directory", "entries": self._objects[one]}) + "\n" for one in ids]
+        return KopiaAnswer(attempted, 0, "".join(lines).encode())
+
+
+_SNAPSHOT = Snapshot("id", "s", "", "k0", 0, 0)
+
+
+async def test_entries_of_one_depth_are_read_together() -> None:
+    kopia = _Calls(
+        {
+            "k0": [
+                {"name": "d", "type": "d", "obj": "Ik1"},
+                {"name": "e", "type": "d", "obj": "k2"},
+                {"name": "g", "type": "d", "obj": "k3"},
+                {"name": "l", "type": "s"},
+                {"name": "\ufffd", "type": "f"},
+            ],
+            "Ik1": [{"name": "f", "type": "f"}],
+            "k2": [{"name": "f", "type": "s"}],
+            "k3": [],
+        }
+    )
+    paths = [b"d", b"l", b"\xff", b"d/f", b"d/x", b"l/x", b"missing/x/y", b"e/f", b"g/f"]
+    found = await read_entries(kopia, _SNAPSHOT, paths)
+    types = {path: entry["type"] for path, entry in found.items()}
+    assert types == {b"d": "d", b"l": "s", b"\xff": "f", b"d/f": "f", b"e/f": "s"}
+    assert kopia.received == [("content", "show", "k0"), ("content", "show", "k2", "k3"), ("show", "Ik1")]
+
+
+async def test_nothing_is_read_without_a_path() -> None:
+    kopia = _Calls({})
+    assert await read_entries(kopia, _SNAPSHOT, []) == {}
+    assert kopia.received == []
