@@ -1,17 +1,21 @@
-"""Symbolic links in the target of a restore that lead out of it, in the place of a directory or file.
+"""Links in the target of a restore, in the place of a directory or file.
 
-kopia follows them: it writes through a link to a file, and into a link to a directory. Confinement keeps kopia from
-opening what is outside of the target; here such links are replaced before a restore, and found after it.
-Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (createDirectory, copyFileContent).
+kopia follows them: it writes through a link to a file, and into a link to a directory, and a file is written under all
+of its names. Confinement keeps kopia from opening what is outside of the target; here links are replaced before a
+restore, and found after it.
+Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (createDirectory, copyFileContent). Its flag
+`--write-files-atomically` would replace files, but not links to directories. It syncs each file, writes no holes,
+leaves temporary files when it is killed, and fails for names near the limit of the file system.
 """
 
 import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from dataclasses import dataclass, field
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Final
 
@@ -24,9 +28,10 @@ from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import escape_controls, join, open_below, walk_tree
 
-__all__ = ["find_links", "is_replaced", "read_entries", "remove_links", "show_path"]
+__all__ = ["TargetLinks", "find_links", "read_entries", "remove_links", "show_path"]
 
 _LINK: Final = "s"
+_FILE: Final = "f"
 _DIRECTORY: Final = "d"
 
 _SMALL: Final = re.compile("k[0-9a-f]+")
@@ -38,31 +43,75 @@ _READ_TOGETHER: Final = 200
 """Directories; one of 50 entries has 10 KiB."""
 
 
-def find_links(target: Path, stop: ShouldStop, *, since_ns: int = 0) -> list[bytes]:
-    """Return the paths, relative to the target, of links that lead out of it.
+@dataclass
+class TargetLinks:
+    """The links in a target, relative paths; `entries` are those that were read so far.
+
+    `hard` has the names of each file that has several, by device, inode and how many there are: some may be elsewhere.
+    """
+
+    entries: int = 0
+    symbolic: list[bytes] = field(default_factory=list)
+    hard: dict[tuple[int, int, int], list[bytes]] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> list[bytes]:
+        """All of them."""
+        return [*self.symbolic, *chain.from_iterable(self.hard.values())]
+
+    def in_the_way(self, entries: Mapping[bytes, JsonDict]) -> list[bytes]:
+        """Return those that kopia would write through, although the snapshot has a file or directory of its own there.
+
+        Names of one file that are alike in the snapshot stay: kopia writes the same through each.
+        """
+        symbolic = [path for path in self.symbolic if entries.get(path, {}).get("type", _LINK) != _LINK]
+        apart = (names for (_, _, count), names in self.hard.items() if not _are_alike(names, count, entries))
+        hard = [path for path in chain.from_iterable(apart) if entries.get(path, {}).get("type") == _FILE]
+        return symbolic + hard
+
+
+def _are_alike(names: Sequence[bytes], count: int, entries: Mapping[bytes, JsonDict]) -> bool:
+    """Return whether the snapshot has each of the `count` names of a file, with the same content and attributes."""
+    first, *others = ({**entries.get(name, {}), "name": ""} for name in names)
+    return len(names) == count and first.get("type") == _FILE and all(one == first for one in others)
+
+
+def find_links(
+    target: Path, stop: ShouldStop, found: TargetLinks | None = None, *, hard: bool = False, since_ns: int = 0
+) -> TargetLinks:
+    """Return the symbolic links in the target; `found` is filled meanwhile, and returned.
 
     Args:
-        since_ns: leave out links with an older modification time; that of a restored one is the original's.
+        hard: find the names of files that have several, too.
+        since_ns: leave out symbolic links with an older modification time; that of a restored one is the original's.
 
     Raises:
         DataPathError: the target cannot be read.
     """
-    root = os.path.realpath(os.fsencode(target))
-    found: list[bytes] = []
+    found = found or TargetLinks()
     try:
         for directory, entries in walk_tree(target, stop):
             for entry in entries:
-                if entry.is_symlink() and entry.stat(follow_symlinks=False).st_mtime_ns >= since_ns:
-                    path = join(directory, entry.name)
-                    if os.path.commonpath([root, os.path.realpath(root + b"/" + path)]) != root:
-                        found.append(path)
+                found.entries += 1
+                # It may be deleted meanwhile.
+                with suppress(FileNotFoundError):
+                    if entry.is_symlink():
+                        if entry.stat(follow_symlinks=False).st_mtime_ns >= since_ns:
+                            found.symbolic.append(join(directory, entry.name))
+                    elif hard and (status := entry.stat(follow_symlinks=False)).st_nlink > 1 and _is_file(status):
+                        names = found.hard.setdefault((status.st_dev, status.st_ino, status.st_nlink), [])
+                        names.append(join(directory, entry.name))
     except OSError as e:
         raise DataPathError(f"cannot read target {target}: {e.strerror}") from e
     return found
 
 
+def _is_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode)
+
+
 def remove_links(target: Path, links: Sequence[bytes]) -> None:
-    """Remove the links, relative paths; what is no link any more stays.
+    """Remove the links, relative paths; what is no link any more stays, such as the last name of a file.
 
     Raises:
         DataPathError: one of them cannot be removed.
@@ -72,17 +121,13 @@ def remove_links(target: Path, links: Sequence[bytes]) -> None:
         for link in links:
             directory, name = os.path.split(link)
             with suppress(FileNotFoundError, NotADirectoryError), open_below(root, directory) as fd:
-                if stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISLNK(status.st_mode) or (_is_file(status) and status.st_nlink > 1):
                     os.unlink(name, dir_fd=fd)
     except OSError as e:
         raise DataPathError(f"cannot replace link {show_path(link)} in the target: {e.strerror}") from e
     finally:
         os.close(root)
-
-
-def is_replaced(entry: JsonDict | None) -> bool:
-    """Return whether a link at the path of this entry of the snapshot must make way; None: there is no entry."""
-    return entry is not None and entry["type"] != _LINK
 
 
 def show_path(path: bytes) -> str:

@@ -19,7 +19,7 @@ from typing import Final
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.data_path.block import restore_device
-from datamover.data_path.links import find_links, is_replaced, read_entries, remove_links, show_path
+from datamover.data_path.links import find_links, read_entries, remove_links, show_path
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
 from datamover.kopia.private_run import VolumeAccess
@@ -104,10 +104,11 @@ async def _restore_files(
         raise DataPathError(f"cannot create target {target}: {e.strerror}") from e
     find = partial(_find_links, repository, snapshot, target)
     started_ns = time.time_ns()
-    if replaced := await find():
+    if replaced := await find(hard=True):
         remove_links(target, replaced)
         await data_path.warn(
-            f"replaced {len(replaced)} links that lead out of the target, for example {show_path(replaced[0])}"
+            f"replaced {len(replaced)} links in the target by what the kopia snapshot has there, "
+            f"for example {show_path(replaced[0])}"
         )
     run = partial(
         data_path.run,
@@ -124,17 +125,17 @@ async def _restore_files(
     )
     (await repository.run(run)).check()
     if found := await find(since_ns=started_ns):
-        raise DataPathError(
-            f"{show_path(found[0])} became a link out of the target during the restore, so it is not restored"
-        )
+        raise DataPathError(f"{show_path(found[0])} became a link during the restore, so it is not restored")
 
 
-async def _find_links(kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, since_ns: int = 0) -> list[bytes]:
-    """Return the links out of the target at whose paths the snapshot has a directory or a file."""
-    async with run_in_background(partial(find_links, target, since_ns=since_ns), name="links") as links:
+async def _find_links(
+    kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, hard: bool = False, since_ns: int = 0
+) -> list[bytes]:
+    """Return the links in the target that are in the way of the snapshot's directories and files."""
+    walk = partial(find_links, target, hard=hard, since_ns=since_ns)
+    async with run_in_background(walk, name="links") as links:
         found = await links
-    entries = await read_entries(kopia, snapshot, found)
-    return [link for link in found if is_replaced(entries.get(link))]
+    return found.in_the_way(await read_entries(kopia, snapshot, found.paths))
 
 
 def write_done_file(volume: Path, owner_uid: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from core.errors import DataPathError
 from core.models.base import JsonDict
-from datamover.data_path.links import find_links, read_entries, remove_links
+from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Snapshot
 
@@ -26,24 +26,66 @@ def target(tmp_path: Path) -> Path:
     return target
 
 
-def test_links_that_lead_out_are_found_also_through_other_links(target: Path) -> None:
-    assert sorted(find_links(target, _go_on)) == [b"a/relative", b"chain", b"dangling", b"out"]
+def test_all_links_are_found_and_hard_ones_on_request(target: Path) -> None:
+    (target / "one").write_text("")
+    (target / "a" / "two").hardlink_to(target / "one")
+    (target / "alone").write_text("")
+    found = find_links(target, _go_on, hard=True)
+    links = [b"a/relative", b"a/up", b"absolute-in", b"chain", b"dangling", b"in", b"out"]
+    assert sorted(found.symbolic) == links
+    assert [sorted(names) for names in found.hard.values()] == [[b"a/two", b"one"]]
+    assert sorted(found.paths) == sorted([*links, b"a/two", b"one"])
+    assert found.entries == len(found.paths) + len(["a", "alone"])
+    assert find_links(target, _go_on).hard == {}
 
 
 def test_older_links_are_left_out_as_they_are_restored_ones(target: Path) -> None:
     now = os.lstat(target / "out").st_mtime_ns
     os.utime(target / "out", ns=(now, now + 10**9), follow_symlinks=False)
-    assert find_links(target, _go_on, since_ns=now + 10**9) == [b"out"]
+    assert find_links(target, _go_on, since_ns=now + 10**9).symbolic == [b"out"]
+
+
+_CONTENT: JsonDict = {"type": "f", "obj": "1", "mode": "0644", "mtime": "2024-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "in_the_way"),
+    [
+        ({}, []),
+        ({"f": _CONTENT, "g": _CONTENT}, []),
+        ({"f": _CONTENT}, ["f"]),
+        ({"f": _CONTENT, "g": {**_CONTENT, "obj": "2"}}, ["f", "g"]),
+        ({"f": _CONTENT, "g": {**_CONTENT, "mode": "0600"}}, ["f", "g"]),
+        ({"f": _CONTENT, "g": {"type": "s"}}, ["f"]),
+        ({"f": {"type": "d"}, "g": {"type": "d"}}, []),
+    ],
+    ids=["of others", "alike", "one", "other content", "other mode", "one a link", "directories"],
+)
+def test_hard_links_are_in_the_way_unless_the_same_is_written_through_each(
+    entries: dict[str, JsonDict], in_the_way: list[str]
+) -> None:
+    found = TargetLinks(hard={(1, 2, 2): [b"f", b"g"]})
+    named = {name.encode(): {**entry, "name": name} for name, entry in entries.items()}
+    assert found.in_the_way(named) == [name.encode() for name in in_the_way]
+
+
+def test_hard_links_with_a_name_elsewhere_are_in_the_way() -> None:
+    found = TargetLinks(hard={(1, 2, 3): [b"f", b"g"]})
+    assert found.in_the_way({b"f": _CONTENT, b"g": _CONTENT}) == [b"f", b"g"]
 
 
 def test_only_links_are_removed(target: Path) -> None:
     (target / "file").write_text("kept")
-    remove_links(target, [b"out", b"a/relative", b"file", b"missing", b"in/up", b"missing/x"])
+    (target / "f").write_text("kept")
+    (target / "g").hardlink_to(target / "f")
+    remove_links(target, [b"out", b"a/relative", b"file", b"missing", b"in/up", b"missing/x", b"f", b"g"])
     assert not (target / "out").is_symlink()
     assert not (target / "a" / "relative").is_symlink()
     assert (target / "file").read_text() == "kept"
     # Its path leads through a link.
     assert (target / "a" / "up").is_symlink()
+    assert not (target / "f").exists()
+    assert (target / "g").read_text() == "kept"
 
 
 def test_a_target_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

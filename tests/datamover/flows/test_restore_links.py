@@ -10,6 +10,7 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.trees import describe_tree
 from tests.datamover.support.unconfined import leave_unconfined
 
 pytestmark = pytest.mark.processes
@@ -23,6 +24,59 @@ async def _snapshot(repository: Repository, volume: Path) -> str:
 async def _restore(repository: Repository, snapshot_id: str, target: Path) -> None:
     parameters = RestoreParameters(snapshot_id, target, VolumeMode.FILESYSTEM, workers=2)
     await restore(repository, parameters, restore_data_path())
+
+
+def _fill(volume: Path) -> Path:
+    for name in ("a/x", "b/x", "f", "g", "h"):
+        (volume / name).parent.mkdir(parents=True, exist_ok=True)
+        (volume / name).write_text(f"of {name}")
+    return volume
+
+
+async def test_links_within_the_target_are_replaced_not_written_through(
+    mover_repository: Repository, tmp_path: Path
+) -> None:
+    volume = _fill(tmp_path / "volume")
+    before = describe_tree(volume)
+    snapshot_id = await _snapshot(mover_repository, volume)
+    shutil.rmtree(volume / "a")
+    (volume / "a").symlink_to("b")
+    (volume / "f").unlink()
+    (volume / "f").symlink_to("g")
+    (volume / "other").symlink_to("h")
+    await _restore(mover_repository, snapshot_id, volume)
+    assert (volume / "other").readlink() == Path("h")
+    (volume / "other").unlink()
+    assert describe_tree(volume) == before
+
+
+async def test_files_that_share_an_inode_are_restored_apart_and_names_that_are_not_in_the_snapshot_stay(
+    mover_repository: Repository, tmp_path: Path
+) -> None:
+    volume = _fill(tmp_path / "volume")
+    before = describe_tree(volume)
+    snapshot_id = await _snapshot(mover_repository, volume)
+    (volume / "f").unlink()
+    (volume / "f").hardlink_to(volume / "g")
+    (volume / "h").write_text("of the tenant")
+    (volume / "mine").hardlink_to(volume / "h")
+    await _restore(mover_repository, snapshot_id, volume)
+    assert (volume / "mine").read_text() == "of the tenant"
+    (volume / "mine").unlink()
+    assert describe_tree(volume) == before
+    assert not (volume / "f").samefile(volume / "g")
+
+
+async def test_names_that_were_of_one_file_in_the_backup_stay_so(mover_repository: Repository, tmp_path: Path) -> None:
+    """As with Velero: the same is written through each of them, and the volume needs no more space."""
+    volume = _fill(tmp_path / "volume")
+    (volume / "a" / "g").hardlink_to(volume / "g")
+    before = describe_tree(volume)
+    snapshot_id = await _snapshot(mover_repository, volume)
+    (volume / "g").write_text("changed since")
+    await _restore(mover_repository, snapshot_id, volume)
+    assert describe_tree(volume) == before
+    assert (volume / "a" / "g").samefile(volume / "g")
 
 
 async def test_a_storage_that_does_not_answer_while_links_are_looked_up_is_waited_for(
