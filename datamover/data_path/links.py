@@ -76,14 +76,10 @@ def _are_alike(names: Sequence[bytes], count: int, entries: Mapping[bytes, JsonD
     return len(names) == count and first.get("type") == _FILE and all(one == first for one in others)
 
 
-def find_links(
-    target: Path, stop: ShouldStop, found: TargetLinks | None = None, *, hard: bool = False, since_ns: int = 0
-) -> TargetLinks:
+def find_links(target: Path, stop: ShouldStop, found: TargetLinks | None = None, *, hard: bool = False) -> TargetLinks:
     """Return the symbolic links in the target; `found` is filled meanwhile, and returned.
 
-    Args:
-        hard: find the names of files that have several, too.
-        since_ns: leave out symbolic links with an older modification time; that of a restored one is the original's.
+    With `hard`, the names of files that have several are found too.
 
     Raises:
         DataPathError: the target cannot be read.
@@ -96,8 +92,7 @@ def find_links(
                 # It may be deleted meanwhile.
                 with suppress(FileNotFoundError):
                     if entry.is_symlink():
-                        if entry.stat(follow_symlinks=False).st_mtime_ns >= since_ns:
-                            found.symbolic.append(join(directory, entry.name))
+                        found.symbolic.append(join(directory, entry.name))
                     elif hard and (status := entry.stat(follow_symlinks=False)).st_nlink > 1 and _is_file(status):
                         names = found.hard.setdefault((status.st_dev, status.st_ino, status.st_nlink), [])
                         names.append(join(directory, entry.name))

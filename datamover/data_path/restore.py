@@ -8,7 +8,6 @@ Source: kopia 0.23.1, cli/command_restore.go.
 import logging
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Final
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.data_path.block import restore_device
-from datamover.data_path.links import find_links, read_entries, remove_links, show_path
+from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
 from datamover.kopia.private_run import VolumeAccess
@@ -102,14 +101,7 @@ async def _restore_files(
         raise DataPathError(f"target {target} is not a directory") from e
     except OSError as e:
         raise DataPathError(f"cannot create target {target}: {e.strerror}") from e
-    find = partial(_find_links, repository, snapshot, target)
-    started_ns = time.time_ns()
-    if replaced := await find(hard=True):
-        remove_links(target, replaced)
-        await data_path.warn(
-            f"replaced {len(replaced)} links in the target by what the kopia snapshot has there, "
-            f"for example {show_path(replaced[0])}"
-        )
+    links = await _replace_links(repository, snapshot, target, data_path=data_path)
     run = partial(
         data_path.run,
         repository.kopia,
@@ -124,18 +116,45 @@ async def _restore_files(
         files=KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use)),
     )
     (await repository.run(run)).check()
-    if found := await find(since_ns=started_ns):
-        raise DataPathError(f"{show_path(found[0])} became a link during the restore, so it is not restored")
+    await _check_links(repository, snapshot, target, expected=links)
 
 
-async def _find_links(
-    kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, hard: bool = False, since_ns: int = 0
-) -> list[bytes]:
-    """Return the links in the target that are in the way of the snapshot's directories and files."""
-    walk = partial(find_links, target, hard=hard, since_ns=since_ns)
-    async with run_in_background(walk, name="links") as links:
-        found = await links
-    return found.in_the_way(await read_entries(kopia, snapshot, found.paths))
+async def _replace_links(kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, data_path: DataPath) -> int:
+    """Remove the links in the target that are in the way of the snapshot's directories and files, and report it.
+
+    Returns:
+        How many symbolic links the target has after the restore.
+    """
+    found = await _find_links(target, hard=True)
+    entries = await read_entries(kopia, snapshot, found.paths)
+    if replaced := found.in_the_way(entries):
+        remove_links(target, replaced)
+        await data_path.warn(
+            f"replaced {len(replaced)} links in the target by what the kopia snapshot has there, "
+            f"for example {show_path(replaced[0])}"
+        )
+    return snapshot.links + sum(path not in entries for path in found.symbolic)
+
+
+async def _check_links(kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, expected: int) -> None:
+    """Check that no directory or file of the snapshot became a link during the restore.
+
+    The snapshot is not read if there are as many links as expected: it may have links in thousands of directories. A
+    tenant could remove a link for each one that replaces something, but could as well remove what is restored.
+
+    Raises:
+        DataPathError: one became a link.
+    """
+    found = await _find_links(target)
+    if len(found.symbolic) == expected:
+        return
+    if links := found.in_the_way(await read_entries(kopia, snapshot, found.symbolic)):
+        raise DataPathError(f"{show_path(links[0])} became a link during the restore, so it is not restored")
+
+
+async def _find_links(target: Path, *, hard: bool = False) -> TargetLinks:
+    async with run_in_background(partial(find_links, target, hard=hard), name="links") as links:
+        return await links
 
 
 def write_done_file(volume: Path, owner_uid: str) -> None:

@@ -42,7 +42,10 @@ _NEWEST: Final = "--max-results=100"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot's manifest; `size_bytes` is the size of its files, `fault` why it is incomplete, or empty."""
+    """A snapshot's manifest; `size_bytes` is the size of its files, `fault` why it is incomplete, or empty.
+
+    `links` is the number of its symbolic links, which count as entries.
+    """
 
     snapshot_id: str
     source: str
@@ -50,6 +53,7 @@ class Snapshot:
     root_object: str
     size_bytes: int
     entries: int
+    links: int = 0
     fault: str = ""
 
 
@@ -62,6 +66,7 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
     try:
         root = document["rootEntry"]
         summary = root["summ"]
+        links = int(summary.get("symlinks", 0))
         return Snapshot(
             snapshot_id=document["id"] or snapshot_id,
             source=document["source"]["path"],
@@ -69,7 +74,8 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
             root_object=root["obj"],
             size_bytes=int(summary.get("size", 0)),
             # The root counts as a directory.
-            entries=int(summary.get("files", 0)) + int(summary.get("symlinks", 0)) + int(summary.get("dirs", 1)) - 1,
+            entries=int(summary.get("files", 0)) + links + int(summary.get("dirs", 1)) - 1,
+            links=links,
             fault=_fault(document, summary),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as e:

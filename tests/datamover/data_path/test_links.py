@@ -1,5 +1,4 @@
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -37,12 +36,6 @@ def test_all_links_are_found_and_hard_ones_on_request(target: Path) -> None:
     assert sorted(found.paths) == sorted([*links, b"a/two", b"one"])
     assert found.entries == len(found.paths) + len(["a", "alone"])
     assert find_links(target, _go_on).hard == {}
-
-
-def test_older_links_are_left_out_as_they_are_restored_ones(target: Path) -> None:
-    now = os.lstat(target / "out").st_mtime_ns
-    os.utime(target / "out", ns=(now, now + 10**9), follow_symlinks=False)
-    assert find_links(target, _go_on, since_ns=now + 10**9).symbolic == [b"out"]
 
 
 _CONTENT: JsonDict = {"type": "f", "obj": "1", "mode": "0644", "mtime": "2024-01-01T00:00:00Z"}

@@ -1,13 +1,19 @@
 """Links that are in the target of a restore, in the place of what the kopia snapshot has there."""
 
+import os
 import shutil
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from core.contract import VolumeMode
+from core.errors import DataPathError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
+from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.trees import describe_tree
@@ -77,6 +83,62 @@ async def test_names_that_were_of_one_file_in_the_backup_stay_so(mover_repositor
     await _restore(mover_repository, snapshot_id, volume)
     assert describe_tree(volume) == before
     assert (volume / "a" / "g").samefile(volume / "g")
+
+
+def _after_kopia(repository: Repository, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change the target once kopia has written it."""
+    run = repository.run
+
+    async def run_and_change(work: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
+        answer = await run(work)
+        change()
+        return answer
+
+    monkeypatch.setattr(repository, "run", run_and_change)
+
+
+async def test_a_link_that_appears_during_the_restore_is_found_whatever_its_time_is(
+    mover_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of a file server may differ, and its owner sets the time of a link as he likes."""
+    snapshot_id, target = await _snapshot(mover_repository, _fill(tmp_path / "volume")), tmp_path / "target"
+
+    def swap() -> None:
+        shutil.rmtree(target / "a")
+        (target / "a").symlink_to("b")
+        os.utime(target / "a", ns=(0, 0), follow_symlinks=False)
+
+    _after_kopia(mover_repository, swap, monkeypatch)
+    with pytest.raises(DataPathError, match=r"^a became a link during the restore, so it is not restored$"):
+        await _restore(mover_repository, snapshot_id, target)
+
+
+async def test_a_link_that_a_pod_creates_for_itself_during_the_restore_is_in_nobodys_way(
+    mover_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot_id, target = await _snapshot(mover_repository, _fill(tmp_path / "volume")), tmp_path / "target"
+    _after_kopia(mover_repository, partial(os.symlink, "b", target / "own"), monkeypatch)
+    await _restore(mover_repository, snapshot_id, target)
+    assert (target / "own").is_symlink()
+
+
+async def test_restored_links_are_not_looked_up_in_the_snapshot(
+    mover_repository: Repository, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be some in thousands of directories."""
+    snapshot_id = await _snapshot(mover_repository, tree)
+    calls: list[str] = []
+    call = mover_repository.call
+
+    async def count(attempted: str, *arguments: str) -> KopiaAnswer:
+        calls.append(" ".join(arguments))
+        return await call(attempted, *arguments)
+
+    monkeypatch.setattr(mover_repository, "call", count)
+    (tmp_path / "target").mkdir()
+    await _restore(mover_repository, snapshot_id, tmp_path / "target")
+    assert any(path.is_symlink() for path in (tmp_path / "target").rglob("*"))
+    assert calls == [f"manifest show {snapshot_id}"]
 
 
 async def test_a_storage_that_does_not_answer_while_links_are_looked_up_is_waited_for(
