@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -20,7 +20,7 @@ from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
 from core.models.units import format_duration
-from datamover.data_path.block import device_size, open_device
+from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names
 from datamover.data_path.run import DataPath
 from datamover.kopia.private_run import VolumeAccess
@@ -97,8 +97,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         DataPathError: the volume cannot be read, or kopia cannot keep all of its names.
     """
     kopia, meter = repository.kopia, data_path.meter
-    with _open_volume(parameters) as fd:
-        device_bytes = None if fd is None else device_size(fd)
+    async with _open_volume(parameters, data_path) as (fd, device_bytes):
         meter.total_bytes = device_bytes or 0
         if warning := await repository.open(partial(_prepare, repository, parameters)):
             await data_path.warn(warning)
@@ -199,13 +198,19 @@ async def _check_names(kopia: Kopia, snapshot: Snapshot, wait_for_names: _WaitFo
         raise DataPathError(f"{e}{await _delete_snapshot(kopia, snapshot)}") from e
 
 
-def _open_volume(parameters: BackupParameters) -> AbstractContextManager[int | None]:
-    """Open the device and return its descriptor; for a directory, only check that it exists."""
+@asynccontextmanager
+async def _open_volume(
+    parameters: BackupParameters, data_path: DataPath
+) -> AsyncIterator[tuple[int, int] | tuple[None, None]]:
+    """Open the device, and yield its descriptor and size; for a directory, only check that it exists."""
+    volume = parameters.volume
     if parameters.mode is VolumeMode.BLOCK:
-        return open_device(parameters.volume, os.O_RDONLY)
-    if not parameters.volume.is_dir():
-        raise DataPathError(f"volume {parameters.volume} does not exist or is not a directory")
-    return nullcontext()
+        async with open_device(volume, os.O_RDONLY, data_path) as device:
+            yield device
+        return
+    if not await data_path.run_in_thread(lambda _: volume.is_dir(), f"opening volume {volume}"):
+        raise DataPathError(f"volume {volume} does not exist or is not a directory")
+    yield None, None
 
 
 def _create_arguments(parameters: BackupParameters) -> list[str]:

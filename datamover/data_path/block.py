@@ -12,8 +12,8 @@ import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import WRITING, sync_device
 
-__all__ = ["HoleWriter", "copy_stream", "device_size", "open_device", "restore_device"]
+__all__ = ["HoleWriter", "copy_stream", "open_device", "restore_device"]
 
 _PUNCH_HOLE: Final = 0x02
 
@@ -56,6 +56,15 @@ class HoleWriter:
         self._end = 0
         self._zeros = 0
         self.hole_bytes = 0
+
+    @property
+    def written_bytes(self) -> int:
+        """How many bytes are written so far; zeros that are still to be written are not among them."""
+        return self._end
+
+    def close(self) -> None:
+        """Close the device."""
+        os.close(self._fd)
 
     def write(self, data: memoryview) -> None:
         """Write the next bytes: a multiple of the smallest hole, except for the last call.
@@ -105,10 +114,10 @@ class HoleWriter:
         return False
 
 
-def copy_stream(source: int, target: int, stop: ShouldStop) -> int:
+def copy_stream(source: int, target: HoleWriter, stop: ShouldStop) -> int:
     """Copy `source` to `target` until its end, and return the number of bytes.
 
-    Both descriptors are closed at the end, which notifies the program that writes to `source`.
+    The descriptors of both are closed at the end, which notifies the program that writes to `source`.
 
     Raises:
         OSError: one of them failed.
@@ -116,15 +125,14 @@ def copy_stream(source: int, target: int, stop: ShouldStop) -> int:
     try:
         with suppress(OSError):
             fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
-        writer = HoleWriter(target)
         # One buffer for the whole copy: allocating one per read would cost more than the copy.
         with memoryview(bytearray(_BUFFER_BYTES)) as buffer:
             while not stop() and (count := _fill(buffer, source)):
-                writer.write(buffer[:count])
-        return writer.finish()
+                target.write(buffer[:count])
+        return target.finish()
     finally:
         os.close(source)
-        os.close(target)
+        target.close()
 
 
 def _fill(buffer: memoryview, fd: int) -> int:
@@ -135,24 +143,31 @@ def _fill(buffer: memoryview, fd: int) -> int:
     return filled
 
 
-@contextmanager
-def open_device(path: Path, flags: int) -> Iterator[int]:
-    """Open a device, or a file in its place, and close it at the end.
+@asynccontextmanager
+async def open_device(path: Path, flags: int, data_path: DataPath) -> AsyncIterator[tuple[int, int]]:
+    """Open a device, or a file in its place, and yield its descriptor and size in bytes; close it at the end.
 
     Raises:
         DataPathError: it cannot be opened.
     """
-    try:
+
+    def open_and_measure(_: ShouldStop) -> tuple[int, int]:
         fd = os.open(path, flags | os.O_CLOEXEC)
+        return fd, _device_size(fd)
+
+    try:
+        fd, size = await data_path.run_in_thread(open_and_measure, f"opening device {path}")
     except OSError as e:
         raise DataPathError(f"cannot open device {path}: {e.strerror}") from e
     try:
-        yield fd
+        yield fd, size
     finally:
-        os.close(fd)
+        # The last one to close a device waits until what was written to it is on the disk.
+        async with run_in_background(lambda _: os.close(fd), name="device-close"):
+            pass
 
 
-def device_size(fd: int) -> int:
+def _device_size(fd: int) -> int:
     """Return the device's size in bytes; the position is at its start afterwards."""
     size = os.lseek(fd, 0, os.SEEK_END)
     os.lseek(fd, 0, os.SEEK_SET)
@@ -167,15 +182,15 @@ async def restore_device(repository: Repository, snapshot: Snapshot, target: Pat
         KopiaError: the snapshot is not one of a device, or the data path failed.
     """
     name, data = await _streamed_file(repository, snapshot)
-    with open_device(target, os.O_WRONLY) as fd:
-        size = device_size(fd)
+    async with open_device(target, os.O_WRONLY, data_path) as (fd, size):
         if size < snapshot.size_bytes:
             raise DataPathError(
                 f"device {target} is too small: it has {size} bytes, snapshot {snapshot.snapshot_id} "
                 f"has {snapshot.size_bytes} (nothing was written)"
             )
         ours, kopias = os.pipe()
-        copy = partial(copy_stream, ours, os.dup(fd))
+        writer = HoleWriter(os.dup(fd))
+        copy = partial(copy_stream, ours, writer)
         async with run_in_background(copy, name="device-writer") as copying:
             attempted = f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}"
             files = KopiaFiles(stdout_fd=kopias)
@@ -187,14 +202,16 @@ async def restore_device(repository: Repository, snapshot: Snapshot, target: Pat
                 # So that the copy reaches the end of the stream.
                 os.close(kopias)
             try:
-                written = await copying
+                written = await data_path.wait_for_progress(
+                    copying, f"writing to device {target}", lambda: writer.written_bytes
+                )
             except OSError as e:
                 # kopia failed too then: nothing read its output.
                 raise answer.error(f"cannot write to the device: {e.strerror}") from e
         answer.check()
-    if written != snapshot.size_bytes:
-        raise answer.error(f"wrote {written} of {snapshot.size_bytes} bytes")
-    await data_path.wait_for(sync_device(target), WRITING)
+        if written != snapshot.size_bytes:
+            raise answer.error(f"wrote {written} of {snapshot.size_bytes} bytes")
+        await data_path.wait_for(sync_device(target), WRITING)
 
 
 async def _streamed_file(kopia: KopiaCaller, snapshot: Snapshot) -> tuple[str, str]:

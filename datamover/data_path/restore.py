@@ -26,7 +26,7 @@ from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.kopia.storage_calls import KopiaCaller
-from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.tree import open_below
@@ -94,13 +94,7 @@ async def _restore_files(
     repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, data_path: DataPath
 ) -> None:
     target = parameters.target
-    try:
-        # In local mode it may be missing, and kopia is confined to it.
-        target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except FileExistsError as e:
-        raise DataPathError(f"target {target} is not a directory") from e
-    except OSError as e:
-        raise DataPathError(f"cannot create target {target}: {e.strerror}") from e
+    await data_path.run_in_thread(partial(_make_target, target), f"opening target {target}")
     links = await _replace_links(repository, snapshot, target, data_path=data_path)
     run = partial(
         data_path.run,
@@ -116,7 +110,17 @@ async def _restore_files(
         files=KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use)),
     )
     (await repository.run(run)).check()
-    await _check_links(repository, snapshot, target, expected=links)
+    await _check_links(repository, snapshot, target, expected=links, data_path=data_path)
+
+
+def _make_target(target: Path, _: ShouldStop) -> None:
+    try:
+        # In local mode it may be missing, and kopia is confined to it.
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as e:
+        raise DataPathError(f"target {target} is not a directory") from e
+    except OSError as e:
+        raise DataPathError(f"cannot create target {target}: {e.strerror}") from e
 
 
 async def _replace_links(kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, data_path: DataPath) -> int:
@@ -125,10 +129,10 @@ async def _replace_links(kopia: KopiaCaller, snapshot: Snapshot, target: Path, *
     Returns:
         How many symbolic links the target has after the restore.
     """
-    found = await _find_links(target, hard=True)
+    found = await _find_links(target, data_path, hard=True)
     entries = await read_entries(kopia, snapshot, found.paths)
     if replaced := found.in_the_way(entries):
-        remove_links(target, replaced)
+        await data_path.run_in_thread(lambda _: remove_links(target, replaced), "replacing links in the target")
         await data_path.warn(
             f"replaced {len(replaced)} links in the target by what the kopia snapshot has there, "
             f"for example {show_path(replaced[0])}"
@@ -136,7 +140,9 @@ async def _replace_links(kopia: KopiaCaller, snapshot: Snapshot, target: Path, *
     return snapshot.links + sum(path not in entries for path in found.symbolic)
 
 
-async def _check_links(kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, expected: int) -> None:
+async def _check_links(
+    kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, expected: int, data_path: DataPath
+) -> None:
     """Check that no directory or file of the snapshot became a link during the restore.
 
     The snapshot is not read if there are as many links as expected: it may have links in thousands of directories. A
@@ -145,16 +151,17 @@ async def _check_links(kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, 
     Raises:
         DataPathError: one became a link.
     """
-    found = await _find_links(target)
+    found = await _find_links(target, data_path)
     if len(found.symbolic) == expected:
         return
     if links := found.in_the_way(await read_entries(kopia, snapshot, found.symbolic)):
         raise DataPathError(f"{show_path(links[0])} became a link during the restore, so it is not restored")
 
 
-async def _find_links(target: Path, *, hard: bool = False) -> TargetLinks:
-    async with run_in_background(partial(find_links, target, hard=hard), name="links") as links:
-        return await links
+async def _find_links(target: Path, data_path: DataPath, *, hard: bool = False) -> TargetLinks:
+    found = TargetLinks()
+    walk = partial(find_links, target, found=found, hard=hard)
+    return await data_path.run_in_thread(walk, "looking for links in the target", lambda: found.entries)
 
 
 def write_done_file(volume: Path, owner_uid: str) -> None:

@@ -14,7 +14,7 @@ from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.kopia.progress import Meter
 from datamover.kopia.stalls import StallDetector, Watchdog
-from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
+from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_in_background, run_unless_canceled
 
 __all__ = ["DataPath"]
 
@@ -69,6 +69,16 @@ class DataPath:
                 await self.warn(f"still {doing} after {format_duration(timedelta(seconds=round(waited)))}")
 
         return await run_beside(warn_while_waiting, work, name="wait-warnings")
+
+    async def run_in_thread(
+        self, work: Callable[[ShouldStop], _T], doing: str, progress: Callable[[], Hashable] = lambda: None
+    ) -> _T:
+        """Return what `work` returns, which may hang in the kernel: on a volume whose server does not answer.
+
+        Reported and bounded as by `wait_for_progress`. A thread that hangs is abandoned.
+        """
+        async with run_in_background(work, name=doing) as working:
+            return await self.wait_for_progress(working, doing, progress)
 
     async def wait_for_progress(self, work: Awaitable[_T], doing: str, progress: Callable[[], Hashable]) -> _T:
         """Return what `work` returns, however long it takes, unless it stalls; warn if it takes long.

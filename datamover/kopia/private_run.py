@@ -91,7 +91,10 @@ async def open_private_run(
             _Pipe(home / _PASSWORD_FILE, b64encode(environment[_PASSWORD].encode())),
             _Pipe(home / _CONFIG, json.dumps(config).encode()),
         ]
-        confinement = stack.enter_context(confine(Path(found), bounds, means, home))
+        confining = confine(Path(found), bounds, means, home)
+        # It opens the volume, which may hang; the caller's watchdog ends the wait.
+        async with run_in_background(lambda _: stack.enter_context(confining), name="confinement") as entered:
+            confinement = await entered
         async with _serve(pipes):
             yield PrivateRun(_without_secrets(environment, home), home, confinement)
 

@@ -114,8 +114,10 @@ class PodTransfer:
             case RestorePlan():
                 parameters = self._restore_parameters(plan, settings, workers)
                 result = await restore(repository, parameters, data_path)
-                if plan.done_owner_uid:
-                    write_done_file(self._options.volume, plan.done_owner_uid)
+                if owner_uid := plan.done_owner_uid:
+                    await data_path.run_in_thread(
+                        lambda _: write_done_file(self._options.volume, owner_uid), "writing the done file"
+                    )
         self._last = meter.finish(result.total_bytes)
         return result
 

@@ -21,6 +21,7 @@ from typing import Final
 from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
 from core.errors import DataPathError
+from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.confinement import Confinement
 
 __all__ = ["WRITING", "ChildCommand", "ChildExit", "run_child", "sync_device", "sync_file_system"]
@@ -169,7 +170,10 @@ async def _sync(path: Path, flags: int, *arguments: str) -> None:
     program = next(filter(os.path.isfile, _SYNC), _SYNC[0])
     lines: list[str] = []
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        async with run_in_background(
+            lambda _: os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags), name="sync"
+        ) as opened:
+            fd = await opened
     except OSError as e:
         raise DataPathError(f"{attempted}: {e.strerror}") from e
     try:

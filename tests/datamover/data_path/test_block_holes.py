@@ -67,7 +67,7 @@ def test_a_hole_that_is_rejected_is_written(tmp_path: Path, monkeypatch: pytest.
 async def test_a_full_target_is_reported_and_the_writer_is_notified() -> None:
     ours, theirs = os.pipe()
     full = os.open("/dev/full", os.O_WRONLY)
-    async with run_in_background(lambda stop: copy_stream(ours, full, stop), name="copy") as copying:
+    async with run_in_background(lambda stop: copy_stream(ours, HoleWriter(full), stop), name="copy") as copying:
         os.write(theirs, b"x" * 100)
         os.close(theirs)
         with pytest.raises(OSError, match="No space left on device"):

@@ -1,9 +1,12 @@
 """What kopia gets for a run over a volume, and what it can open meanwhile."""
 
+import asyncio
 import base64
 import json
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +258,25 @@ async def test_a_pod_that_cannot_be_confined_fails_with_the_reason(
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", volume) == DataPathError.exit_code
     assert text.format(folder=tmp_path) in pod.message
+
+
+async def test_a_volume_that_hangs_while_it_is_confined_to_does_not_block_the_mover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    @contextmanager
+    def confine(*_: object) -> Iterator[None]:
+        released.wait(60)
+        yield
+
+    monkeypatch.setattr("datamover.kopia.private_run.confine", confine)
+    try:
+        with pytest.raises(TimeoutError):
+            async with (
+                asyncio.timeout(0.1),
+                open_private_run("true", _environment(tmp_path, _S3, {}), VolumeAccess(tmp_path), _MEANS),
+            ):
+                raise AssertionError
+    finally:
+        released.set()

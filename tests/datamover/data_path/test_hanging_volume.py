@@ -1,0 +1,103 @@
+"""A volume that hangs, such as one of an NFS server that does not answer: reported, bounded, and the mover goes on."""
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+
+from core.contract import VolumeMode
+from core.errors import DataPathError
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore
+from datamover.data_path.run import DataPath
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.progress import Direction
+from datamover.kopia.snapshots import Snapshot
+from datamover.kopia.stalls import StallLimits
+from datamover.runtime.child import sync_device, sync_file_system
+from tests.datamover.support.data_paths import build_data_path
+
+_DEVICE = b'{"entries": [{"name": "device", "type": "f", "obj": "1"}]}'
+
+
+@pytest.fixture
+async def hang(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[object, str, Path], None]]:
+    """Let a function hang for a path; it fails at the end of the test."""
+    released = threading.Event()
+
+    def replace(owner: object, name: str, volume: Path) -> None:
+        real = getattr(owner, name)
+
+        def function(path: Any, *arguments: Any, **more: Any) -> Any:
+            if os.fspath(path) == str(volume):
+                released.wait(60)
+                raise OSError(errno.EIO, "Input/output error")
+            return real(path, *arguments, **more)
+
+        monkeypatch.setattr(owner, name, function)
+
+    yield replace
+    released.set()
+
+
+def _data_path(warn: AsyncMock) -> DataPath:
+    return build_data_path(Direction.RESTORE, warn, limits=StallLimits(timedelta(seconds=1)))
+
+
+def _repository() -> Mock:
+    repository = Mock()
+    repository.open = AsyncMock(return_value=Snapshot("id", "s", "", "k0", 0, 0))
+    repository.call = AsyncMock(return_value=KopiaAnswer("show", 0, _DEVICE))
+    return repository
+
+
+async def _back_up(volume: Path, mode: VolumeMode, data_path: DataPath) -> None:
+    await back_up(_repository(), BackupParameters(volume, mode, "some/volume", parallel=1), data_path)
+
+
+async def _restore(volume: Path, mode: VolumeMode, data_path: DataPath) -> None:
+    await restore(_repository(), RestoreParameters("id", volume, mode, workers=1), data_path)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "function", "doing"),
+    [
+        ((_back_up, VolumeMode.FILESYSTEM), (Path, "is_dir"), "opening volume"),
+        ((_back_up, VolumeMode.BLOCK), (os, "open"), "opening device"),
+        ((_restore, VolumeMode.FILESYSTEM), (Path, "mkdir"), "opening target"),
+        ((_restore, VolumeMode.FILESYSTEM), (os, "open"), "looking for links"),
+        ((_restore, VolumeMode.BLOCK), (os, "open"), "opening device"),
+    ],
+    ids=["backup", "backup of a device", "restore", "links", "restore of a device"],
+)
+async def test_a_volume_that_hangs_is_reported_and_fails_the_transfer(
+    tmp_path: Path,
+    hang: Callable[[object, str, Path], None],
+    transfer: tuple[Callable[[Path, VolumeMode, DataPath], Coroutine[Any, Any, None]], VolumeMode],
+    function: tuple[object, str],
+    doing: str,
+) -> None:
+    hang(*function, tmp_path)
+    (run, mode), warn = transfer, AsyncMock()
+    with pytest.raises(DataPathError, match=rf"^{doing} .*: no progress for \ds$"):
+        await run(tmp_path, mode, _data_path(warn))
+    assert warn.await_args_list[0].args[0].startswith(f"still {doing}")
+
+
+@pytest.mark.parametrize("sync", [sync_file_system, sync_device])
+async def test_a_cancel_ends_the_sync_of_a_volume_that_hangs(
+    tmp_path: Path,
+    hang: Callable[[object, str, Path], None],
+    sync: Callable[[Path], Coroutine[Any, Any, None]],
+) -> None:
+    hang(os, "open", tmp_path)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await sync(tmp_path)
