@@ -6,6 +6,7 @@ Runs the steps and their cleanup in order; the objects are built by `exposer.sna
 
 from dataclasses import replace
 
+from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
@@ -38,7 +39,7 @@ from exposer.snapshots import (
 )
 from exposer.source_volume import place_backup
 from exposer.storage_access import read_storage_access
-from exposer.volumes import delete_with_volume
+from exposer.volumes import delete_with_volume, is_provisioned
 
 __all__ = ["CSISnapshotExposer"]
 
@@ -77,6 +78,25 @@ class CSISnapshotExposer:
             # The pod is created last: where it exists, all other objects were created before it.
             pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run)
             return await self._causes.inspect(pod)
+
+    async def confirm(self, request: SnapshotRequest) -> None:
+        """Return if the volume of the backup PVC was created from the snapshot.
+
+        Called once the mover pod runs, so the PVC is bound.
+
+        Raises:
+            ExposeError: it existed before.
+        """
+        owner = request.owner
+        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
+        name = claim["spec"].get("volumeName") if claim is not None else ""
+        volume = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
+        if volume is not None and not is_provisioned(volume):
+            place = f"{owner.namespace}/{owner.name}"
+            raise ExposeError(
+                f"PersistentVolumeClaim {place} was bound to the existing PersistentVolume {name}, "
+                f"which was not created from VolumeSnapshot {place}"
+            )
 
     async def clean_up(self, request: SnapshotRequest) -> Pending | None:
         """Delete the expose objects and the source snapshot; None once nothing is left."""
@@ -155,7 +175,7 @@ class CSISnapshotExposer:
         else:
             return None
         left = await self._client.read(PERSISTENT_VOLUMES, "", volume) if volume else None
-        if left is None:
+        if left is None or not is_provisioned(left):
             return None
         return Pending(PendingReason.CLEANING_UP, f"PersistentVolume {volume} of the snapshot is being deleted")
 

@@ -28,7 +28,7 @@ from exposer.pods import build_restore_pod
 from exposer.rebind import Rebinder
 from exposer.source_volume import binds_late
 from exposer.storage_access import read_storage_access
-from exposer.volumes import delete_claim
+from exposer.volumes import delete_claim, is_provisioned
 
 __all__ = ["GenericRestoreExposer"]
 
@@ -85,7 +85,8 @@ class GenericRestoreExposer:
         volume = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
         if volume is None:
             raise ExposeError(f"PersistentVolume of {place} no longer exists")
-        return KeptVolume(name, volume["spec"].get("persistentVolumeReclaimPolicy", "Retain"))
+        policy = volume["spec"].get("persistentVolumeReclaimPolicy", "Retain")
+        return KeptVolume(name, policy, provisioned=is_provisioned(volume))
 
     async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Bind the volume to the target PVC; None once it is bound.
@@ -96,7 +97,7 @@ class GenericRestoreExposer:
         return await self._rebinder.rebind(request, kept)
 
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        """Delete a volume that cannot be rebound; None once it is deleted."""
+        """Delete a volume that cannot be rebound, if it was provisioned; None once it is deleted."""
         return await self._rebinder.drop_volume(request, kept)
 
     async def clean_up(self, request: RestoreRequest) -> Pending | None:

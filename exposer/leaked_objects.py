@@ -23,7 +23,7 @@ from core.models.names import OWNER_UID_LABEL
 from exposer.handover import settle_source
 from exposer.ownership import delete_object, patch_if_there
 from exposer.snapshots import VOLUME_ANNOTATION
-from exposer.volumes import DELETE, delete_with_volume, set_reclaim_policy
+from exposer.volumes import DELETE, delete_with_volume, is_provisioned, set_reclaim_policy
 
 __all__ = ["LeakedObjects", "delete_leaked_objects", "list_leaked_objects"]
 
@@ -142,7 +142,8 @@ async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str:
         return ""
     bound = {claim["spec"].get("volumeName", "") for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS)}
     names = (bound | {_volume_of(content) for content in contents}) - {""}
-    left = [name for name in sorted(names) if await client.read(PERSISTENT_VOLUMES, "", name) is not None]
+    found = [await client.read(PERSISTENT_VOLUMES, "", name) for name in sorted(names)]
+    left = [volume["metadata"]["name"] for volume in found if volume is not None and is_provisioned(volume)]
     return "; ".join(f"PersistentVolume {name} of the snapshot is being deleted" for name in left)
 
 

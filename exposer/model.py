@@ -131,10 +131,14 @@ class Pending:
 
 @dataclass(frozen=True)
 class KeptVolume:
-    """A restored volume: its PersistentVolume, and the reclaim policy it came with."""
+    """A restored volume: its PersistentVolume, and the reclaim policy it came with.
+
+    `provisioned` is whether it was created for the restore. One that existed before is never deleted.
+    """
 
     pv_name: str
     reclaim_policy: str
+    provisioned: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,6 +266,18 @@ class Exposer(Protocol[_Request_contra]):
         ...
 
 
+class BackupExposer(Exposer[SnapshotRequest], Protocol):
+    """Exposes a volume that is created from a snapshot."""
+
+    async def confirm(self, request: SnapshotRequest) -> None:
+        """Return if the volume of the running mover pod is that volume; reads only.
+
+        Raises:
+            ExposeError: it existed before, and has other data.
+        """
+        ...
+
+
 class RestoreExposer(Exposer[RestoreRequest], Protocol):
     """Exposes a new volume and binds it to the target PVC."""
 
@@ -282,7 +298,7 @@ class RestoreExposer(Exposer[RestoreRequest], Protocol):
         ...
 
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        """Delete a volume that cannot be rebound; None once it is deleted.
+        """Delete a volume that cannot be rebound, if it was provisioned; None once it is deleted.
 
         A volume that is bound to the target PVC is kept.
         """

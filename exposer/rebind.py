@@ -1,7 +1,7 @@
 """Rebind: binding a restored volume to the target PVC.
 
 Each step checks whether it is still to be done. The steps: set reclaim policy Retain (with our owner
-label, so that garbage collection finds the volume if its transfer is deleted before the volume is
+label, so that garbage collection finds a provisioned volume if its transfer is deleted before it is
 bound), delete the pod, delete its PVC, point the volume at the target PVC (with those labels that the
 target PVC selects by and the volume lacks), point the target PVC at the volume, wait until they are bound, restore the
 reclaim policy and remove the label.
@@ -52,7 +52,8 @@ class Rebinder:
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Delete a volume that cannot be rebound; None once it is deleted.
 
-        A volume that the target PVC points at is kept for it.
+        A volume that the target PVC points at is kept for it. One that was not provisioned for the restore is
+        released, with the reclaim policy that it came with.
         """
         volume = await self._client.read(PERSISTENT_VOLUMES, "", kept.pv_name)
         if volume is None:
@@ -65,7 +66,10 @@ class Rebinder:
             return None
         pending = Pending(PendingReason.CLEANING_UP, f"PersistentVolume {kept.pv_name} is being deleted")
         try:
-            volume = await set_reclaim_policy(self._client, volume, DELETE)
+            if kept.provisioned:
+                volume = await set_reclaim_policy(self._client, volume, DELETE)
+            else:
+                volume = await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
             deleting = await self._delete_pod_and_claim(request.owner)
             if deleting:
                 return deleting
@@ -73,7 +77,7 @@ class Rebinder:
                 await self._release(request.owner, volume)
         except NotFoundError:
             return None
-        return pending
+        return pending if kept.provisioned else None
 
     async def _rebind(
         self, request: RestoreRequest, kept: KeptVolume, *, target: JsonDict, volume: JsonDict
@@ -82,7 +86,9 @@ class Rebinder:
             if not _owned_by_restore(request, volume):
                 owner = "belongs to another PersistentVolumeClaim" if volume["spec"].get("claimRef") else "was freed"
                 raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data {owner}")
-            volume = await retain_for(self._client, volume, request.owner)
+            # The label lets garbage collection delete it.
+            labels = request.owner.labels if kept.provisioned else {}
+            volume = await retain_for(self._client, volume, labels)
             pending = await self._delete_pod_and_claim(request.owner)
             if pending:
                 return pending

@@ -1,4 +1,10 @@
-"""PersistentVolumes of exposes: reclaim policies, and deletion with their PVCs."""
+"""PersistentVolumes of exposes: whether they were provisioned for them, reclaim policies, deletion with their PVCs.
+
+Kubernetes binds a PVC to any Available volume that matches class, size and mode, whatever its data
+source: a static volume, or a released one that was made Available again.
+Source: Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go (FindMatchingVolume),
+pkg/controller/volume/persistentvolume/pv_controller.go (syncUnboundClaim).
+"""
 
 from contextlib import suppress
 from typing import Final
@@ -18,6 +24,7 @@ __all__ = [
     "delete_claim",
     "delete_with_volume",
     "is_being_provisioned",
+    "is_provisioned",
     "patch_volume",
     "restore_reclaim_policy",
     "retain_for",
@@ -34,6 +41,29 @@ RETAIN = "Retain"
 _PROVISIONER_ANNOTATIONS: Final = frozenset(
     {"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"}
 )
+
+
+_PROVISIONED_BY: Final = "pv.kubernetes.io/provisioned-by"
+
+
+_BOUND_BY_CONTROLLER: Final = "pv.kubernetes.io/bound-by-controller"
+
+
+def is_provisioned(volume: JsonDict) -> bool:
+    """Return whether `volume` was created for the PVC that it refers to, and did not exist before.
+
+    A provisioner names a volume after the UID of the PVC, unless it is configured to use a part of it.
+    It also creates the volume with its reference; a volume that gets the reference later is annotated
+    in the same write, except one that already referred to a PVC of that name.
+    Source: sig-storage-lib-external-provisioner v11, controller/controller.go (provisionClaimOperation);
+    external-provisioner v5, pkg/controller/controller.go (makeVolumeName); Kubernetes v1.34,
+    component-helpers/storage/volume/pv_helpers.go (GetBindVolumeToClaim).
+    """
+    meta, uid = volume["metadata"], (volume["spec"].get("claimRef") or {}).get("uid")
+    if not uid:
+        return False
+    annotations = meta.get("annotations") or {}
+    return uid in meta["name"] or (_PROVISIONED_BY in annotations and _BOUND_BY_CONTROLLER not in annotations)
 
 
 async def patch_volume(client: KubeClient, volume: JsonDict, patch: JsonDict) -> JsonDict:
@@ -57,36 +87,39 @@ async def set_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) 
     return await patch_volume(client, volume, {"spec": {"persistentVolumeReclaimPolicy": policy}})
 
 
-async def retain_for(client: KubeClient, volume: JsonDict, owner: Owner) -> JsonDict:
-    """Return `volume` with reclaim policy Retain, and labeled as being rebound for `owner`."""
-    labels = volume["metadata"].get("labels") or {}
-    if volume["spec"].get("persistentVolumeReclaimPolicy") == RETAIN and labels.items() >= owner.labels.items():
+async def retain_for(client: KubeClient, volume: JsonDict, labels: dict[str, str]) -> JsonDict:
+    """Return `volume` with reclaim policy Retain and `labels`."""
+    present = volume["metadata"].get("labels") or {}
+    if volume["spec"].get("persistentVolumeReclaimPolicy") == RETAIN and present.items() >= labels.items():
         return volume
-    patch: JsonDict = {"metadata": {"labels": owner.labels}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
+    patch: JsonDict = {"metadata": {"labels": labels}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
     return await patch_volume(client, volume, patch)
 
 
-async def restore_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) -> None:
-    """Set the original reclaim policy of `volume` and remove the owner label: no transfer owns it any more."""
+async def restore_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) -> JsonDict:
+    """Return `volume` with its original reclaim policy and without the owner label: no transfer owns it any more."""
     labeled = OWNER_UID_LABEL in (volume["metadata"].get("labels") or {})
     if labeled or volume["spec"].get("persistentVolumeReclaimPolicy") != policy:
         labels: JsonDict = {"labels": {OWNER_UID_LABEL: None}} if labeled else {}
         patch: JsonDict = {"metadata": labels, "spec": {"persistentVolumeReclaimPolicy": policy}}
-        await patch_volume(client, volume, patch)
+        return await patch_volume(client, volume, patch)
+    return volume
 
 
 async def delete_with_volume(client: KubeClient, claim: JsonDict) -> Pending | None:
     """Delete `claim`, as it was just read, and have its volume reclaimed, whatever its class specifies.
 
     A claim that is still being provisioned is waited for if its class retains volumes: the volume would
-    be created without it, and nothing would name it. A volume that is bound to another PVC is left alone.
+    be created without it, and nothing would name it. A volume that is bound to another PVC, or that was
+    not provisioned for this one, is left alone.
     """
     name = claim["spec"].get("volumeName")
     if await is_being_provisioned(client, claim):
         place = describe_object(PERSISTENT_VOLUME_CLAIMS, claim)
         return Pending(PendingReason.CLEANING_UP, f"{place} is being provisioned, will be deleted with its volume")
     volume = await client.read(PERSISTENT_VOLUMES, "", name) if name else None
-    if volume is not None and (volume["spec"].get("claimRef") or {}).get("uid") == claim["metadata"]["uid"]:
+    claimed = volume is not None and (volume["spec"].get("claimRef") or {}).get("uid") == claim["metadata"]["uid"]
+    if volume is not None and claimed and is_provisioned(volume):
         with suppress(NotFoundError):
             await set_reclaim_policy(client, volume, DELETE)
     # Its provisioning may have begun since it was read.

@@ -45,7 +45,8 @@ class Outcome:
     """The final phase of a transfer, and what is needed to get there.
 
     `result` is what the mover returned, None unless Completed. `pv_name` and `reclaim_policy`
-    describe the volume of a DataDownload as it was before `Retain`.
+    describe the volume of a DataDownload as it was before `Retain`, and `provisioned` whether it was
+    created for it: false where an earlier version recorded the outcome.
     """
 
     phase: Phase
@@ -53,6 +54,7 @@ class Outcome:
     result: MoverResult | None = None
     pv_name: str = ""
     reclaim_policy: str = ""
+    provisioned: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -67,6 +69,7 @@ class Outcome:
             result={} if self.result is None else self.result.to_wire(),
             pv_name=self.pv_name,
             reclaim_policy=self.reclaim_policy,
+            provisioned=self.provisioned,
         ).to_json()
 
     @classmethod
@@ -82,7 +85,9 @@ class Outcome:
             raise ContractError(f"phase {stored.phase} is not final, or has no message")
         if stored.phase is Phase.COMPLETED and result is None:
             raise ContractError("phase Completed without a result")
-        return cls(stored.phase, stored.message, result, stored.pv_name, stored.reclaim_policy)
+        return cls(
+            stored.phase, stored.message, result, stored.pv_name, stored.reclaim_policy, provisioned=stored.provisioned
+        )
 
 
 class _Annotation(WireModel, omit_defaults=True):
@@ -93,6 +98,7 @@ class _Annotation(WireModel, omit_defaults=True):
     result: JsonDict = field(default_factory=dict)
     pv_name: str = ""
     reclaim_policy: str = ""
+    provisioned: bool = False
 
 
 def _read_result(raw: JsonDict) -> MoverResult | None:

@@ -1,14 +1,25 @@
-"""Volumes of a class that retains them: none outlives its transfer, however that ends."""
+"""Volumes of exposes: none that was provisioned outlives its transfer, and none that existed before is changed."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
 
+from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Request, Response
+from core.models.base import JsonDict
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import NotOwnerError, Pending
-from tests.exposer.support.restore_steps import clean_up
+from exposer.volumes import is_provisioned
+from tests.exposer.support.restore_steps import (
+    bind_target_elsewhere,
+    clean_up,
+    drop_volume,
+    rebind,
+    remove_target,
+    volume,
+)
 from tests.exposer.support.scenes import BackupScene, RestoreScene
 from tests.exposer.support.world import Cut, World, cut_short, no_guard
 from tests.exposer.test_csi_snapshot_guard import Guard
@@ -161,4 +172,113 @@ async def test_a_claim_that_nobody_provisions_is_deleted_at_once(reclaim: str) -
     await scene.world.settle()
 
     assert scene.world.disks == set()
+    assert "PersistentVolumeClaim velero/r2-9nft8" not in scene.world.names()
+
+
+UID = "067d6f98-aeaa-4bf8-93d7-24a9f1508ec3"
+PROVISIONED_BY = {"pv.kubernetes.io/provisioned-by": "hostpath.csi.k8s.io"}
+BOUND_BY_CONTROLLER = {"pv.kubernetes.io/bound-by-controller": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("name", "annotations", "provisioned"),
+    [
+        pytest.param(f"pvc-{UID}", PROVISIONED_BY, True, id="provisioned"),
+        pytest.param(f"vol-{UID}", BOUND_BY_CONTROLLER, True, id="provisioned by the volume controller itself"),
+        pytest.param("csivol-067d6f98ae", PROVISIONED_BY, True, id="provisioned, with a short name"),
+        pytest.param("csivol-067d6f98ae", PROVISIONED_BY | BOUND_BY_CONTROLLER, False, id="released and bound again"),
+        pytest.param("pvc-40d5", PROVISIONED_BY | BOUND_BY_CONTROLLER, False, id="of another PVC"),
+        pytest.param("disk-7", BOUND_BY_CONTROLLER, False, id="static"),
+        pytest.param("disk-7", {}, False, id="static, bound by its reference"),
+    ],
+)
+def test_a_volume_is_provisioned_if_it_was_created_for_its_pvc(
+    name: str, annotations: dict[str, str], provisioned: bool
+) -> None:
+    reference = {"namespace": "velero", "name": "du-1", "uid": UID}
+    found: JsonDict = {"metadata": {"name": name, "annotations": annotations}, "spec": {"claimRef": reference}}
+
+    assert is_provisioned(found) is provisioned
+
+
+def test_a_volume_without_a_pvc_is_not_provisioned() -> None:
+    assert not is_provisioned({"metadata": {"name": "pvc-", "annotations": PROVISIONED_BY}, "spec": {}})
+
+
+async def expose_found(scene: Scene, *, policy: str = "Retain") -> None:
+    """Expose in a cluster where a volume of the same class is Available, which Kubernetes then binds."""
+    scene.world.put_available("precious", policy=policy)
+    await run_expose(scene)
+
+
+def policy_of(scene: Scene) -> str:
+    return str(volume(scene, "precious")["spec"]["persistentVolumeReclaimPolicy"])
+
+
+async def test_a_backup_of_a_volume_that_was_not_created_from_the_snapshot_fails() -> None:
+    scene = BackupScene()
+    await expose_found(scene)
+
+    text = (
+        "^PersistentVolumeClaim velero/b1-q9txn was bound to the existing PersistentVolume precious, "
+        "which was not created from VolumeSnapshot velero/b1-q9txn"
+    )
+    with pytest.raises(ExposeError, match=text):
+        await scene.exposer().confirm(scene.request)
+
+
+@pytest.mark.parametrize("collected", [False, True], ids=["cleaned up", "collected"])
+@by_scene
+async def test_a_volume_that_existed_before_outlives_the_transfer(build: type[Scene], collected: bool) -> None:
+    scene = build()
+    await expose_found(scene)
+
+    await (collect(scene.world) if collected else run_clean_up(scene))
+
+    assert policy_of(scene) == "Retain"
+    assert scene.world.disks == {"precious"}
+    left = {name for name in scene.world.names() if "velero/" in name or "VolumeSnapshotContent /b1" in name}
+    assert left == set()
+
+
+async def test_a_provisioned_volume_confirms_its_backup() -> None:
+    scene = BackupScene()
+    await run_expose(scene)
+
+    await scene.exposer().confirm(scene.request)
+
+
+@pytest.mark.parametrize("policy", ["Delete", "Retain"])
+async def test_a_restore_into_a_volume_that_existed_before_is_bound_to_the_target(policy: str) -> None:
+    scene = RestoreScene()
+    await expose_found(scene, policy=policy)
+    kept = await scene.exposer().read_volume(scene.request)
+
+    await rebind(scene, kept)
+    await clean_up(scene)
+
+    given = volume(scene, "precious")
+    assert given["spec"]["claimRef"]["uid"] == "uid-data"
+    assert given["spec"]["persistentVolumeReclaimPolicy"] == policy
+    assert "nodeagent.io/owner-uid" not in given["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("steps", range(4))
+@pytest.mark.parametrize("lost", [remove_target, bind_target_elsewhere])
+async def test_a_volume_that_existed_before_outlives_a_failed_rebind(
+    lost: Callable[[RestoreScene], Awaitable[None]], steps: int
+) -> None:
+    scene = RestoreScene()
+    await expose_found(scene)
+    kept = await scene.exposer().read_volume(scene.request)
+    for _ in range(steps):
+        await scene.exposer().rebind(scene.request, kept)
+    await lost(scene)
+
+    await drop_volume(scene, kept)
+    await clean_up(scene)
+    await collect(scene.world)
+
+    assert policy_of(scene) == "Retain"
+    assert scene.world.disks == {"precious"}
     assert "PersistentVolumeClaim velero/r2-9nft8" not in scene.world.names()

@@ -92,7 +92,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
     async def keep(self, cr: DataDownload, outcome: Outcome) -> Outcome:
         """Return `outcome` with the restored volume."""
         kept = await self.exposer.read_volume(self._request(cr))
-        return replace(outcome, pv_name=kept.pv_name, reclaim_policy=kept.reclaim_policy)
+        return replace(outcome, pv_name=kept.pv_name, reclaim_policy=kept.reclaim_policy, provisioned=kept.provisioned)
 
     async def complete(self, cr: DataDownload, outcome: Outcome) -> Pending | None:
         """Rebind the restored volume to the target PVC."""
@@ -125,4 +125,4 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
 
 
 def _kept_volume(outcome: Outcome) -> KeptVolume:
-    return KeptVolume(outcome.pv_name, outcome.reclaim_policy)
+    return KeptVolume(outcome.pv_name, outcome.reclaim_policy, provisioned=outcome.provisioned)

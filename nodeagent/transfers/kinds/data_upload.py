@@ -14,7 +14,7 @@ from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER
 from core.models.reasons import FailureReason
 from core.models.transfers import DataUpload
-from exposer.model import Exposed, Exposer, Guard, Owner, Pending, Reader, SnapshotRequest
+from exposer.model import BackupExposer, Exposed, Guard, Owner, Pending, Reader, SnapshotRequest
 from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, KindSpec, PlainKind
 from nodeagent.transfers.kinds.repository import check_location
@@ -36,7 +36,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         datamovers: the values of `spec.datamover` that select this data mover.
     """
 
-    exposer: Exposer[SnapshotRequest]
+    exposer: BackupExposer
     expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]
 
@@ -94,6 +94,10 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
     async def ensure_exposed(self, cr: DataUpload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from the source snapshot to a mover pod."""
         return await self.exposer.ensure(self._request(cr), guard)
+
+    async def confirm_volume(self, cr: DataUpload) -> None:
+        """Return if the volume of the mover was created from the source snapshot."""
+        await self.exposer.confirm(self._request(cr))
 
     async def clean_up(self, cr: DataUpload) -> Pending | None:
         """Delete pod, PVC and snapshot objects."""

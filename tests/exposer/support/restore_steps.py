@@ -3,7 +3,7 @@
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from core.models.base import JsonDict
 from exposer.model import Exposed, KeptVolume
-from tests.exposer.support.scenes import RestoreScene
+from tests.exposer.support.scenes import BackupScene, RestoreScene
 from tests.exposer.support.world import Cut, no_guard
 
 __all__ = [
@@ -51,7 +51,7 @@ def claim(scene: RestoreScene, namespace: str, name: str) -> JsonDict:
     return found
 
 
-def volume(scene: RestoreScene, name: str) -> JsonDict:
+def volume(scene: BackupScene | RestoreScene, name: str) -> JsonDict:
     volumes = scene.world.kube.objects(PERSISTENT_VOLUMES)
     found: JsonDict = next(v for v in volumes if v["metadata"]["name"] == name)
     return found

@@ -219,7 +219,7 @@ class World:
         if spec.get("selector") or storage_class is None:
             return
         binds_late = storage_class["volumeBindingMode"] == "WaitForFirstConsumer"
-        if spec.get("volumeName") or (binds_late and not users):
+        if spec.get("volumeName") or (binds_late and not users) or await self._bind_available(claim):
             return
         await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"annotations": {_PROVISIONER: "csi"}}})
         self._requested[meta["uid"]] = claim
@@ -235,6 +235,37 @@ class World:
         self._provision(claim, storage_class, content["spec"]["source"]["snapshotHandle"] if content else "")
         volume = {"volumeName": f"pvc-{meta['uid']}"}
         await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": volume, "status": {"phase": "Bound"}})
+
+    async def _bind_available(self, claim: JsonDict) -> bool:
+        """Bind an Available volume of the claim's class as the volume controller does, whatever its data source.
+
+        Source: Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go (FindMatchingVolume,
+        GetBindVolumeToClaim).
+        """
+        meta, class_name = claim["metadata"], claim["spec"]["storageClassName"]
+        for volume in await self._list(PERSISTENT_VOLUMES):
+            status, spec = volume.get("status") or {}, volume["spec"]
+            if status.get("phase") != "Available" or spec.get("storageClassName") != class_name:
+                continue
+            reference = {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
+            patch: JsonDict = {"metadata": {"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}}}
+            await self._patch(PERSISTENT_VOLUMES, volume, patch | {"spec": {"claimRef": reference}})
+            bound = {"spec": {"volumeName": volume["metadata"]["name"]}, "status": {"phase": "Bound"}}
+            await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound)
+            return True
+        return False
+
+    def put_available(self, name: str, *, policy: str = "Retain") -> None:
+        """Store a volume that was released, and that an administrator has made Available again."""
+        self.disks.add(name)
+        self.put(
+            PERSISTENT_VOLUMES,
+            name,
+            finalizers=["test/provisioner"],
+            annotations={"pv.kubernetes.io/provisioned-by": "hostpath.csi.k8s.io"},
+            spec={"persistentVolumeReclaimPolicy": policy, "storageClassName": "hostpath"},
+            status={"phase": "Available"},
+        )
 
     async def _provision_late(self) -> None:
         """Finish the requests whose PVC was deleted meanwhile: a provisioner has the volume by then."""
@@ -254,7 +285,7 @@ class World:
             PERSISTENT_VOLUMES,
             f"pvc-{meta['uid']}",
             finalizers=["test/provisioner"],
-            annotations={"pv.kubernetes.io/bound-by-controller": "yes"},
+            annotations={"pv.kubernetes.io/provisioned-by": "hostpath.csi.k8s.io"},
             spec={
                 "claimRef": reference,
                 "persistentVolumeReclaimPolicy": storage_class["reclaimPolicy"],

@@ -80,7 +80,7 @@ WRITES = {
     "PodVolumeBackup": {"POST pods": 1, "DELETE pods": 1},
     "PodVolumeRestore": {"POST pods": 1, "DELETE pods": 1},
 }
-MOST_READS = {"DataUpload": 46, "DataDownload": 29, "PodVolumeBackup": 17, "PodVolumeRestore": 17}
+MOST_READS = {"DataUpload": 50, "DataDownload": 29, "PodVolumeBackup": 17, "PodVolumeRestore": 17}
 
 
 @pytest.mark.parametrize("kind", TRANSFERS)

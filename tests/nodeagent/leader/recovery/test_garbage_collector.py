@@ -59,7 +59,8 @@ def leave_backup(scene: Scene, owner: str) -> None:
     put(scene, PERSISTENT_VOLUME_CLAIMS, owner, owner=owner, spec={"volumeName": f"pv-{owner}"})
     claim = {"uid": f"uid-persistentvolumeclaims-{owner}"}
     spec = {"persistentVolumeReclaimPolicy": "Retain", "claimRef": claim}
-    put(scene, PERSISTENT_VOLUMES, f"pv-{owner}", spec=spec)
+    by = {"pv.kubernetes.io/provisioned-by": "hostpath.csi.k8s.io"}
+    put(scene, PERSISTENT_VOLUMES, f"pv-{owner}", annotations=by, spec=spec)
     put(scene, VOLUME_SNAPSHOTS, owner, owner=owner)
     reference = {"namespace": "velero", "name": owner}
     put(

@@ -65,12 +65,16 @@ class FakeExposer:
     async def ensure(self, request: SnapshotRequest | RestoreRequest, guard: Guard) -> Exposed | Pending:
         raise NotImplementedError
 
+    async def confirm(self, request: SnapshotRequest) -> None:
+        if isinstance(self.found, Exception):
+            raise self.found
+
     async def clean_up(self, request: SnapshotRequest | RestoreRequest) -> Pending | None:
         self.cleaned += 1
         return None
 
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
-        return KeptVolume("pv-1", "Delete")
+        return KeptVolume("pv-1", "Delete", provisioned=True)
 
     async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         return Pending("Binding", kept.pv_name)
@@ -253,12 +257,12 @@ def test_a_result_of_the_other_kind_is_rejected() -> None:
 
 @pytest.mark.parametrize(
     ("phase", "dropped"),
-    [(Phase.FAILED, [KeptVolume("pv-1", "Retain")]), (Phase.COMPLETED, [])],
+    [(Phase.FAILED, [KeptVolume("pv-1", "Retain", provisioned=True)]), (Phase.COMPLETED, [])],
     ids=["failed", "completed"],
 )
 async def test_the_kept_volume_is_dropped_unless_it_was_handed_over(phase: Phase, dropped: list[KeptVolume]) -> None:
     result = downloads().parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
-    kept = Outcome(phase=Phase.COMPLETED, result=result, pv_name="pv-1", reclaim_policy="Retain")
+    kept = Outcome(Phase.COMPLETED, result=result, pv_name="pv-1", reclaim_policy="Retain", provisioned=True)
     transfer = data_download(status={"phase": str(phase)}, annotations={OUTCOME_ANNOTATION: kept.to_json()})
     exposer = FakeExposer()
     kind = downloads(exposer)
@@ -270,8 +274,14 @@ async def test_the_written_volume_is_kept_with_the_outcome() -> None:
     kind = downloads()
     cr = kind.parse(data_download())
     outcome = await kind.keep(cr, Outcome(phase=Phase.COMPLETED))
-    assert (outcome.pv_name, outcome.reclaim_policy) == ("pv-1", "Delete")
+    assert (outcome.pv_name, outcome.reclaim_policy, outcome.provisioned) == ("pv-1", "Delete", True)
     assert await kind.complete(cr, outcome) == Pending("Binding", "pv-1")
+
+
+async def test_an_upload_whose_volume_is_not_the_snapshots_is_not_confirmed() -> None:
+    kind = uploads(FakeExposer(ExposeError("was bound to the existing PersistentVolume precious")))
+    with pytest.raises(ExposeError, match="precious"):
+        await kind.confirm_volume(kind.parse(data_upload()))
 
 
 async def test_an_upload_is_complete_with_its_outcome() -> None:
