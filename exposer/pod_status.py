@@ -16,6 +16,7 @@ from typing import Final
 from core.errors import ExposeError
 from core.kube.errors import KubeError
 from core.models.base import JsonDict
+from core.models.names import OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.model import Pending
 from exposer.placement import describe_nodes
@@ -26,6 +27,7 @@ __all__ = [
     "diagnose_rejection",
     "explain_exit",
     "memory_limit",
+    "mover_status",
     "parse_pod_end",
     "signal_of",
 ]
@@ -110,32 +112,36 @@ def diagnose_rejection(error: KubeError) -> Pending | None:
 
 
 def parse_pod_end(pod: JsonDict) -> PodEnd | None:
-    """Return how `pod` (a v1 Pod as JSON dict) terminated; None while it has not."""
+    """Return how the mover of `pod` (a v1 Pod as JSON dict) terminated; None while it has not."""
     status: JsonDict = pod.get("status") or {}
     disruption = _condition(status, "DisruptionTarget")
     # The reason for terminating the whole pod is more specific than that of its killed container.
     pod_reason = status.get("reason") or disruption.get("reason") or ""
     pod_message = status.get("message") or disruption.get("message") or ""
-    for container in status.get("containerStatuses") or []:
-        terminated = (container.get("state") or {}).get("terminated")
-        if terminated:
-            exit_code = int(terminated.get("exitCode", 0))
-            if exit_code == 0:
-                return PodEnd(0, terminated.get("message", ""), terminated.get("reason", ""))
-            message = "; ".join(part for part in (pod_message, terminated.get("message", "")) if part)
-            deleting = (pod.get("metadata") or {}).get("deletionTimestamp")
-            limit = "" if deleting else memory_limit(pod)
-            return PodEnd(exit_code, message, pod_reason or terminated.get("reason", ""), limit)
+    terminated = (mover_status(pod).get("state") or {}).get("terminated")
+    if terminated:
+        exit_code = int(terminated.get("exitCode", 0))
+        if exit_code == 0:
+            return PodEnd(0, terminated.get("message", ""), terminated.get("reason", ""))
+        message = "; ".join(part for part in (pod_message, terminated.get("message", "")) if part)
+        deleting = (pod.get("metadata") or {}).get("deletionTimestamp")
+        limit = "" if deleting else memory_limit(pod)
+        return PodEnd(exit_code, message, pod_reason or terminated.get("reason", ""), limit)
     if status.get("phase") in {"Failed", "Succeeded"}:
-        # No container status: rejected by the kubelet, or evicted before its container started.
+        # No status of its container: rejected by the kubelet, or evicted before its container started.
         return PodEnd(None, pod_message, pod_reason or str(status["phase"]))
     return None
 
 
 def memory_limit(pod: JsonDict) -> str:
-    """Return the memory limit of the pod's container, a quantity; empty where it has none."""
-    containers = (pod.get("spec") or {}).get("containers") or [{}]
-    return str(((containers[0].get("resources") or {}).get("limits") or {}).get("memory", ""))
+    """Return the memory limit of the mover's container, a quantity; empty where it has none."""
+    container = _mover_of(pod, (pod.get("spec") or {}).get("containers") or [])
+    return str(((container.get("resources") or {}).get("limits") or {}).get("memory", ""))
+
+
+def mover_status(pod: JsonDict) -> JsonDict:
+    """Return the status of the mover's container, whatever others a webhook has added; empty where it has none."""
+    return _mover_of(pod, (pod.get("status") or {}).get("containerStatuses") or [])
 
 
 def signal_of(end: PodEnd) -> int:
@@ -156,6 +162,15 @@ def explain_exit(end: PodEnd) -> str:
     if number == signal.SIGKILL and end.memory_limit:
         text += f", probably out of memory (limit {end.memory_limit})"
     return text
+
+
+def _mover_of(pod: JsonDict, containers: list[JsonDict]) -> JsonDict:
+    """Return the container that has the UID of the pod's owner as its name, as with Velero, or the only one."""
+    meta = pod.get("metadata") or {}
+    uids = {reference.get("uid") for reference in meta.get("ownerReferences") or []}
+    uids.add((meta.get("labels") or {}).get(OWNER_UID_LABEL))
+    found = [each for each in containers if each.get("name") in uids - {None}] or containers
+    return found[0] if len(found) == 1 else {}
 
 
 def _diagnose_placement(pod: JsonDict, status: JsonDict, place: str) -> Pending:

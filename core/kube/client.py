@@ -352,8 +352,10 @@ class KubeClient:
             return Deletion.DONE
         return _parse_deletion(response)
 
-    async def pod_log(self, namespace: str, name: str, *, limit_bytes: int) -> str:
-        """Return the end of the log of a pod's only container: whole lines, at most `limit_bytes`.
+    async def pod_log(self, namespace: str, name: str, *, container: str, limit_bytes: int) -> str:
+        """Return the end of the log of a container: whole lines, at most `limit_bytes`.
+
+        `container` may be empty for a pod that has only one.
 
         The server counts `limitBytes` from the first of the requested lines and truncates the end:
         then fewer lines are requested.
@@ -361,7 +363,8 @@ class KubeClient:
         """
         path, lines = f"/api/v1/namespaces/{namespace}/pods/{name}/log", max(1, limit_bytes // _SHORT_LINE_BYTES)
         while True:
-            request = Request("GET", path, {"tailLines": str(lines), "limitBytes": str(limit_bytes)})
+            query = {"tailLines": str(lines), "limitBytes": str(limit_bytes)}
+            request = Request("GET", path, query | ({"container": container} if container else {}))
             body = await self._send(PODS, request, f"log of Pod {namespace}/{name}", _body, again=True)
             if len(body) < limit_bytes or lines == 1:
                 return body.decode(errors="replace")

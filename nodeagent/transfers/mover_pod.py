@@ -19,7 +19,7 @@ from core.logs import bind
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.transfers import Transfer
-from exposer.pod_status import PodEnd, explain_exit, memory_limit, parse_pod_end, signal_of
+from exposer.pod_status import PodEnd, explain_exit, memory_limit, mover_status, parse_pod_end, signal_of
 
 __all__ = [
     "MoverLogs",
@@ -268,7 +268,12 @@ class MoverLogs:
         )
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS), self._reads:
-                text = await self._client.pod_log(meta["namespace"], meta["name"], limit_bytes=_LIMIT_BYTES)
+                text = await self._client.pod_log(
+                    meta["namespace"],
+                    meta["name"],
+                    container=mover_status(pod).get("name", ""),
+                    limit_bytes=_LIMIT_BYTES,
+                )
         except (KubeError, TimeoutError) as e:
             log.warning("cannot copy the log of the data mover: %s", str(e) or "timed out")
             self._copied[cr.uid] = (meta["uid"], "")
@@ -288,9 +293,8 @@ class MoverLogs:
 
 
 def _has_run(pod: JsonDict) -> bool:
-    """Return whether a container of `pod` was ever started, so that there is a log."""
-    status = pod.get("status") or {}
-    phase = status.get("phase", "Pending")
-    ended = any((each.get("state") or {}).get("terminated") for each in status.get("containerStatuses") or [])
+    """Return whether the mover of `pod` was ever started, so that there is a log."""
+    phase = (pod.get("status") or {}).get("phase", "Pending")
+    ended = (mover_status(pod).get("state") or {}).get("terminated")
     # A pod that was rejected by the kubelet, or evicted before it started, has failed without a container.
-    return phase != "Pending" and (phase != "Failed" or ended)
+    return phase != "Pending" and (phase != "Failed" or bool(ended))

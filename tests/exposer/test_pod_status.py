@@ -196,3 +196,31 @@ NO_DEVICE = "Allocate failed due to no healthy devices present; cannot allocate 
 )
 def test_the_termination_of_a_pod_is_parsed(ended: JsonDict, end: PodEnd | None) -> None:
     assert parse_pod_end(ended) == end
+
+
+UID = "uid-of-upload"
+BY_LABEL = {"labels": {"nodeagent.io/owner-uid": UID}}
+BY_REFERENCE = {"ownerReferences": [{"kind": "DataUpload", "name": "du-1", "uid": UID}]}
+
+
+def with_sidecar(meta: JsonDict, mover: JsonDict, *, phase: str = "Running") -> JsonDict:
+    """Return a mover pod to which a webhook has added a container, which crashed."""
+    proxy = {"name": "proxy", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+    containers = [{"name": "proxy"}, {"name": UID, "resources": {"limits": {"memory": "1Gi"}}}]
+    statuses = [proxy, {"name": UID, "state": mover}]
+    status = {"phase": phase, "containerStatuses": statuses}
+    return {"metadata": {"name": "b1"} | meta, "spec": {"containers": containers}, "status": status}
+
+
+@pytest.mark.parametrize("meta", [BY_LABEL, BY_REFERENCE], ids=["ours", "of Velero"])
+def test_only_the_movers_container_tells_how_it_ended(meta: JsonDict) -> None:
+    killed: JsonDict = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+
+    assert parse_pod_end(with_sidecar(meta, {"running": {}})) is None
+    assert parse_pod_end(with_sidecar(meta, {"terminated": {"exitCode": 0, "message": "{}"}})) == PodEnd(0, "{}", "")
+    assert parse_pod_end(with_sidecar(meta, killed)) == PodEnd(137, "", "OOMKilled", "1Gi")
+
+
+def test_an_unknown_container_among_several_ends_with_its_pod() -> None:
+    assert parse_pod_end(with_sidecar({}, {"running": {}})) is None
+    assert parse_pod_end(with_sidecar({}, {"running": {}}, phase="Failed")) == PodEnd(None, "", "Failed")

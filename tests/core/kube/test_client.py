@@ -131,14 +131,23 @@ async def test_delete_whose_response_was_lost_counts_as_not_found(kube: FakeKube
 async def test_pod_log_is_read_from_its_end(kube: FakeKube, client: KubeClient) -> None:
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
     kube.logs["a", "p"] = "first line\n" * 100 + "last line\n"
-    assert (await client.pod_log("a", "p", limit_bytes=200)).endswith("last line\n")
+    assert (await client.pod_log("a", "p", container="c", limit_bytes=200)).endswith("last line\n")
+
+
+@pytest.mark.parametrize(("container", "asked"), [("c", "c"), ("", None)], ids=["named", "the only one"])
+async def test_pod_log_is_asked_of_one_container(
+    kube: FakeKube, client: KubeClient, container: str, asked: str | None
+) -> None:
+    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
+    await client.pod_log("a", "p", container=container, limit_bytes=200)
+    assert kube.requests[-1].query.get("container") == asked
 
 
 async def test_the_end_of_a_pod_log_is_read_with_lines_of_any_length(kube: FakeKube, client: KubeClient) -> None:
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
     lines = [f"{number} {'x' * (number % 7) * 100}\n" for number in range(2000)]
     kube.logs["a", "p"] = "".join(lines)
-    text = await client.pod_log("a", "p", limit_bytes=40_000)
+    text = await client.pod_log("a", "p", container="c", limit_bytes=40_000)
     assert kube.logs["a", "p"].endswith(text)
     assert 10_000 < len(text) <= 40_000
     assert text.splitlines(keepends=True) == lines[-len(text.splitlines()) :]
@@ -147,7 +156,7 @@ async def test_the_end_of_a_pod_log_is_read_with_lines_of_any_length(kube: FakeK
 async def test_the_last_line_of_a_pod_log_may_exceed_the_limit(kube: FakeKube, client: KubeClient) -> None:
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
     kube.logs["a", "p"] = "short\n" + "y" * 1000
-    assert await client.pod_log("a", "p", limit_bytes=100) == "y" * 100
+    assert await client.pod_log("a", "p", container="c", limit_bytes=100) == "y" * 100
 
 
 async def test_an_answer_to_a_deletion_needs_no_resource_version(kube: FakeKube, client: KubeClient) -> None:
