@@ -37,6 +37,7 @@ from datamover.kopia.client_config import parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.storage_calls import Waits
+from datamover.pod.mounts import MOUNTS
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir
@@ -227,6 +228,7 @@ class PodContext:
     limits: ResourceLimits
     stop: StopSignal
     termination_file: Path
+    mounts: Path = MOUNTS
     redactor: Redactor = field(default_factory=Redactor, repr=False)
 
     @property

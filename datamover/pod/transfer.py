@@ -26,6 +26,7 @@ from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
 from datamover.pod.follower import TransferFollower, WatchedTransfer
+from datamover.pod.mounts import check_mounted
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from datamover.runtime.confinement import find_means
@@ -108,18 +109,30 @@ class PodTransfer:
         repository = await self._resolve_repository(cr, workers, MoverTools(work_dir, waits))
         data_path = DataPath(meter, Watchdog(context.clock, reporter.warn, repository.probe, waits.limits))
         result: BackupResult | RestoreResult
+        self._check_mounted()
         match plan:
             case BackupPlan():
                 result = await back_up(repository, self._backup_parameters(plan, settings), data_path)
+                self._check_mounted()
             case RestorePlan():
                 parameters = self._restore_parameters(plan, settings, workers)
                 result = await restore(repository, parameters, data_path)
+                self._check_mounted()
                 if owner_uid := plan.done_owner_uid:
                     await data_path.run_in_thread(
                         lambda _: write_done_file(self._options.volume, owner_uid), "writing the done file"
                     )
         self._last = meter.finish(result.total_bytes)
         return result
+
+    def _check_mounted(self) -> None:
+        """Return if the volume of a workload pod is mounted, or the mover has a volume of its own.
+
+        Raises:
+            DataPathError: it is not mounted.
+        """
+        if TRANSFER_KINDS[self._options.kind_flag].in_use:
+            check_mounted(self._options.volume, self._context.mounts)
 
     async def _resolve_repository(self, cr: Transfer, workers: int, tools: MoverTools) -> Repository:
         """Return the repository of the transfer, not yet connected; `workers` is 0 for a backup."""

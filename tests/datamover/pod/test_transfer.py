@@ -109,6 +109,21 @@ async def test_a_pod_volume_is_restored_with_the_done_file(pod: MoverPod, tree: 
     assert describe_tree(target) == describe_tree(tree)
 
 
+@pytest.mark.cause("volume-not-mounted")
+@pytest.mark.parametrize("flag", ["pod-volume-backup", "pod-volume-restore"])
+async def test_a_pod_volume_that_is_not_mounted_fails_the_transfer(pod: MoverPod, tmp_path: Path, flag: str) -> None:
+    backup = flag == "pod-volume-backup"
+    pod.put_transfer("PodVolumeBackup" if backup else "PodVolumeRestore", **({} if backup else {"snapshotID": "k1"}))
+    root = "/var/lib/kubelet/pods/0b1c/volumes/kubernetes.io~csi/pvc-1/mount"
+    pod.mounts = tmp_path / "mountinfo"
+    pod.mounts.write_text(f"700 699 8:1 {root} {tmp_path} ro,relatime master:1 - ext4 /dev/sda1 rw\n")
+
+    assert await pod.run(flag, tmp_path) != 0
+
+    assert f"volume of the workload pod is not mounted on the node: {root} is a plain folder" in pod.message
+    assert not (tmp_path / ".velero").exists()
+
+
 async def test_nothing_moves_before_the_phase_is_in_progress(pod: MoverPod, tree: Path) -> None:
     pod.put_transfer("DataUpload", phase="Prepared")
     async with asyncio.TaskGroup() as group:

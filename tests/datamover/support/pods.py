@@ -20,6 +20,7 @@ from core.models.names import NODE_LABEL, REPO_CREDENTIALS_KEY, REPO_CREDENTIALS
 from datamover.arguments import LogOptions, PodOptions
 from datamover.pod.cluster import PodContext
 from datamover.pod.command import run_init
+from datamover.pod.mounts import MOUNTS
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
@@ -65,6 +66,7 @@ class MoverPod:
     kube: FakeKube
     folder: Path
     clock: Clock = field(default_factory=SystemClock)
+    mounts: Path = MOUNTS
 
     def __post_init__(self) -> None:
         self.stop = StopSignal()
@@ -115,6 +117,7 @@ class MoverPod:
             limits=ResourceLimits(2),
             stop=self.stop,
             termination_file=self.folder / "termination-log",
+            mounts=self.mounts,
         )
 
     async def run(self, flag: str, volume: Path, mode: VolumeMode = VolumeMode.FILESYSTEM) -> int:
