@@ -48,6 +48,7 @@ class Fault:
         ending: How such a transfer may end.
         spoil: Changes the transfer before it is made.
         strike: Happens once it was made; `holds`: its data has to be moving then.
+        patient: It ends only after one leader has seen it for minutes, which may be after the soak's other faults.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Fault:
     spoil: Callable[[Json], None] | None = None
     strike: Callable[[Ground, Json, random.Random], None] | None = None
     holds: bool = False
+    patient: bool = False
 
 
 def hold(ground: Ground, transfer: Json) -> None:
@@ -154,7 +156,7 @@ FAULTS = (
     Fault("provisioning fails for a while", _CLAIMS_ONLY, strike=_fail_provisioning),
     Fault("canceled", ending=Ending(frozenset({"Canceled", "Completed"})), strike=_cancel),
     Fault("deleted", ending=Ending(frozenset({"deleted", "Canceled", "Completed"})), strike=_delete),
-    Fault("no location", ending=_failed("BackupStorageLocation.*does not exist"), spoil=_lose_location),
+    Fault("no location", ending=_failed("BackupStorageLocation.*does not exist"), spoil=_lose_location, patient=True),
     Fault("wrong keys", ending=_failed("secret access key is not accepted"), spoil=_take_wrong_keys),
     Fault(
         "no source",

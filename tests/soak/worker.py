@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.cluster.scenes import is_final
@@ -42,9 +43,14 @@ class Worker:
     faults: Deck[Fault]
     chance: random.Random
     stop: Callable[[], bool]
+    _patient: list[tuple[Entry, Json]] = field(default_factory=list)
 
     def run(self) -> None:
-        """Work; a transfer whose objects cannot be made is reported, and the next one follows."""
+        """Work; a transfer whose objects cannot be made is reported, and the next one follows.
+
+        The ends of patient faults are awaited last: each leader measures their limit from its own start, and the
+        soak replaces leaders more often.
+        """
         number = 0
         while not self.stop():
             number += 1
@@ -53,15 +59,25 @@ class Worker:
                 fault = NO_FAULT
             name = f"{self.ground.name}-{number:03d}"
             entry = Entry(kind, name, fault.name, fault.ending)
-            began = time.monotonic()
-            try:
-                self._play(entry, fault)
-            except (BedError, ApiError, OSError) as error:
-                entry.message = entry.message or f"{error}"
-                self.journal.say(f"{kind} {name} ({fault.name}): {error}")
-            entry.seconds = time.monotonic() - began
-            remark = "" if entry.explained else f" NOT EXPLAINED: {entry.message}"
-            self.journal.say(f"{kind} {name} ({fault.name}): {entry.phase or 'not final'}{remark}")
+            self._run_part(entry, partial(self._play, entry, fault))
+            if not fault.patient:
+                self._report(entry)
+        for entry, transfer in self._patient:
+            self._run_part(entry, partial(self._end, entry, transfer))
+            self._report(entry)
+
+    def _run_part(self, entry: Entry, play: Callable[[], None]) -> None:
+        began = time.monotonic()
+        try:
+            play()
+        except (BedError, ApiError, OSError) as error:
+            entry.message = entry.message or f"{error}"
+            self.journal.say(f"{entry.kind} {entry.name} ({entry.fault}): {error}")
+        entry.seconds += time.monotonic() - began
+
+    def _report(self, entry: Entry) -> None:
+        remark = "" if entry.explained else f" NOT EXPLAINED: {entry.message}"
+        self.journal.say(f"{entry.kind} {entry.name} ({entry.fault}): {entry.phase or 'not final'}{remark}")
 
     def _play(self, entry: Entry, fault: Fault) -> None:
         """Make a transfer, let its fault happen, see how it ends, remove it."""
@@ -82,8 +98,16 @@ class Worker:
                 self.journal.injected(fault.name)
         finally:
             ground.gate.open()
-            self._record_end(entry, transfer)
-        ground.remove(transfer)
+            if fault.patient:
+                self._patient.append((entry, transfer))
+            else:
+                self._record_end(entry, transfer)
+        if not fault.patient:
+            ground.remove(transfer)
+
+    def _end(self, entry: Entry, transfer: Json) -> None:
+        self._record_end(entry, transfer)
+        self.ground.remove(transfer)
 
     def _record_end(self, entry: Entry, transfer: Json) -> None:
         found: Json = {"status": {"phase": ""}}
