@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from core.clock import Clock
 from core.kube.client import KubeClient
-from core.kube.errors import ConflictError
 from core.models.base import JsonDict, format_time
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
@@ -199,30 +198,11 @@ class StatusWriter:
             patch["status"] = status
         # The outcome of a transfer must not be queued behind reports of pending ones.
         client = self._urgent_client if _ends(change) else self._client
-        try:
-            raw = await client.patch(kind.spec.resource, cr.metadata.namespace, cr.name, patch, again=again)
-        except ConflictError:
-            # A final write whose answer was lost conflicts with its own repetition; its Event must not be missing.
-            found = await client.read(kind.spec.resource, cr.metadata.namespace, cr.name) if _ends(change) else None
-            if found is None or not _has(found, patch):
-                raise
-            raw = found
+        raw = await client.patch(kind.spec.resource, cr.metadata.namespace, cr.name, patch, again=again)
         stored: Transfer = kind.parse(raw)
         for notify in self._on_stored:
             notify(stored)
         return stored
-
-
-def _has(found: JsonDict, patch: Mapping[str, Any]) -> bool:
-    """Return whether all that `patch` writes is in `found`, whatever its version."""
-    for key, value in patch.items():
-        if isinstance(value, Mapping):
-            part = found.get(key)
-            if not _has(part if isinstance(part, dict) else {}, value):
-                return False
-        elif key != "resourceVersion" and found.get(key) != value:
-            return False
-    return True
 
 
 def _ends(change: Change) -> bool:

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.errors import ConflictError
-from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL, PENDING_REASON_ANNOTATION
@@ -22,8 +20,6 @@ from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeR
 from nodeagent.transfers.status import Change, StatusWriter
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup, pod_volume_restore
-from tests.support.clock import LoopClock
-from tests.support.fakekube import FakeKube
 from tests.support.scripted import answer, scripted_client
 
 STAMP = "2026-11-21T12:30:00Z"
@@ -219,22 +215,3 @@ async def test_secrets_in_a_message_are_redacted_and_other_fields_kept() -> None
     change = Change(status={"message": "https://user:hunter2@minio/: refused", "node": "https://user:x@node"})
     status = (await moved(upload(Phase.ACCEPTED), Phase.FAILED, change))["status"]
     assert (status["message"], status["node"]) == ("https://user:***@minio/: refused", "https://user:x@node")
-
-
-@pytest.mark.looptime
-@pytest.mark.parametrize("own", [True, False], ids=["own", "of another"])
-async def test_a_final_write_is_recognized_when_its_answer_was_lost(own: bool) -> None:
-    kube = FakeKube()
-    stored: list[Transfer] = []
-    client = KubeClient(kube, Retry(LoopClock()))
-    writer = StatusWriter(client, HandClock(1800.0), on_stored=[stored.append])
-    cr = UPLOADS.parse(kube.put(upload(Phase.IN_PROGRESS, message="why it waits")))
-    if own:
-        kube.fail_next("PATCH", "/datauploads/", "lost-applied")
-        moved = await writer.move(UPLOADS, cr, Phase.COMPLETED)
-        assert (moved.phase, moved.status.message, stored) == (Phase.COMPLETED, "", [moved])
-    else:
-        await StatusWriter(client, HandClock(1801.0)).move(UPLOADS, cr, Phase.COMPLETED)
-        with pytest.raises(ConflictError):
-            await writer.move(UPLOADS, cr, Phase.COMPLETED)
-        assert stored == []
