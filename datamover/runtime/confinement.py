@@ -180,7 +180,9 @@ def confine(program: Path, bounds: Bounds, means: Means, home: Path) -> Iterator
 def _open_jail(bounds: Bounds, files: Sequence[Path], means: Means, home: Path) -> Iterator[Jail | None]:
     trees = [*bounds.read, *bounds.write]
     if means.mounts:
-        with build_jail(home, trees, files, read_only=bounds.read) as jail:
+        # kopia removes a file beside its target, which succeeds if there is none, except in a read-only tree.
+        read_only = [tree for tree in bounds.read if not any(each.is_relative_to(tree) for each in bounds.write)]
+        with build_jail(home, trees, files, read_only=read_only) as jail:
             yield jail
     elif means.in_place:
         root = bounds.volume.parent if bounds.volume else home

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
 from typing import Any
 
 from core.clock import SystemClock
@@ -56,4 +57,6 @@ def stored(resource: Resource, **fields: object) -> JsonDict:
 
 
 def rejection(status: int, message: str, reason: str = "") -> Response:
+    """Return what an API server answers; its reason of a 404 is the one for an object that does not exist."""
+    reason = reason or ("NotFound" if status == HTTPStatus.NOT_FOUND else "")
     return answer({"kind": "Status", "message": message, "reason": reason}, status)

@@ -21,7 +21,7 @@ from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from nodeagent.leader.admission.shared_reader import SharedReader
 from tests.support.clock import LoopClock
-from tests.support.scripted import answer, stored
+from tests.support.scripted import answer, rejection, stored
 
 pytestmark = pytest.mark.looptime
 
@@ -46,11 +46,12 @@ class _Server:
     async def request(self, request: Request) -> Response:
         self.asked.append(request.path)
         await asyncio.sleep(_ANSWER_SECONDS)
-        status = self.rejections.pop(0) if self.rejections else 200
+        if self.rejections:
+            return rejection(self.rejections.pop(0), "rejected")
         *_, plural, name = request.path.split("/")
         resource = next(one for one in _RESOURCES if one.plural == plural)
         labels = {"number": str(len(self.asked))}
-        return answer(stored(resource, spec={}, metadata={"name": name, "labels": labels}), status)
+        return answer(stored(resource, spec={}, metadata={"name": name, "labels": labels}))
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         raise NotImplementedError
