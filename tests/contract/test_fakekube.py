@@ -93,6 +93,17 @@ async def test_compaction_ends_open_lists(kube: FakeKube, client: KubeClient) ->
         await anext(pages)
 
 
+@pytest.mark.parametrize(("changed", "line"), [("Pod", b'"ADDED"'), ("ConfigMap", b'"Expired"')])
+async def test_compaction_ends_only_the_watches_that_missed_a_change(kube: FakeKube, changed: str, line: bytes) -> None:
+    version = kube.put(owned("m"))["metadata"]["resourceVersion"]
+    query = {"watch": "true", "resourceVersion": version}
+    async with kube.stream(Request("GET", CONFIG_MAPS.path("a"), query)) as lines:
+        kube.put({"apiVersion": "v1", "kind": changed, "metadata": {"namespace": "a", "name": "other"}})
+        kube.compact()
+        kube.put(owned("n"))
+        assert line in await anext(lines)
+
+
 async def test_bookmark_has_the_version_for_watches_that_allow_it(kube: FakeKube) -> None:
     version = kube.put(owned("m"))["metadata"]["resourceVersion"]
     query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "1"}

@@ -6,10 +6,10 @@ import logging
 import tracemalloc
 from pathlib import Path
 
-import looptime
 import pytest
 
 from tests.fuzz.cases import Case, Round
+from tests.fuzz.run import new_loop
 from tests.fuzz.values import Raw
 from tests.fuzz.world import World, open_world
 
@@ -63,7 +63,7 @@ async def _measure() -> int:
 def test_malformed_objects_that_keep_coming_cost_no_memory() -> None:
     logging.disable(logging.WARNING)
     try:
-        with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             assert runner.run(_measure()) < _MOST_BYTES
     finally:
         logging.disable(logging.NOTSET)

@@ -107,7 +107,7 @@ class FakeKube:
         else:
             kept = {key: before["metadata"][key] for key in ("uid", "creationTimestamp")}
             stored = self._store.replace(resource, before, obj | {"metadata": kept | meta})
-        self.watches.wake()
+        self.watches.announce()
         return _copy(stored)
 
     def objects(self, resource: Resource) -> list[JsonDict]:
@@ -165,7 +165,7 @@ class FakeKube:
         except Rejection as rejection:
             response = _reject(rejection)
         finally:
-            self.watches.wake()
+            self.watches.announce()
         if fault == "lost-applied":
             raise UnreachableError(f"{request.method} {request.path}: the response was lost")
         return response

@@ -6,6 +6,7 @@ object is never modified, only replaced: a reference to one is a snapshot.
 
 import json
 import uuid
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -77,6 +78,11 @@ class Store:
             return obj
         marks = {"deletionTimestamp": format_time(self.clock.now()), "deletionGracePeriodSeconds": 0}
         return self._write(resource, obj, obj | {"metadata": meta | marks})
+
+    def since(self, version: int) -> list[Happening]:
+        """Return the changes after `version`."""
+        first = bisect_right(self.history, version, key=lambda happening: happening.version)
+        return self.history[first:]
 
     def compact(self) -> None:
         """Drop the history."""
