@@ -86,9 +86,9 @@ else
 	@echo 'skipped: tests on a real kubelet need root'
 endif
 
-attack-matrix: venv unit-tools ## exchange directories for links during backups and restores, 20 rounds for each target and means (root)
+attack-matrix: venv unit-tools ## exchange directories for links during backups and restores, by each means of confinement and without (root)
 	$(step)
-	@ATTACK_ROUNDS=20 $(pytest) --timeout=1800 tests/datamover/flows/test_confinement.py
+	@ATTACK_ROUNDS=20 $(pytest) --timeout=1800 -p tests.datamover.support.attack_matrix tests/datamover/flows/test_confinement.py
 
 crash-matrix: venv integration-tools ## stop the agent at every write, fail every write, against a real kube-apiserver
 	$(step)

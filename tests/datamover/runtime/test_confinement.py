@@ -15,7 +15,7 @@ from datamover.runtime.child import ChildCommand, run_child
 from datamover.runtime.confinement import Bounds, Confinement, Means, confine, find_means, report_means
 from tests.datamover.support.confining import MEANS
 from tests.datamover.support.mounts import need_root
-from tests.datamover.support.seccomp import CHROOT, LANDLOCK, MOUNTS, deny
+from tests.support.seccomp import CHROOT, LANDLOCK, MOUNTS, deny
 
 _ROOT = Path(__file__).parents[3]
 

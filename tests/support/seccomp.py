@@ -1,10 +1,11 @@
-"""A kernel without some system calls, simulated by a seccomp filter for a child and its children."""
+"""A kernel without some system calls, simulated by a seccomp filter for a process and its children."""
 
 import ctypes
 import errno
 import platform
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 __all__ = ["CHROOT", "LANDLOCK", "MOUNTS", "deny"]
@@ -26,7 +27,7 @@ class _Program(ctypes.Structure):
 
 
 def deny(numbers: tuple[int, ...], error: int = errno.ENOSYS) -> Callable[[], None]:
-    """Return what a child runs before exec, so that these system calls fail with `error`."""
+    """Return what a process, such as a child before exec, runs so that these system calls fail with `error`."""
     rejected = (0x06, 0, 0, 0x00050000 | error)
     tests = [(0x15, len(numbers) - index, 0, number) for index, number in enumerate(numbers)]
     lines = [_LOAD_NUMBER, *tests, _ALLOW, rejected]
@@ -36,8 +37,9 @@ def deny(numbers: tuple[int, ...], error: int = errno.ENOSYS) -> Callable[[], No
 
     def install() -> None:
         zero, one = ctypes.c_ulong(0), ctypes.c_ulong(1)
-        libc.prctl(_NO_NEW_PRIVS, one, zero, zero, zero)
-        if libc.prctl(_SECCOMP, ctypes.c_ulong(_FILTER), ctypes.byref(program), zero, zero):
+        apply = partial(libc.prctl, _SECCOMP, ctypes.c_ulong(_FILTER), ctypes.byref(program), zero, zero)
+        # Only root may do without it; with it, a container runtime could not change security labels.
+        if apply() and (libc.prctl(_NO_NEW_PRIVS, one, zero, zero, zero) or apply()):
             raise OSError(ctypes.get_errno(), "seccomp")
 
     return install

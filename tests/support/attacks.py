@@ -8,30 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["IN_CREATE", "IN_OPEN", "Swap", "describe", "swapping"]
+__all__ = ["IN_CREATE", "IN_OPEN", "Swap", "attacker_command", "describe", "swapping"]
 
 IN_OPEN: Final = 0x20
 IN_CREATE: Final = 0x100
 _ISDIR: Final = 0x40000000
 
 _ATTACKER: Final = """
-import ctypes, os, struct, sys
+import contextlib, ctypes, os, struct, sys
+with contextlib.suppress(PermissionError):
+    os.setpriority(os.PRIO_PROCESS, 0, -10)
 watched, mask, directory, target, ignored = sys.argv[1:]
 libc = ctypes.CDLL(None)
 queue = libc.inotify_init()
 assert libc.inotify_add_watch(queue, watched.encode(), int(mask)) > 0
 print("ready", flush=True)
-waiting = True
-while waiting:
+done = set()
+while directory not in done:
     events = os.read(queue, 65536)
     while events:
         _, mask, _, length = struct.unpack_from("iIII", events)
-        if not mask & int(ignored):
-            waiting = False
-            break
+        path = directory or watched + "/" + events[16:16 + length].rstrip(b"\\0").decode()
         events = events[16 + length:]
-os.rename(directory, directory + ".away")
-os.symlink(target, directory)
+        if path not in done and not mask & int(ignored):
+            done.add(path)
+            os.rename(path, path + ".away")
+            os.symlink(target, path)
 """
 
 
@@ -39,23 +41,29 @@ os.symlink(target, directory)
 class Swap:
     """One exchange of `directory` for a link to `target`, at the first event of `mask` in `watched`.
 
-    An event of `ignored` does not count.
+    Without `directory`, everything in `watched` is exchanged at its first event. An event of `ignored` does not count.
     """
 
-    directory: Path
+    directory: Path | None
     target: Path
     watched: Path
     mask: int = IN_OPEN
     ignored: int = _ISDIR
 
 
+def attacker_command(swap: Swap, python: str) -> list[str]:
+    """Return the command of the attacker: a process of its own, so that it reacts within microseconds, as root first.
+
+    It prints `ready` once it watches, and ends after the exchange of `directory`.
+    """
+    arguments = [swap.watched, swap.mask, swap.directory or "", swap.target, swap.ignored]
+    return [python, "-I", "-S", "-c", _ATTACKER, *map(str, arguments)]
+
+
 @contextmanager
 def swapping(swap: Swap) -> Iterator[None]:
-    """Run the attacker: a process of its own, so that it reacts within microseconds."""
-    arguments = [swap.watched, swap.mask, swap.directory, swap.target, swap.ignored]
-    attacker = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _ATTACKER, *map(str, arguments)], stdout=subprocess.PIPE
-    )
+    """Run the attacker."""
+    attacker = subprocess.Popen(attacker_command(swap, sys.executable), stdout=subprocess.PIPE)
     with attacker:
         assert attacker.stdout is not None
         try:
