@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BACKUPS",
     "RESTORES",
+    "RESTORE_UID",
     "Workload",
     "back_up",
     "expect_nothing_left",
@@ -214,7 +215,7 @@ def wait_until(
     """Wait until a transfer is in one of some phases, any final one if none is named, and `when` holds; returns it."""
     name, deadline = item["metadata"]["name"], time.monotonic() + _MOVE_SECONDS
     while time.monotonic() < deadline:
-        found = bed.api.get(resource, NAMESPACE, name) or {}
+        found = bed.api.get(resource, item["metadata"]["namespace"], name) or {}
         phase, wanted = found.get("status", {}).get("phase"), phases or FINAL
         if phase in wanted and when(found):
             return found

@@ -1,4 +1,4 @@
-"""Brings images onto a node: the project's own, and the one that holds a pod's namespaces.
+"""Brings images onto a node: the project's own, and the one that holds a pod's namespaces or stands in for Velero's.
 
 No registry is involved: archives are imported into containerd.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.tools import go_command
 from tests.testbed.processes import BedError
-from tests.testbed.settings import AGENT_IMAGE, PAUSE_IMAGE
+from tests.testbed.settings import AGENT_IMAGE, PAUSE_IMAGE, VELERO_IMAGE
 
 if TYPE_CHECKING:
     from tests.testbed.node import Node
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["import_images", "pause_archive"]
 
 _PAUSE_SOURCE = """\
-// Holds the namespaces of a pod until it gets a signal to end.
+// Holds the namespaces of a pod until it gets a signal to end. As /velero it takes the place of Velero's program.
 package main
 
 import (
@@ -60,7 +60,7 @@ def import_images(node: Node, agent_archive: Path) -> None:
 
 
 def pause_archive() -> Path:
-    """The pause image as a docker-archive; built on first use and then kept in the cache."""
+    """The pause image, under both its names, as a docker-archive; built on first use and then kept in the cache."""
     cache = Path(os.environ.get("NODE_AGENT_CACHE") or Path.home() / ".cache" / "node-agent")
     key = hashlib.sha256(_PAUSE_SOURCE.encode()).hexdigest()[:16]
     archive = cache / "images" / f"pause-{key}.tar"
@@ -89,7 +89,7 @@ def _write_archive(path: Path, binary: bytes) -> None:
 
     Source: https://github.com/moby/docker-image-spec/blob/main/v1.2.md
     """
-    layer = _tar({"pause": binary}, mode=0o755)
+    layer = _tar({"pause": binary, "velero": binary}, mode=0o755)
     digest = hashlib.sha256(layer).hexdigest()
     config = {
         "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
@@ -98,7 +98,7 @@ def _write_archive(path: Path, binary: bytes) -> None:
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         "history": [{"created_by": "pause"}],
     }
-    manifest = [{"Config": "config.json", "RepoTags": [PAUSE_IMAGE], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": [PAUSE_IMAGE, VELERO_IMAGE], "Layers": ["layer.tar"]}]
     files = {
         "layer.tar": layer,
         "config.json": json.dumps(config).encode(),

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.seccomp import LANDLOCK, deny
 from tests.testbed import machine
 from tests.testbed.firstprocess import run_as_first_process
 from tests.testbed.processes import BedError, Supervisor
@@ -67,7 +68,8 @@ def _lay_cable(index: int, pid: int) -> None:
 
 
 def main(folder: Path) -> int:
-    """Be a node until one of its programs ends."""
+    """Be a node until one of its programs ends; it has a kernel without Landlock, unlike the first one."""
+    deny(LANDLOCK)()
     task = json.loads((folder / "task.json").read_text())
     supervisor = Supervisor(Path(task["logs"]))
     index = task["index"]

@@ -17,6 +17,7 @@ __all__ = [
     "S3_SECRET_KEY",
     "SERVICE_ADDRESS",
     "SERVICE_RANGE",
+    "VELERO_IMAGE",
     "node_address",
     "node_name",
     "pod_subnet",
@@ -38,6 +39,8 @@ S3_SECRET_KEY = "examplesecret"
 
 AGENT_IMAGE = "node-agent:dev"
 PAUSE_IMAGE = "node-agent-pause:dev"
+VELERO_IMAGE = "docker.io/velero/velero:v1.18.2"
+"""Not Velero's image: in the test bed this name refers to a program that only waits until it is to end."""
 
 
 def node_name(index: int) -> str:

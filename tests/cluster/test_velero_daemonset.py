@@ -1,0 +1,136 @@
+"""A node agent that `velero install` has installed is switched to this one by its image alone, and back.
+
+There is no image of Velero in the test bed: a stand-in has its name, which only waits until it is to end. So the tests
+show what becomes of DaemonSet and pods, and of this agent; not that Velero's agent works afterwards. Nor is there a
+Velero server: in its place, this agent's controller makes the backup repositories.
+"""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.conftest import new_namespace
+from tests.cluster.installation import Installation, installed
+from tests.cluster.scenes import UPLOADS, Volume
+from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.workloads import BACKUPS, Workload, wait_until
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.settings import AGENT_IMAGE, VELERO_IMAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(400)]
+
+_LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
+_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def switches(agent: Bed) -> Iterator[dict[str, Future[None]]]:
+    """Each recorded DaemonSet, switched and switched back at the same time, in a namespace of its own."""
+    wanted = {"plain": _back_up, "no-host-path": _upload, "all-flags": _upload}
+    with relies_on(agent, Shared.AGENTS), ExitStack() as spaces, ThreadPoolExecutor(max_workers=len(wanted)) as pool:
+        running = {
+            recording: pool.submit(_switch, agent, spaces.enter_context(new_namespace(agent)), recording, move)
+            for recording, move in wanted.items()
+        }
+        # A test must not end while another flow has a kubectl running.
+        wait(running.values())
+        yield running
+
+
+@pytest.mark.parametrize("recording", ["plain", "no-host-path", "all-flags"])
+def test_the_image_alone_is_switched_and_switched_back(switches: dict[str, Future[None]], recording: str) -> None:
+    switches[recording].result()
+
+
+def _switch(bed: Bed, space: str, recording: str, move: Callable[[Installation, str], None]) -> None:
+    """Switch the image, move a volume of `space`, and undo the switch."""
+    with installed(bed, f"{space}-velero", recording) as velero:
+        former, before = velero.spec, velero.pods()
+        assert set(before) == set(bed.env["BED_NODES"].split())
+        assert {_image(pod) for pod in before.values()} == {VELERO_IMAGE}
+
+        velero.switch()
+        ours = velero.pods()
+        assert velero.spec == _with_image(former, AGENT_IMAGE)
+        assert set(ours) == set(before)
+        assert {_image(pod) for pod in ours.values()} == {AGENT_IMAGE}
+
+        move(velero, space)
+        _, since = bed.api.snapshot(PODS)
+        velero.undo()
+        after = velero.pods()
+        assert velero.spec == former
+        assert set(after) == set(before)
+        assert {_image(pod) for pod in after.values()} == {VELERO_IMAGE}
+        _check_ended(bed, since, ours)
+        lease = bed.api.get(_LEASES, velero.space, "node-agent-dispatcher") or {}
+        assert not lease["spec"].get("holderIdentity")
+
+
+def _image(pod: Json) -> str:
+    """The image of a pod, which runs and has not been restarted."""
+    (status,) = pod["status"]["containerStatuses"]
+    assert "running" in status["state"], status
+    assert status["restartCount"] == 0
+    return str(pod["spec"]["containers"][0]["image"])
+
+
+def _with_image(spec: Json, image: str) -> Json:
+    changed = copy.deepcopy(spec)
+    changed["template"]["spec"]["containers"][0]["image"] = image
+    return changed
+
+
+def _check_ended(bed: Bed, since: str, pods: Mapping[str, Json]) -> None:
+    """Check that the container of each pod ended by itself, without an error, before the pod was deleted."""
+    left = {pod["metadata"]["uid"] for pod in pods.values()}
+    for event in bed.api.watch(PODS, since, seconds=_SECONDS):
+        pod = event["object"]
+        if event["type"] == "DELETED" and pod["metadata"]["uid"] in left:
+            (status,) = pod["status"]["containerStatuses"]
+            assert status["state"]["terminated"]["exitCode"] == 0, status
+            assert status["restartCount"] == 0
+            left.remove(pod["metadata"]["uid"])
+            if not left:
+                return
+    pytest.fail(f"not deleted: {left}")
+
+
+def _back_up(velero: Installation, space: str) -> None:
+    """Back up a volume of a running pod."""
+    app = Workload(velero.bed, space, "app", {"scratch": 100_000})
+    app.start()
+    app.wait_ready()
+    _move(velero, BACKUPS, app.backup("scratch"))
+    app.delete(wait=False)
+
+
+def _upload(velero: Installation, space: str) -> None:
+    """Back up a snapshot of a volume."""
+    volume, name = Volume(velero.bed, space), f"{space}-data"
+    volume.fill("open('/data/file', 'wb').write(bytes(range(256)) * 256)")
+    volume.take_snapshots([name])
+    _move(velero, UPLOADS, volume.upload(name, snapshot=name, location="default"))
+
+
+def _move(velero: Installation, resource: Resource, transfer: Json) -> None:
+    """Complete a transfer in the agent's namespace, and wait for its cleanup."""
+    transfer["metadata"]["namespace"] = velero.space
+    velero.bed.user.apply(transfer)
+    done = wait_until(
+        velero.bed, resource, transfer, "Completed", when=lambda found: not found["metadata"].get("finalizers")
+    )
+    assert done["status"]["snapshotID"]
+    assert done["status"]["node"] in velero.pods()
