@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,38 +12,58 @@ import pytest
 from core.models.names import PENDING_REASON_ANNOTATION
 from core.models.units import parse_quantity
 from tests.cluster.configuration import ONE_SLOT, configured
+from tests.cluster.processes import wait_for_one
 from tests.cluster.sharing import Shared, has_alone
-from tests.cluster.workloads import BACKUPS, Workload, back_up, expect_nothing_left, wait_until
+from tests.cluster.workloads import BACKUPS, RESTORES, Workload, back_up, expect_nothing_left, wait_until
 from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
+from tests.testbed.install import AGENT_LABEL
 from tests.testbed.settings import PAUSE_IMAGE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.cluster.conftest import Bed
+    from tests.cluster.processes import Process
     from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
 _NODES = Resource("/api/v1", "nodes", namespaced=False)
+_DAEMON_SETS, _AGENT = Resource("/apis/apps/v1", "daemonsets"), "node-agent"
+_KEY = "maintenance.node-agent.test"
+_TOLERATION = {"key": _KEY, "operator": "Exists", "effect": "NoExecute"}
+_WAITS = "jsonpath={.status.initContainerStatuses[0].started}=true"
 
 
 def test_an_unschedulable_node_still_runs_the_transfers_of_its_pods(agent: Bed, space: str) -> None:
+    """It is cordoned, has taints of both effects, and the scheduler is stopped; the restore has a cache volume."""
     writer = Workload(agent, space, "writer", {"scratch": 100_000}, on=ONE_SLOT)
+    reader = Workload(agent, space, "reader", on=ONE_SLOT)
     writer.start()
+    reader.start()
     writer.wait_ready()
     # The repository's own pod is bound to no node, and would have none to run on.
     before = wait_until(agent, BACKUPS, back_up(writer, "data"), "Completed")
-    node = writer.node
-    with has_alone(agent, Shared.GROUND):
-        try:
-            agent.user.kubectl("cordon", node)
-            agent.user.kubectl("taint", "node", node, "maintenance=soon:NoSchedule")
-            found = wait_until(agent, BACKUPS, back_up(writer, "scratch"), "Completed")
-        finally:
-            agent.user.kubectl("taint", "node", node, "maintenance=soon:NoSchedule-")
-            agent.user.kubectl("uncordon", node)
+    agent.user.wait("pod/reader", _WAITS, namespace=space)
+    with ExitStack() as closed:
+        # While the scheduler is stopped, other tests would wait for it.
+        closed.enter_context(has_alone(agent, Shared.AGENTS))
+        closed.enter_context(has_alone(agent, Shared.GROUND))
+        closed.enter_context(configured(agent, cachePVC={"storageClass": "bed-wait"}))
+        closed.enter_context(_agents_staying(agent, ONE_SLOT))
+        _tolerate(agent, space, writer.name)
+        _tolerate(agent, space, reader.name)
+        closed.enter_context(_closed(agent, ONE_SLOT))
+        found = wait_until(agent, BACKUPS, back_up(writer, "scratch"), "Completed")
+        restore = reader.restore("scratch", backup=found)
+        agent.user.apply(restore)
+        restored = wait_until(agent, RESTORES, restore, "Completed")
+        names = agent.user.names(["pods"], "-n", space)
 
-    expect_nothing_left(agent, before, found)
+    assert sorted(names) == ["pod/reader", "pod/writer"]
+    expect_nothing_left(agent, before, found, restored)
 
 
 def test_a_full_node_is_tried_until_it_has_room(agent: Bed, space: str) -> None:
@@ -63,6 +86,50 @@ def test_a_full_node_is_tried_until_it_has_room(agent: Bed, space: str) -> None:
     assert "was rejected by its kubelet, will be recreated: OutOfcpu: Pod was rejected" in full["status"]["message"]
     assert "message" not in found["status"]
     expect_nothing_left(agent, before, found)
+
+
+@contextmanager
+def _agents_staying(bed: Bed, node: str) -> Iterator[None]:
+    """Let the node agent of a node tolerate its taint, without a restart of any agent."""
+    found = bed.api.get(_DAEMON_SETS, NAMESPACE, _AGENT) or {}
+    before = {"updateStrategy": found["spec"]["updateStrategy"], "template": {"spec": {"tolerations": None}}}
+    staying = {
+        "updateStrategy": {"type": "OnDelete", "rollingUpdate": None},
+        "template": {"spec": {"tolerations": [_TOLERATION]}},
+    }
+    bed.api.patch(_DAEMON_SETS, {"spec": staying}, name=_AGENT, namespace=NAMESPACE)
+    try:
+        for pod in bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL):
+            if pod["spec"]["nodeName"] == node:
+                _tolerate(bed, NAMESPACE, pod["metadata"]["name"])
+        yield
+    finally:
+        bed.api.patch(_DAEMON_SETS, {"spec": before}, name=_AGENT, namespace=NAMESPACE)
+
+
+def _tolerate(bed: Bed, namespace: str, pod: str) -> None:
+    """Let a pod that runs tolerate the taint."""
+    added = [{"op": "add", "path": "/spec/tolerations/-", "value": _TOLERATION}]
+    bed.user.kubectl("patch", "pod", pod, "-n", namespace, "--type=json", "-p", json.dumps(added))
+
+
+@contextmanager
+def _closed(bed: Bed, node: str) -> Iterator[None]:
+    """Keep new pods off a node in every way, and evict those that do not tolerate its taint."""
+    scheduler = wait_for_one("the scheduler", _is_scheduler)
+    try:
+        bed.user.kubectl("cordon", node)
+        bed.user.kubectl("taint", "node", node, f"{_KEY}=soon:NoSchedule", f"{_KEY}=now:NoExecute")
+        scheduler.hold()
+        yield
+    finally:
+        scheduler.go_on()
+        bed.user.kubectl("taint", "node", node, f"{_KEY}-")
+        bed.user.kubectl("uncordon", node)
+
+
+def _is_scheduler(process: Process) -> bool:
+    return Path(process.argv[0]).name == "kube-scheduler"
 
 
 def _free_milli_cpu(bed: Bed, node: str) -> int:
