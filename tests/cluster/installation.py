@@ -1,8 +1,8 @@
 """Velero's node agent as `velero install` writes it, in a namespace of a test, and what is done to its DaemonSet.
 
-Only the names of the namespace and of what has none are changed, and the test bed's bucket and credentials are
-filled in. The image has Velero's name, but a stand-in of the test bed is what runs (`tests.testbed.images`): it waits
-until it is to end.
+Only the names of the namespace and of what has none and the kubelet's folder are changed, and the test bed's bucket
+and credentials are filled in. The image has Velero's name, but a stand-in of the test bed is what runs
+(`tests.testbed.images`): it waits until it is to end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
 
 _RECORDED = ROOT / "tests" / "data" / "velero-1.18.2"
 _NAME = "node-agent"
-_ROLLOUT_SECONDS = 120
+_K0S, _KUBELET = "/var/lib/k0s/kubelet", "/var/lib/kubelet"
+"""The kubelet's folder of one recording, which its user chose, and that of the test bed."""
+
+_ROLLOUT_SECONDS = 240
 
 _DOCUMENTS = {
     "node-agent-config": '{"loadConcurrency": {"globalConfig": 2}}',
@@ -51,6 +54,9 @@ class Installation:
     def read_daemon_set(self) -> Json:
         """The recorded DaemonSet, in this namespace."""
         (found,) = self._read(f"daemonset-{self.recording}.yaml")
+        for volume in found["spec"]["template"]["spec"]["volumes"]:
+            if "hostPath" in volume:
+                volume["hostPath"]["path"] = volume["hostPath"]["path"].replace(_K0S, _KUBELET)
         return found
 
     def build_objects(self) -> list[Json]:
