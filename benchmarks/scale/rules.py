@@ -203,7 +203,10 @@ def _build_volume(namespace: str, name: str, claim: JsonDict) -> JsonDict:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": volume_name(namespace, name)},
+        "metadata": {
+            "name": volume_name(namespace, name),
+            "annotations": {"pv.kubernetes.io/provisioned-by": "hostpath.csi.k8s.io"},
+        },
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "capacity": {"storage": "1Gi"},

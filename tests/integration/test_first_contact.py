@@ -203,11 +203,11 @@ def _patch_daemonset(server: ApiServer, patch: str) -> None:
 
 @pytest.fixture
 def host_pods(installed: ApiServer, tmp_path: Path) -> Iterator[Path]:
-    """A folder that the DaemonSet mounts as `host-pods`, on node node-a with one Running pod."""
+    """A folder that the DaemonSet mounts as `host-pods`, on a node of its own with one Running pod."""
     mount = '{{"spec": {{"template": {{"spec": {{"containers": [{{"name": "node-agent", "volumeMounts": {0}}}]}}}}}}}}'
     shown = f'[{{"$patch": "delete", "mountPath": "/host_pods"}}, {{"name": "host-pods", "mountPath": "{tmp_path}"}}]'
     hidden = f'[{{"$patch": "delete", "mountPath": "{tmp_path}"}}, {{"name": "host-pods", "mountPath": "/host_pods"}}]'
-    overrides = '{"spec": {"nodeName": "node-a", "serviceAccountName": "node-agent"}}'
+    overrides = '{"spec": {"nodeName": "node-pods", "serviceAccountName": "node-agent"}}'
     _kubectl(installed, "-n", "velero", "run", "web", "--image=none", f"--overrides={overrides}")
     running = ("--subresource=status", '--patch={"status": {"phase": "Running"}}')
     _kubectl(installed, "-n", "velero", "patch", "pod", "web", *running)
@@ -219,12 +219,13 @@ def host_pods(installed: ApiServer, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.timeout(150)
 def test_serve_ends_with_one_line_where_host_pods_is_another_folder(installed: ApiServer, host_pods: Path) -> None:
-    done = _serve(installed.kubeconfig, "--namespace=velero", "--mover-service-account=node-agent-mover")
+    flags = ("--node-name=node-pods", "--mover-service-account=node-agent-mover")
+    done = _serve(installed.kubeconfig, "--namespace=velero", *flags)
     assert done.returncode == 2
     *_, error = done.stderr.splitlines()
     assert error.startswith(
         f"error: the volume host-pods is not the kubelet's folder of pods: {host_pods} has no entry for 1 of 1 Running "
-        "pods of node node-a, such as velero/web: "
+        "pods of node node-pods, such as velero/web: "
     )
 
 
@@ -235,7 +236,7 @@ async def test_the_agents_account_may_list_the_pods_of_its_node(
         web = await client.get(PODS, "velero", "web")
         (host_pods / web["metadata"]["uid"]).mkdir()
         with caplog.at_level("INFO"):
-            await check_host_pods(client, SystemClock(), "node-a", str(host_pods))
+            await check_host_pods(client, SystemClock(), "node-pods", str(host_pods))
     assert f"folder {host_pods} has an entry for each of the 1 Running pods of the node" in caplog.messages
 
 
