@@ -1,10 +1,7 @@
 """Whatever a tenant does to a volume, kopia and the mover neither read nor write anything outside of it."""
 
-import errno
-import json
 import os
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,12 +21,11 @@ from datamover.storage.providers import FileStorage
 from tests.datamover.support.attack_matrix import UNCONFINED, record_rate
 from tests.datamover.support.confining import MEANS, use_means
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
-from tests.datamover.support.mounts import mounted, need_root
+from tests.datamover.support.mounts import mounted
 from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.support.repositories import opened
 from tests.datamover.support.unconfined import leave_unconfined
 from tests.support.attacks import IN_CREATE, Swap, describe, swapping
-from tests.support.seccomp import CHROOT, LANDLOCK, MOUNTS, deny
 
 pytestmark = pytest.mark.processes
 
@@ -369,44 +365,3 @@ async def test_no_secret_can_be_opened_while_kopia_walks_a_volume(repository: Pa
         await back_up(mover, parameters, data_path)
     assert any(b"KOPIA_CONFIG_PATH" in one for one in seen)
     assert not any(PASSWORD.encode() in one or b"repository.config.kopia" in one for one in seen)
-
-
-def _run(deny_before_exec: Callable[[], None], *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "datamover", *arguments, "--json", "--log-level=info"],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "KOPIA_PASSWORD": PASSWORD},
-        preexec_fn=deny_before_exec,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_by_hand_on_a_kernel_without_landlock_a_jail_is_in_force(
-    repository: Path, tmp_path: Path, outside: Path
-) -> None:
-    need_root("jails")
-    path = _make(tmp_path / "volume", "full")
-    there = f"--repository={repository}"
-    backup = _run(deny(LANDLOCK), "backup", f"--source={path.parent}", there)
-    assert "kopia is confined to its volume by a chroot jail" in backup.stderr.splitlines()[0]
-    path.rename(tmp_path / "away")
-    path.symlink_to(outside)
-    before = describe(outside)
-    snapshot = f"--snapshot={json.loads(backup.stdout)['snapshotID']}"
-    restored = _run(deny(LANDLOCK), "restore", snapshot, f"--target={path.parent}", there)
-    assert restored.returncode == 0, restored.stderr
-    assert "replaced 1 links in the target by what the kopia snapshot has there, for example a" in restored.stderr
-    assert describe(outside) == before
-    assert (path / "sync").read_text() == "a program of the tenant"
-
-
-def test_by_hand_root_without_any_means_fails_with_the_reason(repository: Path, tmp_path: Path) -> None:
-    need_root("this")
-    path = _make(tmp_path / "volume", "full")
-    nothing = deny((*LANDLOCK, *MOUNTS, *CHROOT), errno.EPERM)
-    failed = _run(nothing, "backup", f"--source={path.parent}", f"--repository={repository}")
-    assert failed.returncode == DataPathError.exit_code
-    assert "kopia cannot be confined to its volume: no Landlock (Operation not permitted)" in failed.stderr
-    assert "error: cannot confine kopia to its volume: no Landlock (Operation not permitted)" in failed.stderr
