@@ -152,7 +152,7 @@ async def test_the_status_page_shows_no_secrets(agent: _Agent) -> None:
 
 
 async def test_1000_scrapes_cost_one_rendering_a_second(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody needs to authenticate for them."""
+    """They need no authentication."""
     clock, rendered = HandClock(), []
     render = Metrics.render
 
