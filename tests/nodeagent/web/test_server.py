@@ -102,6 +102,18 @@ async def test_a_status_port_in_use_is_an_error(url: str, agent: _Agent) -> None
         await WebServer(_ANY, agent.pages, SystemClock(), status_address=taken).start()
 
 
+async def _request_1000_times(server: WebServer, page: str, clock: HandClock, *, expected: bytes) -> None:
+    """Start `server`, request the page at three times within a second and a moment, and stop it."""
+    await server.start()
+    async with aiohttp.ClientSession() as session:
+        for second, requests in ((0.0, 400), (0.999, 300), (1.0, 300)):
+            clock.seconds = second
+            for _ in range(requests):
+                async with session.get(f"http://127.0.0.1:{server.port}/{page}") as response:
+                    assert expected in await response.read()
+    await server.stop()
+
+
 async def test_1000_requests_with_100000_transfers_cost_one_sort_a_second(agent: _Agent) -> None:
     clock, sorts = HandClock(), []
     entries = [entry(f"du-{number}", created=f"2026-11-21T12:00:{number % 60:02}Z") for number in range(100_000)]
@@ -112,14 +124,7 @@ async def test_1000_requests_with_100000_transfers_cost_one_sort_a_second(agent:
 
     view = QueueView(agent.pages.metrics, clock, ["DataUpload"], entries=lambda: entries, order=order)
     server = WebServer(_ANY, replace(agent.pages, status=view.report), clock)
-    await server.start()
-    async with aiohttp.ClientSession() as session:
-        for second, requests in ((0.0, 400), (0.999, 300), (1.0, 300)):
-            clock.seconds = second
-            for _ in range(requests):
-                async with session.get(f"http://127.0.0.1:{server.port}/status") as response:
-                    assert b'"queued": 100000,' in await response.read()
-    await server.stop()
+    await _request_1000_times(server, "status", clock, expected=b'"queued": 100000,')
     assert sorts == [0.0, 1.0]
 
 
@@ -162,12 +167,5 @@ async def test_1000_scrapes_cost_one_rendering_a_second(agent: _Agent, monkeypat
 
     monkeypatch.setattr(Metrics, "render", count)
     server = WebServer(_ANY, agent.pages, clock)
-    await server.start()
-    async with aiohttp.ClientSession() as session:
-        for second, requests in ((0.0, 400), (0.999, 300), (1.0, 300)):
-            clock.seconds = second
-            for _ in range(requests):
-                async with session.get(f"http://127.0.0.1:{server.port}/metrics") as response:
-                    assert b"podVolume_data_upload_success_total" in await response.read()
-    await server.stop()
+    await _request_1000_times(server, "metrics", clock, expected=b"podVolume_data_upload_success_total")
     assert rendered == [0.0, 1.0]
