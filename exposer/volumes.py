@@ -44,8 +44,6 @@ _PROVISIONER_ANNOTATIONS: Final = frozenset(
 
 
 _PROVISIONED_BY: Final = "pv.kubernetes.io/provisioned-by"
-
-
 _BOUND_BY_CONTROLLER: Final = "pv.kubernetes.io/bound-by-controller"
 
 

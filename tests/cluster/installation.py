@@ -128,7 +128,7 @@ class Installation:
             metadata = {"namespace": self.space, "name": name}
             yield {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {f"{name}.json": text}}
         if "priorityClassName" in spec:
-            # The label tells other tests whose it is.
+            # The label names the test to which it belongs, for listings of other tests.
             own = {"name": spec["priorityClassName"], "labels": {"test": self.space}}
             yield {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": own, "value": 0}
 

@@ -17,7 +17,7 @@ def _computed(plugin: str = "kubernetes.io~nfs", name: str = "pvc-1") -> str:
 
 @pytest.fixture
 def host_pods(tmp_path: Path) -> Path:
-    """A folder of the kubelet with the pods u-1 and u-2, and one volume that nobody looks for."""
+    """A folder of the kubelet with the pods u-1 and u-2, and one volume beside those of the tests."""
     for folder in ("u-1/volumes/kubernetes.io~empty-dir/scratch", "u-2/volumes/a~b/pvc-1"):
         (tmp_path / folder).mkdir(parents=True)
     return tmp_path
