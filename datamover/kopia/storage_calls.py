@@ -123,7 +123,7 @@ class _Outage:
     @property
     def lasted(self) -> timedelta:
         """The time since the first attempt began, or since an attempt made progress."""
-        return timedelta(seconds=round(self._clock.monotonic() - self._since_seconds))
+        return timedelta(seconds=self._clock.monotonic() - self._since_seconds)
 
     def _count(self) -> int:
         with suppress(OSError):
@@ -204,7 +204,8 @@ class StorageCalls:
             except _StorageOutageError as e:
                 pause_seconds = outage.fail()
                 if timeout and outage.lasted >= timeout:
-                    text = f"{self._description} did not answer for {format_duration(outage.lasted)}: {e}"
+                    seconds = timedelta(seconds=round(outage.lasted.total_seconds()))
+                    text = f"{self._description} did not answer for {format_duration(seconds)}: {e}"
                     raise RepositoryError(text) from e
                 await self._report_wait(f"{self._description} does not answer, will retry: {e.cause}")
                 await clock.sleep(pause_seconds)

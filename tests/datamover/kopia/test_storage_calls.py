@@ -1,5 +1,6 @@
 """Calls of a kopia with scripted answers: what is repeated, for how long, and what is reported."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ class _ScriptedKopia(Kopia):
         super().__init__({}, Redactor())
         self.lines = list(lines)
         self.forever = forever
+        self.seconds = 0.0
         self.verbs: list[str] = []
         self.on_call: Callable[[], None] = lambda: None
 
@@ -40,6 +42,7 @@ class _ScriptedKopia(Kopia):
         del seconds, more
         self.verbs.append(" ".join(one for one in arguments[:3] if not one.startswith("-")))
         self.on_call()
+        await asyncio.sleep(self.seconds)
         line = self.lines[0] if self.lines else ""
         if not self.forever:
             self.lines = self.lines[1:]
@@ -94,6 +97,13 @@ async def test_a_storage_that_never_answers_fails_the_call_after_the_timeout(tmp
         await _open(_ScriptedKopia(_REFUSED, forever=True), tmp_path, reports).call("list", "snapshot", "list")
     assert LoopClock().monotonic() - started == pytest.approx(600, abs=20)
     assert len(reports.all) == 1
+
+
+@pytest.mark.looptime
+async def test_a_part_of_a_second_before_the_timeout_a_call_is_repeated(tmp_path: Path, reports: _Reports) -> None:
+    kopia = _ScriptedKopia(_REFUSED)
+    kopia.seconds = 6.6
+    assert (await _open(kopia, tmp_path, reports, timedelta(seconds=7)).call("list", "snapshot", "list")).succeeded
 
 
 @pytest.mark.looptime
