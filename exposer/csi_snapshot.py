@@ -115,7 +115,7 @@ class CSISnapshotExposer:
         snapshot = await self._ensure_snapshot(request, run, content, source=source)
         if isinstance(snapshot, Pending):
             return snapshot
-        pending = await self._source.take_over(request, source)
+        pending = await self._source.take_over(request, source, run.confirm)
         if pending:
             return pending
         if pending := diagnose_snapshot(snapshot):

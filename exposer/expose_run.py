@@ -52,7 +52,7 @@ class ExposeRun:
             await self._undo(error)
         elif error is None and self._created:
             try:
-                await self._guard(sure=True)
+                await self.confirm()
             except NotOwnerError as e:
                 await self._undo(e)
                 raise
@@ -107,6 +107,15 @@ class ExposeRun:
         )
         _log.info("created object", extra=extra)
         return created
+
+    async def confirm(self) -> None:
+        """Check with a read that the owner is still this agent's: before what cannot be undone.
+
+        Raises:
+            NotOwnerError: from the guard.
+        """
+        await self._guard(sure=True)
+        self._created = False
 
     async def _undo(self, cause: NotOwnerError) -> None:
         """Delete by UID what this run read or created for the owner, if no agent continues with it.

@@ -7,6 +7,7 @@ handover is finished and the snapshot on the storage is the transfer's; until th
 decides by the deletion policy that it was found with.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from core.errors import ContractError, ExposeError
@@ -60,18 +61,28 @@ class SourceHandover:
         pending = diagnose_binding(snapshot, content)
         return pending or (parse_snapshot_source(snapshot, content, claim), content)
 
-    async def take_over(self, request: SnapshotRequest, source: SnapshotSource) -> Pending | None:
+    async def take_over(
+        self, request: SnapshotRequest, source: SnapshotSource, confirm: Callable[[], Awaitable[None]] | None = None
+    ) -> Pending | None:
         """Delete the source's snapshot and content, keeping the snapshot on the storage.
 
         The content is deleted after the snapshot: only then its controller knows that it is
         unused.
+
+        Args:
+            request: the request that the source belongs to.
+            source: what is taken over.
+            confirm: called before the first write, if there is one. It raises where nothing may be written.
         """
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
         if content is not None and content["metadata"]["uid"] != source.content_uid:
             content = None
+        snapshot = await self._read_snapshot(request, source)
+        if confirm is not None and (content is not None or snapshot is not None):
+            await confirm()
         if content is not None:
             await _set_deletion_policy(self._client, content, RETAIN)
-        pending = await self._delete_snapshot(request, source, PendingReason.SNAPSHOT_HANDOVER)
+        pending = await self._delete_snapshot(snapshot, PendingReason.SNAPSHOT_HANDOVER)
         if pending is None and content is not None:
             await delete_object(self._client, VOLUME_SNAPSHOT_CONTENTS, content)
         return pending
@@ -87,7 +98,7 @@ class SourceHandover:
             return await self._delete_unrecorded(request, handover_began=content is not None)
         if source.deletion_policy == RETAIN and await _read_source_content(self._client, source) is not None:
             await _set_deletion_policy(self._client, content, RETAIN)
-            return await self._delete_snapshot(request, source, PendingReason.CLEANING_UP)
+            return await self._delete_snapshot(await self._read_snapshot(request, source), PendingReason.CLEANING_UP)
         pending = await self.take_over(request, source)
         if pending:
             return replace(pending, reason=PendingReason.CLEANING_UP)
@@ -96,13 +107,12 @@ class SourceHandover:
             return None
         return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
 
-    async def _delete_snapshot(
-        self, request: SnapshotRequest, source: SnapshotSource, reason: PendingReason
-    ) -> Pending | None:
+    async def _read_snapshot(self, request: SnapshotRequest, source: SnapshotSource) -> JsonDict | None:
         snapshot = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
-        if snapshot is None or snapshot["metadata"]["uid"] != source.snapshot_uid:
-            return None
-        pending = await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot)
+        return None if snapshot is None or snapshot["metadata"]["uid"] != source.snapshot_uid else snapshot
+
+    async def _delete_snapshot(self, snapshot: JsonDict | None, reason: PendingReason) -> Pending | None:
+        pending = await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
         return replace(pending, reason=reason) if pending else None
 
     async def _delete_unrecorded(self, request: SnapshotRequest, *, handover_began: bool) -> Pending | None:

@@ -27,8 +27,8 @@ class Guard:
             raise NotOwnerError("no longer this agent's", ended=self._ended)
 
 
-GUARDED = [*["from the cache"] * 2, "with a read", *["from the cache"] * 2, "with a read"]
-"""Content and snapshot; PVC and pod."""
+GUARDED = [*["from the cache"] * 2, *["with a read"] * 2, *["from the cache"] * 2, "with a read"]
+"""Content and snapshot, handover in two runs; PVC and pod."""
 
 
 @pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))
@@ -55,7 +55,7 @@ async def test_another_agent_continues_with_the_objects(at: int) -> None:
     assert_exposed(scene)
 
 
-async def test_the_guard_is_called_before_each_create_and_with_a_read_after_the_last() -> None:
+async def test_the_guard_is_called_before_each_write_and_with_a_read_before_each_deletion() -> None:
     scene = BackupScene()
     guard = Guard(99, ended=True)
 

@@ -182,6 +182,19 @@ async def test_an_expose_that_outlives_its_transfer_deletes_no_snapshot_that_is_
         assert scene.world.handles == {"other"}
 
 
+@by_policy
+async def test_an_expose_that_outlives_its_transfer_deletes_no_source_that_another_agent_keeps(policy: str) -> None:
+    """Content and snapshot exist already, so that nothing is created before the handover."""
+    scene = BackupScene(policy=policy)
+    await expose_until(scene, "with a snapshot")
+    names, content = scene.world.names(), source_content(scene)
+
+    with pytest.raises(NotOwnerError):
+        await scene.exposer().ensure(scene.request, Guard(1, ended=False))
+
+    assert (scene.world.names(), source_content(scene)) == (names, content)
+
+
 OTHERS = {"namespace": "other", "name": "other", "uid": "uid-other"}
 
 
