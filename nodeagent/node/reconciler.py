@@ -230,7 +230,10 @@ class Reconciler:
         read = await self._cache.read(key, reread=reread)
         if read is None:
             return None
-        self._observe(key, read.cr)
+        cached = self._cache.raw(key)
+        if cached is not None and cached["metadata"]["uid"] == read.cr.uid:
+            # If the watch delivered the transfer's end during this read, nothing would free its slot again.
+            self._observe(key, read.cr)
         case = self._build_case(key, read)
         action = decide(case.view)
         if action is not Action.NOTHING:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from core.kube.resources import DATA_UPLOADS, PODS
+from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from core.models.transfers import DataUpload
@@ -12,6 +13,7 @@ from nodeagent.node.cache import TransferCache
 from nodeagent.node.reconciler import Reconciler
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, data_upload
 
 __all__: list[str] = []
@@ -19,6 +21,17 @@ __all__: list[str] = []
 pytestmark = pytest.mark.looptime
 
 KEY = ("DataUpload", NAMESPACE, "du-1")
+
+
+class _LateAnswer(Gate):
+    """A transport that delays the answers of the chosen requests."""
+
+    async def request(self, request: Request) -> Response:
+        answer = await self.inner.request(request)
+        if self.holds(request) and not self.open.is_set():
+            self.waiting += 1
+            await self.open.wait()
+        return answer
 
 
 def cache_of(agent: Reconciler) -> TransferCache:
@@ -60,6 +73,25 @@ async def test_an_expose_notices_a_change_of_its_transfer_that_no_watch_delivere
             await asyncio.sleep(2)
             ended = "status" in patch
             assert [pod["metadata"]["name"] for pod in world.kube.objects(PODS)] == ([] if ended else ["du-1"])
+
+
+async def test_a_transfer_that_is_deleted_during_a_read_holds_no_slot() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(stubborn=True)) as world:
+        gate = _LateAnswer(world.kube, lambda request: request.method == "GET" and request.path.endswith("/du-1"))
+        gate.open.set()
+        async with world.agent(gate) as agent:
+            slots = agent._tools.slots
+            await world.until(lambda: slots.used == 1 and world.phase() == "InProgress")
+            gate.open.clear()
+            step = asyncio.create_task(agent._step(KEY, reread=True), name="step")
+            await world.until(lambda: gate.waiting > 0)
+            await change(world, {"metadata": {"finalizers": None}})
+            await world.cluster.client.delete(DATA_UPLOADS, NAMESPACE, "du-1")
+            await world.until(lambda: cache_of(agent).raw(KEY) is None)
+            gate.open.set()
+            await step
+            assert slots.used == 0
 
 
 async def test_a_cached_transfer_is_current_unless_it_is_older_than_the_last_write() -> None:
