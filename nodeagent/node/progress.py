@@ -7,6 +7,7 @@ Knows which Events to watch, and what of them was counted. Does not know when a 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -171,14 +172,19 @@ class ProgressFollower:
             try:
                 async with aclosing(watch_objects(self._client, selection, clock=self._clock)) as changes:
                     listed: set[str] | None = None
+                    named: set[str] = set()
                     async for change in changes:
                         if change.kind is ChangeKind.LISTING:
-                            listed = set()
+                            listed, named = set(), set()
                         elif change.kind is ChangeKind.LISTED:
                             self._enqueue(listed or set())
                             listed = None
-                        elif change.kind is not ChangeKind.MALFORMED and (uid := self._take(change)):
-                            self._enqueue({uid}) if listed is None else listed.add(uid)
+                            if selection.label_selector:
+                                self._forget_expired(named)
+                        elif change.kind is not ChangeKind.MALFORMED:
+                            named |= set() if listed is None else {_owner_uid(change)}
+                            if uid := self._take(change):
+                                self._enqueue({uid}) if listed is None else listed.add(uid)
             except KubeError as e:
                 _log.warning("cannot watch progress, will retry: %s", e)
             await self._clock.sleep(_RETRY_PAUSE_SECONDS)
@@ -188,9 +194,14 @@ class ProgressFollower:
             self._readings[uid].attempts = 0
             self._queue.add(uid)
 
+    def _forget_expired(self, named: AbstractSet[str]) -> None:
+        """Drop what is known of transfers that do not run here, but for those whose Events were just listed."""
+        for uid in [uid for uid, reading in self._readings.items() if reading.followed is None and uid not in named]:
+            del self._readings[uid]
+
     def _take(self, change: WatchChange) -> str:
         """Take in an Event; return the UID of its transfer if the status of that may have to change, else nothing."""
-        event, uid = change.obj, str((change.obj.get("involvedObject") or {}).get("uid", ""))
+        event, uid = change.obj, _owner_uid(change)
         reading = self._readings.get(uid)
         if change.kind not in _CHANGED:
             # Events expire in order: those of a transfer that does not run here are not needed any more.
@@ -268,3 +279,8 @@ class ProgressFollower:
             _log.debug("progress not written: %s", e, extra=identity)
             return message is None
         return True
+
+
+def _owner_uid(change: WatchChange) -> str:
+    """Return the UID of the object that an Event is about; empty if it names none."""
+    return str((change.obj.get("involvedObject") or {}).get("uid", ""))

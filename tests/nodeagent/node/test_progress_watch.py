@@ -108,3 +108,19 @@ async def test_the_events_of_a_finished_transfer_are_forgotten_when_they_expire(
         for found in world.kube.objects(EVENTS):
             await world.cluster.client.delete(EVENTS, "velero", found["metadata"]["name"])
         await world.until(lambda: follower._readings == {}, seconds=5)
+
+
+async def test_the_events_of_a_finished_transfer_are_forgotten_when_a_list_lacks_them() -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer) as world, world.agent() as agent:
+        await world.until(world.done)
+        world.kube.put(event(transfer, "Progress", "{}", number=9))
+        follower = agent._tools.progress
+        await world.until(lambda: transfer["metadata"]["uid"] in follower._readings)
+        world.kube.watches.silent = True
+        for found in world.kube.objects(EVENTS):
+            await world.cluster.client.delete(EVENTS, "velero", found["metadata"]["name"])
+        world.kube.compact()
+        world.kube.watches.cut()
+        world.kube.watches.silent = False
+        await world.until(lambda: follower._readings == {}, seconds=60)
