@@ -226,10 +226,10 @@ class PodVolumeRequest:
 
 @dataclass(frozen=True)
 class LocatedVolume:
-    """Node and folder of a workload pod's volume, and the tolerations that a pod needs on that node."""
+    """Node and directory of a workload pod's volume, and the tolerations that a pod needs on that node."""
 
     node: str
-    folder: str
+    directory: str
     tolerations: tuple[JsonDict, ...] = ()
     node_os: str = LINUX
 

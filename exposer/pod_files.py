@@ -2,7 +2,7 @@
 
 On Linux the scratch volume holds everything that a mover may write: temporary files, and below them
 the mount points of volume and cache. The root file system is read-only, and so is every other mount,
-except the one that holds a repository in a folder. kopia touches `<target>.kopia-entry` beside the
+except the one that holds a repository in a directory. kopia touches `<target>.kopia-entry` beside the
 target of a restore, which is in the scratch volume for that reason.
 Source: kopia 0.23.1, snapshot/restore/local_fs_output.go, placeholders of shallow restores.
 
@@ -69,7 +69,7 @@ class OwnVolumes:
 class PodFiles:
     """Fields of a pod and its container, as JSON dicts, and the paths that they result in.
 
-    A path is empty if there is no such volume; `volume_path` is a folder, or a device.
+    A path is empty if there is no such volume; `volume_path` is a directory, or a device.
     """
 
     volumes: list[JsonDict]
@@ -136,19 +136,19 @@ def _inherited_mounts(
             # Movers of different tenants must not see each other's temporary files.
             if mount["name"] in private:
                 mounts.append(mount | {"mountPath": scratch})
-        elif keep_writable or _holds(path, storage.folder):
+        elif keep_writable or _holds(path, storage.directory):
             mounts.append(mount)
         else:
             mounts.append(mount | {"readOnly": True})
     return mounts
 
 
-def _holds(path: str, folder: str) -> bool:
-    return bool(folder) and PurePosixPath(posixpath.normpath(folder)).is_relative_to(path)
+def _holds(path: str, directory: str) -> bool:
+    return bool(directory) and PurePosixPath(posixpath.normpath(directory)).is_relative_to(path)
 
 
 def _scratch_path(template: AgentTemplate) -> str:
-    """Return the folder for temporary files that the agent's environment names, or the default."""
+    """Return the directory for temporary files that the agent's environment names, or the default."""
     for variable in template.env:
         if variable.get("name") == _SCRATCH_VARIABLE and variable.get("value"):
             return posixpath.normpath(str(variable["value"]))

@@ -32,7 +32,7 @@ _NO_RELABELING: Final = "spc_t"
 """The SELinux type of a container that is not subject to a volume's labels."""
 
 MOVER_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SYS_CHROOT")
-"""What root keeps: to read and write files of any owner and mode, to restore both, and to confine kopia to a folder.
+"""What root keeps: to read and write files of any owner and mode, to restore both, and to confine kopia to a directory.
 
 The agent cannot know whether the node's kernel confines kopia without the last one.
 """
@@ -102,7 +102,7 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
 def _build_spec(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> JsonDict:
     own = OwnVolumes(plan.owner.uid, plan.volume, plan.cache_claim)
     # A restore only reads the repository.
-    storage = replace(plan.storage, folder="") if plan.args.verb is MoverVerb.RESTORE else plan.storage
+    storage = replace(plan.storage, directory="") if plan.args.verb is MoverVerb.RESTORE else plan.storage
     files = build_pod_files(own, template, storage, for_windows=plan.for_windows)
     tolerations = _build_tolerations(plan, template, settings)
     spec: JsonDict = {

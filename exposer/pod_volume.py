@@ -1,4 +1,4 @@
-"""Exposer of pod volumes: a mover pod on the same node mounts the volume's folder.
+"""Exposer of pod volumes: a mover pod on the same node mounts the volume's directory.
 
 Locates the volume and keeps checking that the workload pod still has it. What a workload pod's
 fields mean, and where kubelets mount volumes, is in `exposer.workload`.
@@ -16,7 +16,7 @@ from exposer.cache_claims import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
 from exposer.expose_run import ExposeRun
-from exposer.host_pods import find_volume_folder
+from exposer.host_pods import find_volume_directory
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.ownership import belongs, delete_owned
 from exposer.placement import LINUX, WINDOWS
@@ -26,13 +26,13 @@ from exposer.storage_access import read_storage_access
 from exposer.volumes import delete_claim
 from exposer.workload import (
     build_block_error,
-    build_volume_folder,
+    build_volume_directory,
     check_alive,
     check_restore_wait,
     check_running,
     claim_of,
     find_volume,
-    pod_of_folder,
+    pod_of_directory,
     restore_wait_completed,
     tolerations_to_stay,
 )
@@ -44,7 +44,7 @@ class PodVolumeExposer:
     """The exposer of PodVolumeBackups and PodVolumeRestores."""
 
     def __init__(self, client: KubeClient, causes: CauseFinder, *, node: str = "") -> None:
-        """Expose volumes of pods; look up the folders of those on `node`, where this process runs."""
+        """Expose volumes of pods; look up the directories of those on `node`, where this process runs."""
         self._client = client
         self._node = node
         self._causes = causes
@@ -81,7 +81,7 @@ class PodVolumeExposer:
         root = request.settings.template.for_os(node_os).kubelet_root
         return LocatedVolume(
             node=node,
-            folder=build_volume_folder(root, pod["metadata"]["uid"], volume, pv=pv),
+            directory=build_volume_directory(root, pod["metadata"]["uid"], volume, pv=pv),
             tolerations=tolerations_to_stay(pod),
             node_os=node_os,
         )
@@ -96,7 +96,7 @@ class PodVolumeExposer:
     async def confirm(self, request: PodVolumeRequest) -> None:
         """Return if the workload pod still has the volume.
 
-        A mover continues in an empty folder when the volume is unmounted: its success alone proves
+        A mover continues in an empty directory when the volume is unmounted: its success alone proves
         nothing. A restored pod whose init container completed has found its data.
 
         Raises:
@@ -133,21 +133,21 @@ class PodVolumeExposer:
     async def _ensure_all(
         self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume
     ) -> JsonDict | Pending:
-        found = replace(located, folder=self._find_folder(request, located))
+        found = replace(located, directory=self._find_directory(request, located))
         cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=located.node)
         if isinstance(cache, Pending):
             return cache
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
         return await run.ensure(PODS, build_pod_volume_pod(request, found, storage=storage, cache=cache))
 
-    def _find_folder(self, request: PodVolumeRequest, located: LocatedVolume) -> str:
+    def _find_directory(self, request: PodVolumeRequest, located: LocatedVolume) -> str:
         if located.node != self._node:
-            return located.folder
+            return located.directory
         what = f"volume {request.volume} of workload pod {request.workload}"
-        return find_volume_folder(request.settings.template.host_pods, located.folder, what=what)
+        return find_volume_directory(request.settings.template.host_pods, located.directory, what=what)
 
     async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
-        """Return the workload pod that the mover's folder belongs to, for a request without a UID.
+        """Return the workload pod that the mover's directory belongs to, for a request without a UID.
 
         Raises:
             ExposeError: the mover pod no longer exists, or does not show it, and nothing else records that.
@@ -159,10 +159,11 @@ class PodVolumeExposer:
                 f"cannot determine the UID of workload pod {ref}: spec.pod has none, and there is no data mover pod"
             )
         mounted = [v.get("hostPath") or {} for v in mover["spec"].get("volumes") or [] if v["name"] == owner.uid]
-        folder = mounted[0].get("path", "") if mounted else ""
-        if not folder:
-            raise ExposeError(f"data mover pod {owner.namespace}/{owner.name} mounts no folder of workload pod {ref}")
-        return replace(ref, uid=pod_of_folder(folder))
+        directory = mounted[0].get("path", "") if mounted else ""
+        if not directory:
+            mover = f"data mover pod {owner.namespace}/{owner.name}"
+            raise ExposeError(f"{mover} mounts no directory of workload pod {ref}")
+        return replace(ref, uid=pod_of_directory(directory))
 
 
 async def _read_os(request: PodVolumeRequest, node: str, reader: Reader) -> str:

@@ -99,9 +99,9 @@ def build_pod_volume_pod(
             owner, request.verb, "pod-volume-backup" if backup else "pod-volume-restore", request.settings.mover, cache
         ),
         storage=storage,
-        # With this type a missing folder fails the mount, instead of being created empty.
+        # With this type a missing directory fails the mount, instead of being created empty.
         volume=MoverVolume(
-            {"hostPath": {"path": located.folder, "type": "Directory"}},
+            {"hostPath": {"path": located.directory, "type": "Directory"}},
             read_only=backup,
             propagation="HostToContainer",
         ),

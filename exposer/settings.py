@@ -49,12 +49,12 @@ class PodSettings:
 class StorageAccess:
     """What a mover pod inherits in order to reach the bucket; by default nothing.
 
-    `inherits_credentials` is whether its location has no credentials of its own. `folder` is an
+    `inherits_credentials` is whether its location has no credentials of its own. `directory` is an
     absolute path in the pod that holds the repository; empty: a bucket does.
     """
 
     inherits_credentials: bool = False
-    folder: str = ""
+    directory: str = ""
 
 
 @dataclass(frozen=True)

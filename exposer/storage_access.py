@@ -1,6 +1,6 @@
 """What a mover pod needs of its agent to reach the bucket, read from the BackupStorageLocation.
 
-Knows which locations depend on credentials or folders of the agent's own pod. Does not read
+Knows which locations depend on credentials or directories of the agent's own pod. Does not read
 credentials: the mover does.
 """
 
@@ -14,8 +14,8 @@ from exposer.settings import StorageAccess
 
 __all__ = ["read_storage_access"]
 
-_FOLDER_PROVIDER: Final = "fs"
-_FOLDER_KEY: Final = "fspath"
+_DIRECTORY_PROVIDER: Final = "fs"
+_DIRECTORY_KEY: Final = "fspath"
 """Source: Velero v1.18, GetBackendType in pkg/repository/config/config.go; its file system backend."""
 
 
@@ -32,8 +32,8 @@ async def read_storage_access(client: KubeClient, namespace: str, location: str)
         spec = BackupStorageLocation.parse(raw).spec
     except ContractError:
         return StorageAccess()
-    in_folder = spec.provider.removeprefix("velero.io/") == _FOLDER_PROVIDER
+    in_directory = spec.provider.removeprefix("velero.io/") == _DIRECTORY_PROVIDER
     return StorageAccess(
-        inherits_credentials=spec.credential is None and not in_folder,
-        folder=spec.config.get(_FOLDER_KEY, "") if in_folder else "",
+        inherits_credentials=spec.credential is None and not in_directory,
+        directory=spec.config.get(_DIRECTORY_KEY, "") if in_directory else "",
     )

@@ -36,7 +36,7 @@ class AgentTemplate:
     `pod_fields` and `container_fields` hold fields of a pod's spec and of its container as
     JSON, `kubelet_root` is a path on the node. `tolerations` are always
     inherited, `all_tolerations` are the agent's own. `host_pods` is where the agent's container has
-    the kubelet's folder of pods; empty: it has none, and pod volumes cannot be exposed. `windows` is
+    the kubelet's pods directory; empty: it has none, and pod volumes cannot be exposed. `windows` is
     what movers on Windows nodes inherit; None: there is no DaemonSet for Windows.
     """
 
@@ -124,7 +124,7 @@ def _pick(fields: JsonDict | None, names: tuple[str, ...]) -> JsonDict:
 
 
 def _host_pods(volumes: list[JsonDict], mounts: list[JsonDict]) -> tuple[str, str]:
-    """Return the kubelet's root directory on the node, and where its `pods` folder is mounted; empty: nowhere."""
+    """Return the kubelet's root directory on the node, and where its `pods` directory is mounted; empty: nowhere."""
     for volume in volumes:
         path = (volume.get("hostPath") or {}).get("path", "")
         if volume["name"] == _HOST_PODS and path:

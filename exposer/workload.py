@@ -1,6 +1,6 @@
-"""Workload pods: their state, their tolerations, and the folders of their volumes on the node.
+"""Workload pods: their state, their tolerations, and the directories of their volumes on the node.
 
-Pure: reads neither the cluster nor the node's file system. The folder follows from the volume's
+Pure: reads neither the cluster nor the node's file system. The directory follows from the volume's
 source.
 Source: Kubernetes v1.34, pkg/kubelet/kubelet_getters.go (getPodVolumeDir), the plugin names in
 pkg/volume/*, pkg/volume/csi/csi_mounter.go (getTargetPath); Velero v1.18,
@@ -19,16 +19,16 @@ __all__ = [
     "ONTO_ANY_NODE",
     "RESTORE_WAIT",
     "build_block_error",
-    "build_volume_folder",
+    "build_volume_directory",
     "check_alive",
     "check_restore_wait",
     "check_running",
     "claim_of",
     "find_volume",
-    "join_folder",
-    "pod_of_folder",
+    "join_directory",
+    "pod_of_directory",
     "restore_wait_completed",
-    "split_folder",
+    "split_directory",
     "tolerations_to_stay",
 ]
 
@@ -181,8 +181,8 @@ def claim_of(pod: JsonDict, volume: JsonDict) -> str:
     return str((volume.get("persistentVolumeClaim") or {}).get("claimName", ""))
 
 
-def build_volume_folder(kubelet_root: str, pod_uid: str, volume: JsonDict, *, pv: JsonDict | None = None) -> str:
-    """Return the folder on the node in which the kubelet mounts a volume.
+def build_volume_directory(kubelet_root: str, pod_uid: str, volume: JsonDict, *, pv: JsonDict | None = None) -> str:
+    """Return the directory on the node in which the kubelet mounts a volume.
 
     Args:
         kubelet_root: the kubelet's root directory on the node.
@@ -191,36 +191,36 @@ def build_volume_folder(kubelet_root: str, pod_uid: str, volume: JsonDict, *, pv
         pv: the PersistentVolume of its PVC, for a volume with one.
 
     Raises:
-        ExposeError: the kubelet does not mount such a volume in a folder of the pod.
+        ExposeError: the kubelet does not mount such a volume in a directory of the pod.
     """
     source, name = (volume, volume["name"]) if pv is None else (pv["spec"], pv["metadata"]["name"])
     plugin = _plugin_of(source)
     if not plugin:
         kinds = [key for key in source if key in {"hostPath", "image", "gitRepo"}]
         what = kinds[0] if kinds else "an unknown source"
-        raise ExposeError(f"volume {volume['name']} has source {what}: its data is not in a folder of the pod")
-    return join_folder(f"{kubelet_root.rstrip('/')}/pods/{pod_uid}", plugin, name)
+        raise ExposeError(f"volume {volume['name']} has source {what}: its data is not in a directory of the pod")
+    return join_directory(f"{kubelet_root.rstrip('/')}/pods/{pod_uid}", plugin, name)
 
 
-def join_folder(pod_folder: str, plugin: str, name: str) -> str:
-    """Return the folder in which a plugin mounts the volume of that name, in the folder of its pod."""
+def join_directory(pod_directory: str, plugin: str, name: str) -> str:
+    """Return the directory in which a plugin mounts the volume of that name, in the directory of its pod."""
     below = "/mount" if plugin == _CSI else ""
-    return f"{pod_folder}/volumes/{plugin}/{name}{below}"
+    return f"{pod_directory}/volumes/{plugin}/{name}{below}"
 
 
-_FOLDER: Final = re.compile(r"(.*/pods/[^/]+)/volumes/([^/]+)/([^/]+)(?:/mount)?")
+_DIRECTORY: Final = re.compile(r"(.*/pods/[^/]+)/volumes/([^/]+)/([^/]+)(?:/mount)?")
 """A volume may be named `volumes` or `mount`."""
 
 
-def split_folder(folder: str) -> tuple[str, str, str]:
-    """Return the pod's folder, the plugin and the name in `folder`, a result of `join_folder`; empty if it is none."""
-    parts = _FOLDER.fullmatch(folder)
+def split_directory(directory: str) -> tuple[str, str, str]:
+    """Return pod directory, plugin and name from `directory`, a result of `join_directory`; empty if it is none."""
+    parts = _DIRECTORY.fullmatch(directory)
     return (parts[1], parts[2], parts[3]) if parts else ("", "", "")
 
 
-def pod_of_folder(folder: str) -> str:
-    """Return the UID of the pod in `folder`, a result of `join_folder`; empty if it is none."""
-    return split_folder(folder)[0].rpartition("/")[2]
+def pod_of_directory(directory: str) -> str:
+    """Return the UID of the pod in `directory`, a result of `join_directory`; empty if it is none."""
+    return split_directory(directory)[0].rpartition("/")[2]
 
 
 def _plugin_of(source: JsonDict) -> str:

@@ -77,7 +77,7 @@ class BackupStorageLocationStatus(WireModel):
 
 
 class BackupStorageLocation(CustomResource):
-    """A bucket or folder with backup repositories."""
+    """A bucket or directory with backup repositories."""
 
     kind_name: ClassVar[str] = "BackupStorageLocation"
     spec: BackupStorageLocationSpec

@@ -17,7 +17,7 @@ _WITH_VALUE: Final = {
     ("--features",): ("NAMES", "features of Velero's server"),
     ("--colorized",): ("BOOL", "colors of Velero's command line"),
     ("--log_backtrace_at",): ("PLACE", "klog: stack trace at a line of code"),
-    ("--log_dir",): ("PATH", "klog: folder of log files"),
+    ("--log_dir",): ("PATH", "klog: directory of log files"),
     ("--log_file",): ("PATH", "klog: log file"),
     ("--log_file_max_size",): ("NUMBER", "klog: size of a log file"),
     ("--stderrthreshold",): ("LEVEL", "klog: level from which lines go to standard error"),
@@ -26,7 +26,7 @@ _WITH_VALUE: Final = {
 }
 
 _SWITCHES: Final = {
-    "--add_dir_header": "klog: folders in the headers of lines",
+    "--add_dir_header": "klog: directories in the headers of lines",
     "--alsologtostderr": "klog: files and standard error",
     "--logtostderr": "klog: standard error instead of files",
     "--one_output": "klog: one file for each line",

@@ -122,7 +122,7 @@ _AGENT_PERMISSIONS: Final = (
         kube.PODS,
         ("get", "list", "watch"),
         "workload pods: whether they exist, what they wait for, their node; "
-        "the Running ones of a node, whose folders host-pods has",
+        "the Running ones of a node, whose directories host-pods has",
     ),
     Permission(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "source and target PVCs"),
     Permission(_ALL, kube.VOLUME_SNAPSHOTS, ("get", "delete"), "source snapshots, which are handed over"),

@@ -1,4 +1,4 @@
-"""Checks before the agent starts: the API server answers, permissions, resource definitions, the folder of pods."""
+"""Checks before the agent starts: the API server answers, permissions, resource definitions, the pods directory."""
 
 import asyncio
 import logging
@@ -54,9 +54,9 @@ _SHOWN: Final = 6
 """Missing permissions that fit into a line; if more are missing, the whole role is."""
 
 _SETTLE: Final = timedelta(seconds=10)
-"""How long a Running pod may have no folder: it ends, or its node has just booted."""
+"""How long a Running pod may have no directory: it ends, or its node has just booted."""
 
-_LOOK_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 2.0
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
 """The annotation of a mirror pod: the UID of its static pod on the node. Source: Kubernetes v1.34."""
@@ -168,21 +168,21 @@ async def _allowed(client: KubeClient, namespace: str, permission: Permission, *
     return bool(answer["status"].get("allowed"))
 
 
-async def check_host_pods(client: KubeClient, clock: Clock, node: str, folder: str) -> None:
-    """Check that `folder` is the kubelet's folder of pods; warn where the agent has none, or cannot read it.
+async def check_host_pods(client: KubeClient, clock: Clock, node: str, directory: str) -> None:
+    """Check that `directory` is the kubelet's pods directory; warn where the agent has none, or cannot read it.
 
     Args:
         client: lists pods.
-        clock: measures the pauses between looks, while pods start and end.
+        clock: measures the pauses between reads, while pods start and end.
         node: the agent's node.
-        folder: where the agent has the volume `host-pods` mounted; empty: nowhere.
+        directory: where the agent has the volume `host-pods` mounted; empty: nowhere.
 
     Raises:
-        ConfigError: it lacks the folders of Running pods; the message is one line.
+        ConfigError: it lacks the directories of Running pods; the message is one line.
 
     Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go (validatePodVolumesHostPath).
     """
-    if not folder:
+    if not directory:
         what = "PodVolumeBackups and PodVolumeRestores will fail"
         _log.warning("the DaemonSet does not mount the volume host-pods: %s", what)
         return
@@ -190,34 +190,34 @@ async def check_host_pods(client: KubeClient, clock: Clock, node: str, folder: s
     while True:
         running = await _list_running(client, node)
         try:
-            present = list_pods(folder)
+            present = list_pods(directory)
         except (FileNotFoundError, PermissionError) as e:
-            remedy = "deploy/agent/daemonset.yaml has the mount and the group for it"
-            _log.warning("folder %s cannot be read: %s: pod volumes are not checked; %s", folder, e.strerror, remedy)
+            result = "pod volumes are not checked; deploy/agent/daemonset.yaml has the mount and the group for it"
+            _log.warning("directory %s cannot be read: %s: %s", directory, e.strerror, result)
             return
         except OSError as e:
-            raise ConfigError(f"folder {folder} cannot be read: {e.strerror}") from e
+            raise ConfigError(f"directory {directory} cannot be read: {e.strerror}") from e
         missing = sorted(pod for entry, pod in running.items() if entry not in present)
         if not missing:
-            _log.info("folder %s has an entry for each of the %d Running pods of the node", folder, len(running))
+            _log.info("directory %s has an entry for each of the %d Running pods of the node", directory, len(running))
             return
         if deadline.expired:
-            what = f"{folder} has no entry for {len(missing)} of {len(running)} Running pods of node {node}"
+            what = f"{directory} has no entry for {len(missing)} of {len(running)} Running pods of node {node}"
             raise ConfigError(
-                f"the volume host-pods is not the kubelet's folder of pods: {what}, such as {missing[0]}: "
-                "its hostPath in the DaemonSet must be the folder pods of the kubelet's root directory"
+                f"the volume host-pods is not the kubelet's pods directory: {what}, such as {missing[0]}: "
+                "its hostPath in the DaemonSet must be the directory pods in the kubelet's root directory"
             )
-        await clock.sleep(_LOOK_SECONDS)
+        await clock.sleep(_POLL_SECONDS)
 
 
 async def _list_running(client: KubeClient, node: str) -> dict[str, str]:
-    """Return the Running pods of the node, by the names of their folders."""
+    """Return the Running pods of the node, by the names of their directories."""
     selection = Selection(PODS, field_selector=f"spec.nodeName={node},status.phase=Running")
     try:
         pods = await client.list(selection)
     except KubeError as e:
         raise ConfigError(f"cannot list the pods of node {node}: {e}") from e
-    # The folder of one that is being deleted may be gone.
+    # The directory of a pod that is being deleted may no longer exist.
     metas = [pod["metadata"] for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     return {
         (meta.get("annotations") or {}).get(_MIRROR) or meta["uid"]: f"{meta['namespace']}/{meta['name']}"

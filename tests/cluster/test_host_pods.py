@@ -122,7 +122,7 @@ def test_the_agents_of_the_cluster_have_found_the_folder_of_each_pod(agent: Bed)
     assert len(pods) > 1
     for pod in pods:
         log = agent.user.kubectl("logs", pod["metadata"]["name"], "-n", NAMESPACE).splitlines()
-        assert [line for line in log if "folder /host_pods has an entry for each of the" in line]
+        assert [line for line in log if "directory /host_pods has an entry for each of the" in line]
         assert _warnings(log) == []
 
 
@@ -131,13 +131,13 @@ def test_an_agent_with_a_wrong_folder_ends_and_continues_when_it_is_corrected(in
     code, line = install.end()
     assert code == 2
     assert line.startswith(
-        "error: the volume host-pods is not the kubelet's folder of pods: /host_pods has no entry for "
+        "error: the volume host-pods is not the kubelet's pods directory: /host_pods has no entry for "
     )
-    assert "its hostPath in the DaemonSet must be the folder pods of the kubelet's root directory" in line
+    assert "its hostPath in the DaemonSet must be the directory pods in the kubelet's root directory" in line
 
     install.run()
     log = install.ready_log()
-    assert [entry for entry in log if "folder /host_pods has an entry for each of the" in entry]
+    assert [entry for entry in log if "directory /host_pods has an entry for each of the" in entry]
     assert _warnings(log) == []
 
 
@@ -154,7 +154,7 @@ def test_an_agent_without_the_folder_warns_and_fails_pod_volumes(install: _Insta
 def test_an_agent_that_may_not_read_the_folder_warns_and_serves(install: _Install) -> None:
     install.run(supplementalGroups=[])
     (warning,) = _warnings(install.ready_log())
-    assert "folder /host_pods cannot be read: Permission denied" in warning
+    assert "directory /host_pods cannot be read: Permission denied" in warning
 
 
 def test_an_agent_as_root_reads_the_folder_as_in_veleros_daemonset(install: _Install) -> None:

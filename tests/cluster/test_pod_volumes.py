@@ -129,7 +129,7 @@ def reject(agent: Bed, space: str) -> None:
 
     assert messages == [
         f"volume data of workload pod {space}/device is a block volume: pod volumes must be file systems",
-        "volume scripts has source hostPath: its data is not in a folder of the pod",
+        "volume scripts has source hostPath: its data is not in a directory of the pod",
         f"workload pod {space}/device has no volume nothing",
         "restic is not supported",
     ]
@@ -164,7 +164,7 @@ def look_up(agent: Bed, space: str) -> None:
         plugin.rmdir()
 
     assert found["progress"]["totalBytes"] > 200_000
-    where, folders = f"volume scratch of workload pod {space}/app is", "the kubelet's folders of the pod"
+    where, folders = f"volume scratch of workload pod {space}/app is", "the kubelet's directories of the pod"
     assert several["message"] == f"{where} in several of {folders}: a.io~b/scratch, c.io~d/scratch"
     assert none["message"].startswith(f"{where} not in {folders}: looked for volumes/*/scratch, found ")
     assert "kubernetes.io~empty-dir/renamed" in none["message"]
@@ -183,6 +183,6 @@ def test_what_cannot_be_moved_is_rejected_with_its_reason(flows: dict[str, Futur
     flows["reject"].result()
 
 
-@pytest.mark.cause("volume-folder")
+@pytest.mark.cause("volume-directory")
 def test_a_volume_is_found_by_its_name_in_the_kubelets_folders(flows: dict[str, Future[None]]) -> None:
     flows["look_up"].result()

@@ -1,11 +1,11 @@
-"""The kubelet's folder of pods as the agent has it mounted: where a volume is, whichever plugin mounted it."""
+"""The kubelet's pods directory as the agent has it mounted: where a volume is, whichever plugin mounted it."""
 
 from pathlib import Path
 
 import pytest
 
 from core.errors import ExposeError
-from exposer.host_pods import find_volume_folder, list_pods
+from exposer.host_pods import find_volume_directory, list_pods
 
 _ROOT = "/var/lib/kubelet/pods/u-1/volumes"
 _CSI = "kubernetes.io~csi"
@@ -17,9 +17,9 @@ def _computed(plugin: str = "kubernetes.io~nfs", name: str = "pvc-1") -> str:
 
 @pytest.fixture
 def host_pods(tmp_path: Path) -> Path:
-    """A folder of the kubelet with the pods u-1 and u-2, and one volume beside those of the tests."""
-    for folder in ("u-1/volumes/kubernetes.io~empty-dir/scratch", "u-2/volumes/a~b/pvc-1"):
-        (tmp_path / folder).mkdir(parents=True)
+    """A directory of the kubelet with the pods u-1 and u-2, and one volume beside those of the tests."""
+    for directory in ("u-1/volumes/kubernetes.io~empty-dir/scratch", "u-2/volumes/a~b/pvc-1"):
+        (tmp_path / directory).mkdir(parents=True)
     return tmp_path
 
 
@@ -29,7 +29,7 @@ def _mount(host_pods: Path, *plugins: str, name: str = "pvc-1") -> None:
 
 
 def _find(host_pods: Path, computed: str) -> str:
-    return find_volume_folder(str(host_pods), computed, what="volume fs of workload pod app/writer")
+    return find_volume_directory(str(host_pods), computed, what="volume fs of workload pod app/writer")
 
 
 def test_the_pods_are_listed(host_pods: Path) -> None:
@@ -37,7 +37,7 @@ def test_the_pods_are_listed(host_pods: Path) -> None:
 
 
 @pytest.mark.parametrize("others", [(), ("example.com~disk", "other~disk")], ids=["alone", "beside others"])
-def test_a_volume_in_the_computed_folder_is_there(host_pods: Path, others: tuple[str, ...]) -> None:
+def test_a_volume_in_the_computed_directory_is_there(host_pods: Path, others: tuple[str, ...]) -> None:
     _mount(host_pods, "kubernetes.io~nfs", *others)
     assert _find(host_pods, _computed()) == _computed()
 
@@ -58,34 +58,35 @@ def test_a_volume_may_have_the_name_of_a_part_of_the_path(host_pods: Path, compu
     assert found == f"{_ROOT}/example.com~disk/{name}"
 
 
-@pytest.mark.cause("volume-folder")
-def test_a_volume_that_is_in_no_folder_is_rejected_with_those_that_are(host_pods: Path) -> None:
+@pytest.mark.cause("volume-directory")
+def test_a_volume_that_is_in_no_directory_is_rejected_with_those_that_are(host_pods: Path) -> None:
     _mount(host_pods, "example.com~disk", name="pvc-2")
     with pytest.raises(ExposeError) as caught:
         _find(host_pods, _computed())
     assert str(caught.value) == (
-        "volume fs of workload pod app/writer is not in the kubelet's folders of the pod: looked for volumes/*/pvc-1, "
+        "volume fs of workload pod app/writer is not in the kubelet's directories of the pod: "
+        "looked for volumes/*/pvc-1, "
         "found example.com~disk/pvc-2, kubernetes.io~empty-dir/scratch"
     )
 
 
-def test_a_volume_in_several_folders_is_rejected_with_all_of_them(host_pods: Path) -> None:
+def test_a_volume_in_several_directories_is_rejected_with_all_of_them(host_pods: Path) -> None:
     _mount(host_pods, "b~disk", "a~disk")
     with pytest.raises(ExposeError) as caught:
         _find(host_pods, _computed())
     assert str(caught.value) == (
-        "volume fs of workload pod app/writer is in several of the kubelet's folders of the pod: "
+        "volume fs of workload pod app/writer is in several of the kubelet's directories of the pod: "
         "a~disk/pvc-1, b~disk/pvc-1"
     )
 
 
-def test_many_folders_are_not_all_listed(host_pods: Path) -> None:
+def test_many_directories_are_not_all_listed(host_pods: Path) -> None:
     _mount(host_pods, *(f"a~{number:03}" for number in range(300)), name="other")
     with pytest.raises(ExposeError, match=r"found a~000/other, .* and 291 more$"):
         _find(host_pods, _computed())
 
 
-def test_a_pod_without_folders_is_rejected(host_pods: Path) -> None:
+def test_a_pod_without_directories_is_rejected(host_pods: Path) -> None:
     with pytest.raises(ExposeError, match=r"looked for volumes/\*/pvc-1, found nothing$"):
         _find(host_pods, _computed().replace("u-1", "u-3"))
 
@@ -106,12 +107,12 @@ def test_a_link_of_a_tenant_in_the_volume_is_never_reached(host_pods: Path) -> N
     volume.chmod(0o700)
 
 
-def test_the_computed_folder_is_used_where_there_is_nothing_to_look_in(tmp_path: Path) -> None:
+def test_the_computed_directory_is_used_where_there_is_nothing_to_look_in(tmp_path: Path) -> None:
     """An agent that runs outside of its pod."""
     assert _find(tmp_path / "absent", _computed()) == _computed()
 
 
-def test_the_computed_folder_is_used_where_the_agent_may_not_look(
+def test_the_computed_directory_is_used_where_the_agent_may_not_look(
     host_pods: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def deny(path: Path) -> list[Path]:

@@ -83,7 +83,7 @@ def test_the_mount_that_holds_a_repository_stays_writable(path: str, is_writable
     mount = {"name": "nfs", "mountPath": path}
     inherited = inheriting(mount, nfs={"nfs": {"server": "s", "path": "/"}})
 
-    built = files(inherited, storage=StorageAccess(folder="/backups/../backups"))
+    built = files(inherited, storage=StorageAccess(directory="/backups/../backups"))
 
     assert (path in writable(built)) is is_writable
 
@@ -115,7 +115,7 @@ def test_a_scratch_volume_of_the_pods_own_is_inherited(source: JsonDict) -> None
 @pytest.mark.parametrize(
     "source",
     [{"hostPath": {"path": "/data"}}, {"persistentVolumeClaim": {"claimName": "shared"}}],
-    ids=["folder of the node", "shared claim"],
+    ids=["directory of the node", "shared claim"],
 )
 def test_a_scratch_volume_that_movers_share_is_replaced(source: JsonDict) -> None:
     built = files(inheriting(SCRATCH, scratch=source))
@@ -131,7 +131,7 @@ def test_scratch_is_added_where_the_agent_has_none() -> None:
     assert built.env == [{"name": "VELERO_SCRATCH_DIR", "value": "/scratch"}]
 
 
-def test_the_agents_environment_names_the_scratch_folder() -> None:
+def test_the_agents_environment_names_the_scratch_directory() -> None:
     inherited = inheriting({"name": "tmp", "mountPath": "/work/"}, tmp={"emptyDir": {}})
     env = ({"name": "VELERO_SCRATCH_DIR", "value": "/work/"},)
 

@@ -98,14 +98,14 @@ async def test_a_volume_without_a_pvc_is_located() -> None:
     located = await scene.exposer.locate(scene.request, scene.world.client)
 
     assert isinstance(located, LocatedVolume)
-    assert located.folder.endswith("/volumes/kubernetes.io~empty-dir/fs")
+    assert located.directory.endswith("/volumes/kubernetes.io~empty-dir/fs")
 
 
 async def test_the_kubelets_root_is_from_the_daemonset() -> None:
     template = AgentTemplate("image", kubelet_root="/data/kubelet", host_pods="/host_pods")
     located = await (scene := Scene(template=template)).exposer.locate(scene.request, scene.world.client)
     assert isinstance(located, LocatedVolume)
-    assert located.folder.startswith("/data/kubelet/pods/")
+    assert located.directory.startswith("/data/kubelet/pods/")
 
 
 @pytest.mark.parametrize(("node_os", "root"), [("linux", "/var/lib/kubelet"), ("windows", "/c/kubelet")])
@@ -118,7 +118,7 @@ async def test_a_pod_on_a_windows_node_has_its_mover_on_windows(node_os: str, ro
 
     assert isinstance(located, LocatedVolume)
     assert located.node_os == node_os
-    assert located.folder.startswith(f"{root}/pods/")
+    assert located.directory.startswith(f"{root}/pods/")
 
 
 async def test_pod_volumes_are_rejected_where_host_pods_is_not_mounted() -> None:
@@ -187,7 +187,7 @@ async def test_an_unsupported_volume_is_rejected_with_its_reason() -> None:
         "unused": "no container of workload pod app/writer mounts volume unused: it is not mounted on the node",
         "block": block,
         "device": block,
-        "hostPath": "volume fs has source hostPath: its data is not in a folder of the pod",
+        "hostPath": "volume fs has source hostPath: its data is not in a directory of the pod",
     }
 
 
@@ -292,7 +292,7 @@ async def test_a_mover_that_a_previous_agent_left_to_the_scheduler_is_continued(
 
 
 def found_by(agent_node: str, host_pods: Path, kind: str) -> Scene:
-    """Return a scene whose agent has that folder of pods, in which the volume is another plugin's."""
+    """Return a scene whose agent has that directory of pods, in which the volume is another plugin's."""
     scene = Scene(kind, agent_node=agent_node, template=AgentTemplate("image", host_pods=str(host_pods)))
     (host_pods / scene.request.workload.uid / "volumes" / "example.com~disk" / "pv-1").mkdir(parents=True)
     return scene
@@ -302,7 +302,7 @@ def found_by(agent_node: str, host_pods: Path, kind: str) -> Scene:
 @pytest.mark.parametrize(
     ("agent_node", "plugin"), [("node-a", "example.com~disk"), ("node-b", "kubernetes.io~local-volume")]
 )
-async def test_the_folder_is_looked_up_by_the_agent_of_its_node(
+async def test_the_directory_is_looked_up_by_the_agent_of_its_node(
     tmp_path: Path, kind: str, agent_node: str, plugin: str
 ) -> None:
     scene = found_by(agent_node, tmp_path, kind)
@@ -314,7 +314,7 @@ async def test_the_folder_is_looked_up_by_the_agent_of_its_node(
     assert volume["hostPath"]["path"] == f"/var/lib/kubelet/pods/{uid}/volumes/{plugin}/pv-1"
 
 
-async def test_nothing_is_created_for_a_volume_without_a_folder(tmp_path: Path) -> None:
+async def test_nothing_is_created_for_a_volume_without_a_directory(tmp_path: Path) -> None:
     scene = found_by("node-a", tmp_path, "podvolumerestore")
     (tmp_path / scene.request.workload.uid / "volumes" / "example.com~disk" / "pv-1").rmdir()
     before = scene.world.names()
@@ -355,7 +355,7 @@ async def test_objects_of_a_finished_owner_are_deleted(ended: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
-async def test_a_reference_without_uid_is_the_pod_whose_folder_the_mover_mounts(kind: str) -> None:
+async def test_a_reference_without_uid_is_the_pod_whose_directory_the_mover_mounts(kind: str) -> None:
     scene = Scene(kind)
     named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
 

@@ -53,11 +53,11 @@ def restore_pod(
 def pod_volume_pod(
     recording: str = "podvolumebackup", *, node_os: str = "linux", cached: bool = False, **changes: Any
 ) -> JsonDict:
-    folder = "/var/lib/kubelet/pods/e7f1/volumes/kubernetes.io~csi/pvc-3dcf/mount"
+    directory = "/var/lib/kubelet/pods/e7f1/volumes/kubernetes.io~csi/pvc-3dcf/mount"
     tolerations = ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"})
     request = pod_volume_request(recording, **changes)
     cache = CACHE if cached else None
-    located = LocatedVolume("node-a", folder, tolerations, node_os=node_os)
+    located = LocatedVolume("node-a", directory, tolerations, node_os=node_os)
     return build_pod_volume_pod(request, located, storage=OWN_CREDENTIALS, cache=cache)
 
 
@@ -106,13 +106,16 @@ PULLING = template(
 )
 
 
-def test_only_a_backup_may_write_to_the_folder_of_a_repository() -> None:
+def test_only_a_backup_may_write_to_the_directory_of_a_repository() -> None:
     mount: JsonDict = {"name": "nfs", "mountPath": "/backups"}
     volume: JsonDict = {"name": "nfs", "nfs": {"server": "s", "path": "/"}}
     inherited = replace(template(), volumes=(volume,), volume_mounts=(mount,))
-    folder, claim = StorageAccess(folder="/backups"), build_backup_claim(snapshot_request(), size="2Gi", mode=MODE)
-    backup = build_backup_pod(snapshot_request(template=inherited), claim, ANYWHERE, storage=folder)
-    restore = build_restore_pod(restore_request(template=inherited), MODE, placement=ANYWHERE, storage=folder)
+    access, claim = (
+        StorageAccess(directory="/backups"),
+        build_backup_claim(snapshot_request(), size="2Gi", mode=MODE),
+    )
+    backup = build_backup_pod(snapshot_request(template=inherited), claim, ANYWHERE, storage=access)
+    restore = build_restore_pod(restore_request(template=inherited), MODE, placement=ANYWHERE, storage=access)
     mounts = [
         next(m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["name"] == "nfs") for pod in (backup, restore)
     ]

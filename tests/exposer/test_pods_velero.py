@@ -168,12 +168,12 @@ def test_a_pod_volume_pod_differs_from_velero_only_as_listed(verb: str) -> None:
     request = pod_volume_request(f"podvolume{verb}")
     owner = request.owner
     volume = f"spec.volumes[{owner.uid}].hostPath"
-    folder = flat(theirs)[f"{volume}.path"]
+    directory = flat(theirs)[f"{volume}.path"]
     container, path = f"spec.containers[{owner.uid}]", our_volume_path(owner)
     name, timeout = f"--pod-volume-{verb}={owner.name}", "--resource-timeout=10m0s"
     their_args = theirs["spec"]["containers"][0]["args"]
 
-    ours = build_pod_volume_pod(request, LocatedVolume("node-a", folder), storage=INHERITED)
+    ours = build_pod_volume_pod(request, LocatedVolume("node-a", directory), storage=INHERITED)
 
     expected = pod_differences(
         owner,
@@ -181,7 +181,7 @@ def test_a_pod_volume_pod_differs_from_velero_only_as_listed(verb: str) -> None:
         [verb, name, path, "--volume-mode=Filesystem", timeout, *LOGGING],
         f"pod-volume {verb}",
     )
-    # A missing folder fails the mount, instead of counting as an empty volume.
+    # A missing directory fails the mount, instead of counting as an empty volume.
     expected[f"{volume}.type"] = ("", "Directory")
     if verb == "backup":
         # A backup mounts its volume read-only.

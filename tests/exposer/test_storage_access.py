@@ -39,13 +39,13 @@ async def read(*objects: JsonDict) -> StorageAccess:
         (location(), StorageAccess(inherits_credentials=True)),
         (location(config={"credentialsFile": "/credentials/other"}), StorageAccess(inherits_credentials=True)),
         (location(credential=SECRET), NOTHING),
-        (location("velero.io/fs", config={"fspath": "/backups"}), StorageAccess(folder="/backups")),
-        (location("fs", config={"fspath": "/backups"}), StorageAccess(folder="/backups")),
+        (location("velero.io/fs", config={"fspath": "/backups"}), StorageAccess(directory="/backups")),
+        (location("fs", config={"fspath": "/backups"}), StorageAccess(directory="/backups")),
         (location("velero.io/fs"), NOTHING),
         (location(config={"fspath": "/backups"}, credential=SECRET), NOTHING),
         (location(credential="text"), NOTHING),
     ],
-    ids=["agent's", "a file", "own", "folder", "short provider", "no path", "unused path", "invalid"],
+    ids=["agent's", "a file", "own", "directory", "short provider", "no path", "unused path", "invalid"],
 )
 async def test_a_location_needs(found: JsonDict, expected: StorageAccess) -> None:
     assert await read(found) == expected

@@ -1,19 +1,19 @@
-"""Folders of volumes on the node, for each kind of volume; the test bed has `local` ones only."""
+"""Directories of volumes on the node, for each kind of volume; the test bed has `local` ones only."""
 
 import pytest
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
-from exposer.workload import build_volume_folder, claim_of, join_folder, pod_of_folder, split_folder
+from exposer.workload import build_volume_directory, claim_of, join_directory, pod_of_directory, split_directory
 from tests.support.golden import recorded
 
 ROOT = "/var/lib/kubelet"
 
 
-def folder(source: JsonDict, *, pv: bool) -> str:
-    """Return the folder below `volumes/` of a volume `v` with that source, its own or its PersistentVolume's."""
+def directory(source: JsonDict, *, pv: bool) -> str:
+    """Return the directory below `volumes/` of a volume `v` with that source, its own or its PersistentVolume's."""
     volume = {"name": "v"} if pv else {"name": "v"} | source
-    found = build_volume_folder(
+    found = build_volume_directory(
         ROOT, "u-1", volume, pv={"metadata": {"name": "pvc-1"}, "spec": {"capacity": {}} | source} if pv else None
     )
     head = f"{ROOT}/pods/u-1/volumes/"
@@ -40,8 +40,8 @@ def folder(source: JsonDict, *, pv: bool) -> str:
         ("vsphereVolume", "kubernetes.io~csi/pvc-1/mount"),
     ],
 )
-def test_the_folder_of_a_pvc_is_named_after_its_persistent_volume(key: str, expected: str) -> None:
-    assert folder({key: {"x": 1}}, pv=True) == expected
+def test_the_directory_of_a_pvc_is_named_after_its_persistent_volume(key: str, expected: str) -> None:
+    assert directory({key: {"x": 1}}, pv=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,20 @@ def test_the_folder_of_a_pvc_is_named_after_its_persistent_volume(key: str, expe
         ("projected", "kubernetes.io~projected/v"),
     ],
 )
-def test_the_folder_of_a_volume_without_a_pvc_has_the_volumes_name(key: str, expected: str) -> None:
-    assert folder({key: {}}, pv=False) == expected
+def test_the_directory_of_a_volume_without_a_pvc_has_the_volumes_name(key: str, expected: str) -> None:
+    assert directory({key: {}}, pv=False) == expected
 
 
 @pytest.mark.parametrize("pv", [False, True], ids=["own", "claim"])
-def test_a_flex_volume_is_in_its_drivers_folder(pv: bool) -> None:
-    assert folder({"flexVolume": {"driver": "example.com/disk"}}, pv=pv).startswith("example.com~disk/")
+def test_a_flex_volume_is_in_its_drivers_directory(pv: bool) -> None:
+    assert directory({"flexVolume": {"driver": "example.com/disk"}}, pv=pv).startswith("example.com~disk/")
 
 
 @pytest.mark.parametrize("key", ["hostPath", "image"])
 @pytest.mark.parametrize("pv", [False, True], ids=["own", "claim"])
-def test_a_volume_without_a_folder_of_the_pod_is_rejected(key: str, pv: bool) -> None:
+def test_a_volume_without_a_directory_of_the_pod_is_rejected(key: str, pv: bool) -> None:
     with pytest.raises(ExposeError, match=f"volume v has source {key}"):
-        folder({key: {"path": "/x"}}, pv=pv)
+        directory({key: {"path": "/x"}}, pv=pv)
 
 
 def test_the_recorded_path_is_built() -> None:
@@ -78,21 +78,21 @@ def test_the_recorded_path_is_built() -> None:
     pv = {"metadata": {"name": "pvc-3dcf745d-9e92-47e5-bb50-4baa1d7fd6bb"}, "spec": {"csi": {"driver": "d"}}}
     volume = {"name": "fs", "persistentVolumeClaim": {"claimName": "fsdata"}}
 
-    found = build_volume_folder(ROOT, pvb["spec"]["pod"]["uid"], volume, pv=pv)
+    found = build_volume_directory(ROOT, pvb["spec"]["pod"]["uid"], volume, pv=pv)
 
     assert found == mover["spec"]["volumes"][0]["hostPath"]["path"]
 
 
 @pytest.mark.parametrize("plugin", ["kubernetes.io~csi", "kubernetes.io~nfs"])
 @pytest.mark.parametrize("name", ["v", "volumes", "mount", "pods"])
-def test_a_folder_is_split_into_what_it_was_joined_from(plugin: str, name: str) -> None:
-    folder = join_folder("/pods/volumes/kubelet/pods/u-1", plugin, name)
-    assert split_folder(folder) == ("/pods/volumes/kubelet/pods/u-1", plugin, name)
-    assert pod_of_folder(folder) == "u-1"
+def test_a_directory_is_split_into_what_it_was_joined_from(plugin: str, name: str) -> None:
+    directory = join_directory("/pods/volumes/kubelet/pods/u-1", plugin, name)
+    assert split_directory(directory) == ("/pods/volumes/kubelet/pods/u-1", plugin, name)
+    assert pod_of_directory(directory) == "u-1"
 
 
-def test_another_folder_is_of_no_pod() -> None:
-    assert (split_folder("/var/lib/kubelet"), pod_of_folder("/var/lib/kubelet")) == (("", "", ""), "")
+def test_another_directory_is_of_no_pod() -> None:
+    assert (split_directory("/var/lib/kubelet"), pod_of_directory("/var/lib/kubelet")) == (("", "", ""), "")
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_serve_ends_with_one_line_where_host_pods_is_another_folder(installed: A
     assert done.returncode == 2
     *_, error = done.stderr.splitlines()
     assert error.startswith(
-        f"error: the volume host-pods is not the kubelet's folder of pods: {host_pods} has no entry for 1 of 1 Running "
+        f"error: the volume host-pods is not the kubelet's pods directory: {host_pods} has no entry for 1 of 1 Running "
         "pods of node node-pods, such as velero/web: "
     )
 
@@ -237,7 +237,7 @@ async def test_the_agents_account_may_list_the_pods_of_its_node(
         (host_pods / web["metadata"]["uid"]).mkdir()
         with caplog.at_level("INFO"):
             await check_host_pods(client, SystemClock(), "node-pods", str(host_pods))
-    assert f"folder {host_pods} has an entry for each of the 1 Running pods of the node" in caplog.messages
+    assert f"directory {host_pods} has an entry for each of the 1 Running pods of the node" in caplog.messages
 
 
 async def test_an_unreachable_server_is_reported(installed: ApiServer, namespace: str, tmp_path: Path) -> None:

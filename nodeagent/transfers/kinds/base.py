@@ -2,7 +2,7 @@
 
 Knows which data and which steps differ between kinds, and which of them the leader and the node
 need. Does not know any kind: the adapters are beside this module, and nothing outside this
-folder compares kinds.
+directory compares kinds.
 """
 
 from dataclasses import dataclass

@@ -31,8 +31,8 @@ def check(tmp_path: Path, *lines: str) -> None:
     ],
     ids=["CSI", "deleted", "NFS", "the kubelet's root is a mount"],
 )
-def test_a_folder_without_its_mount_is_rejected(tmp_path: Path, root: str) -> None:
-    with pytest.raises(DataPathError, match=f"is not mounted on the node: {root} is a plain folder"):
+def test_a_directory_without_its_mount_is_rejected(tmp_path: Path, root: str) -> None:
+    with pytest.raises(DataPathError, match=f"is not mounted on the node: {root} is a plain directory"):
         check(tmp_path, line(root))
 
 
@@ -45,7 +45,7 @@ def test_a_folder_without_its_mount_is_rejected(tmp_path: Path, root: str) -> No
         f"{POD}/example~driver/data",
         f"{POD}/kubernetes.io~local-volume/pv-1/below",
     ],
-    ids=["a device", "a bind mount", "emptyDir", "flexVolume", "a folder below a volume"],
+    ids=["a device", "a bind mount", "emptyDir", "flexVolume", "a directory below a volume"],
 )
 def test_a_mounted_volume_or_one_that_is_never_mounted_is_accepted(tmp_path: Path, root: str) -> None:
     check(tmp_path, line(root))
@@ -59,6 +59,6 @@ def test_the_last_mount_on_the_volume_counts(tmp_path: Path) -> None:
         check(tmp_path, line("/"), plain)
 
 
-def test_mounts_of_other_folders_do_not_count(tmp_path: Path) -> None:
+def test_mounts_of_other_directories_do_not_count(tmp_path: Path) -> None:
     check(tmp_path, line(f"{POD}/kubernetes.io~csi/pvc-1/mount", VOLUME / "below"))
     check_mounted(VOLUME, tmp_path / "missing")

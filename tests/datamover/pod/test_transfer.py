@@ -120,7 +120,7 @@ async def test_a_pod_volume_that_is_not_mounted_fails_the_transfer(pod: MoverPod
 
     assert await pod.run(flag, tmp_path) != 0
 
-    assert f"volume of the workload pod is not mounted on the node: {root} is a plain folder" in pod.message
+    assert f"volume of the workload pod is not mounted on the node: {root} is a plain directory" in pod.message
     assert not (tmp_path / ".velero").exists()
 
 

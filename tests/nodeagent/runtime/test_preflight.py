@@ -174,10 +174,12 @@ _ENDING = _pod("ending", deletionTimestamp="2026-11-21T12:00:00Z")
 
 
 class _Node:
-    """A node with Running pods, which change at each look, and the folder that its agent has mounted."""
+    """A node with Running pods, which change at each look, and the directory that its agent has mounted."""
 
-    def __init__(self, folder: Path, *looks: Iterable[JsonDict], at_look: Callable[[int], None] | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self, directory: Path, *looks: Iterable[JsonDict], at_look: Callable[[int], None] | None = None
+    ) -> None:
+        self.directory = directory
         self.looks = [list(pods) for pods in looks]
         self.asked: list[dict[str, str]] = []
         self._at_look = at_look
@@ -190,15 +192,15 @@ class _Node:
         return answer({"metadata": {}, "items": self.looks[min(number, len(self.looks)) - 1]})
 
     async def check(self) -> None:
-        await check_host_pods(scripted_client(self._answer), LoopClock(), "node-a", str(self.folder))
+        await check_host_pods(scripted_client(self._answer), LoopClock(), "node-a", str(self.directory))
 
 
-def _add(folder: Path, *names: str) -> None:
+def _add(directory: Path, *names: str) -> None:
     for name in names:
-        (folder / name).mkdir()
+        (directory / name).mkdir()
 
 
-async def test_a_folder_with_an_entry_for_each_running_pod_passes(
+async def test_a_directory_with_an_entry_for_each_running_pod_passes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A pod that is being deleted may have none any more, and pods that ended may still have theirs."""
@@ -211,14 +213,14 @@ async def test_a_folder_with_an_entry_for_each_running_pod_passes(
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("entries", [(), ("uid-web", "uid-static")], ids=["empty", "one missing"])
-async def test_a_wrong_folder_ends_the_agent_with_what_to_do(tmp_path: Path, entries: tuple[str, ...]) -> None:
+async def test_a_wrong_directory_ends_the_agent_with_what_to_do(tmp_path: Path, entries: tuple[str, ...]) -> None:
     _add(tmp_path, *entries)
     with pytest.raises(ConfigError) as caught:
         await _Node(tmp_path, [_MIRROR, _pod("web")]).check()
     missing = 1 if entries else 2
     assert str(caught.value) == (
-        f"the volume host-pods is not the kubelet's folder of pods: {tmp_path} has no entry for {missing} of 2 Running "
-        "pods of node node-a, such as app/static: its hostPath in the DaemonSet must be the folder pods of the "
+        f"the volume host-pods is not the kubelet's pods directory: {tmp_path} has no entry for {missing} of 2 Running "
+        "pods of node node-a, such as app/static: its hostPath in the DaemonSet must be the directory pods in the "
         "kubelet's root directory"
     )
     assert caught.value.exit_code == 2
@@ -234,7 +236,7 @@ async def test_a_pod_that_ends_during_the_check_does_not_end_the_agent(tmp_path:
 
 @pytest.mark.looptime
 async def test_a_pod_that_starts_during_the_check_does_not_end_the_agent(tmp_path: Path) -> None:
-    """Its folder may appear after the API server shows it as Running: a node that has just booted."""
+    """Its directory may appear after the API server shows it as Running: a node that has just booted."""
     _add(tmp_path, "uid-web")
     node = _Node(
         tmp_path,
@@ -263,10 +265,10 @@ async def test_an_agent_without_the_mount_warns_once(caplog: pytest.LogCaptureFi
 async def test_an_agent_outside_of_its_pod_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await _Node(tmp_path / "absent", [_pod("web")]).check()
     (message,) = caplog.messages
-    assert message.startswith(f"folder {tmp_path}/absent cannot be read: No such file or directory: ")
+    assert message.startswith(f"directory {tmp_path}/absent cannot be read: No such file or directory: ")
 
 
-async def test_an_agent_that_may_not_read_the_folder_warns_once(
+async def test_an_agent_that_may_not_read_the_directory_warns_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its supplemental groups are missing, or SELinux denies it: data movers do not need it."""
@@ -277,13 +279,13 @@ async def test_an_agent_that_may_not_read_the_folder_warns_once(
     monkeypatch.setattr("nodeagent.runtime.preflight.list_pods", deny)
     await _Node(tmp_path, [_pod("web")]).check()
     (message,) = caplog.messages
-    assert message.startswith(f"folder {tmp_path} cannot be read: Permission denied: ")
+    assert message.startswith(f"directory {tmp_path} cannot be read: Permission denied: ")
     assert message.endswith("deploy/agent/daemonset.yaml has the mount and the group for it")
 
 
-async def test_a_file_in_place_of_the_folder_ends_the_agent(tmp_path: Path) -> None:
+async def test_a_file_in_place_of_the_directory_ends_the_agent(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"folder .*/file cannot be read: Not a directory"):
+    with pytest.raises(ConfigError, match=r"directory .*/file cannot be read: Not a directory"):
         await _Node(tmp_path / "file", [_pod("web")]).check()
 
 
