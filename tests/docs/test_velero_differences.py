@@ -1,4 +1,4 @@
-"""The page of differences from Velero: its table is complete, and the pages for people who switch lead to it."""
+"""The page of differences from Velero: its sections are complete, and the pages for people who switch lead to it."""
 
 import re
 from pathlib import Path
@@ -7,27 +7,27 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = _ROOT / "docs" / "velero-differences.md"
-_HEADER = ["what", "with Velero", "here", "why", "what to do"]
+_FIELDS = ["With Velero", "Here", "Why"]
+_SECTION = re.compile(r"(?m)^### (?P<difference>.+)\n(?P<body>(?:- .*\n)*)")
+_FIELD = re.compile(r"(?m)^- \*\*([^*:]+):\*\* (.+)$")
 _LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)\s]+)?\)")
 
 
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+_SECTIONS = [
+    (one["difference"], _FIELD.findall(one["body"])) for one in _SECTION.finditer(_PAGE.read_text(encoding="utf-8"))
+]
 
 
-_TABLE = [_cells(line) for line in _PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+def test_every_section_has_its_fields_and_only_an_action_is_optional() -> None:
+    assert len(_SECTIONS) >= 14
+    names = {difference: [name for name, _ in fields] for difference, fields in _SECTIONS}
+    assert {
+        difference: found for difference, found in names.items() if [*found, "Action"][:4] != [*_FIELDS, "Action"]
+    } == {}
 
 
-def test_the_table_has_its_columns_and_every_cell_says_something() -> None:
-    header, rule, *rows = _TABLE
-    assert header == _HEADER
-    assert set(rule) == {"---"}
-    assert len(rows) >= 14
-    assert [row for row in rows if len(row) != len(_HEADER) or not all(row)] == []
-
-
-def test_every_difference_has_one_row() -> None:
-    names = [row[0] for row in _TABLE]
+def test_every_difference_has_one_section() -> None:
+    names = [difference for difference, _ in _SECTIONS]
     assert sorted(set(names)) == sorted(names)
 
 
