@@ -96,7 +96,7 @@ def set_up_logging(
 ) -> None:
     """Make the root logger write to `stream` only (default: standard error), without secrets.
 
-    `redactor` knows more secrets than those that show by their form.
+    `redactor` replaces known values in addition to what has the form of a secret.
 
     Raises:
         ConfigError: unknown level or format.

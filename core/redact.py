@@ -121,7 +121,7 @@ class Redactor:
     """Replaces known secret values in texts, in the encodings that errors quote, and then forms of secrets."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        """Know `secrets`."""
+        """Start with these known values."""
         self._secrets: list[str] = []
         self.add(*secrets)
 

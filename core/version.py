@@ -1,4 +1,4 @@
-"""The version of everything in this repository; `pyproject.toml` says the same (a test compares)."""
+"""The version of the project, the same as in `pyproject.toml` (checked by a test)."""
 
 from typing import Final
 

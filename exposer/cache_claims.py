@@ -1,7 +1,7 @@
 """Cache PVCs of restores.
 
 A restore without a cache volume keeps its cache on the node: a cache volume only saves time and
-space there, and no restore fails for want of one.
+space there, and no restore fails for lack of one.
 Source: Velero v1.18, pkg/exposer/cache_volume.go and validateCachePVCConfig in
 pkg/cmd/cli/nodeagent/server.go.
 """

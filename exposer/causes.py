@@ -99,7 +99,7 @@ def _latest(events: Sequence[JsonDict]) -> JsonDict | None:
 def _time(event: JsonDict) -> int:
     """Return when the Event was last seen, by the API server's clock, in whole seconds: most have no finer time.
 
-    The reporter's own times only tell how long after its first record that was: each reporter has a
+    The reporter's own times are only used for the time since its first record: each reporter has a
     clock of its own, and one may be wrong.
     """
     created = (event.get("metadata") or {}).get("creationTimestamp")

@@ -80,7 +80,7 @@ class CSISnapshotExposer:
             return await self._causes.inspect(pod)
 
     async def confirm(self, request: SnapshotRequest) -> None:
-        """Return if the volume of the backup PVC was created from the snapshot.
+        """Check that the volume of the backup PVC was created from the snapshot.
 
         Called once the mover pod runs, so the PVC is bound.
 

@@ -136,7 +136,7 @@ async def settle_source(client: KubeClient, content: JsonDict) -> None:
     """Keep or delete the snapshot on the storage with the backup `content`, depending on its source.
 
     Called before that content is deleted without the cleanup of its transfer. A source whose snapshot
-    still exists is as it was found afterwards, and so is one whose content was found with Retain.
+    still exists is restored to the state in which it was found, and so is one whose content had Retain.
 
     Raises:
         ContractError: the source's content does not name its snapshot.
@@ -183,7 +183,7 @@ def _created_later(snapshot: JsonDict, request: SnapshotRequest) -> bool:
 
 
 def _check_volume(request: SnapshotRequest, claim: JsonDict) -> None:
-    """Return if the volume of the source and its class are known.
+    """Check that the volume of the source and its class are known.
 
     Source: Velero v1.18.2, GetVolumeTopology in pkg/util/kube/pvc_pv.go.
 

@@ -65,7 +65,7 @@ class Guard(Protocol):
     """Ownership check: before each create from the cache, after the last one by a read."""
 
     async def __call__(self, *, sure: bool) -> None:
-        """Return if the owner is this agent's to expose; `sure`: by a read from the API server.
+        """Check that the owner is this agent's to expose; `sure`: by a read from the API server.
 
         Raises:
             NotOwnerError: it is not.
@@ -270,7 +270,7 @@ class BackupExposer(Exposer[SnapshotRequest], Protocol):
     """Exposes a volume that is created from a snapshot."""
 
     async def confirm(self, request: SnapshotRequest) -> None:
-        """Return if the volume of the running mover pod is that volume; reads only.
+        """Check that the volume of the running mover pod is that volume; reads only.
 
         Raises:
             ExposeError: it existed before, and has other data.

@@ -94,7 +94,7 @@ class PodVolumeExposer:
         return str(pod["spec"].get("nodeName", ""))
 
     async def confirm(self, request: PodVolumeRequest) -> None:
-        """Return if the workload pod still has the volume.
+        """Check that the workload pod still has the volume.
 
         A mover continues in an empty directory when the volume is unmounted: its success alone proves
         nothing. A restored pod whose init container completed has found its data.

@@ -101,7 +101,7 @@ class CacheVolume:
 
 @dataclass(frozen=True)
 class CacheRule:
-    """Restores with a cache volume: those of snapshots of at least `threshold_mib`; none with a limit of 0."""
+    """Restores with a cache volume: those of backups of at least `threshold_mib`; none with a limit of 0."""
 
     storage_class: str
     limit_mib: int

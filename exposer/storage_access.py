@@ -1,4 +1,4 @@
-"""What a mover pod needs of its agent to reach the bucket, read from the BackupStorageLocation.
+"""What a mover pod must inherit to reach the bucket, read from the BackupStorageLocation.
 
 Knows which locations depend on credentials or directories of the agent's own pod. Does not read
 credentials: the mover does.

@@ -68,7 +68,7 @@ def check_alive(ref: WorkloadRef, pod: JsonDict | None) -> JsonDict:
 
 
 def check_running(ref: WorkloadRef, pod: JsonDict) -> None:
-    """Return if `pod` is running, so that its volumes are mounted.
+    """Check that `pod` is running, so that its volumes are mounted.
 
     Raises:
         ExposeError: it is not running yet.

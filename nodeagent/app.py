@@ -101,14 +101,14 @@ def build_agent(client: KubeClient, clock: Clock, spec: AgentSpec) -> Agent:
     memory = MemoryTrimmer(clock, find_trim())
     outages = Outages()
 
-    def note_answer(verb: str, status: int) -> None:
+    def on_answer(verb: str, status: int) -> None:
         metrics.request(verb, status)
-        memory.note()
+        memory.record_request()
         outages.observe(status)
 
     limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
     skew = ClockSkew(clock, metrics)
-    limited = LimitedTransport(client.transport, limit, on_answer=note_answer, on_date=skew.observe)
+    limited = LimitedTransport(client.transport, limit, on_answer=on_answer, on_date=skew.observe)
     counting = KubeClient(limited, Retry(clock), on_skipped=metrics.object_skipped)
     parts = build_parts(counting, clock, spec, metrics)
     node = build_node(parts)

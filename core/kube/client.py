@@ -202,7 +202,7 @@ class KubeClient:
 
         Raises:
             NotServedError: the API server does not serve `resource`.
-            UnknownPathError: it does, or does not say; but something answered with a 404 that is not its own.
+            UnknownPathError: the 404 is not the API server's own, and `resource` may be served.
         """
         request = replace(request, urgent=self._urgent)
 

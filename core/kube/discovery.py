@@ -1,4 +1,4 @@
-"""Discovery: whether the API server serves a resource, as it says itself."""
+"""Discovery: whether the API server serves a resource."""
 
 from typing import TypeVar
 
@@ -37,8 +37,8 @@ class _Resources(msgspec.Struct, tag="APIResourceList", tag_field="kind"):
 async def is_unserved(transport: Transport, resource: Resource) -> bool:
     """Return whether the API server lists its resources, and `resource` is not one of them.
 
-    False where it does not answer, or rejects the question: its ClusterRole `system:discovery` lets every
-    authenticated user ask.
+    False where it does not answer, or rejects the request, which the ClusterRole `system:discovery` permits to
+    every authenticated user.
     Source: Kubernetes v1.34, API concepts, "Discovery API" (unaggregated).
     """
     if not resource.group:

@@ -51,7 +51,7 @@ class KubeError(AgentError):
 
 
 class NotFoundError(KubeError):
-    """404: the API server says that the object, or its resource, does not exist."""
+    """404 of the API server: the object, or its resource, does not exist."""
 
 
 class NotServedError(NotFoundError):
@@ -167,7 +167,7 @@ def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | 
     rejection = _parse_rejection(body)
     cls = _BY_STATUS.get(status, ServerError if status >= _FIRST_SERVER_ERROR else KubeError)
     if cls is NotFoundError and (rejection.kind, rejection.reason) != ("Status", "NotFound"):
-        # What is taken for deleted is failed, and its objects are deleted: only the API server may say so.
+        # A transfer whose objects do not exist fails and is cleaned up: only the API server's own 404 proves that.
         cls = UnknownPathError
     if cls is ConflictError and rejection.reason == "AlreadyExists":
         cls = AlreadyExistsError
@@ -189,7 +189,7 @@ def parse_retry_after(header: str | None) -> float | None:
 
 
 def raise_for_status(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> None:
-    """Return if `status` is a success; the arguments are those of `build_error`.
+    """Check that `status` is a success; the arguments are those of `build_error`.
 
     Raises:
         KubeError: it is not.

@@ -398,7 +398,7 @@ _FORMS: Final[Mapping[Resource, Any]] = {
 
 
 def check_form(resource: Resource, obj: JsonDict) -> None:
-    """Return if `obj` has the form of its kind; any other resource, such as a review, is no stored object.
+    """Check that `obj` has the form of its kind; resources that are not stored, such as reviews, have none.
 
     Raises:
         MalformedObjectError: it does not; the message names the object and the field.
@@ -408,7 +408,7 @@ def check_form(resource: Resource, obj: JsonDict) -> None:
 
 
 def check_identity(resource: Resource, obj: JsonDict) -> None:
-    """Return if the metadata of `obj` has the right form.
+    """Check that the metadata of `obj` has the right form.
 
     Raises:
         MalformedObjectError: it does not.

@@ -1,7 +1,7 @@
 """Keepalive of the connections to the API server, so that one that dies without a packet is noticed.
 
 A flow that a load balancer or a virtual IP drops sends no FIN and no RST. Without keepalive a watch on
-it is silent until its own timeout, minutes later, and nothing else shows that it is blind.
+it is silent until its own timeout, minutes later, and nothing else shows that it is dead.
 """
 
 import socket
@@ -26,7 +26,7 @@ is in flight. Source: Linux, tcp(7).
 
 
 class _Socket(Protocol):
-    """A socket, or what asyncio shows of one."""
+    """A socket, or asyncio's wrapper of one."""
 
     def setsockopt(self, level: int, name: int, value: int, /) -> None: ...
 

@@ -205,7 +205,7 @@ class _Line(TypedDict):
 
 
 class _Event(NamedTuple):
-    """What a line says: the kind of the change, the object's version, empty if it has none, and the object."""
+    """The content of a line: the kind of the change, the object's version, empty if it has none, and the object."""
 
     kind: str
     version: str

@@ -36,7 +36,7 @@ class Phase(StrEnum):
 FINAL_PHASES: Final = frozenset({Phase.CANCELED, Phase.COMPLETED, Phase.FAILED})
 
 HOLDING_PHASES: Final = frozenset({Phase.ACCEPTED, Phase.PREPARED})
-"""The phases that count towards `prepareQueueLength`."""
+"""The phases that count toward `prepareQueueLength`."""
 
 RUNNING_PHASES: Final = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
 """The phases in which a data mover may move data."""

@@ -159,7 +159,7 @@ class BackupRepository(CustomResource):
         return self.status.phase or RepositoryPhase.NEW
 
     def check_key(self, wanted: RepositoryKey) -> None:
-        """Return if the repository has the key `wanted`.
+        """Check that the repository has the key `wanted`.
 
         Raises:
             RepositoryError: it has another key; the message has both.

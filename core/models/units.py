@@ -11,7 +11,7 @@ from typing import Final
 __all__ = ["format_duration", "parse_count", "parse_duration", "parse_quantity"]
 
 _LONGEST_TEXT: Final = 128
-"""Characters of a duration or quantity: a longer one is no honest value, and costs time to parse."""
+"""Characters of a duration or quantity: a longer one is invalid, and would cost time to parse."""
 
 _LARGEST_INTEGER: Final = 2**63 - 1
 """Go's int64: the longest duration in nanoseconds, and the largest number in JSON."""

@@ -1,4 +1,4 @@
-"""Block devices: a snapshot holds one as a directory with a single file, the device's bytes.
+"""Block devices: a kopia snapshot holds one as a directory with a single file, the device's bytes.
 
 kopia reads a device from its standard input, so that no byte passes through this process. It
 writes one to its standard output, from where a thread copies it: kopia itself would fill
@@ -168,7 +168,7 @@ async def open_device(path: Path, flags: int, data_path: DataPath) -> AsyncItera
 
 
 def _device_size(fd: int) -> int:
-    """Return the device's size in bytes; the position is at its start afterwards."""
+    """Return the device's size in bytes; the position is at its start afterward."""
     size = os.lseek(fd, 0, os.SEEK_END)
     os.lseek(fd, 0, os.SEEK_SET)
     return size

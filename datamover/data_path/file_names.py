@@ -119,7 +119,7 @@ class NameReport:
             self.longest.append(_show(directory, name))
 
     def add_placeholder(self, directory: bytes, name: bytes) -> None:
-        """Note a name that is a placeholder to kopia."""
+        """Record a name that is a placeholder to kopia."""
         if len(self.placeholders) < _EXAMPLES:
             self.placeholders.append(_show(directory, name))
 

@@ -106,7 +106,7 @@ def _is_file(status: os.stat_result) -> bool:
 
 
 def remove_links(target: Path, links: Sequence[bytes]) -> None:
-    """Remove the links, relative paths; what is no link any more stays, such as the last name of a file.
+    """Remove the links, relative paths; what is no longer a link stays, such as the last name of a file.
 
     Raises:
         DataPathError: one of them cannot be removed.

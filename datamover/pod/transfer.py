@@ -126,7 +126,7 @@ class PodTransfer:
         return result
 
     def _check_mounted(self) -> None:
-        """Return if the volume of a workload pod is mounted, or the mover has a volume of its own.
+        """Check that the volume of a workload pod is mounted, or the mover has a volume of its own.
 
         Raises:
             DataPathError: it is not mounted.

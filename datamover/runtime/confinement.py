@@ -103,7 +103,7 @@ def find_means() -> Means:
 
 
 def report_means(means: Means) -> None:
-    """Log the means in force; the first line of a data mover's log."""
+    """Log the means of confinement; the first line of a data mover's log."""
     if means.description:
         _logger.info("kopia is confined to its volume by %s", means.description)
     else:

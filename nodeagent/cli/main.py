@@ -63,9 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"node-agent {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_command(commands, "serve", "run the agent for one node", set_up_serve)
+    _add_command(commands, "serve", "run the agent of one node", set_up_serve)
     _add_command(commands, "check-config", "check a configuration", set_up_check_config)
-    _add_command(commands, "node-agent", "the command of Velero's DaemonSet: node-agent server", _set_up_velero)
+    _add_command(commands, "node-agent", "start the agent as Velero's DaemonSet does (server)", _set_up_velero)
     return parser
 
 

@@ -138,7 +138,8 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         type=_duration,
         default=Settings.prepare_timeout,
-        help=f"timeout from Accepted to Prepared (default: {_shown(Settings.prepare_timeout)})",
+        help="timeout from Accepted to Prepared, and of checks before admission "
+        f"(default: {_shown(Settings.prepare_timeout)})",
     )
     group.add_argument(
         "--resource-timeout",
@@ -161,7 +162,7 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         type=_duration,
         default=Settings.node_gone_after,
-        help="how long a node may be not Ready before its transfers are set to Failed "
+        help="duration for which a node may be not Ready before its transfers are set to Failed "
         f"(default: {_shown(Settings.node_gone_after)})",
     )
     group.add_argument(
@@ -186,7 +187,7 @@ def _add_api_client(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         type=_duration,
         default=Settings.lease_duration,
-        help=f"how long a leader that stops renewing its Lease keeps it (default: {_shown(Settings.lease_duration)})",
+        help=f"duration for which the Lease is valid without a renewal (default: {_shown(Settings.lease_duration)})",
     )
     group.add_argument(
         "--client-qps",

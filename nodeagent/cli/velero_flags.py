@@ -1,4 +1,4 @@
-"""Flags of Velero's binary that mean nothing here: accepted, so that its DaemonSets start this agent unchanged.
+"""Flags of Velero's binary without effect: accepted, so that its DaemonSets start this agent unchanged.
 
 Source: Velero v1.18, pkg/cmd/velero/velero.go and pkg/install/daemonset.go; its Helm chart 12.1,
 templates/node-agent-daemonset.yaml; klog v2.130, klog.go.

@@ -130,7 +130,7 @@ def show_key(key: str) -> str:
 
 
 def sort_keys(document: JsonDict, section: type[Section]) -> SortedKeys:
-    """Return the known keys of `document`, with a note on every other one.
+    """Return the known keys of `document`, with a finding for every other one.
 
     Keys are not case-sensitive, and null is the same as absent, as in Velero.
     Source: Go, encoding/json.

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def advise(config: AgentConfig) -> list[Finding]:
-    """Return a note on each setting of `config` that has no effect, or more than it seems to."""
+    """Return a finding for each setting of `config` that has no effect, or a wider one than intended."""
     return [*_on_affinity(config), *_on_backup_claims(config), *_on_cache(config), *_on_rules(config)]
 
 

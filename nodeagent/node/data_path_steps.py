@@ -1,7 +1,7 @@
 """The steps from Prepared to the final status: slot, start, cancel, outcome, completion.
 
 Knows when the data path may start, and what follows from the end of a mover. Does not know how a
-mover pod is created (`nodeagent.node.expose_steps`), nor what is deleted afterwards
+mover pod is created (`nodeagent.node.expose_steps`), nor what is deleted afterward
 (`nodeagent.transfers.cleanup`).
 """
 
@@ -77,11 +77,11 @@ class DataPathSteps(StepBase):
 
     async def end_without_result(self, case: Case) -> Requeue | None:
         """Move to Canceled or Failed: the mover pod no longer exists, and its result is unknown."""
-        gone = f"data mover pod {case.cr.metadata.namespace}/{case.cr.name} is gone"
+        mover = f"data mover pod {case.cr.metadata.namespace}/{case.cr.name}"
         if case.view.cancel is not CancelState.NONE:
-            return await self._end(case, Phase.CANCELED, f"{cancel_cause(case.cr)}; {gone}")
+            return await self._end(case, Phase.CANCELED, f"{cancel_cause(case.cr)}; {mover} was lost")
         cause = explain_loss(case.departed) if case.departed is not None else ""
-        message = f"{gone} from node {self._site.node} without a result" + (f": {cause}" if cause else "")
+        message = f"{mover} was lost on node {self._site.node} without a result" + (f": {cause}" if cause else "")
         return await self._end(case, Phase.FAILED, message)
 
     async def fail_unstarted(self, case: Case) -> Requeue | None:
@@ -156,7 +156,7 @@ class DataPathSteps(StepBase):
         """Report why the completion is pending, or move to Failed if it timed out."""
         timeout = self._operation_timeout(case)
         if self._pending.operation_seconds(case.cr.uid, "completion") >= timeout.total_seconds():
-            message = f"data was moved, but not handed over within {format_duration(timeout)}: {pending.message}"
+            message = f"not completed within {format_duration(timeout)} after the data was moved: {pending.message}"
             return await self._end(case, Phase.FAILED, message)
         await self._report_pending(case, pending)
         return Requeue(self._pending.count_check(case.cr.uid))

@@ -83,7 +83,7 @@ class ExposeSteps(StepBase):
         self._current = current
 
     async def expose(self, case: Case) -> Requeue | None:
-        """Take the next step towards a mover pod, and report what that is pending for."""
+        """Take the next step toward a mover pod, and report what that is pending for."""
         if case.view.phase is Phase.PREPARED and case.view.pod in {PodState.ABSENT, PodState.TERMINATING}:
             recorded = await self._record_loss(case)
             if recorded:

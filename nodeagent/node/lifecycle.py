@@ -51,7 +51,7 @@ class Action(Enum):
 
     NOTHING = auto()
     EXPOSE = auto()
-    """Take the next step towards a mover pod, the first one or its replacement."""
+    """Take the next step toward a mover pod, the first one or its replacement."""
     RECREATE = auto()
     """Record that the mover pod was lost before its data path started, and delete it."""
     TAKE_OVER = auto()

@@ -1,4 +1,4 @@
-"""What the Events of a data mover say: its progress, and what it is pending for."""
+"""The Events of a data mover: its progress, and what it is pending for."""
 
 import logging
 from dataclasses import dataclass, field

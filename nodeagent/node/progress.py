@@ -127,7 +127,7 @@ class ProgressFollower:
             self._changed.set()
 
     def leave(self, kind_name: str, uid: str) -> None:
-        """Stop following that transfer; what its Events said is kept until they expire."""
+        """Stop following that transfer; what its Events reported is kept until they expire."""
         reading = self._readings.get(uid)
         if reading is not None and reading.followed is not None:
             reading.followed = None

@@ -177,7 +177,7 @@ class StepBase:
         self._pending.pause_checks(case.cr.uid, _VOLUME_CHECK_SECONDS if case.kind.spec.bound_to_node else math.inf)
 
     async def _clear_pending(self, case: Case) -> None:
-        """Remove the message about a cause that is gone."""
+        """Remove the message about a cause that no longer applies."""
         self._pending.forget(case.cr.uid)
         if case.cr.status.message:
             await self._tools.status.report(case.kind, case.cr, message="")

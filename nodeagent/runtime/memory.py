@@ -30,7 +30,7 @@ class MemoryTrimmer:
         self._trim = trim
         self._worked = asyncio.Event()
 
-    def note(self) -> None:
+    def record_request(self) -> None:
         """Record that a request was made."""
         self._worked.set()
 

@@ -64,15 +64,15 @@ class Metrics:
         self._position = self._gauge("queue_position", "Admission queue position of the next transfers", "kind", "name")
         self._queued: set[tuple[str, str]] = set()
         self._slots = self._gauge("slots", "Slots of this node for transfers InProgress: used and total", "state")
-        self._config_valid = self._gauge("config_valid", "1 if valid and active, 0 if the last edit was rejected")
+        self._config_valid = self._gauge("config_valid", "1 if the current document is active exactly as written")
         self._config_info = self._gauge("config_info", "Hash of the active configuration", "hash")
-        self._priority_class = self._gauge("priority_class_usable", "0 if data movers run without their class")
+        self._priority_class = self._gauge("priority_class_usable", "0 if mover pods lack the configured class")
         self._requests = self._counter(
-            "api_requests", "Requests by verb and HTTP status (0: no answer)", "verb", "status"
+            "api_requests", "Requests to the API server by verb and HTTP status (0: no answer)", "verb", "status"
         )
-        self._skew = self._gauge("clock_skew_seconds", "This node's wall clock minus the API server's; only shown")
+        self._skew = self._gauge("clock_skew_seconds", "Node's wall clock minus the API server's, in seconds")
         self._passed_over = self._gauge(
-            "node_passed_over", "1 if the leader prefers other nodes: transfers fail before Prepared", "passed_over"
+            "node_passed_over", "1 for each node that the leader passes over", "passed_over"
         )
         self._shown_passed_over: AbstractSet[str] = frozenset()
         self._skipped = self._counter(

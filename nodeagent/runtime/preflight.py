@@ -45,7 +45,7 @@ _ACCESS_REVIEWS: Final = Resource(
 """Every authenticated user may create one. Source: Kubernetes, ClusterRole system:basic-user."""
 
 PREFLIGHT_NAME: Final = "preflight"
-"""The name by which a definition is asked for: a get needs no permission beyond those of every kind."""
+"""The name that is read to check a definition: a get needs no permission beyond those of every kind."""
 
 _AT_A_TIME: Final = 8
 """Access reviews in parallel; there are about seventy, of a few milliseconds each."""

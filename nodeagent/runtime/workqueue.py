@@ -42,7 +42,7 @@ class WorkQueue(Generic[K]):
     """Keys that are ready, in order of arrival; keys that are due later; keys in progress.
 
     A key that is added while it is ready is there once; one that is added while it is in progress
-    is handled again afterwards, never by two workers at a time.
+    is handled again afterward, never by two workers at a time.
     """
 
     def __init__(self, clock: Clock, *, name: str, workers: int) -> None:

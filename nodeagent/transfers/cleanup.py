@@ -38,7 +38,7 @@ class CleanUp:
     timeout: timedelta
 
     async def step(self, kind: Adapter[Any], cr: Transfer) -> Requeue | None:
-        """Take the next step for `cr`; None means that its expose objects and this agent's marks are gone.
+        """Take the next step for `cr`; None means that its expose objects and this agent's marks are removed.
 
         A blocked cleanup is reported as an Event, once for each cause, and retried without limit:
         the status of the transfer is final and does not change.

@@ -1,6 +1,6 @@
 """The rules for reporting why a transfer is pending, and for when to check it again.
 
-Each rule takes what is known about one pending transfer and returns it as it is afterwards.
+Each rule takes what is known about one pending transfer and returns it as it is afterward.
 `PendingRecords` applies the rules to the transfers of one agent, by uid. It holds nothing that the
 API server does not show: a restarted agent begins with empty records.
 """

@@ -184,7 +184,7 @@ def _explain_lost_mover(cr: Transfer, mover: JsonDict | None) -> str:
     """Return why the mover of a running transfer is lost; empty while it runs or if it left a result."""
     if cr.phase not in RUNNING_PHASES or _has_result(cr, mover):
         return ""
-    lost = f"data mover pod {cr.metadata.namespace}/{cr.name} is gone without a result"
+    lost = f"data mover pod {cr.metadata.namespace}/{cr.name} was lost without a result"
     if mover is None:
         return lost
     if parse_pod_end(mover) is None:

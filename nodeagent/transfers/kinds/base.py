@@ -130,7 +130,7 @@ class Adapter(Protocol[C]):
         ...
 
     async def clean_up(self, cr: C) -> Pending | None:
-        """Delete the expose objects of `cr`, which is final; None once all of them are gone."""
+        """Delete the expose objects of `cr`, which is final; None once all of them are deleted."""
         ...
 
     def count(self, cr: C, metrics: Metrics) -> None:
@@ -167,7 +167,7 @@ class Exposes(Adapter[C], Protocol[C]):
     """The part of a kind that makes a volume reachable from a mover pod."""
 
     async def ensure_exposed(self, cr: C, guard: Guard) -> Exposed | Pending:
-        """Take the next steps towards a mover pod, calling `guard` before each create.
+        """Take the next steps toward a mover pod, calling `guard` before each create.
 
         Raises:
             ExposeError: the volume can never be exposed.
@@ -176,13 +176,13 @@ class Exposes(Adapter[C], Protocol[C]):
         ...
 
     async def confirm_volume(self, cr: C) -> None:
-        """Return if the volume is still the one that `cr` names; reads only.
+        """Check that the volume is still the one that `cr` names; reads only.
 
         Called before the data path starts and before a mover's success is recorded: the content of
         a volume that was unmounted in between must not pass for its data.
 
         Raises:
-            ExposeError: the volume is gone.
+            ExposeError: the volume no longer exists.
         """
         ...
 
@@ -199,7 +199,7 @@ class Completes(Adapter[C], Protocol[C]):
         ...
 
     async def keep(self, cr: C, outcome: Outcome) -> Outcome:
-        """Return `outcome` with everything that `complete` needs once the mover pod is gone."""
+        """Return `outcome` with everything that `complete` needs once the mover pod is deleted."""
         ...
 
     async def complete(self, cr: C, outcome: Outcome) -> Pending | None:

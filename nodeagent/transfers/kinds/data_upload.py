@@ -96,7 +96,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         return await self.exposer.ensure(self._request(cr), guard)
 
     async def confirm_volume(self, cr: DataUpload) -> None:
-        """Return if the volume of the mover was created from the source snapshot."""
+        """Check that the volume of the mover was created from the source snapshot."""
         await self.exposer.confirm(self._request(cr))
 
     async def clean_up(self, cr: DataUpload) -> Pending | None:

@@ -66,7 +66,7 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
         return await self.exposer.ensure(self._request(cr), guard)
 
     async def confirm_volume(self, cr: P) -> None:
-        """Return if the workload pod still has the volume."""
+        """Check that the workload pod still has the volume."""
         await self.exposer.confirm(self._request(cr))
 
     def queue_namespace(self, cr: P) -> str:

@@ -98,7 +98,7 @@ async def test_a_handover_has_its_whole_timeout(skew: timedelta) -> None:
         await asyncio.sleep(590)
         assert world.phase(kind) == "InProgress"
         await world.until(lambda: world.phase(kind) == "Failed", seconds=30, every=1)
-    assert message(world, kind).startswith("data was moved, but not handed over within 10m0s: ")
+    assert message(world, kind).startswith("not completed within 10m0s after the data was moved: ")
 
 
 @pytest.mark.parametrize("by", ["cancel", "deletion"])

@@ -137,7 +137,7 @@ async def test_a_handover_that_times_out_fails_the_transfer() -> None:
         world.cluster.binds = False
         await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=110, every=1)
         message = world.transfer("DataDownload")["status"]["message"]
-        assert message.startswith("data was moved, but not handed over within 1m30s: target PVC app3/data")
+        assert message.startswith("not completed within 1m30s after the data was moved: target PVC app3/data")
 
 
 @pytest.mark.parametrize("build", [data_upload, data_download])

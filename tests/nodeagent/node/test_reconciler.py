@@ -200,7 +200,7 @@ async def test_a_transfer_whose_pod_disappears_is_failed() -> None:
         await world.cluster.client.delete(PODS, "velero", "du-1")
         await world.until(world.done)
         assert world.phase() == "Failed"
-        assert "data mover pod velero/du-1 is gone" in world.transfer()["status"]["message"]
+        assert "data mover pod velero/du-1 was lost" in world.transfer()["status"]["message"]
 
 
 async def test_a_mover_on_another_node_is_taken_over_by_that_nodes_agent() -> None:

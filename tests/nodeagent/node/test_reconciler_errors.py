@@ -98,7 +98,7 @@ async def test_a_transfer_whose_pod_is_deleted_after_a_cancel_request_is_cancele
         assert world.phase() == "Canceled"
 
 
-@pytest.mark.cause("handover-too-long")
+@pytest.mark.cause("completion-too-long")
 async def test_a_handover_that_times_out_fails_the_transfer() -> None:
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
@@ -108,7 +108,7 @@ async def test_a_handover_that_times_out_fails_the_transfer() -> None:
         world.cluster.tick_seconds = 5
         await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=700, every=5)
         message = world.transfer("DataDownload")["status"]["message"]
-        assert message.startswith("data was moved, but not handed over within 10m0s: target PVC app3/data")
+        assert message.startswith("not completed within 10m0s after the data was moved: target PVC app3/data")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ async def test_a_handover_that_is_rejected_until_its_timeout_fails_the_transfer(
         world.cluster.tick_seconds = 5
         await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=700, every=5)
         message = world.transfer("DataDownload")["status"]["message"]
-        assert message.startswith("data was moved, but not handed over within 10m0s: patch PersistentVolume pvc-")
+        assert message.startswith("not completed within 10m0s after the data was moved: patch PersistentVolume pvc-")
 
 
 REJECTIONS = pytest.mark.parametrize(
@@ -175,7 +175,7 @@ async def test_a_change_of_a_volume_that_stays_rejected_fails_the_transfer_after
         assert world.phase("DataDownload") == "InProgress"
         await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=60, every=5)
         text = world.transfer("DataDownload")["status"]["message"]
-        assert text.startswith("data was moved, but not handed over within 10m0s: patch PersistentVolume pvc-")
+        assert text.startswith("not completed within 10m0s after the data was moved: patch PersistentVolume pvc-")
         assert message in text
 
 

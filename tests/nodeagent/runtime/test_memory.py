@@ -34,7 +34,7 @@ async def test_an_idle_agent_returns_nothing() -> None:
 @pytest.mark.looptime
 async def test_memory_is_returned_after_the_last_request_and_after_its_connections_closed() -> None:
     async with keeping() as (keeper, times):
-        keeper.note()
+        keeper.record_request()
         await asyncio.sleep(1000)
     assert times == pytest.approx([10, 20])
 
@@ -43,7 +43,7 @@ async def test_memory_is_returned_after_the_last_request_and_after_its_connectio
 async def test_memory_is_returned_during_a_burst() -> None:
     async with keeping() as (keeper, times):
         for _ in range(60):
-            keeper.note()
+            keeper.record_request()
             await asyncio.sleep(1)
         worked_until = 59
         await asyncio.sleep(1000)

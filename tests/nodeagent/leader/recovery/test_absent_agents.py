@@ -192,7 +192,7 @@ async def test_a_transfer_whose_mover_is_lost_while_its_agent_is_unavailable_fai
             await KubeClient(scene.kube, Retry(LoopClock())).delete(PODS, NAMESPACE, "du")
         await scene.until(lambda: scene.phase("du") in {"Failed", "Canceled"}, seconds=45)
     why = ": Evicted: disk pressure" if evicted else ""
-    expected = f"data mover pod velero/du is gone without a result{why}; no node agent is ready on node node-a"
+    expected = f"data mover pod velero/du was lost without a result{why}; no node agent is ready on node node-a"
     asked = "spec.cancel is set; " if canceled else ""
     assert (scene.phase("du"), scene.message("du")) == ("Canceled" if canceled else "Failed", asked + expected)
 
