@@ -161,8 +161,8 @@ class PodVolumeExposer:
         mounted = [v.get("hostPath") or {} for v in mover["spec"].get("volumes") or [] if v["name"] == owner.uid]
         directory = mounted[0].get("path", "") if mounted else ""
         if not directory:
-            mover = f"data mover pod {owner.namespace}/{owner.name}"
-            raise ExposeError(f"{mover} mounts no directory of workload pod {ref}")
+            place = f"data mover pod {owner.namespace}/{owner.name}"
+            raise ExposeError(f"{place} mounts no directory of workload pod {ref}")
         return replace(ref, uid=pod_of_directory(directory))
 
 
