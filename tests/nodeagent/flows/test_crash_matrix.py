@@ -20,8 +20,10 @@ from tests.nodeagent.support.transfers import TRANSFERS
 pytestmark = pytest.mark.looptime
 
 LEAST_REQUESTS = 8
-FAULTS = list(Fault)
-STOPS = [Fault.STOP_BEFORE, Fault.STOP_AFTER]
+EXHAUSTIVE = pytest.mark.exhaustive
+STOPS_SAMPLED = [pytest.param(Fault.STOP_BEFORE, marks=EXHAUSTIVE), Fault.STOP_AFTER]
+READ_FAULTS = [*STOPS_SAMPLED, Fault.SERVER_ERROR, pytest.param(Fault.LOST, marks=EXHAUSTIVE)]
+"""A read has no conflicts, and one whose answer is lost equals one that is lost."""
 STEP_SECONDS = 0.25
 
 CHANGES = {
@@ -46,6 +48,10 @@ GOOD = Scenario("Completed", Mover(seconds=0.5))
 BROKEN = Scenario("Failed", Mover(seconds=0.5, exit_code=11, message="no space left"))
 LOST = Scenario("Completed", Mover(seconds=0.5, rejected="OutOfcpu", rejections=1))
 CANCELED = Scenario("Canceled", Mover(seconds=1000), canceled=True)
+
+
+def name_fault(fault: Fault) -> str:
+    return fault.name.lower()
 
 
 def is_write(request: Request) -> bool:
@@ -141,20 +147,19 @@ async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bo
         assert found == expected, f"{fault.name} at {at}: {request}"
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.lower())
+@pytest.mark.parametrize("fault", Fault, ids=name_fault)
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_every_write_may_fail(kind: str, fault: Fault) -> None:
     await check_matrix(kind, GOOD, fault)
 
 
-@pytest.mark.parametrize("fault", [*STOPS, Fault.SERVER_ERROR, Fault.LOST], ids=lambda fault: fault.name.lower())
+@pytest.mark.parametrize("fault", READ_FAULTS, ids=name_fault)
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_every_read_may_fail(kind: str, fault: Fault) -> None:
-    """A read has no conflicts, and one whose answer is lost equals one that is lost."""
     await check_matrix(kind, GOOD, fault, reads=True)
 
 
-@pytest.mark.parametrize("fault", STOPS, ids=lambda fault: fault.name.lower())
+@pytest.mark.parametrize("fault", STOPS_SAMPLED, ids=name_fault)
 @pytest.mark.parametrize("scenario", [BROKEN, CANCELED, LOST], ids=["broken", "canceled", "first mover lost"])
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_the_agent_may_be_stopped_at_every_write_of_a_failed_run(
