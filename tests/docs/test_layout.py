@@ -51,7 +51,7 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/runtime/settings.py": "tests/nodeagent/cli/test_main.py",
     "nodeagent/transfers/events.py": "tests/nodeagent/node/test_reconciler.py",
     "nodeagent/transfers/kinds/data_download.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
-    "nodeagent/transfers/kinds/repository.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
+    "nodeagent/transfers/kinds/location.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
 }
 """Modules that serve one neighbor, and the file that tests them through it."""
 

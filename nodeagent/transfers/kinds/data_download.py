@@ -20,7 +20,7 @@ from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, Re
 from exposer.placement import LINUX, WINDOWS
 from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, KindSpec, PlainKind
-from nodeagent.transfers.kinds.repository import check_location
+from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import Outcome, RestoreResults, read_outcome
 
 __all__ = ["DataDownloadKind"]

@@ -17,7 +17,7 @@ from core.models.transfers import DataUpload
 from exposer.model import BackupExposer, Exposed, Guard, Owner, Pending, Reader, SnapshotRequest
 from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, KindSpec, PlainKind
-from nodeagent.transfers.kinds.repository import check_location
+from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import BackupResults
 
 __all__ = ["DataUploadKind"]

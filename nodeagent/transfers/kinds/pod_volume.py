@@ -21,7 +21,7 @@ from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, KindSpec, PlainKind
-from nodeagent.transfers.kinds.repository import check_location
+from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import BackupResults, RestoreResults
 
 __all__ = ["PodVolumeBackupKind", "PodVolumeKind", "PodVolumeRestoreKind"]

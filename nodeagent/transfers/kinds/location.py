@@ -1,4 +1,4 @@
-"""Admission check of the backup storage location.
+"""The admission check of the backup storage location, which all kinds share.
 
 Does not access the bucket, which the mover does.
 """
