@@ -152,7 +152,7 @@ def test_one_agent_exposes_what_a_mover_on_another_node_moves(moved: Moved) -> N
     assert {transfer["metadata"]["labels"]["nodeagent.io/node"] for transfer in moved.held} == {_NODE}
 
 
-def test_an_agent_that_is_killed_in_mid_transfer_goes_on_where_it_was(moved: Moved) -> None:
+def test_an_agent_that_is_killed_in_mid_transfer_continues_where_it_was(moved: Moved) -> None:
     for transfer in moved.uploads:
         status = transfer["status"]
         assert status["phase"] == "Completed", status

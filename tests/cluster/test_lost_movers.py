@@ -1,4 +1,4 @@
-"""Evicted movers on a real cluster: recreated before they start; afterwards the failure names the eviction."""
+"""Evicted movers on a real cluster: recreated before they start; afterward the failure names the eviction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _evict(bed: Bed, transfer: Json) -> None:
     bed.user.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
 
 
-def test_an_evicted_mover_is_recreated_before_it_starts_and_fails_its_transfer_afterwards(
+def test_an_evicted_mover_is_recreated_before_it_starts_and_fails_its_transfer_afterward(
     agent: Bed, space: str, one_slot: str
 ) -> None:
     with open_gated_place(agent, space) as (gate, place):

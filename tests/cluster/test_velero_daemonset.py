@@ -1,7 +1,7 @@
 """A node agent that `velero install` has installed is switched to this one by its image alone, and back.
 
 There is no image of Velero in the test bed: a stand-in has its name, which only waits until it is to end. So the tests
-show what becomes of DaemonSet and pods, and of this agent; not that Velero's agent works afterwards. Nor is there a
+show what becomes of DaemonSet and pods, and of this agent; not that Velero's agent works afterward. Nor is there a
 Velero server: in its place, this agent's controller makes the backup repositories.
 """
 

@@ -50,8 +50,8 @@ def test_a_pod_volume_restore_writes_the_file_that_the_workload_waits_for() -> N
     ("owners", "labels", "uid"),
     [
         (["Backup", "Restore"], {}, "uid-of-Restore"),
-        (["ConfigMap"], {"velero.io/restore-uid": "labelled"}, "uid-of-ConfigMap"),
-        ([], {"velero.io/restore-uid": "labelled"}, "labelled"),
+        (["ConfigMap"], {"velero.io/restore-uid": "labeled"}, "uid-of-ConfigMap"),
+        ([], {"velero.io/restore-uid": "labeled"}, "labeled"),
         ([], {}, ""),
     ],
     ids=["a Restore goes first", "the first owner whatever it is", "the label", "nothing"],

@@ -34,10 +34,10 @@ RESOURCES = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_C
 by_resource = pytest.mark.parametrize("resource", RESOURCES, ids=[each.kind for each in RESOURCES])
 
 
-def build(resource: Resource, owner: Owner | None, *, labelled: bool = True, referenced: bool = True) -> JsonDict:
+def build(resource: Resource, owner: Owner | None, *, labeled: bool = True, referenced: bool = True) -> JsonDict:
     """Return an object with the name of those of `OWNER`."""
     meta: JsonDict = {"name": OWNER.name} | ({"namespace": "velero"} if resource.namespaced else {})
-    if owner is not None and labelled:
+    if owner is not None and labeled:
         meta["labels"] = {OWNER_UID_LABEL: owner.uid}
     if owner is not None and referenced:
         meta["ownerReferences"] = [owner.reference]
@@ -103,4 +103,4 @@ async def test_another_owners_object_fails_the_transfer_and_is_named(resource: R
         await meet(build(resource, None), resource)
     deployed = Owner("apps/v1", "ReplicaSet", "velero", "web", "uid-of-web")
     with pytest.raises(ExposeError, match=f"{re.escape(text)} but to ReplicaSet web: delete it"):
-        await meet(build(resource, deployed, labelled=False), resource)
+        await meet(build(resource, deployed, labeled=False), resource)

@@ -107,12 +107,12 @@ def test_a_link_of_a_tenant_in_the_volume_is_never_reached(host_pods: Path) -> N
     volume.chmod(0o700)
 
 
-def test_the_computed_directory_is_used_where_there_is_nothing_to_look_in(tmp_path: Path) -> None:
+def test_the_computed_directory_is_used_where_there_is_nothing_to_list(tmp_path: Path) -> None:
     """An agent that runs outside of its pod."""
     assert _find(tmp_path / "absent", _computed()) == _computed()
 
 
-def test_the_computed_directory_is_used_where_the_agent_may_not_look(
+def test_the_computed_directory_is_used_where_the_agent_may_not_list_it(
     host_pods: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def deny(path: Path) -> list[Path]:

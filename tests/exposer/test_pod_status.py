@@ -213,7 +213,7 @@ def with_sidecar(meta: JsonDict, mover: JsonDict, *, phase: str = "Running") -> 
 
 
 @pytest.mark.parametrize("meta", [BY_LABEL, BY_REFERENCE], ids=["ours", "of Velero"])
-def test_only_the_movers_container_tells_how_it_ended(meta: JsonDict) -> None:
+def test_only_the_movers_container_decides_how_it_ended(meta: JsonDict) -> None:
     killed: JsonDict = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
 
     assert parse_pod_end(with_sidecar(meta, {"running": {}})) is None

@@ -236,7 +236,7 @@ def test_snapshot_and_content_match_velero_with_our_annotations() -> None:
 
     assert differences(recorded("volumesnapshot-of-dataupload"), our_snapshot) == owner_label(owner)
     assert differences(recorded("volumesnapshotcontents", called=owner.name), our_content) == owner_label(owner) | {
-        # The source is deleted; its record is needed afterwards.
+        # The source is deleted; its record is needed afterward.
         f"metadata.annotations.{SOURCE_ANNOTATION}": (None, source.to_json()),
         # The content is created before the snapshot, so that a restarted agent can continue: its
         # controller adds the snapshot that it is bound to.

@@ -59,7 +59,7 @@ async def test_a_restore_interrupted_at_any_request_continues(applied: bool) -> 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
 async def test_a_rebind_interrupted_at_any_request_can_be_dropped(applied: bool) -> None:
-    """Afterwards the target has the volume, or the volume is deleted."""
+    """Afterward the target has the volume, or the volume is deleted."""
     at, cut = 0, True
     while cut:
         at, scene = at + 1, RestoreScene()

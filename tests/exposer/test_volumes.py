@@ -159,7 +159,7 @@ async def test_a_claim_that_is_being_provisioned_is_reported() -> None:
 
 
 @pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
-async def test_a_claim_that_nobody_provisions_is_deleted_at_once(reclaim: str) -> None:
+async def test_a_claim_that_is_not_being_provisioned_is_deleted_at_once(reclaim: str) -> None:
     """Not before a provisioner was asked, nor where the volume is reclaimed by its own policy."""
     scene = RestoreScene(reclaim=reclaim)
     scene.world.provisions = False

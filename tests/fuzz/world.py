@@ -1,7 +1,7 @@
 """A whole agent on a fake API server, with every kind of object that it reads; and what must hold of it.
 
 Each case distorts one object, or some answers, for a few seconds of virtual time. The agent must go on, log
-no unexpected exception, and handle healthy transfers afterwards.
+no unexpected exception, and handle healthy transfers afterward.
 """
 
 import asyncio

@@ -31,5 +31,5 @@ def test_phases_never_go_back() -> None:
             assert order.index(target) == order.index(phase) + 1
 
 
-def test_only_accepted_and_prepared_count_towards_the_quota() -> None:
+def test_only_accepted_and_prepared_count_toward_the_quota() -> None:
     assert {Phase.ACCEPTED, Phase.PREPARED} == HOLDING_PHASES

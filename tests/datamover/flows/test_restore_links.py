@@ -113,7 +113,7 @@ async def test_a_link_that_appears_during_the_restore_is_found_whatever_its_time
         await _restore(mover_repository, snapshot_id, target)
 
 
-async def test_a_link_that_a_pod_creates_for_itself_during_the_restore_is_in_nobodys_way(
+async def test_a_link_that_a_pod_creates_for_itself_during_the_restore_does_no_harm(
     mover_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot_id, target = await _snapshot(mover_repository, _fill(tmp_path / "volume")), tmp_path / "target"

@@ -62,7 +62,7 @@ def test_what_does_not_pass_is_no_outage(error: str) -> None:
     assert find_outage([error]) == ""
 
 
-def test_a_full_cache_volume_is_told_from_a_full_volume() -> None:
+def test_a_full_cache_volume_is_distinguished_from_a_full_volume() -> None:
     full = "error downloading indexes: write {}/tmp.1: no space left on device"
     assert find_cause([full.format("/cache/kopia-cache/indexes")]) == "the volume of kopia's cache is full"
     assert find_cause([full.format("/volume")]) == "the disk is full"

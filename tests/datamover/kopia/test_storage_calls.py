@@ -114,7 +114,7 @@ async def test_without_a_timeout_a_call_is_repeated_for_hours(tmp_path: Path, re
 
 
 @pytest.mark.looptime
-async def test_an_attempt_that_fills_the_cache_begins_the_timeout_anew(tmp_path: Path, reports: _Reports) -> None:
+async def test_an_attempt_that_fills_the_cache_restarts_the_timeout(tmp_path: Path, reports: _Reports) -> None:
     """Not one that only reads again what an earlier one has read."""
     indexes = tmp_path / "kopia-cache" / "indexes"
     indexes.mkdir(parents=True)
@@ -139,7 +139,7 @@ async def test_any_other_failure_is_not_repeated(tmp_path: Path, reports: _Repor
 
 
 @pytest.mark.looptime
-async def test_a_failed_creation_is_repeated_only_after_another_look(tmp_path: Path, reports: _Reports) -> None:
+async def test_a_failed_creation_is_repeated_only_after_another_check(tmp_path: Path, reports: _Reports) -> None:
     none = "repository not initialized in the provided storage"
     kopia = _ScriptedKopia(none, _REFUSED, none, _BUSY)
     assert await _open(kopia, tmp_path, reports).ensure() == "0a"

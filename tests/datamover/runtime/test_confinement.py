@@ -51,7 +51,7 @@ def test_without_means_root_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         pass
 
 
-def test_without_means_an_ordinary_user_goes_on_unconfined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_means_an_ordinary_user_continues_unconfined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with confine(Path("/bin/true"), Bounds(), _NOTHING, tmp_path) as confinement:
         assert confinement is None

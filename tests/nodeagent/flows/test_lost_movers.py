@@ -1,4 +1,4 @@
-"""Mover pods that the cluster ends: recreated before the data path started, reported with the cause afterwards."""
+"""Mover pods that the cluster ends: recreated before the data path started, reported with the cause afterward."""
 
 import asyncio
 

@@ -111,7 +111,7 @@ async def test_an_image_that_is_available_again_before_that_completes_the_transf
     assert (world.phase(kind), world.transfer(kind)["status"].get("message")) == ("Completed", None)
 
 
-async def test_an_agent_that_restarts_waits_for_an_image_anew() -> None:
+async def test_an_agent_that_restarts_begins_the_timeout_of_an_image_again() -> None:
     transfer = accepted(data_upload())
     async with open_world(transfer, mover=Mover(starts=False)) as world:
         async with world.agent():

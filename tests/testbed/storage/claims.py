@@ -49,7 +49,7 @@ class Claims:
         """Volumes that were handed to the API server; the caches may not show them yet."""
 
     def reconcile_claim(self, claim: Json) -> None:
-        """Take the next step towards a volume for this claim, if it is ours to serve."""
+        """Take the next step toward a volume for this claim, if it is ours to serve."""
         storage_class = self._class_to_serve(claim)
         if storage_class is None:
             return

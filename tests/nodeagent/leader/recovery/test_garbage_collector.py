@@ -185,7 +185,7 @@ async def test_a_new_dispatcher_collects_leaked_objects_and_nothing_else() -> No
     leave_backup(scene, "long-gone")
     scene.kube.put(scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS)[0])
     for kind in KINDS:
-        put(scene, kind, "not-labelled", spec={"volumeSnapshotRef": {"namespace": "velero"}})
+        put(scene, kind, "not-labeled", spec={"volumeSnapshotRef": {"namespace": "velero"}})
     put(scene, PODS, "init", owner="a-repository", labels={REPOSITORY_TYPE_LABEL: "kopia"})
     put(scene, PODS, "elsewhere", owner="x", namespace="other")
     put(
@@ -203,9 +203,9 @@ async def test_a_new_dispatcher_collects_leaked_objects_and_nothing_else() -> No
         await client.delete(PERSISTENT_VOLUMES, "", "pv-long-gone")
         await scene.until(lambda: "long-gone" not in names(scene, VOLUME_SNAPSHOT_CONTENTS), seconds=30)
         await asyncio.sleep(1300)
-    assert names(scene, PODS) == ["elsewhere", "init", "not-labelled"]
-    assert names(scene, VOLUME_SNAPSHOT_CONTENTS) == ["not-labelled", "of-another-agent"]
-    assert names(scene, PERSISTENT_VOLUME_CLAIMS) == names(scene, VOLUME_SNAPSHOTS) == ["not-labelled"]
+    assert names(scene, PODS) == ["elsewhere", "init", "not-labeled"]
+    assert names(scene, VOLUME_SNAPSHOT_CONTENTS) == ["not-labeled", "of-another-agent"]
+    assert names(scene, PERSISTENT_VOLUME_CLAIMS) == names(scene, VOLUME_SNAPSHOTS) == ["not-labeled"]
 
 
 @pytest.mark.looptime

@@ -185,7 +185,7 @@ async def test_a_recorded_transfer_synced_from_another_cluster_loses_its_finaliz
     assert scene.kube.objects(EVENTS) == []
 
 
-async def test_nothing_is_remembered_of_a_transfer_that_is_gone() -> None:
+async def test_nothing_is_remembered_of_a_deleted_transfer() -> None:
     scene = open_scene("node-b")
     scene.add("held", status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER])
     scene.kind.held["held"] = Pending("CleaningUp", "Pod velero/held is being deleted")
