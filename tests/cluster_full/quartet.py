@@ -98,7 +98,7 @@ class Seed:
 
 @dataclass
 class Quartet:
-    """Four transfers of a scenario, uploads into a repository that has nothing yet.
+    """Four transfers of a scenario, uploads into a repository that has nothing yet: no two have the same name.
 
     Attributes:
         seed: Whose data they move.
@@ -200,7 +200,8 @@ class Quartet:
         """Have everything of the scenario deleted; nothing may block the deletion of a transfer."""
         bed, space = self.bed, self.seed.space
         names = [f"{transfer['kind'].lower()}/{transfer['metadata']['name']}" for transfer in self.transfers.values()]
-        bed.user.kubectl("delete", *names, "-n", NAMESPACE, "--ignore-not-found", "--timeout=60s")
+        if names:
+            bed.user.kubectl("delete", *names, "-n", NAMESPACE, "--ignore-not-found", "--timeout=60s")
         self.reader.delete()
         mine = [f"pvc/back-{self.name}", f"pvc/{self.reader.name}"]
         bed.user.kubectl("delete", *mine, "-n", space, "--ignore-not-found", "--timeout=60s")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.cluster.configuration import configured
@@ -14,9 +12,6 @@ from tests.cluster_full.quartet import Quartet, wait_leaked
 from tests.cluster_full.respawn import is_kubelet
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -32,10 +27,10 @@ def _expect_canceled(quartet: Quartet) -> None:
 def test_new(quartet: Quartet) -> None:
     """Another transfer takes all of the admission quota: its pod is made, and the kubelet does nothing with it."""
     seed, bed = quartet.seed, quartet.bed
-    first = Quartet(seed, "first")
-    seed.volume.take_snapshots(["first"])
+    first = Quartet(seed, "quota")
+    seed.volume.take_snapshots(["quota"])
     bed.user.apply(*first.place.build(url=seed.gate.url))
-    upload = seed.volume.upload(f"{seed.space}-first-du", snapshot="first", location=first.place.name)
+    upload = seed.volume.upload(f"{seed.space}-quota-du", snapshot="quota", location=first.place.name)
     first.transfers = {"DataUpload": upload}
     kubelet = wait_for_one("kubelet", is_kubelet("bed-1"))
     with configured(bed, loadConcurrency={"prepareQueueLength": 1}):
@@ -78,10 +73,10 @@ def test_prepared(quartet: Quartet) -> None:
     seed = quartet.seed
     seed.gate.shut()
     with configured(seed.bed, loadConcurrency={"globalConfig": 1}):
-        first = Quartet(seed, "first")
-        seed.volume.take_snapshots(["first"])
+        first = Quartet(seed, "slot")
+        seed.volume.take_snapshots(["slot"])
         seed.bed.user.apply(*first.place.build(url=seed.gate.url))
-        upload = seed.volume.upload(f"{seed.space}-first-du", snapshot="first", location=first.place.name)
+        upload = seed.volume.upload(f"{seed.space}-slot-du", snapshot="slot", location=first.place.name)
         first.transfers = {"DataUpload": upload}
         seed.bed.user.apply(upload)
         wait_until(seed.bed, UPLOADS, upload, "InProgress")
