@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Bed
 
-__all__ = ["ONE_SLOT", "activate", "build_concurrency", "configured"]
+__all__ = ["ONE_SLOT", "activate", "build_concurrency", "change", "configured"]
 
 ONE_SLOT = "bed-2"
 """The node for tests that need a node with one slot: transfers of other tests run elsewhere."""
@@ -47,12 +47,22 @@ def configured(bed: Bed, **changes: Any) -> Iterator[None]:
     Raises:
         BedError: An agent does not activate it in time.
     """
-    before = (bed.api.get(CONFIG_MAPS, NAMESPACE, _NAME) or {})["data"][_KEY]
-    activate(bed, json.dumps(json.loads(before) | changes))
+    before = change(bed, **changes)
     try:
         yield
     finally:
         activate(bed, before)
+
+
+def change(bed: Bed, **changes: Any) -> str:
+    """Change some keys on every node; return the document that was active before.
+
+    Raises:
+        BedError: An agent does not activate it in time.
+    """
+    before: str = (bed.api.get(CONFIG_MAPS, NAMESPACE, _NAME) or {})["data"][_KEY]
+    activate(bed, json.dumps(json.loads(before) | changes))
+    return before
 
 
 def activate(bed: Bed, document: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.cluster.configuration import configured
+from tests.cluster.configuration import change
 from tests.cluster.conftest import Bed
 from tests.cluster.gate import open_gate
 from tests.cluster.scenes import Place
@@ -66,9 +66,10 @@ class Soak:
         chance = random.Random(self.seed)
         kinds = Deck(list(RESOURCES), random.Random(chance.random()))
         faults = Deck([*FAULTS, *[NO_FAULT] * _WITHOUT_FAULT], random.Random(chance.random()))
+        install_agent(self.bed.user, self.bed.env)
+        # It is not restored: the kubelet may start an agent that was killed often only five minutes later.
+        change(self.bed, loadConcurrency={"globalConfig": _TRANSFERS_AT_A_TIME})
         with ExitStack() as stack:
-            install_agent(self.bed.user, self.bed.env)
-            stack.enter_context(configured(self.bed, loadConcurrency={"globalConfig": _TRANSFERS_AT_A_TIME}))
             wrong = Place(self.bed, WRONG_LOCATION).build(secret_key="notthesecretofanybody")
             self.bed.user.apply(*wrong)
             grounds = [
