@@ -53,17 +53,17 @@ def check_alive(ref: WorkloadRef, pod: JsonDict | None) -> JsonDict:
     Raises:
         ExposeError: it was deleted, is being deleted, or has terminated.
     """
-    gone = f"workload pod {ref} is gone"
+    missing = f"workload pod {ref} is not available"
     if pod is None:
-        raise ExposeError(f"{gone}: it does not exist")
+        raise ExposeError(f"{missing}: it does not exist")
     meta = pod["metadata"]
     if not ref.matches(pod):
-        raise ExposeError(f"{gone}: the pod of that name has the UID {meta['uid']}, not {ref.uid}")
+        raise ExposeError(f"{missing}: the pod of that name has the UID {meta['uid']}, not {ref.uid}")
     if meta.get("deletionTimestamp"):
-        raise ExposeError(f"{gone}: it is being deleted")
+        raise ExposeError(f"{missing}: it is being deleted")
     phase = (pod.get("status") or {}).get("phase", "")
     if phase in _TERMINATED:
-        raise ExposeError(f"{gone}: phase {phase}, its volumes are unmounted")
+        raise ExposeError(f"{missing}: phase {phase}, its volumes are unmounted")
     return pod
 
 

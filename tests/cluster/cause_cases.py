@@ -212,7 +212,7 @@ CASES = {
         storage_class=MISSING,
     ),
     "workload-gone": Case(
-        "workload pod {space}/missing is gone: it does not exist",
+        "workload pod {space}/missing is not available: it does not exist",
         "Failed",
         kind="PodVolumeBackup",
         source=MISSING,

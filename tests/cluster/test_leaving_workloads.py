@@ -41,9 +41,9 @@ def test_a_deleted_workload_fails_its_backup_and_the_one_that_is_prepared(
         agent.user.apply(third)
 
         ended = [wait_until(agent, BACKUPS, item, "Failed")["status"] for item in (first, second, third)]
-        assert ended[0]["message"].startswith(f"workload pod {space}/moving is gone: ")
+        assert ended[0]["message"].startswith(f"workload pod {space}/moving is not available: ")
         for status in ended[1:]:
-            assert status["message"] == f"workload pod {space}/ready is gone: it does not exist"
+            assert status["message"] == f"workload pod {space}/ready is not available: it does not exist"
         assert not any("snapshotID" in status for status in ended)
         moving.delete()
         expect_nothing_left(agent, first, second, third)

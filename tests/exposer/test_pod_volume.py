@@ -132,8 +132,8 @@ async def test_pod_volumes_are_rejected_where_host_pods_is_not_mounted() -> None
     ("status", "text"),
     [
         ({"phase": "Pending"}, "is not running: phase Pending"),
-        ({"phase": "Succeeded"}, "is gone: phase Succeeded, its volumes are unmounted"),
-        ({"phase": "Failed"}, "is gone: phase Failed, its volumes are unmounted"),
+        ({"phase": "Succeeded"}, "is not available: phase Succeeded, its volumes are unmounted"),
+        ({"phase": "Failed"}, "is not available: phase Failed, its volumes are unmounted"),
     ],
 )
 async def test_a_pod_that_is_not_running_is_not_backed_up(status: JsonDict, text: str) -> None:
@@ -161,7 +161,7 @@ async def test_a_deleted_a_terminating_and_another_pod_have_different_messages()
     scene.put_pod(RUNNING, uid="another")
     replaced = await scene.rejection()
 
-    begin = "workload pod app/writer is gone: "
+    begin = "workload pod app/writer is not available: "
     assert (going, gone) == (f"{begin}it is being deleted", f"{begin}it does not exist")
     assert replaced.startswith(f"{begin}the pod of that name has the UID another, not ")
 
@@ -241,7 +241,7 @@ async def test_a_volume_is_confirmed_while_its_pod_has_it_or_found_its_data(
     if ok:
         await scene.exposer.confirm(scene.request)
     else:
-        with pytest.raises(ExposeError, match=r"workload pod .* is gone"):
+        with pytest.raises(ExposeError, match=r"workload pod .* is not available"):
             await scene.exposer.confirm(scene.request)
 
 
@@ -330,9 +330,9 @@ async def test_an_expose_fails_when_the_workload_is_deleted_while_its_mover_is_p
     await scene.exposer.ensure(scene.request, no_guard)
     await scene.remove_pod()
 
-    assert "is gone" in await scene.rejection()
+    assert "is not available" in await scene.rejection()
     assert await scene.exposer.read_node(scene.request) == ""
-    with pytest.raises(ExposeError, match="is gone"):
+    with pytest.raises(ExposeError, match="is not available"):
         await scene.exposer.ensure(scene.request, no_guard)
 
 

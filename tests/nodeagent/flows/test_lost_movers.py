@@ -237,7 +237,7 @@ async def test_a_workload_that_is_deleted_while_its_node_is_full_fails_its_trans
         ref = transfer["spec"]["pod"]
         await world.cluster.client.delete(PODS, ref["namespace"], ref["name"])
         await world.until(lambda: world.done(kind), seconds=25)
-    assert "is gone: it does not exist" in world.transfer(kind)["status"]["message"]
+    assert "is not available: it does not exist" in world.transfer(kind)["status"]["message"]
 
 
 async def test_each_lost_mover_pod_has_a_timeout_of_its_own() -> None:

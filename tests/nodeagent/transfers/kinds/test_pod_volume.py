@@ -76,7 +76,7 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
     assert {answer.decision for answer in answers} == {AdmissionState.FAILED}
     assert [answer.message.partition(":")[0] for answer in answers] == [
         "restic is not supported",
-        f"workload pod {pod['metadata']['namespace']}/writer is gone",
+        f"workload pod {pod['metadata']['namespace']}/writer is not available",
         "pod volumes are not accessible",
     ]
 
@@ -187,7 +187,7 @@ async def test_a_transfer_fails_when_its_workload_goes(name: str, phase: str) ->
         async with world.agent():
             await world.until(lambda: world.done(name))
     status = world.transfer(name)["status"]
-    expected = f"workload pod {ref['namespace']}/writer is gone: it does not exist"
+    expected = f"workload pod {ref['namespace']}/writer is not available: it does not exist"
     assert (status["phase"], status["message"]) == ("Failed", expected)
     assert world.left() == {}
 
@@ -203,7 +203,7 @@ async def test_a_transfer_that_waits_for_a_slot_sees_within_ten_seconds_that_its
         await world.until(lambda: world.phase(name) == "Failed", seconds=10)
     assert (
         world.transfer(name)["status"]["message"]
-        == f"workload pod {ref['namespace']}/writer is gone: it does not exist"
+        == f"workload pod {ref['namespace']}/writer is not available: it does not exist"
     )
 
 
@@ -215,5 +215,5 @@ async def test_the_message_of_the_mover_is_reported_beside_the_cause() -> None:
         await world.cluster.client.delete(PODS, "app", "writer")
         await world.until(lambda: world.done("PodVolumeBackup"))
     assert world.transfer("PodVolumeBackup")["status"]["message"] == (
-        "workload pod app/writer is gone: it does not exist; the data mover reported: cannot read /uid/file"
+        "workload pod app/writer is not available: it does not exist; the data mover reported: cannot read /uid/file"
     )
