@@ -17,6 +17,8 @@ export PYTHON PREVIOUS
 
 venv = $$(tools/venv.sh)/bin
 pytest = $(venv)/python -m pytest -q $(TESTS)
+# Many tests wait for a clock or a process: one worker more than cores keeps the cores busy.
+parallel = -n $$(($$(nproc) + 1))
 no_cluster = not integration and not cluster and not slow
 step = @printf '\n== %s\n' "$@"
 is_root := $(filter 0,$(shell id -u))
@@ -41,15 +43,14 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
-# Some of these tests wait for a clock: one process more than cores keeps all cores busy.
 check: lint types contracts ## the quick loop: static checks and the tests that start no process; 2 minutes
 	$(step)
-	@$(pytest) -m '$(no_cluster) and not processes and not exhaustive' -n $$(($$(nproc) + 1)) --durations 15 --durations-min 0.5
+	@$(pytest) -m '$(no_cluster) and not processes and not exhaustive' $(parallel) --durations 15 --durations-min 0.5
 
 coverage: venv unit-tools ## statement and branch coverage of the unit tests, and the modules below 90 %
 	$(step)
 	@rm -f .coverage .coverage.*
-	@$(pytest) -m '$(no_cluster)' -n auto --cov --cov-report=
+	@$(pytest) -m '$(no_cluster)' $(parallel) --cov --cov-report=
 	@$(venv)/coverage report | awk 'NR < 3 || /^TOTAL/ || $$NF + 0 < 90'
 
 lint: venv ## style (ruff)
@@ -71,7 +72,7 @@ contracts: venv ## import rules (import-linter)
 
 unit: venv unit-tools ## unit tests, with a real kopia
 	$(step)
-	@$(pytest) -m '$(no_cluster)' -n auto
+	@$(pytest) -m '$(no_cluster)' $(parallel) --durations 25 --durations-min 5
 
 integration: venv integration-tools ## tests against a real kube-apiserver
 	$(step)
