@@ -151,7 +151,7 @@ def _failed(pattern: str) -> Ending:
 FAULTS = (
     Fault("mover killed", ending=_failed("137|SIGKILL|killed"), strike=_kill_mover, holds=True),
     Fault("kopia killed", ending=_failed("kopia.*(SIGKILL|killed|signal)"), strike=_kill_kopia, holds=True),
-    Fault("pod deleted", ending=_failed("gone|deleted|stopped"), strike=_delete_pod, holds=True),
+    Fault("pod deleted", ending=_failed("lost|deleted|stopped"), strike=_delete_pod, holds=True),
     Fault("storage stalls", strike=_stall, holds=True),
     Fault("provisioning fails for a while", _CLAIMS_ONLY, strike=_fail_provisioning),
     Fault("canceled", ending=Ending(frozenset({"Canceled", "Completed"})), strike=_cancel),
