@@ -121,9 +121,9 @@ class _Outage:
         return _BACKOFF.seconds_after(self._failures)
 
     @property
-    def lasted(self) -> timedelta:
+    def lasted_seconds(self) -> float:
         """The time since the first attempt began, or since an attempt made progress."""
-        return timedelta(seconds=self._clock.monotonic() - self._since_seconds)
+        return self._clock.monotonic() - self._since_seconds
 
     def _count(self) -> int:
         with suppress(OSError):
@@ -202,10 +202,10 @@ class StorageCalls:
             try:
                 result = await step()
             except _StorageOutageError as e:
-                pause_seconds = outage.fail()
-                if timeout and outage.lasted >= timeout:
-                    seconds = timedelta(seconds=round(outage.lasted.total_seconds()))
-                    text = f"{self._description} did not answer for {format_duration(seconds)}: {e}"
+                pause_seconds, lasted_seconds = outage.fail(), outage.lasted_seconds
+                if timeout and lasted_seconds >= timeout.total_seconds():
+                    lasted = format_duration(timedelta(seconds=round(lasted_seconds)))
+                    text = f"{self._description} did not answer for {lasted}: {e}"
                     raise RepositoryError(text) from e
                 await self._report_wait(f"{self._description} does not answer, will retry: {e.cause}")
                 await clock.sleep(pause_seconds)
