@@ -1,6 +1,8 @@
 """One watch of Events serves all running transfers of a node."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from copy import copy
 from functools import partial
 
@@ -16,7 +18,7 @@ from nodeagent.node.progress import ProgressFollower
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.node.test_progress import NOT_READY, event, message_of
-from tests.nodeagent.support.harness import accepted, build_agent, open_world
+from tests.nodeagent.support.harness import World, accepted, build_agent, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock
@@ -98,28 +100,33 @@ async def test_a_mover_of_velero_gets_a_watch_of_its_own_while_it_runs() -> None
         assert len(world.kube.watches) == len({r.path for r in world.kube.requests if "watch" in r.query})
 
 
-async def test_the_events_of_a_finished_transfer_are_forgotten_when_they_expire() -> None:
+@asynccontextmanager
+async def _finished_with_an_event() -> AsyncIterator[tuple[World, ProgressFollower]]:
+    """Run an agent whose progress follower has read an Event of a finished transfer."""
     transfer = accepted(data_upload())
     async with open_world(transfer) as world, world.agent() as agent:
         await world.until(world.done)
         world.kube.put(event(transfer, "Progress", "{}", number=9))
         follower = agent._tools.progress
         await world.until(lambda: transfer["metadata"]["uid"] in follower._readings)
-        for found in world.kube.objects(EVENTS):
-            await world.cluster.client.delete(EVENTS, "velero", found["metadata"]["name"])
+        yield world, follower
+
+
+async def _delete_events(world: World) -> None:
+    for found in world.kube.objects(EVENTS):
+        await world.cluster.client.delete(EVENTS, "velero", found["metadata"]["name"])
+
+
+async def test_the_events_of_a_finished_transfer_are_forgotten_when_they_expire() -> None:
+    async with _finished_with_an_event() as (world, follower):
+        await _delete_events(world)
         await world.until(lambda: follower._readings == {}, seconds=5)
 
 
 async def test_the_events_of_a_finished_transfer_are_forgotten_when_a_list_lacks_them() -> None:
-    transfer = accepted(data_upload())
-    async with open_world(transfer) as world, world.agent() as agent:
-        await world.until(world.done)
-        world.kube.put(event(transfer, "Progress", "{}", number=9))
-        follower = agent._tools.progress
-        await world.until(lambda: transfer["metadata"]["uid"] in follower._readings)
+    async with _finished_with_an_event() as (world, follower):
         world.kube.watches.silent = True
-        for found in world.kube.objects(EVENTS):
-            await world.cluster.client.delete(EVENTS, "velero", found["metadata"]["name"])
+        await _delete_events(world)
         world.kube.compact()
         world.kube.watches.cut()
         world.kube.watches.silent = False
