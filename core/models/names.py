@@ -14,6 +14,8 @@ __all__ = [
     "AGENT_DAEMONSET_WINDOWS",
     "AGENT_LABELS",
     "ASYNC_OPERATION_ID_LABEL",
+    "BLOCK_DATA_MOVER",
+    "BUILT_IN_DATA_MOVERS",
     "CANCEL_REQUESTED_ANNOTATION",
     "CONFIG_ANNOTATION",
     "DATA_DOWNLOAD_LABEL",
@@ -52,6 +54,15 @@ DATA_UPLOAD_LABEL: Final = "velero.io/data-upload"
 DATA_DOWNLOAD_LABEL: Final = "velero.io/data-download"
 POD_VOLUME_BACKUP_LABEL: Final = "velero.io/pod-volume-backup"
 POD_VOLUME_RESTORE_LABEL: Final = "velero.io/pod-volume-restore"
+
+# `spec.datamover` of a DataUpload or DataDownload.
+BUILT_IN_DATA_MOVERS: Final = frozenset({"", "velero", "velero-fs"})
+"""The names of the built-in data mover; Velero 1.19 writes the last one for a volume policy with the action `snapshot`.
+
+Source: Velero main at d2241adba, pkg/util/datamover/datamover.go.
+"""
+BLOCK_DATA_MOVER: Final = "velero-block"
+"""The data mover of Velero 1.19 that reads changed blocks only; no agent but Velero's has it."""
 
 # On a custom resource.
 EXPOSE_ON_GOING_LABEL: Final = "velero.io/expose-on-going"

@@ -63,6 +63,7 @@ class PendingReason(StrEnum):
 class FailureReason(StrEnum):
     """Every reason for which an admission check fails; the message explains it."""
 
+    DATA_MOVER_UNSUPPORTED = "DataMoverUnsupported"
     SNAPSHOT_TYPE_UNKNOWN = "SnapshotTypeUnknown"
     SOURCE_MISSING = "SourceMissing"
     TARGET_CLAIM_UNUSABLE = "TargetClaimUnusable"

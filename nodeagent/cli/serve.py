@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Final
 
 from core.logs import LEVELS, LOG_FORMATS, set_up_logging
+from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS
 from core.models.units import format_duration, parse_duration
 from nodeagent.cli.flags import add_kubeconfig, add_namespace
 from nodeagent.cli.velero_flags import IGNORED_FLAGS, add_velero_flags
@@ -98,8 +99,8 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         status_address=arguments.status_address,
         log_level=arguments.log_level,
         log_format=arguments.log_format,
-        # An empty spec.datamover selects the built-in data mover, velero.
-        datamover_names=names | {""} if "velero" in names else names,
+        # No other agent handles those of the block data mover: they would stay New.
+        datamover_names=names | BUILT_IN_DATA_MOVERS | {BLOCK_DATA_MOVER} if names & BUILT_IN_DATA_MOVERS else names,
         repository_controller=RepositoryControllerMode(arguments.repository_controller),
         lease_duration=arguments.lease_duration,
         client_qps=arguments.client_qps,
@@ -170,7 +171,7 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         help="handle transfers whose spec.datamover is NAME; may be repeated. "
-        "velero includes transfers that name none (default: velero)",
+        "velero includes velero-fs and transfers that name none, and fails those of velero-block (default: velero)",
     )
     group.add_argument(
         "--repository-controller",

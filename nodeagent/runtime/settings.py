@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from core.errors import ConfigError
+from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS
 
 __all__ = [
     "DEFAULT_NAMESPACE",
@@ -89,7 +90,7 @@ class Settings:
     status_address: ListenAddress | None = None
     log_level: str = "info"
     log_format: str = "text"
-    datamover_names: frozenset[str] = frozenset({"velero", ""})
+    datamover_names: frozenset[str] = BUILT_IN_DATA_MOVERS | {BLOCK_DATA_MOVER}
     repository_controller: RepositoryControllerMode = RepositoryControllerMode.AUTO
     lease_duration: timedelta = timedelta(seconds=15)
     client_qps: float = 400.0

@@ -12,12 +12,14 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from core.kube.resources import Resource
 from core.models.base import JsonDict
+from core.models.names import BLOCK_DATA_MOVER
 from core.models.transfers import Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
 
 __all__ = [
+    "BLOCK_UNSUPPORTED",
     "COMMON_STATUS_FIELDS",
     "READY",
     "Adapter",
@@ -47,6 +49,10 @@ COMMON_STATUS_FIELDS: Final = frozenset(
 
 Source: Velero v1.18, config/crd (tests/recordings/velero-1.18.2/crds).
 """
+
+
+BLOCK_UNSUPPORTED: Final = f"data mover {BLOCK_DATA_MOVER} is not supported by this node agent; use velero-fs"
+"""Why a DataUpload or DataDownload of the block data mover fails, which would otherwise stay New."""
 
 
 class AdmissionState(Enum):

@@ -12,7 +12,7 @@ from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
 from core.models.base import JsonDict
-from core.models.names import POD_VOLUME_FINALIZER
+from core.models.names import BUILT_IN_DATA_MOVERS, POD_VOLUME_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
 from core.models.transfers import PodVolumeBackup, PodVolumeRestore
@@ -33,10 +33,6 @@ P = TypeVar("P", PodVolumeBackup, PodVolumeRestore)
 _RESTIC: Final = "restic"
 
 
-_BUILT_IN: Final = frozenset({"", "velero"})
-"""The values of `spec.datamover` that select the built-in data mover, which serves pod volumes."""
-
-
 @dataclass(frozen=True)
 class PodVolumeKind(PlainKind[P], Generic[P]):
     """The common part of both adapters.
@@ -55,7 +51,7 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
 
     def managed(self, cr: P) -> bool:  # noqa: ARG002 - the protocol's signature
         """Return whether this agent is the built-in data mover: the kind has no `spec.datamover`."""
-        return bool(self.datamovers & _BUILT_IN)
+        return bool(self.datamovers & BUILT_IN_DATA_MOVERS)
 
     async def clean_up(self, cr: P) -> Pending | None:
         """Delete the mover pod and its cache."""

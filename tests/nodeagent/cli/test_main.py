@@ -109,7 +109,7 @@ def test_settings_without_flags_are_the_defaults() -> None:
     assert settings.resource_timeout == timedelta(minutes=10)
     assert settings.node_gone_after == timedelta(minutes=5)
     assert str(settings.metrics_address) == ":8085"
-    assert settings.datamover_names == {"velero", ""}
+    assert settings.datamover_names == {"", "velero", "velero-fs", "velero-block"}
 
 
 def test_every_flag_is_used() -> None:
@@ -162,8 +162,10 @@ def test_the_namespace_comes_from_the_environment() -> None:
     assert _settings(VELERO_NAMESPACE="backups").namespace == "backups"
 
 
-def test_the_name_velero_includes_transfers_without_a_data_mover() -> None:
-    assert _settings("--datamover=velero", "--datamover=mine").datamover_names == {"velero", "mine", ""}
+@pytest.mark.parametrize("name", ["", "velero", "velero-fs"])
+def test_each_name_of_the_built_in_data_mover_includes_the_others_and_claims_the_block_data_mover(name: str) -> None:
+    built_in = {"", "velero", "velero-fs", "velero-block"}
+    assert _settings(f"--datamover={name}", "--datamover=mine").datamover_names == built_in | {"mine"}
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,16 @@ from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
+from core.models.reasons import FailureReason
 from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
+from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.outcome import Outcome
+from tests.exposer.support.world import no_guard
 from tests.nodeagent.support.transfers import data_download, data_upload
 from tests.support.scripted import answer, rejection, scripted_client, stored
 
@@ -85,11 +88,11 @@ class FakeExposer:
 
 
 def uploads(exposer: FakeExposer | None = None) -> DataUploadKind:
-    return DataUploadKind(exposer or FakeExposer(), lambda: SETTINGS, frozenset({"velero", ""}))
+    return DataUploadKind(exposer or FakeExposer(), lambda: SETTINGS, Settings("").datamover_names)
 
 
 def downloads(exposer: FakeExposer | None = None) -> DataDownloadKind:
-    return DataDownloadKind(exposer or FakeExposer(), lambda: SETTINGS, frozenset({"velero", ""}))
+    return DataDownloadKind(exposer or FakeExposer(), lambda: SETTINGS, Settings("").datamover_names)
 
 
 async def admission(kind: Kind[Any], transfer: JsonDict, world: Mapping[str, JsonDict] = READY_WORLD) -> Admission:
@@ -215,12 +218,29 @@ async def test_a_bound_target_claim_fails() -> None:
     assert (found.decision, found.message) == (AdmissionState.FAILED, "bound already")
 
 
-@pytest.mark.parametrize(("datamover", "ours"), [("", True), ("velero", True), ("another", False)])
+@pytest.mark.parametrize(
+    ("datamover", "ours"),
+    [("", True), ("velero", True), ("velero-fs", True), ("velero-block", True), ("Velero", False), ("another", False)],
+)
 def test_only_transfers_for_this_mover_are_managed(datamover: str, ours: bool) -> None:
     cases: list[tuple[Kind[Any], JsonDict]] = [(uploads(), data_upload()), (downloads(), data_download())]
     for kind, transfer in cases:
         transfer["spec"]["datamover"] = datamover
         assert kind.managed(kind.parse(transfer)) is ours
+
+
+@pytest.mark.parametrize("transfer", [data_upload(), data_download()], ids=lambda transfer: str(transfer["kind"]))
+@pytest.mark.cause("data-mover-unsupported")
+async def test_a_transfer_of_the_block_data_mover_fails_whoever_accepted_it(transfer: JsonDict) -> None:
+    transfer["spec"]["datamover"] = "velero-block"
+    kind: Kind[Any] = uploads() if transfer["kind"] == "DataUpload" else downloads()
+    message = "data mover velero-block is not supported by this node agent; use velero-fs"
+
+    found = await admission(kind, transfer, {})
+
+    assert found == Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
+    with pytest.raises(ExposeError, match=message):
+        await kind.ensure_exposed(kind.parse(transfer), no_guard)
 
 
 def test_a_transfer_queues_for_its_volumes_namespace() -> None:
