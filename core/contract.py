@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Final, TypeVar
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from core.errors import ContractError, ResultError
 from core.models.base import Int64, WireModel
@@ -135,13 +135,17 @@ class VolumePath(WireModel):
 
 
 class BackupResult(WireModel):
-    """The termination message of a backup that succeeded; sizes in bytes."""
+    """The termination message of a backup that succeeded; sizes in bytes.
+
+    `note` is ours, and Velero ignores it: what the user should know about the backup, for `status.message`.
+    """
 
     snapshot_id: _Id = field(name="snapshotID")
     empty_snapshot: bool = False
     source: VolumePath
     total_bytes: Int64 = 0
     incremental_bytes: Int64 = 0
+    note: str | UnsetType = UNSET
 
 
 class RestoreResult(WireModel):

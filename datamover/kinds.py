@@ -19,6 +19,8 @@ from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, Pod
 from core.models.units import parse_count
 
 __all__ = [
+    "AUTO_PARENT",
+    "NO_PARENT",
     "TRANSFER_KINDS",
     "BackupPlan",
     "RestorePlan",
@@ -29,6 +31,15 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
+
+AUTO_PARENT: Final = "auto"
+"""`spec.parentSnapshot` for the last complete snapshot, as if it were empty.
+
+Source: Velero main at d2241adba, pkg/datamover/backup_micro_service.go; its mover does not know this value.
+"""
+
+NO_PARENT: Final = "none"
+"""`spec.parentSnapshot` for reading everything."""
 
 _DATA_MOVER: Final = "snapshot-data-upload-download"
 _POD_VOLUME: Final = "snapshot-pod-volume"
@@ -61,10 +72,14 @@ class TransferKind:
 
 @dataclass(frozen=True)
 class BackupPlan:
-    """The source path of a volume, which is the same for each of its backups, and the snapshot's tags."""
+    """The source path of a volume, which is the same for each of its backups, and the snapshot's tags.
+
+    `parent` is `AUTO_PARENT`, `NO_PARENT` or the ID of a snapshot.
+    """
 
     source: str
     tags: Mapping[str, str]
+    parent: str = AUTO_PARENT
 
 
 @dataclass(frozen=True)
@@ -93,11 +108,12 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
         case DataUpload():
             source = f"{_DATA_MOVER}/kopia/{cr.spec.source_namespace}/{cr.spec.source_pvc}"
             operation = cr.metadata.labels.get(ASYNC_OPERATION_ID_LABEL, "")
-            return BackupPlan(source, _tags(_DATA_MOVER) | {ASYNC_OPERATION_ID_LABEL: operation})
+            tags = _tags(_DATA_MOVER) | {ASYNC_OPERATION_ID_LABEL: operation}
+            return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT)
         case PodVolumeBackup():
             volume = cr.metadata.annotations.get(PVC_NAME_ANNOTATION) or cr.spec.volume
             source = f"{_POD_VOLUME}/kopia/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
-            return BackupPlan(source, _tags(_POD_VOLUME))
+            return BackupPlan(source, _tags(_POD_VOLUME), cr.spec.parent_snapshot or AUTO_PARENT)
         case DataDownload():
             return RestorePlan(cr.spec.snapshot_id)
         case PodVolumeRestore():

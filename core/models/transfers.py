@@ -1,7 +1,7 @@
 """Models of the transfers: DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore.
 
-Source: Velero v1.18, pkg/apis/velero/v2alpha1 and pkg/apis/velero/v1, as recorded in
-tests/recordings/velero-1.18.2/crds. Phases are read through `Transfer.phase`, where an absent
+Source: Velero v1.18 and main at d2241adba (1.19), pkg/apis/velero/v2alpha1 and pkg/apis/velero/v1, as
+recorded in tests/recordings; the custom resource definitions of an older Velero lack some fields. Phases are read through `Transfer.phase`, where an absent
 phase is New.
 """
 
@@ -160,11 +160,16 @@ class _DataMoverTransfer(Transfer):
 
 
 class DataUploadSpec(_MoverSpec):
-    """`spec` of a DataUpload."""
+    """`spec` of a DataUpload.
+
+    `source_fs_type` is the file system of the source volume: for restores that change a volume's mode.
+    """
 
     snapshot_type: str
     csi_snapshot: CSISnapshotSpec | None = None
     source_pvc: str = field(name="sourcePVC")
+    source_fs_type: str = field(default="", name="sourceFSType")
+    parent_snapshot: str = ""
 
 
 class DataUpload(_DataMoverTransfer):
@@ -175,10 +180,11 @@ class DataUpload(_DataMoverTransfer):
 
 
 class TargetVolume(WireModel):
-    """`spec.targetVolume` of a DataDownload."""
+    """`spec.targetVolume` of a DataDownload; `fs_type` is for a restore that changes the volume's mode."""
 
     pvc: str
     namespace: str
+    fs_type: str = ""
 
 
 class DataDownloadSpec(_MoverSpec):
@@ -230,6 +236,7 @@ class PodVolumeBackupSpec(_PodVolumeSpec):
 
     node: str
     tags: dict[str, str] = field(default_factory=dict)
+    parent_snapshot: str = ""
 
 
 class PodVolumeBackup(_PodVolumeTransfer):

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from msgspec import UNSET
+
 from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
@@ -23,6 +25,7 @@ from core.models.units import format_duration
 from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names
 from datamover.data_path.run import DataPath
+from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.kopia.progress import Meter
@@ -31,7 +34,9 @@ from datamover.kopia.snapshots import (
     CHECKPOINT_INTERVAL,
     Snapshot,
     delete_snapshot,
+    find_latest,
     parse_snapshot,
+    read_snapshot,
     remove_incomplete,
     remove_own_incomplete,
 )
@@ -69,6 +74,7 @@ class BackupParameters:
     `checkpoint_interval` is how often kopia saves an incomplete snapshot, at most every 45 minutes.
     `low_memory`: the memory suffices for one kopia process at a time.
     `in_use`: a workload pod may change the volume meanwhile.
+    `parent`: which snapshot tells what has not changed, as in `BackupPlan`.
     """
 
     volume: Path
@@ -79,6 +85,7 @@ class BackupParameters:
     checkpoint_interval: timedelta = CHECKPOINT_INTERVAL
     low_memory: bool = False
     in_use: bool = False
+    parent: str = AUTO_PARENT
 
     @property
     def target(self) -> str:
@@ -101,13 +108,15 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         meter.total_bytes = device_bytes or 0
         if warning := await repository.open(partial(_prepare, repository, parameters)):
             await data_path.warn(warning)
+        if note := await _check_parent(repository, parameters):
+            await data_path.warn(note)
         report = NameReport()
         inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume, report=report)
         async with run_in_background(inspect, name="names") as names, _cleanup_on_error(kopia, parameters, data_path):
             volume = VolumeAccess(parameters.volume if fd is None else None, in_use=parameters.in_use)
             attempted, files = f"back up {parameters.volume}", KopiaFiles(stdin_fd=fd, volume=volume)
             answer = await repository.run(
-                partial(data_path.run, kopia, attempted, *_create_arguments(parameters), files=files)
+                partial(data_path.run, kopia, attempted, *_create_arguments(parameters, note), files=files)
             )
             # The last parts are uploaded after the last reading.
             meter.take_counters(answer.counters)
@@ -123,7 +132,34 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         source=VolumePath(by_path=str(parameters.volume), volume_mode=str(parameters.mode)),
         total_bytes=snapshot.size_bytes,
         incremental_bytes=_incremental(meter, snapshot),
+        note=note or UNSET,
     )
+
+
+async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str:
+    """Return why everything is read although a snapshot was named as parent; empty if it is the one that kopia uses.
+
+    kopia always takes the last complete snapshot of the source, and has no flag for another one.
+    Source: kopia 0.23.1, snapshot/manager.go (FindPreviousManifests).
+    """
+    wanted = parameters.parent
+    if wanted in {AUTO_PARENT, NO_PARENT}:
+        return ""
+    try:
+        found = await read_snapshot(kopia, wanted)
+        latest = await find_latest(kopia, parameters.target)
+    except KopiaError as e:
+        cause = str(e)
+    else:
+        if latest is not None and latest.snapshot_id == wanted:
+            return ""
+        cause = found.fault or (
+            f"it is of the source {found.source}"
+            if found.source != parameters.source
+            else "it is not the last complete one of its source"
+        )
+        cause = f"snapshot {wanted}: {cause}"
+    return f"read everything, since spec.parentSnapshot is not usable: {cause}"
 
 
 async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> str:
@@ -213,7 +249,8 @@ async def _open_volume(
     yield None, None
 
 
-def _create_arguments(parameters: BackupParameters) -> list[str]:
+def _create_arguments(parameters: BackupParameters, parent_fault: str) -> list[str]:
+    read_everything = parent_fault or parameters.parent == NO_PARENT
     device = parameters.mode is VolumeMode.BLOCK
     return [
         "snapshot",
@@ -224,6 +261,7 @@ def _create_arguments(parameters: BackupParameters) -> list[str]:
         f"--pin={_PIN}",
         *(f"--tags={key}:{value}" for key, value in parameters.tags.items()),
         f"--parallel={parameters.parallel}",
+        *(["--force-hash=100"] if read_everything else []),
         f"--checkpoint-interval={format_duration(parameters.checkpoint_interval)}",
         "--fail-fast",
         "--no-send-snapshot-report",

@@ -22,6 +22,7 @@ __all__ = [
     "CHECKPOINT_INTERVAL",
     "Snapshot",
     "delete_snapshot",
+    "find_latest",
     "list_snapshots",
     "parse_snapshot",
     "read_snapshot",
@@ -114,6 +115,18 @@ async def list_snapshots(kopia: KopiaCaller) -> list[Snapshot]:
     return sorted((parse_snapshot(one) for one in found or []), key=lambda snapshot: snapshot.started)
 
 
+async def find_latest(kopia: KopiaCaller, target: str) -> Snapshot | None:
+    """Return the last complete snapshot of a source, in kopia's format `user@host:path`; None without one.
+
+    Raises:
+        KopiaError: they could not be listed.
+    """
+    listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", _NEWEST)
+    # kopia lists the oldest first.
+    found = [one for one in listed.check().json() or [] if _is_of(one, target) and not one.get("incomplete")]
+    return parse_snapshot(found[-1]) if found else None
+
+
 async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
     """Delete an incomplete snapshot, even if the caller is canceled meanwhile.
 
@@ -176,11 +189,14 @@ async def remove_own_incomplete(kopia: Kopia, target: str, *, since: datetime, w
 
 
 def _is_incomplete(one: JsonDict, target: str, since: datetime | None) -> bool:
-    """Return whether it is incomplete, of this source (kopia lists parent directories too), and not older."""
+    """Return whether it is incomplete, of this source, and not older."""
+    return _is_of(one, target) and bool(one.get("incomplete")) and (since is None or _started(one) >= since)
+
+
+def _is_of(one: JsonDict, target: str) -> bool:
+    """Return whether it is of this source: kopia lists parent directories too."""
     source = one.get("source") or {}
-    if f"{source.get('userName')}@{source.get('host')}:{source.get('path')}" != target:
-        return False
-    return bool(one.get("incomplete")) and (since is None or _started(one) >= since)
+    return f"{source.get('userName')}@{source.get('host')}:{source.get('path')}" == target
 
 
 def _started(one: JsonDict) -> datetime:

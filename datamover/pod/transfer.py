@@ -167,6 +167,7 @@ class PodTransfer:
             source=plan.source,
             parallel=settings.parallel_upload or self._context.limits.cpus,
             tags=plan.tags,
+            parent=plan.parent,
             low_memory=self._context.limits.low_memory,
             in_use=TRANSFER_KINDS[self._options.kind_flag].in_use,
         )

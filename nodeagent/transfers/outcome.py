@@ -174,7 +174,7 @@ class BackupResults:
         return parse_result(BackupResult, message)
 
     def final_status(self, cr: Transfer, outcome: Outcome) -> JsonDict:
-        """Return the location and the size of the data as status fields.
+        """Return the location and the size of the data as status fields, and the mover's note as message.
 
         The path is where a data mover of Velero mounts the volume, wherever ours has it.
         Source: tests/recordings/velero-1.18.2, status of DataUpload and PodVolumeBackup.
@@ -190,7 +190,7 @@ class BackupResults:
             "snapshotID": result.snapshot_id,
             "incrementalBytes": result.incremental_bytes,
             "progress": _all_of(result.total_bytes),
-        }
+        } | ({"message": result.note} if result.note else {})
 
 
 class RestoreResults:

@@ -28,6 +28,20 @@ def test_a_backup_has_the_source_and_tags_of_veleros_snapshot(flag: str, recordi
     assert snapshots[plan.source] == plan.tags
 
 
+@pytest.mark.parametrize(
+    ("flag", "recording"), [("data-upload", "dataupload"), ("pod-volume-backup", "podvolumebackup")]
+)
+@pytest.mark.parametrize(("named", "parent"), [("", "auto"), ("auto", "auto"), ("none", "none"), ("0a1b", "0a1b")])
+def test_the_parent_of_a_backup_is_the_last_one_unless_another_is_named(
+    flag: str, recording: str, named: str, parent: str
+) -> None:
+    raw = _recorded(recording)[-1]["object"]
+    raw["spec"]["parentSnapshot"] = named
+    plan = plan_of(TRANSFER_KINDS[flag].model.parse(raw))
+    assert isinstance(plan, BackupPlan)
+    assert plan.parent == parent
+
+
 def test_a_volume_without_a_pvc_is_backed_up_under_its_own_name() -> None:
     raw = _recorded("podvolumebackup")[-1]["object"]
     del raw["metadata"]["annotations"]

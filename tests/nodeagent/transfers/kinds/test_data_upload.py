@@ -263,6 +263,13 @@ def test_the_final_status_of_an_upload_is_as_recorded() -> None:
     }
 
 
+def test_the_note_of_a_backup_is_its_message() -> None:
+    kind = uploads()
+    text = '{"snapshotID":"74b3","source":{"byPath":"/volume"},"totalBytes":1,"note":"read everything"}'
+    outcome = Outcome.from_json(Outcome(phase=Phase.COMPLETED, result=kind.parse_result(text)).to_json())
+    assert kind.final_status(kind.parse(data_upload()), outcome)["message"] == "read everything"
+
+
 def test_the_final_status_of_a_download_is_as_recorded() -> None:
     kind = downloads()
     result = kind.parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
