@@ -29,6 +29,13 @@ Backs up the data of one volume to a backup repository and restores it, through 
 In local mode (--repository) it needs a directory, a repository and a password, but no cluster.
 In a pod, the node agent starts it with the name of a custom resource."""
 
+_BLOCK_FLAGS: Final = ("change-id", "volume-id", "snapshot-id", "cbt-sa-name", "csi-snapshot-metadata-service-sa")
+"""Flags of Velero 1.19 for its block data mover: the first three are set for every backup, empty for a file system.
+
+Its exposer and its command spell the last one differently.
+Source: Velero main at d2241adba, pkg/exposer/csi_snapshot.go, pkg/cmd/cli/datamover/backup.go.
+"""
+
 _EXAMPLES: Final = """\
 examples:
   Back up a directory to a repository on another disk (created on first use), and list its snapshots:
@@ -74,6 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_repository(local, required=False)
     _add_transfer(backup, MoverVerb.BACKUP)
+    for flag in _BLOCK_FLAGS:
+        backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)
 
     restore = _add_command(commands, MoverVerb.RESTORE, "restore a snapshot to a directory or device")
     local = restore.add_argument_group(_LOCAL_MODE)

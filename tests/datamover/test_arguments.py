@@ -19,6 +19,7 @@ from datamover.arguments import (
     parse_arguments,
 )
 from datamover.kinds import TRANSFER_KINDS
+from tests.support.golden import recorded
 
 _TERMINATION_FILE = Path("/dev/termination-log")
 _PASSWORD = {"KOPIA_PASSWORD": " a secret password\n"}
@@ -50,6 +51,23 @@ def test_a_transfers_command_line_is_pod_mode(flag: str) -> None:
         termination_file=_TERMINATION_FILE,
         log=LogOptions("debug", "json"),
     )
+
+
+@pytest.mark.parametrize(
+    "account",
+    [[], ["--cbt-sa-name=cbt"], ["--csi-snapshot-metadata-service-sa=cbt"]],
+    ids=["none", "command", "exposer"],
+)
+@pytest.mark.parametrize("ids", [("", "", ""), ("change", "volume", "snapshot")], ids=["empty", "set"])
+def test_what_velero_adds_for_its_block_data_mover_is_ignored(account: list[str], ids: tuple[str, str, str]) -> None:
+    (args,) = [
+        container["args"]
+        for container in recorded("pod-of-dataupload")["spec"]["containers"]
+        if container["command"] == ["/velero", "data-mover", "backup"]
+    ]
+    added = [f"--{name}-id={text}" for name, text in zip(("change", "volume", "snapshot"), ids, strict=True)]
+    found = parse_arguments(["backup", *args, *added, *account], {})
+    assert found == parse_arguments(["backup", *args], {})
 
 
 def test_an_init_pods_command_line_names_its_backup_repository() -> None:
