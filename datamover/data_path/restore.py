@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -175,13 +175,21 @@ def write_done_file(volume: Path, owner_uid: str) -> None:
     try:
         with _open_directory(volume) as root:
             _remove(_DONE_DIRECTORY, root)
-            # The init container runs as another user and only checks that the file exists.
             os.mkdir(_DONE_DIRECTORY, mode=0o755, dir_fd=root)
             with open_below(root, _DONE_DIRECTORY.encode()) as directory:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                os.close(os.open(owner_uid, flags, mode=0o644, dir_fd=directory))
+                with os.fdopen(os.open(owner_uid, flags, mode=0o644, dir_fd=directory), "wb") as file:
+                    _let_read(file.fileno(), 0o644)
+                _let_read(directory, 0o755)
     except OSError as e:
         raise DataPathError(f"cannot write done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
+
+
+def _let_read(fd: int, mode: int) -> None:
+    """Set the mode whatever the umask: the init container may run as any user."""
+    # A file system without modes has the same ones for all files.
+    with suppress(OSError):
+        os.fchmod(fd, mode)
 
 
 @contextmanager

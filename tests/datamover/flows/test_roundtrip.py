@@ -141,6 +141,16 @@ def test_the_done_file_replaces_earlier_files(tmp_path: Path, left: str) -> None
     assert (volume / "a" / "b").is_dir()
 
 
+def test_any_user_can_find_the_done_file_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_done_file(tmp_path, "uid-of-the-restore")
+    finally:
+        os.umask(before)
+    folder = tmp_path / ".velero"
+    assert [oct(path.stat().st_mode & 0o777) for path in (folder, folder / "uid-of-the-restore")] == ["0o755", "0o644"]
+
+
 def test_the_done_file_is_not_written_through_a_link_that_is_swapped_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
