@@ -2,12 +2,12 @@
 
 Each step checks whether it is still to be done. The steps: set reclaim policy Retain (with our owner
 label, so that garbage collection finds a provisioned volume if its transfer is deleted before it is
-bound), delete the pod, delete its PVC, point the volume at the target PVC (with those labels that the
-target PVC selects by and the volume lacks), point the target PVC at the volume, wait until they are bound, restore the
-reclaim policy and remove the label.
+bound), delete the pod, wait until the volume is detached, delete its PVC, point the volume at the
+target PVC (with those labels that the target PVC selects by and the volume lacks), point the target
+PVC at the volume, wait until they are bound, restore the reclaim policy and remove the label.
 Source: Velero v1.18, pkg/exposer/generic_restore.go (the order, and the labels of the target's
-selector); Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (when a
-volume and a PVC are bound).
+selector), and main at d2241adba (the detachment); Kubernetes v1.34,
+pkg/controller/volume/persistentvolume/pv_controller.go (when a volume and a PVC are bound).
 """
 
 from typing import Final
@@ -20,7 +20,14 @@ from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
 from exposer.ownership import delete_owned
-from exposer.volumes import DELETE, patch_volume, restore_reclaim_policy, retain_for, set_reclaim_policy
+from exposer.volumes import (
+    DELETE,
+    attached_nodes,
+    patch_volume,
+    restore_reclaim_policy,
+    retain_for,
+    set_reclaim_policy,
+)
 
 __all__ = ["Rebinder"]
 
@@ -89,7 +96,7 @@ class Rebinder:
             # The label lets garbage collection delete it.
             labels = request.owner.labels if kept.provisioned else {}
             volume = await retain_for(self._client, volume, labels)
-            pending = await self._delete_pod_and_claim(request.owner)
+            pending = await self._delete_pod_and_claim(request.owner, attached=kept.pv_name)
             if pending:
                 return pending
             # Read again: its controller has recorded meanwhile that the PVC was deleted.
@@ -115,8 +122,12 @@ class Rebinder:
         claim = {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind} | reference
         await patch_volume(self._client, volume, {"spec": {"claimRef": claim}})
 
-    async def _delete_pod_and_claim(self, owner: Owner) -> Pending | None:
+    async def _delete_pod_and_claim(self, owner: Owner, *, attached: str = "") -> Pending | None:
+        """Delete both, the PVC once the PersistentVolume `attached` is on no node; None once they are gone."""
         pending = await delete_owned(self._client, owner, PODS, owner.name)
+        if pending is None and attached and (nodes := await attached_nodes(self._client, attached)):
+            text = f"PersistentVolume {attached} is being detached from node {', '.join(nodes)}"
+            return Pending(PendingReason.DETACHING, text)
         return pending or await delete_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
 
     async def _read_target(self, request: RestoreRequest, kept: KeptVolume) -> JsonDict:

@@ -9,19 +9,19 @@ and its use in pkg/exposer/csi_snapshot.go.
 from typing import Final
 
 from core.contract import VolumeMode
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient
 from core.kube.resources import (
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     STORAGE_CLASSES,
-    VOLUME_ATTACHMENTS,
 )
 from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.claims import claim_volume_mode
 from exposer.model import Reader, SnapshotRequest
 from exposer.placement import LINUX, WINDOWS, Placement
+from exposer.volumes import attached_nodes
 
 __all__ = ["binds_late", "place_backup", "read_node_os"]
 
@@ -103,8 +103,4 @@ async def _read_os(
 async def _attached_nodes(client: KubeClient, claim: JsonDict) -> tuple[str, ...]:
     """Return the nodes to which the volume of `claim` is attached, in their order."""
     volume = claim["spec"].get("volumeName")
-    if not volume:
-        return ()
-    attachments = await client.list(Selection(VOLUME_ATTACHMENTS))
-    specs = [attachment["spec"] for attachment in attachments]
-    return tuple(sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") == volume}))
+    return await attached_nodes(client, volume) if volume else ()

@@ -9,9 +9,9 @@ pkg/controller/volume/persistentvolume/pv_controller.go (syncUnboundClaim).
 from contextlib import suppress
 from typing import Final
 
-from core.kube.client import KubeClient
+from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, VOLUME_ATTACHMENTS
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.reasons import PendingReason
@@ -21,6 +21,7 @@ from exposer.ownership import belongs, delete_object, describe_object
 __all__ = [
     "DELETE",
     "RETAIN",
+    "attached_nodes",
     "delete_claim",
     "delete_with_volume",
     "is_being_provisioned",
@@ -62,6 +63,15 @@ def is_provisioned(volume: JsonDict) -> bool:
         return False
     annotations = meta.get("annotations") or {}
     return uid in meta["name"] or (_PROVISIONED_BY in annotations and _BOUND_BY_CONTROLLER not in annotations)
+
+
+async def attached_nodes(client: KubeClient, volume: str) -> tuple[str, ...]:
+    """Return the nodes to which the PersistentVolume of that name is attached, or being detached from, in their order.
+
+    A VolumeAttachment cannot be selected by its volume, so all of them are listed.
+    """
+    specs = [attachment["spec"] for attachment in await client.list(Selection(VOLUME_ATTACHMENTS))]
+    return tuple(sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") == volume}))
 
 
 async def patch_volume(client: KubeClient, volume: JsonDict, patch: JsonDict) -> JsonDict:

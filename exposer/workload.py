@@ -8,6 +8,7 @@ pkg/util/kube/utils.go (GetVolumeDirectory).
 """
 
 import re
+from datetime import timedelta
 from typing import Final
 
 from core.errors import ExposeError
@@ -17,13 +18,13 @@ from exposer.model import Pending, WorkloadRef
 
 __all__ = [
     "ONTO_ANY_NODE",
-    "RESTORE_WAIT",
     "build_block_error",
     "build_volume_directory",
     "check_alive",
     "check_restore_wait",
     "check_running",
     "claim_of",
+    "describe_restore_wait",
     "find_volume",
     "join_directory",
     "pod_of_directory",
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 
-RESTORE_WAIT: Final = "restore-wait"
+_RESTORE_WAIT: Final = "restore-wait"
 """The init container that holds a restored pod until its data is restored.
 
 Source: Velero v1.18, pkg/restorehelper; tests/recordings/velero-1.18.2/workload-pod-restored.json.
@@ -45,6 +46,24 @@ ONTO_ANY_NODE: Final[JsonDict] = {"operator": "Exists", "effect": "NoSchedule"}
 
 
 _TERMINATED: Final = frozenset({"Succeeded", "Failed"})
+
+_NOT_STARTING: Final = frozenset(
+    {
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+    }
+)
+"""The kubelet's reasons for a container that it cannot start.
+
+Source: Velero main at d2241adba, pkg/controller/pod_volume_restore_controller.go, which fails at once.
+"""
+
+_START_TIMEOUT: Final = timedelta(minutes=2)
+"""How long the init container may not start: its image or a Secret may be there a minute later."""
 
 
 def check_alive(ref: WorkloadRef, pod: JsonDict | None) -> JsonDict:
@@ -82,15 +101,36 @@ def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Pending | None:
     """Return None while the pod's init container holds it until its data is restored.
 
     Raises:
-        ExposeError: there is no such container.
+        ExposeError: there is no such container, it has terminated, or the state of the pod is unknown.
     """
-    named = [c for c in pod["spec"].get("initContainers") or [] if c["name"] == RESTORE_WAIT]
+    named = [c for c in pod["spec"].get("initContainers") or [] if c["name"] == _RESTORE_WAIT]
     if not named:
-        raise ExposeError(f"workload pod {ref} has no init container {RESTORE_WAIT}: it would start without its data")
-    if "running" in _restore_wait_state(pod):
+        raise ExposeError(f"workload pod {ref} has no init container {_RESTORE_WAIT}: it would start without its data")
+    if (pod.get("status") or {}).get("phase") == "Unknown":
+        raise ExposeError(f"state of workload pod {ref} is unknown: its node does not report it")
+    state = _restore_wait_state(pod)
+    if "running" in state:
         return None
-    what = f"init container {RESTORE_WAIT} of workload pod {ref} is not running"
-    return Pending(PendingReason.WORKLOAD_NOT_WAITING, what)
+    what = f"init container {_RESTORE_WAIT} of workload pod {ref}"
+    if terminated := state.get("terminated"):
+        code = terminated.get("exitCode", 0)
+        raise ExposeError(f"{what} has terminated (exit code {code}): the pod no longer waits for its data")
+    waiting = state.get("waiting") or {}
+    if (reason := waiting.get("reason", "")) in _NOT_STARTING:
+        text = ": ".join(part for part in (f"{what} cannot start", reason, waiting.get("message", "")) if part)
+        operation = f"start of {_RESTORE_WAIT} in {pod['metadata']['uid']}"
+        return Pending(
+            PendingReason.WORKLOAD_NOT_STARTING, text, blocked=True, operation=operation, timeout=_START_TIMEOUT
+        )
+    return Pending(PendingReason.WORKLOAD_NOT_WAITING, f"{what} is not running")
+
+
+def describe_restore_wait(pod: JsonDict) -> str:
+    """Return the state of the init container: running, terminated or not starting; empty for any other."""
+    state = _restore_wait_state(pod)
+    if (state.get("waiting") or {}).get("reason", "") in _NOT_STARTING:
+        return "not starting"
+    return next((name for name in ("running", "terminated") if name in state), "")
 
 
 def restore_wait_completed(ref: WorkloadRef, pod: JsonDict | None) -> bool:
@@ -139,7 +179,7 @@ def tolerations_to_stay(pod: JsonDict) -> tuple[JsonDict, ...]:
 
 def _restore_wait_state(pod: JsonDict) -> JsonDict:
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or []
-    state: JsonDict = next((s.get("state") or {} for s in statuses if s["name"] == RESTORE_WAIT), {})
+    state: JsonDict = next((s.get("state") or {} for s in statuses if s["name"] == _RESTORE_WAIT), {})
     return state
 
 

@@ -33,6 +33,7 @@ class PendingReason(StrEnum):
     TARGET_CLAIM_MISSING = "TargetClaimMissing"
     TARGET_CLAIM_UNCONSUMED = "TargetClaimUnconsumed"
     WORKLOAD_ABSENT = "WorkloadAbsent"
+    WORKLOAD_NOT_STARTING = "WorkloadNotStarting"
     WORKLOAD_NOT_WAITING = "WorkloadNotWaiting"
 
     # From Accepted to InProgress.
@@ -57,6 +58,7 @@ class PendingReason(StrEnum):
     CLEANING_UP = "CleaningUp"
     CLEANUP_BLOCKED = "CleanupBlocked"
     DATA_MOVER_WAITING = "DataMoverWaiting"
+    DETACHING = "Detaching"
     STEP_FAILED = "StepFailed"
 
 

@@ -1,8 +1,8 @@
 """Models of the transfers: DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore.
 
 Source: Velero v1.18 and main at d2241adba (1.19), pkg/apis/velero/v2alpha1 and pkg/apis/velero/v1, as
-recorded in tests/recordings; the custom resource definitions of an older Velero lack some fields. Phases are read through `Transfer.phase`, where an absent
-phase is New.
+recorded in tests/recordings; the custom resource definitions of an older Velero lack some fields.
+Phases are read through `Transfer.phase`, where an absent phase is New.
 """
 
 from datetime import datetime, timedelta

@@ -149,7 +149,8 @@ _AGENT_PERMISSIONS: Final = (
         _ALL,
         kube.VOLUME_ATTACHMENTS,
         ("list",),
-        "where a volume is attached: snapshots of some drivers must not be mounted there",
+        "where a volume is attached: snapshots of some drivers must not be mounted there; "
+        "when a restored one is detached",
     ),
     Permission(
         _ALL,

@@ -1,6 +1,7 @@
 """Expose of pod volumes: location, rejection with a reason, cleanup."""
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +205,8 @@ async def test_a_missing_pvc_or_volume_is_named() -> None:
 
 @pytest.mark.parametrize(
     "status",
-    [{"phase": "Pending"}, init_status({"waiting": {"reason": "PodInitializing"}}), init_status(DONE_STATE)],
-    ids=["not placed", "not started", "over"],
+    [{"phase": "Pending"}, init_status({"waiting": {"reason": "PodInitializing"}})],
+    ids=["not placed", "not started"],
 )
 async def test_a_restore_is_pending_until_its_init_container_runs(status: JsonDict) -> None:
     scene = Scene("podvolumerestore")
@@ -215,11 +216,53 @@ async def test_a_restore_is_pending_until_its_init_container_runs(status: JsonDi
     )
 
 
-async def test_a_pod_without_the_init_container_is_rejected() -> None:
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+    ],
+)
+@pytest.mark.cause("workload-not-starting")
+async def test_a_restore_has_two_minutes_where_its_init_container_cannot_start(reason: str) -> None:
     scene = Scene("podvolumerestore")
-    scene.spec["initContainers"] = []
-    scene.put_pod({"phase": "Running"})
-    assert "has no init container restore-wait" in await scene.rejection()
+    found = []
+    for message in ("", "no such image"):
+        scene.put_pod(init_status({"waiting": {"reason": reason, "message": message}}))
+        found.append(await scene.exposer.locate(scene.request, scene.world.client))
+
+    text = f"init container restore-wait of workload pod app3/writer cannot start: {reason}"
+    operation, timeout = f"start of restore-wait in {scene.request.workload.uid}", timedelta(minutes=2)
+    assert found == [
+        Pending("WorkloadNotStarting", shown, blocked=True, operation=operation, timeout=timeout)
+        for shown in (text, f"{text}: no such image")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("containers", "status", "message"),
+    [
+        ([], {"phase": "Running"}, "has no init container restore-wait"),
+        (None, init_status(DONE_STATE, "Running"), "has terminated (exit code 0): the pod no longer waits"),
+        (None, init_status({"terminated": {"exitCode": 3}}), "has terminated (exit code 3)"),
+        (None, init_status(WAITING_STATE, "Unknown"), "state of workload pod app3/writer is unknown"),
+        (None, init_status(WAITING_STATE, "Failed"), "workload pod app3/writer is gone: phase Failed"),
+    ],
+    ids=["none", "over", "failed", "unknown", "pod failed"],
+)
+@pytest.mark.cause("restore-wait-over")
+async def test_a_pod_that_does_not_wait_for_its_data_is_rejected(
+    containers: list[JsonDict] | None, status: JsonDict, message: str
+) -> None:
+    scene = Scene("podvolumerestore")
+    if containers is not None:
+        scene.spec["initContainers"] = containers
+    scene.put_pod(status)
+    assert message in await scene.rejection()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import PERSISTENT_VOLUMES
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_ATTACHMENTS
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
-from exposer.model import KeptVolume
+from exposer.model import KeptVolume, Pending
 from tests.exposer.support.restore_steps import (
     BYSTANDERS,
     assert_clean,
@@ -102,6 +102,31 @@ async def test_a_rebind_may_be_repeated_after_its_end() -> None:
 
     assert restore.kept is not None
     assert_handed_over(scene, restore.kept)
+
+
+async def test_the_pvc_is_kept_until_the_volume_is_on_no_node() -> None:
+    """A driver may refuse to attach it to the consumer's node before that."""
+    scene = RestoreScene()
+    await expose(scene)
+    kept = await scene.exposer().read_volume(scene.request)
+    owner = scene.request.owner
+    for volume_name, node in ((kept.pv_name, "node-b"), ("other", "node-c"), (kept.pv_name, "node-a")):
+        spec = {"attacher": "d", "nodeName": node, "source": {"persistentVolumeName": volume_name}}
+        scene.world.put(VOLUME_ATTACHMENTS, f"{volume_name}-{node}", spec=spec)
+    await scene.exposer().rebind(scene.request, kept)
+    await scene.world.settle()
+
+    found = await scene.exposer().rebind(scene.request, kept)
+
+    assert found == Pending("Detaching", f"PersistentVolume {kept.pv_name} is being detached from node node-a, node-b")
+    assert await scene.world.client.read(PODS, owner.namespace, owner.name) is None
+    restored = await scene.world.client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
+    assert restored is not None
+    assert "deletionTimestamp" not in restored["metadata"]
+    for node in ("node-a", "node-b"):
+        await scene.world.client.delete(VOLUME_ATTACHMENTS, "", f"{kept.pv_name}-{node}")
+    await rebind(scene, kept)
+    assert claim(scene, "app3", "data")["spec"]["volumeName"] == kept.pv_name
 
 
 async def test_a_deleted_target_fails_the_rebind_and_the_volume_is_dropped() -> None:

@@ -187,13 +187,19 @@ class PendingTransfers:
         record.report = mark_reported(record.report, pending, self._clock.monotonic())
 
     def schedule(self, uid: str, admission: Admission) -> None:
-        """Set the next check of a pending transfer: late where a change of what it is pending for wakes it."""
+        """Set the next check of a pending transfer: late where a change of what it is pending for wakes it.
+
+        One with a limit of its own is checked when that is reached.
+        """
         pause_seconds = max(_CHECK_SECONDS, self._postponed / _CHECKS_PER_SECOND)
         self._follow(uid, admission.pod)
         record = self.get(uid)
         woken = bool(record.node_label) or (record.pod is not None and self._pods.is_synced(record.pod))
         if woken and record.report.reported.reason == admission.reason:
             pause_seconds = max(pause_seconds, _WOKEN_SECONDS)
+        if admission.limit is not None and record.since_seconds is not None:
+            left_seconds = record.since_seconds + admission.limit.total_seconds() - self._clock.monotonic()
+            pause_seconds = min(pause_seconds, max(left_seconds, _RETRY_SECONDS))
         self.postpone(uid, pause_seconds)
 
     def needs_queue_report(self, entry: Entry) -> bool:

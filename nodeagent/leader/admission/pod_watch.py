@@ -18,7 +18,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import PODS
 from core.models.base import JsonDict
-from exposer.workload import RESTORE_WAIT
+from exposer.workload import describe_restore_wait
 from nodeagent.runtime.informer import Informer
 
 __all__ = ["PodKey", "PodWatch"]
@@ -123,8 +123,6 @@ def _warn(namespace: str, error: KubeError) -> None:
 
 def _trim(pod: JsonDict) -> _Pod:
     meta, status = pod["metadata"], pod.get("status") or {}
-    containers = status.get("initContainerStatuses") or []
-    waiting = any(c["name"] == RESTORE_WAIT and "running" in (c.get("state") or {}) for c in containers)
     node = (pod.get("spec") or {}).get("nodeName", "")
-    state = (meta["uid"], node, status.get("phase", ""), waiting, "deletionTimestamp" in meta)
+    state = (meta["uid"], node, status.get("phase", ""), describe_restore_wait(pod), "deletionTimestamp" in meta)
     return _Pod((meta["namespace"], meta["name"]), state)

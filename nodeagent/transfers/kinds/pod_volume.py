@@ -81,13 +81,14 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, FailureReason.VOLUME_REJECTED, str(e))
         if isinstance(located, Pending):
-            # The workload pod may wait for its image, or for other restores.
+            # The workload pod may wait for its volumes, or for other restores.
             return Admission(
                 AdmissionState.PENDING,
                 located.reason,
                 located.message,
-                indefinite=True,
+                indefinite=located.timeout is None,
                 blocked=located.blocked,
+                limit=located.timeout,
                 pod=(cr.spec.pod.namespace, cr.spec.pod.name),
             )
         return replace(admission, node=located.node)

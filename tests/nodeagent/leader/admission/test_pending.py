@@ -1,6 +1,6 @@
 """What the leader remembers about New transfers, and when each is checked next."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 
 import pytest
@@ -109,6 +109,18 @@ def test_what_is_woken_by_a_change_is_checked_rarely_once_it_is_reported() -> No
     assert bench.pending.held() == {UID: "node-a"}
     bench.pending.wake([UID])
     assert bench.pending.held() == {}
+
+
+def test_what_is_woken_by_a_change_is_checked_when_its_limit_is_reached() -> None:
+    bench = Bench()
+    limited = replace(BUSY, indefinite=False, limit=timedelta(seconds=90))
+    pauses = []
+    for _ in range(3):
+        bench.observe(limited)
+        pauses.append(bench.pending.seconds_to_next())
+        bench.clock.seconds += pauses[-1]
+    assert pauses == [60.0, 30.0, 1.0]
+    assert bench.is_overdue(timedelta(seconds=90))
 
 
 @pytest.mark.parametrize(

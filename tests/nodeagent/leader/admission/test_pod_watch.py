@@ -69,9 +69,9 @@ async def test_a_restore_is_admitted_once_its_pod_is_ready_for_it_and_is_not_pol
         assert sum(stream.request.path == PODS.path("shop") for stream in scene.kube.watches._streams) == 0
 
 
-async def test_a_pod_that_is_deleted_or_ends_wakes_its_restore() -> None:
+async def test_a_pod_that_is_deleted_ends_or_no_longer_waits_wakes_its_restore() -> None:
     scene = restores()
-    for number, change in enumerate(("end", "delete")):
+    for number, change in enumerate(("end", "delete", "over")):
         name = f"pvr-{number}"
         cr = restore(scene, name, f"shop-{number}")
         async with scene.dispatching():
@@ -81,6 +81,9 @@ async def test_a_pod_that_is_deleted_or_ends_wakes_its_restore() -> None:
             scene.kind.answers[name] = gone
             if change == "end":
                 scene.kube.put(workload_pod(cr, status={"phase": "Failed"}))
+            elif change == "over":
+                over = {"name": "restore-wait", "state": {"terminated": {"exitCode": 0}}}
+                scene.kube.put(workload_pod(cr, status={"phase": "Pending", "initContainerStatuses": [over]}))
             else:
                 client = scene.dispatcher()._tools.client
                 await client.delete(PODS, f"shop-{number}", f"pod-of-{name}")

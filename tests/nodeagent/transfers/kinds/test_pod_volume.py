@@ -105,6 +105,15 @@ async def test_a_restore_waits_for_its_pod_without_end() -> None:
     assert (answer.decision, answer.reason, answer.indefinite) == (AdmissionState.PENDING, "WorkloadNotWaiting", True)
 
 
+async def test_a_restore_whose_init_container_cannot_start_is_limited_to_two_minutes() -> None:
+    transfer = pod_volume_restore()
+    states = [{"name": "restore-wait", "state": {"waiting": {"reason": "ErrImagePull"}}}]
+    status = {"phase": "Pending", "initContainerStatuses": states}
+    answer = await admission(transfer, LOCATION, workload_pod(transfer, status=status))
+    found = (answer.reason, answer.indefinite, answer.blocked, answer.limit, answer.pod is not None)
+    assert found == ("WorkloadNotStarting", False, True, timedelta(minutes=2), True)
+
+
 async def test_the_node_of_a_transfer_is_known_before_it_is_exposed() -> None:
     kube = FakeKube()
     backup, restore = pod_volume_backup(), pod_volume_restore()
