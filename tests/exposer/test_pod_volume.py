@@ -1,7 +1,6 @@
 """Expose of pod volumes: location, rejection with a reason, cleanup."""
 
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -214,55 +213,6 @@ async def test_a_restore_is_pending_until_its_init_container_runs(status: JsonDi
     assert await scene.exposer.locate(scene.request, scene.world.client) == Pending(
         "WorkloadNotWaiting", "init container restore-wait of workload pod app3/writer is not running"
     )
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "ImagePullBackOff",
-        "ErrImagePull",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-    ],
-)
-@pytest.mark.cause("workload-not-starting")
-async def test_a_restore_has_two_minutes_where_its_init_container_cannot_start(reason: str) -> None:
-    scene = Scene("podvolumerestore")
-    found = []
-    for message in ("", "no such image"):
-        scene.put_pod(init_status({"waiting": {"reason": reason, "message": message}}))
-        found.append(await scene.exposer.locate(scene.request, scene.world.client))
-
-    text = f"init container restore-wait of workload pod app3/writer cannot start: {reason}"
-    operation, timeout = f"start of restore-wait in {scene.request.workload.uid}", timedelta(minutes=2)
-    assert found == [
-        Pending("WorkloadNotStarting", shown, blocked=True, operation=operation, timeout=timeout)
-        for shown in (text, f"{text}: no such image")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("containers", "status", "message"),
-    [
-        ([], {"phase": "Running"}, "has no init container restore-wait"),
-        (None, init_status(DONE_STATE, "Running"), "has terminated (exit code 0): the pod no longer waits"),
-        (None, init_status({"terminated": {"exitCode": 3}}), "has terminated (exit code 3)"),
-        (None, init_status(WAITING_STATE, "Unknown"), "state of workload pod app3/writer is unknown"),
-        (None, init_status(WAITING_STATE, "Failed"), "workload pod app3/writer is gone: phase Failed"),
-    ],
-    ids=["none", "over", "failed", "unknown", "pod failed"],
-)
-@pytest.mark.cause("restore-wait-over")
-async def test_a_pod_that_does_not_wait_for_its_data_is_rejected(
-    containers: list[JsonDict] | None, status: JsonDict, message: str
-) -> None:
-    scene = Scene("podvolumerestore")
-    if containers is not None:
-        scene.spec["initContainers"] = containers
-    scene.put_pod(status)
-    assert message in await scene.rejection()
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,13 @@ class ApiServer:
 
 
 @contextmanager
-def run_apiserver() -> Iterator[ApiServer]:
-    """Run an API server with the project's custom resources; remove everything on exit."""
+def run_apiserver(definitions: Path = _AGENT_CRDS) -> Iterator[ApiServer]:
+    """Run an API server with custom resources, by default those of the project; remove everything on exit."""
     folder = Path(tempfile.mkdtemp(prefix="node-agent-api-"))
     try:
         supervisor, plane = _start(folder)
         try:
-            apply_crds(plane.kubeconfig, _AGENT_CRDS, _SNAPSHOT_CRDS)
+            apply_crds(plane.kubeconfig, definitions, _SNAPSHOT_CRDS)
             api = Api(plane.kubeconfig)
             yield ApiServer(
                 url=plane.endpoint.url,
