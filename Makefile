@@ -149,6 +149,8 @@ venv: $(if $(is_root),packages) ## create the Python environment for development
 unit-tools:
 	@tools/build.sh kopia >/dev/null
 	@tools/build.sh versitygw >/dev/null
+	@tools/build.sh fake-gcs-server >/dev/null
+	@tools/azurite.sh >/dev/null
 
 integration-tools: unit-tools
 	@tools/build.sh etcd >/dev/null

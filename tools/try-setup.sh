@@ -3,7 +3,7 @@
 #
 #   tools/try-setup.sh RELEASE COMMAND [ARGUMENT…]        such as: tools/try-setup.sh trixie make demo
 #
-# The machine's own configuration of apt, pip, proxies, names and certificates goes with it. SHARE names folders of the
+# The machine's own configuration of apt, pip, npm, proxies, names and certificates goes with it. SHARE names folders of the
 # machine that appear inside under the same path, such as a cache for Go. Needs root.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -16,15 +16,16 @@ shift
 # Copies files and folders of the machine to the same path inside, as far as they exist.
 copy_configuration() {
     local path
-    for path in /etc/resolv.conf /etc/hosts /etc/pip.conf ~/.config/pip ~/.config/go ~/.pip /usr/local/share/ca-certificates; do
+    for path in /etc/resolv.conf /etc/hosts /etc/pip.conf ~/.config/pip ~/.config/go ~/.pip ~/.npmrc /etc/npmrc \
+        /usr/local/share/ca-certificates; do
         [ ! -e "$path" ] || (cd / && cp --archive --dereference --parents ".$path" "$root")
     done
     apt-config dump Acquire >"$root/etc/apt/apt.conf.d/99machine"
 }
 
-# Prints the variables of the environment that configure proxies, pip, Go and certificates.
+# Prints the variables of the environment that configure proxies, pip, npm, Go and certificates.
 configuration_variables() {
-    env | grep -i -E '^([a-z]+_proxy|PIP_[A-Z_]+|GO[A-Z]+|SSL_CERT_[A-Z]+)=' | grep -v '^GOROOT=' || true
+    env | grep -i -E '^([a-z]+_proxy|PIP_[A-Z_]+|NPM_CONFIG_[A-Z_]+|GO[A-Z]+|SSL_CERT_[A-Z]+)=' | grep -v '^GOROOT=' || true
 }
 
 # Makes a folder the root of this process, which is the first one of its own namespaces, and runs a command there.

@@ -9,7 +9,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-__all__ = ["go_command", "image_archive", "previous_sources", "tool"]
+__all__ = ["azurite_folder", "go_command", "image_archive", "previous_sources", "tool"]
 
 _SCRIPTS = Path(__file__).parents[2] / "tools"
 
@@ -22,6 +22,16 @@ def tool(name: str, binary: str) -> Path:
         RuntimeError: the build failed; the message has the reason.
     """
     return Path(_printed_by("build.sh", name, binary)) / binary
+
+
+@cache
+def azurite_folder() -> Path:
+    """Return the folder of Azurite: `node`, and `node_modules` with the emulator.
+
+    Raises:
+        RuntimeError: the installation failed; the message has the reason.
+    """
+    return Path(_printed_by("azurite.sh"))
 
 
 def go_command() -> Path:
