@@ -269,8 +269,9 @@ async def resolve_repository(
     repository.check_key(RepositoryKey(volume_namespace, location.name))
     reader = context.reader
     secrets = await reader.location_secrets(location)
-    storage = build_storage(location, volume_namespace, secrets=secrets, environment=context.environment)
+    built = build_storage(location, volume_namespace, secrets=secrets, environment=context.environment)
     password = await reader.password()
+    storage = await built.with_fetched_credentials(context.clock, context.redactor)
     access = storage.access(tools.work_dir)
     context.redactor.add(password, *access.secrets(context.environment))
     own = {**access.environment, "KOPIA_PASSWORD": password}

@@ -1,8 +1,9 @@
 """Azure Blob Storage: from the config and credentials of a BackupStorageLocation to kopia's access to it.
 
 Knows Velero's config keys, the clouds, and the flags and variables of kopia and Azure's library.
-Does not know where the credentials come from.
-Source: Velero v1.18, pkg/util/azure; kopia 0.23.1, cli/storage_azure.go; azidentity 1.13.
+Does not know where the credentials come from, or how a key is fetched (`datamover.storage.azure_keys`).
+Source: Velero v1.18, pkg/util/azure; kopia 0.23.1, cli/storage_azure.go and repo/blob/azure/azure_storage.go;
+azidentity 1.13; azcore 1.22, arm/runtime/runtime.go.
 """
 
 from collections.abc import Mapping
@@ -11,29 +12,73 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import urlsplit
 
+from core.clock import Clock
 from core.errors import RepositoryError
+from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.credentials import CredentialsText, parse_variables
+from datamover.storage.credentials import (
+    AZURE_METADATA,
+    AzureAccountKey,
+    AzureIdentity,
+    CredentialsText,
+    parse_variables,
+)
 from datamover.storage.providers import PROBE_PREFIX, Storage, StorageAccess, trust_variables
 
-__all__ = ["AzureStorage", "build_azure"]
+__all__ = ["AzureStorage", "build_azure", "read_azure_variables"]
 
-_KEYS: Final = ("AZURE_STORAGE_ACCOUNT_ACCESS_KEY", "AZURE_STORAGE_KEY")
+_STORAGE_KEY: Final = "AZURE_STORAGE_KEY"
+_SAS_TOKEN: Final = "AZURE_STORAGE_SAS_TOKEN"  # noqa: S105
+_TENANT: Final = "AZURE_TENANT_ID"
+_CLIENT: Final = "AZURE_CLIENT_ID"
+_AUTHORITY: Final = "AZURE_AUTHORITY_HOST"
+_METADATA_HOST: Final = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
+_SECRET: Final = "AZURE_CLIENT_SECRET"  # noqa: S105 - the name of a variable
+_CERTIFICATE: Final = "AZURE_CLIENT_CERTIFICATE"
+_TOKEN_FILE: Final = "AZURE_FEDERATED_TOKEN_FILE"  # noqa: S105
+_IDENTITY: Final = (_TENANT, _CLIENT, _SECRET, _CERTIFICATE)
+_INHERITED: Final = (
+    *_IDENTITY,
+    _TOKEN_FILE,
+    _AUTHORITY,
+    _METADATA_HOST,
+    _STORAGE_KEY,
+    _SAS_TOKEN,
+)
+_KEYS: Final = ("AZURE_STORAGE_ACCOUNT_ACCESS_KEY", _STORAGE_KEY)
 """Variables of a credentials file with the account's key, unless `storageAccountKeyEnvVar` names another."""
 
-_IDENTITY: Final = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE")
+_PUBLIC_AUTHORITY: Final = "https://login.microsoftonline.com/"
+
+_OF_CERTIFICATE: Final = ("AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_CLIENT_SEND_CERTIFICATE_CHAIN")
+_USER: Final = "AZURE_USERNAME"
+
+_FALSE: Final = frozenset({"", "0", "f", "false"})
+_TRUE: Final = frozenset({"1", "t", "true"})
 
 
 @dataclass(frozen=True)
 class _Cloud:
-    """The domain of blob endpoints and the authority for identities; empty: the public cloud's."""
+    """The domain of blob endpoints and the authority for identities (empty: the public cloud's), and the management."""
 
     domain: str = ""
     authority: str = ""
+    management: str = "https://management.azure.com"
+    audience: str = "https://management.core.windows.net/"
 
 
-_CHINA: Final = _Cloud("blob.core.chinacloudapi.cn", "https://login.chinacloudapi.cn/")
-_GOVERNMENT: Final = _Cloud("blob.core.usgovcloudapi.net", "https://login.microsoftonline.us/")
+_CHINA: Final = _Cloud(
+    "blob.core.chinacloudapi.cn",
+    "https://login.chinacloudapi.cn/",
+    "https://management.chinacloudapi.cn",
+    "https://management.core.chinacloudapi.cn/",
+)
+_GOVERNMENT: Final = _Cloud(
+    "blob.core.usgovcloudapi.net",
+    "https://login.microsoftonline.us/",
+    "https://management.usgovcloudapi.net",
+    "https://management.core.usgovcloudapi.net/",
+)
 _CLOUDS: Final[Mapping[str, _Cloud]] = {
     "": _Cloud(),
     "azurecloud": _Cloud(),
@@ -47,7 +92,10 @@ _CLOUDS: Final[Mapping[str, _Cloud]] = {
 
 @dataclass(frozen=True)
 class AzureStorage(Storage):
-    """A prefix in an Azure blob container; `variables` are kopia's, such as AZURE_STORAGE_KEY."""
+    """A prefix in an Azure blob container; `variables` are kopia's, such as AZURE_STORAGE_KEY.
+
+    `account_key` is where to fetch that one; None if kopia needs none, or has it.
+    """
 
     container: str
     prefix: str
@@ -55,6 +103,7 @@ class AzureStorage(Storage):
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca_pem: bytes = b""
     domain: str = ""
+    account_key: AzureAccountKey | None = field(default=None, repr=False)
 
     @property
     def description(self) -> str:
@@ -64,6 +113,15 @@ class AzureStorage(Storage):
     def for_probe(self) -> Self:
         """Return a prefix below this one, without a repository."""
         return replace(self, prefix=f"{self.prefix}{PROBE_PREFIX}")
+
+    async def with_fetched_credentials(self, clock: Clock, redactor: Redactor) -> Self:
+        """Return this storage with the account's key, if Azure's management has to be asked for it."""
+        if self.account_key is None:
+            return self
+        from datamover.storage.azure_keys import fetch_account_key  # noqa: PLC0415 - few locations need it
+
+        key = await fetch_account_key(self.account_key, clock, redactor)
+        return replace(self, account_key=None, variables={**self.variables, _STORAGE_KEY: key})
 
     def access(self, work_dir: WorkDir) -> StorageAccess:
         """Return kopia's arguments, and the credentials."""
@@ -78,34 +136,134 @@ class AzureStorage(Storage):
         return StorageAccess(arguments, {**self.variables, **trust_variables(work_dir, self.ca_pem)})
 
 
+def read_azure_variables(source: CredentialsText | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the credentials file, and those of the environment that kopia would read."""
+    inherited = {name: environment[name] for name in _INHERITED if environment.get(name)}
+    return {**inherited, **(parse_variables(source) if source else {})}
+
+
 def build_azure(
-    config: Mapping[str, str], source: CredentialsText | None, *, container: str, prefix: str, ca_pem: bytes
+    config: Mapping[str, str], given: Mapping[str, str], *, container: str, prefix: str, ca_pem: bytes
 ) -> AzureStorage:
-    """Return the storage that `config` and the credentials describe.
+    """Return the storage that `config` and the variables `given` describe.
 
     Raises:
-        RepositoryError: they are incomplete or invalid.
+        RepositoryError: they are incomplete or invalid, or kopia cannot do what they ask for.
     """
     account = config.get("storageAccount", "")
     if not account:
         raise RepositoryError("config.storageAccount is not set")
-    given = parse_variables(source) if source else {}
     cloud = _cloud(given.get("AZURE_CLOUD_NAME", ""))
-    variables = {name: given[name] for name in _IDENTITY if given.get(name)}
-    if certificate := given.get("AZURE_CLIENT_CERTIFICATE_PATH", ""):
-        variables["AZURE_CLIENT_CERTIFICATE"] = _read(certificate)
-    if key := _account_key(config, given):
-        variables["AZURE_STORAGE_KEY"] = key
-    if authority := config.get("activeDirectoryAuthorityURI", "") or cloud.authority:
-        variables["AZURE_AUTHORITY_HOST"] = authority
+    authority = config.get("activeDirectoryAuthorityURI", "") or cloud.authority
+    domain = _domain(account, config.get("storageAccountURI", "")) or cloud.domain
+    key = _account_key(config, given)
+    wanted = None if key else _wanted_key(config, given, cloud, ca_pem)
+    variables = {_STORAGE_KEY: key} if key else {} if wanted else _identity(config, given)
     return AzureStorage(
         container=container,
         prefix=prefix,
         account=account,
-        variables=variables,
+        variables={**variables, **({_AUTHORITY: authority} if authority else {})},
         ca_pem=ca_pem,
-        domain=_domain(account, config.get("storageAccountURI", "")) or cloud.domain,
+        domain=domain,
+        account_key=wanted,
     )
+
+
+def _identity(config: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an identity that reads and writes blobs itself.
+
+    Raises:
+        RepositoryError: kopia does not support it.
+    """
+    if unsupported := _unsupported(given):
+        raise RepositoryError(
+            f"{unsupported}: not supported by kopia, which needs the account's key, a client secret, "
+            "a certificate without a password, or workload identity"
+        )
+    variables = {name: given[name] for name in _IDENTITY if given.get(name)}
+    if certificate := given.get(f"{_CERTIFICATE}_PATH", ""):
+        variables[_CERTIFICATE] = _read(certificate)
+    proof = variables.get(_SECRET) or variables.get(_CERTIFICATE) or given.get(_TOKEN_FILE)
+    if given.get(_SAS_TOKEN) or (proof and given.get(_TENANT) and given.get(_CLIENT)):
+        return variables
+    if proof:
+        missing = " and ".join(name for name in (_TENANT, _CLIENT) if not given.get(name))
+        raise RepositoryError(f"not in the credentials: {missing}")
+    if _uses_identity(config):
+        raise RepositoryError(
+            "config.useAAD: kopia cannot read and write blobs with the managed identity of a node: use workload "
+            "identity, a client secret or a certificate, or let the data mover fetch the account's key (without useAAD)"
+        )
+    missing = " and ".join(name for name, value in _management(config, given).items() if not value)
+    raise RepositoryError(
+        f"no key in the credentials, and none can be fetched with the managed identity of the node: not set: {missing}"
+    )
+
+
+def _wanted_key(
+    config: Mapping[str, str], given: Mapping[str, str], cloud: _Cloud, ca_pem: bytes
+) -> AzureAccountKey | None:
+    """Return the key to fetch, as Velero does unless `useAAD` is set; None to use the identity itself.
+
+    A certificate is always used itself: only kopia can sign with it.
+    """
+    group, subscription = _management(config, given).values()
+    by_itself = _uses_identity(config) or given.get(_SAS_TOKEN)
+    if by_itself or not group or not subscription or _has_certificate(given) or _unsupported(given):
+        return None
+    identity = AzureIdentity(
+        authority=config.get("activeDirectoryAuthorityURI", "")
+        or cloud.authority
+        or given.get(_AUTHORITY, "")
+        or _PUBLIC_AUTHORITY,
+        tenant=given.get(_TENANT, ""),
+        client=given.get(_CLIENT, ""),
+        secret=given.get(_SECRET, ""),
+        token_file=given.get(_TOKEN_FILE, ""),
+        metadata=given.get(_METADATA_HOST, "") or AZURE_METADATA,
+    )
+    if (identity.secret or identity.token_file) and not (identity.tenant and identity.client):
+        return None
+    return AzureAccountKey(
+        account=config["storageAccount"],
+        subscription=subscription,
+        group=group,
+        management=cloud.management,
+        audience=cloud.audience,
+        identity=identity,
+        ca_pem=ca_pem,
+    )
+
+
+def _has_certificate(given: Mapping[str, str]) -> bool:
+    """Return whether a certificate is used: a secret takes precedence."""
+    named = given.get(_CERTIFICATE) or given.get(f"{_CERTIFICATE}_PATH")
+    return bool(named) and not given.get(_SECRET)
+
+
+def _unsupported(given: Mapping[str, str]) -> str:
+    """Return the variable that Velero would use, and kopia cannot; empty: there is none."""
+    if given.get(_SECRET):
+        return ""
+    names = _OF_CERTIFICATE if _has_certificate(given) else (_USER,)
+    return next((name for name in names if given.get(name, "").lower() not in _FALSE), "")
+
+
+def _management(config: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return resource group and subscription of the account, by the name of their config key."""
+    return {
+        "resourceGroup": config.get("resourceGroup", "") or given.get("AZURE_RESOURCE_GROUP", ""),
+        "subscriptionId": config.get("subscriptionId", "") or given.get("AZURE_SUBSCRIPTION_ID", ""),
+    }
+
+
+def _uses_identity(config: Mapping[str, str]) -> bool:
+    """Return whether the identity itself reads and writes blobs."""
+    text = config.get("useAAD", "").lower()
+    if text not in _TRUE | _FALSE:
+        raise RepositoryError(f'config.useAAD: must be true or false: "{text}"')
+    return text in _TRUE
 
 
 def _cloud(name: str) -> _Cloud:

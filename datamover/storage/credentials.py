@@ -18,9 +18,12 @@ from core.errors import RepositoryError
 from core.models.base import JsonDict
 
 __all__ = [
+    "AZURE_METADATA",
     "GOOGLE_FILE",
     "AwsKeys",
     "AwsRole",
+    "AzureAccountKey",
+    "AzureIdentity",
     "CredentialsText",
     "environment_keys",
     "find_aws_identity",
@@ -34,6 +37,9 @@ __all__ = [
 
 GOOGLE_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 """The variable that names the credentials file of Google's library."""
+
+AZURE_METADATA: Final = "http://169.254.169.254"
+"""The instance metadata service of every virtual machine of Azure."""
 
 _DEFAULT_PROFILE: Final = "default"
 _ROLE: Final = "AWS_ROLE_ARN"
@@ -113,6 +119,38 @@ class AwsRole:
     def origin(self) -> str:
         """The origin to name if access is denied: kopia continues without keys if it cannot assume a role."""
         return f"keys of role {self.arn}, if the token in {self.token_file} is allowed to assume it"
+
+
+@dataclass(frozen=True)
+class AzureIdentity:
+    """Who asks: a client with a secret or a federated token; with neither, the managed identity of pod or node."""
+
+    authority: str
+    tenant: str = ""
+    client: str = ""
+    secret: str = field(default="", repr=False)
+    token_file: str = ""
+    metadata: str = AZURE_METADATA
+
+    @property
+    def description(self) -> str:
+        """Its name in messages."""
+        if self.secret or self.token_file:
+            return f"client {self.client}"
+        return f"managed identity {self.client}" if self.client else "the managed identity of this pod or its node"
+
+
+@dataclass(frozen=True)
+class AzureAccountKey:
+    """A storage account whose key is wanted, where its management answers, and who asks."""
+
+    account: str
+    subscription: str
+    group: str
+    management: str
+    audience: str
+    identity: AzureIdentity
+    ca_pem: bytes = b""
 
 
 def read_inherited(environment: Mapping[str, str], variable: str) -> CredentialsText | None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.storage.azure import build_azure
+from datamover.storage.azure import build_azure, read_azure_variables
 from datamover.storage.credentials import (
     GOOGLE_FILE,
     CredentialsText,
@@ -136,9 +136,9 @@ def _s3(location: _Location) -> Storage:
 
 
 def _azure(location: _Location) -> Storage:
-    source = location.credential(_AZURE_FILE)
+    given = read_azure_variables(location.credential(_AZURE_FILE), location.environment)
     return build_azure(
-        location.config, source, container=location.bucket, prefix=location.prefix, ca_pem=location.ca_pem
+        location.config, given, container=location.bucket, prefix=location.prefix, ca_pem=location.ca_pem
     )
 
 

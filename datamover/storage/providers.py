@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import urlsplit
 
+from core.clock import Clock
 from core.errors import ConfigError
 from core.models.base import JsonDict
+from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import GOOGLE_FILE, AwsKeys, AwsRole
 
@@ -79,6 +81,14 @@ class Storage(ABC):
     @abstractmethod
     def for_probe(self) -> Self:
         """Return a path in the same storage with the same access, and without a repository."""
+
+    async def with_fetched_credentials(self, clock: Clock, redactor: Redactor) -> Self:  # noqa: ARG002 - most need none
+        """Return this storage with the credentials that kopia cannot get by itself; `redactor` learns them.
+
+        Raises:
+            RepositoryError: they were not granted, or a service does not answer.
+        """
+        return self
 
     def config(self) -> JsonDict | None:
         """Return the `storage` object that `repository connect` would write; None if it is unknown."""

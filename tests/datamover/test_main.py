@@ -30,7 +30,8 @@ from pathlib import Path
 import datamover.__main__
 early = {"core", "asyncio"} & sys.modules.keys()
 import datamover.arguments, datamover.pod.command
-unwanted = {"kubernetes_asyncio", "prometheus_client", "pydantic", "datamover.local.command"} & sys.modules.keys()
+unwanted = {"kubernetes_asyncio", "prometheus_client", "pydantic", "urllib.request"} & sys.modules.keys()
+unwanted |= {"datamover.local.command"} & sys.modules.keys()
 (peak,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmHWM:"]
 print(len(early), len(unwanted), peak)
 """

@@ -11,6 +11,10 @@ from datamover.storage.credentials import CredentialsText, parse_variables
 from datamover.storage.location import LocationSecrets, build_storage
 from datamover.storage.providers import StorageAccess
 
+_CLIENT = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c"}
+_WORKLOAD = {**_CLIENT, "AZURE_FEDERATED_TOKEN_FILE": "/var/run/secrets/azure/tokens/azure-identity-token"}
+_MANAGED = {"resourceGroup": "group-1", "subscriptionId": "sub-1"}
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> WorkDir:
@@ -46,10 +50,13 @@ def _access(
             "AZURE_TENANT_ID=t\nAZURE_CLIENT_ID='c'\nAZURE_CLIENT_SECRET=topsecret",
             {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_CLIENT_SECRET": "topsecret"},
         ),
-        ({}, "AZURE_CLIENT_CERTIFICATE=topsecret", {"AZURE_CLIENT_CERTIFICATE": "topsecret"}),
-        ({}, "", {}),
+        (
+            _MANAGED,
+            "AZURE_TENANT_ID=t\nAZURE_CLIENT_ID=c\nAZURE_CLIENT_CERTIFICATE=topsecret",
+            {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_CLIENT_CERTIFICATE": "topsecret"},
+        ),
     ],
-    ids=["named key", "key", "client secret", "certificate", "the pod's own identity"],
+    ids=["named key", "key", "client secret", "certificate"],
 )
 def test_credentials_become_kopias_variables(
     folder: WorkDir, config: dict[str, str], text: str, variables: dict[str, str]
@@ -58,6 +65,20 @@ def test_credentials_become_kopias_variables(
     assert access.environment == variables
     assert access.arguments == ["azure", "--container=bkt", "--prefix=kopia/app/", "--storage-account=acc"]
     assert access.secrets({}) == ["topsecret"] * bool(variables)
+
+
+def test_the_pods_workload_identity_is_left_to_kopia(folder: WorkDir) -> None:
+    access = _access(folder, {"useAAD": "true"}, "AZURE_CLOUD_NAME=AzurePublicCloud", _WORKLOAD)
+    assert access.environment == {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c"}
+    assert access.secrets({}) == []
+
+
+def test_what_is_not_used_is_not_refused(folder: WorkDir) -> None:
+    """As in Velero, a secret takes precedence over a certificate, and that over a user."""
+    user = "AZURE_TENANT_ID=t\nAZURE_CLIENT_ID=c\nAZURE_USERNAME=u\n"
+    unchained = "AZURE_CLIENT_CERTIFICATE=x\nAZURE_CLIENT_SEND_CERTIFICATE_CHAIN=false\n"
+    assert _access(folder, {}, f"{user}AZURE_CLIENT_SECRET=topsecret").secrets({}) == ["topsecret"]
+    assert _access(folder, {}, user + unchained).secrets({}) == ["x"]
 
 
 def test_a_file_with_comments_and_quotes_is_parsed() -> None:
@@ -81,8 +102,8 @@ EMPTY=
 
 def test_a_certificate_in_a_file_is_read(folder: WorkDir) -> None:
     (folder.path / "certificate.pem").write_text("topsecret")
-    access = _access(folder, {}, f"AZURE_CLIENT_CERTIFICATE_PATH={folder.path / 'certificate.pem'}")
-    assert access.environment == {"AZURE_CLIENT_CERTIFICATE": "topsecret"}
+    access = _access(folder, {}, f"AZURE_CLIENT_CERTIFICATE_PATH={folder.path / 'certificate.pem'}", _CLIENT)
+    assert access.environment == {**_CLIENT, "AZURE_CLIENT_CERTIFICATE": "topsecret"}
 
 
 def test_the_inherited_file_is_used_when_the_location_references_no_secret(folder: WorkDir) -> None:
@@ -105,9 +126,10 @@ def test_the_inherited_file_is_used_when_the_location_references_no_secret(folde
 def test_a_sovereign_cloud_has_its_own_addresses(
     folder: WorkDir, config: dict[str, str], text: str, domain: str, authority: str
 ) -> None:
-    access = _access(folder, config, text)
+    access = _access(folder, config, f"{text}\nAZURE_STORAGE_KEY=k")
     assert [one for one in access.arguments if "domain" in one] == ([f"--storage-domain={domain}"] if domain else [])
-    assert access.environment == ({"AZURE_AUTHORITY_HOST": authority} if authority else {})
+    authorities = {"AZURE_AUTHORITY_HOST": authority} if authority else {}
+    assert access.environment == {"AZURE_STORAGE_KEY": "k", **authorities}
 
 
 @pytest.mark.parametrize(
@@ -121,9 +143,31 @@ def test_a_sovereign_cloud_has_its_own_addresses(
             "storageAccountURI: must be https://acc",
         ),
         ({}, "AZURE_CLIENT_CERTIFICATE_PATH=/no/such/file", "cannot read /no/such/file"),
+        ({"useAAD": "maybe"}, "AZURE_CLIENT_SECRET=s", "config.useAAD: must be true or false"),
+        ({}, "AZURE_CLIENT_SECRET=s\nAZURE_CLIENT_ID=c", "not in the credentials: AZURE_TENANT_ID"),
     ],
-    ids=["key", "cloud", "address", "certificate"],
+    ids=["key", "cloud", "address", "certificate", "useAAD", "tenant"],
 )
 def test_invalid_settings_are_reported(folder: WorkDir, config: dict[str, str], text: str, message: str) -> None:
     with pytest.raises(RepositoryError, match=f"BackupStorageLocation default: .*{message}"):
         _access(folder, config, text)
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "message"),
+    [
+        ({"useAAD": "true"}, "", "useAAD: kopia cannot read and write blobs with the managed identity"),
+        ({}, "AZURE_CLIENT_ID=c", "no key in the credentials, .* not set: resourceGroup and subscriptionId"),
+        ({"resourceGroup": "g"}, "", "not set: subscriptionId"),
+        (_MANAGED, "AZURE_USERNAME=u\nAZURE_PASSWORD=topsecret", "AZURE_USERNAME: not supported by kopia"),
+        ({}, "AZURE_CLIENT_CERTIFICATE=c\nAZURE_CLIENT_CERTIFICATE_PASSWORD=topsecret", "CERTIFICATE_PASSWORD: not"),
+        ({}, "AZURE_CLIENT_CERTIFICATE=c\nAZURE_CLIENT_SEND_CERTIFICATE_CHAIN=true", "SEND_CERTIFICATE_CHAIN: not"),
+    ],
+    ids=["managed identity", "no account", "no subscription", "user", "encrypted certificate", "certificate chain"],
+)
+def test_what_kopia_cannot_do_is_refused_with_the_reason(
+    folder: WorkDir, config: dict[str, str], text: str, message: str
+) -> None:
+    with pytest.raises(RepositoryError, match=f"BackupStorageLocation default: .*{message}") as caught:
+        _access(folder, config, text)
+    assert "topsecret" not in str(caught.value)

@@ -90,7 +90,7 @@ def test_any_provider_with_an_s3_url_is_s3_and_a_profile_is_honored() -> None:
 
 
 def test_a_known_provider_takes_precedence_over_its_config() -> None:
-    config = {"s3Url": "http://127.0.0.1:1", "storageAccount": "acc"}
+    config = {"s3Url": "http://127.0.0.1:1", "storageAccount": "acc", "resourceGroup": "g", "subscriptionId": "s"}
     location = _location("azure", config)
     assert isinstance(build_storage(location, "app", secrets=LocationSecrets(), environment={}), AzureStorage)
 

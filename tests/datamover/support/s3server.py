@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +49,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def run_s3_server(folder: Path, tls: KeyPair | None = None) -> Iterator[S3Server]:
+def run_s3_server(folder: Path, tls: KeyPair | None = None, *, flags: Sequence[str] = ()) -> Iterator[S3Server]:
     """Start the server, and stop it at the end; with `tls` it accepts TLS only.
+
+    Args:
+        flags: more of its global flags, such as `--region=eu-west-1`.
 
     Raises:
         S3ServerError: it exited by itself; the message has its last output.
@@ -63,7 +66,7 @@ def run_s3_server(folder: Path, tls: KeyPair | None = None) -> Iterator[S3Server
     log_file = folder.with_name(f"{folder.name}.log")
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [tool("versitygw", "versitygw"), "--port", address, *secured, "posix", "--nometa", folder],
+            [tool("versitygw", "versitygw"), "--port", address, *secured, *flags, "posix", "--nometa", folder],
             env={**os.environ, **keys},
             stdout=subprocess.DEVNULL,
             stderr=log,

@@ -1,0 +1,146 @@
+"""Emulators of cloud storages on loopback: Azurite for Azure, fake-gcs-server for Google Cloud Storage.
+
+Each speaks TLS with the certificate of the storage's real name, which `tests.datamover.support.internet` leads to it.
+"""
+
+import base64
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.datamover.support.s3server import free_port
+from tests.support.tools import azurite_folder, tool
+from tests.testbed.pki import KeyPair
+
+__all__ = ["Azurite", "FakeGcs", "bearer_token", "run_azurite", "run_fake_gcs"]
+
+_START_SECONDS = 30.0
+"""Node.js loads Azurite in two seconds, on a machine with nothing else to do."""
+
+_SHOWN_CHARACTERS = 4000
+_VERSION = "2024-11-04"
+
+
+def bearer_token(audience: str, lifetime_seconds: int = 3600) -> str:
+    """Return a token of Azure's form; Azurite checks audience, issuer and times, and no signature."""
+    now = int(time.time())
+    claims = {
+        "aud": audience,
+        "iss": "https://sts.windows.net/tenant/",
+        "iat": now,
+        "nbf": now - 60,
+        "exp": now + lifetime_seconds,
+    }
+    parts = (json.dumps(part).encode() for part in ({"alg": "RS256", "typ": "JWT"}, claims))
+    return ".".join([*(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts), "c2lnbmF0dXJl"])
+
+
+@dataclass(frozen=True)
+class Azurite:
+    """A running Azurite with one storage account."""
+
+    port: int
+    account: str
+    key: str
+
+    @property
+    def host(self) -> str:
+        return f"{self.account}.blob.core.windows.net"
+
+    def make_container(self, name: str) -> str:
+        self._request("PUT", f"/{name}?restype=container", expected=201)
+        return name
+
+    def _request(self, method: str, target: str, *, expected: int) -> None:
+        tls = ssl.create_default_context()
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=tls, timeout=30)
+        token = bearer_token("https://storage.azure.com")
+        headers = {"Host": self.host, "Authorization": f"Bearer {token}", "x-ms-version": _VERSION}
+        try:
+            connection.request(method, target, headers=headers)
+            answer = connection.getresponse()
+            if answer.status != expected:
+                raise RuntimeError(f"Azurite: {method} {target}: {answer.status} {answer.read().decode()}")
+        finally:
+            connection.close()
+
+
+@dataclass(frozen=True)
+class FakeGcs:
+    """A running fake-gcs-server over a directory, where a bucket is a directory."""
+
+    port: int
+    folder: Path
+
+    def make_bucket(self, name: str) -> str:
+        (self.folder / name).mkdir(exist_ok=True)
+        return name
+
+
+@contextmanager
+def run_azurite(folder: Path, account: str, tls: KeyPair) -> Iterator[Azurite]:
+    """Start Azurite, and stop it at the end; it accepts TLS only, keys, and tokens of Azure's form."""
+    key = base64.b64encode(f"key-of-{account}-for-tests".encode()).decode()
+    found = azurite_folder()
+    server = Azurite(free_port(), account, key)
+    argv: list[str | Path] = [
+        *(found / "node", found / "node_modules/azurite/dist/src/blob/main.js"),
+        *("--blobHost", "127.0.0.1", "--blobPort", str(server.port), "--location", folder),
+        *("--cert", tls.certificate, "--key", tls.key, "--oauth", "basic"),
+        *("--silent", "--disableTelemetry", "--skipApiVersionCheck"),
+    ]
+    with _run(argv, {"AZURITE_ACCOUNTS": f"{account}:{key}"}, folder, server.port):
+        yield server
+
+
+@contextmanager
+def run_fake_gcs(folder: Path, tls: KeyPair) -> Iterator[FakeGcs]:
+    """Start fake-gcs-server, and stop it at the end; it accepts TLS only, and any token."""
+    server = FakeGcs(free_port(), folder)
+    argv: list[str | Path] = [
+        *(tool("fake-gcs-server", "fake-gcs-server"), "-backend", "filesystem", "-filesystem-root", folder),
+        *("-host", "127.0.0.1", "-port", str(server.port), "-scheme", "https"),
+        *("-cert-location", tls.certificate, "-private-key-location", tls.key),
+        *("-public-host", "storage.googleapis.com", "-external-url", "https://storage.googleapis.com"),
+    ]
+    with _run(argv, {}, folder, server.port):
+        yield server
+
+
+@contextmanager
+def _run(argv: Sequence[str | Path], variables: dict[str, str], folder: Path, port: int) -> Iterator[None]:
+    # Not in the directory itself, where it might be a bucket.
+    log_file = folder.with_name(f"{folder.name}.log")
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(argv, env={**os.environ, **variables}, stdout=log, stderr=log)
+    try:
+        _wait_for(port, process)
+        yield
+    finally:
+        ended = process.poll()
+        process.kill()
+        process.wait()
+    if ended is not None:
+        raise RuntimeError(f"{Path(argv[0]).name} ended with {ended}: {log_file.read_text()[-_SHOWN_CHARACTERS:]}")
+
+
+def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise
+            time.sleep(0.05)
+        else:
+            return
