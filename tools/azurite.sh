@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs Azurite, the emulator of Azure's storage, and the Node.js that runs it, unless the cache has both, and prints
-# their folder: `node`, and `node_modules` with Azurite.
+# their directory: `node`, and `node_modules` with Azurite.
 #
 # requirements-node.txt pins Node.js, as a Python package; tools/azurite/package-lock.json pins Azurite and what it needs.
 # Packages run no scripts while they are installed.
@@ -12,7 +12,7 @@ packages="$project_dir/tools/azurite"
 key="$(name_and_content "$requirements" "$packages"/package{,-lock}.json | short_hash)"
 folder="$cache_dir/tools/azurite-$key"
 
-# The folder appears complete or not at all.
+# The directory appears complete or not at all.
 install_all() {
     local part="$folder.part" pip wheel
     pip="$("$project_dir/tools/venv.sh")/bin/pip"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(600)]
 
 
+@pytest.mark.interop("1.18.2", "ours to ours", "DataUpload, DataDownload", "S3 (versitygw): keys of a user")
 def test_volume_comes_back_as_it_was(agent: Bed) -> None:
     demo = Demo(agent.env, agent.user, data_bytes=150_000_000, least_readings=1)
     filled = demo.fill()

@@ -170,6 +170,7 @@ def look_up(agent: Bed, space: str) -> None:
     assert "kubernetes.io~empty-dir/renamed" in none["message"]
 
 
+@pytest.mark.interop("1.18.2", "ours to ours", "PodVolumeBackup, PodVolumeRestore", "S3 (versitygw): keys of a user")
 def test_volumes_are_restored_into_a_pod_that_waits(flows: dict[str, Future[None]]) -> None:
     flows["restore_into_pod"].result()
 

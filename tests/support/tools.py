@@ -26,7 +26,7 @@ def tool(name: str, binary: str) -> Path:
 
 @cache
 def azurite_folder() -> Path:
-    """Return the folder of Azurite: `node`, and `node_modules` with the emulator.
+    """Return the directory of Azurite: `node`, and `node_modules` with the emulator.
 
     Raises:
         RuntimeError: the installation failed; the message has the reason.

@@ -32,6 +32,7 @@ def plain_kopia(pod: MoverPod, kopia_program: Path) -> PlainKopia:
     return kopia
 
 
+@pytest.mark.interop("1.18.2", "ours to ours", "DataUpload, DataDownload", "file system")
 async def test_a_data_upload_and_a_data_download_restore_a_volume(
     pod: MoverPod, tree: Path, tmp_path: Path, plain_kopia: PlainKopia
 ) -> None:
@@ -97,6 +98,7 @@ def _last_progress(pod: MoverPod) -> dict[str, int]:
     return dict(json.loads(reported[-1]))
 
 
+@pytest.mark.interop("1.18.2", "ours to ours", "PodVolumeBackup, PodVolumeRestore", "file system")
 async def test_a_pod_volume_is_restored_with_the_done_file(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
     pod.put_transfer("PodVolumeBackup")
     assert await pod.run("pod-volume-backup", tree) == 0

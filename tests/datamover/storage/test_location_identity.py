@@ -83,6 +83,7 @@ async def test_a_role_of_the_service_account_gives_access_to_a_bucket(service: T
     assert {(one["Action"], one["RoleArn"]) for one in service.received} == {("AssumeRoleWithWebIdentity", _ARN)}
 
 
+@pytest.mark.interop("1.18.2", "ours to ours", "DataUpload, DataDownload", "S3 (versitygw): role of a service account")
 @pytest.mark.usefixtures("service")
 async def test_whole_transfers_run_with_a_role(
     pod: MoverPod, tree: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,217 @@
+"""Transfers to Azure, Google Cloud Storage and AWS under the clouds' own names, with each kind of credential.
+
+The storages are emulators; services that grant access are fakes that check what they are asked.
+"""
+
+import base64
+import shutil
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.datamover.support.emulators import Azurite, FakeGcs, run_azurite, run_fake_gcs
+from tests.datamover.support.identities import CLIENT, CLIENT_SECRET, TENANT, AzureIdentities, GoogleIdentities
+from tests.datamover.support.internet import Answer, Internet, Request, serve_internet
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.s3server import run_s3_server
+from tests.datamover.support.trees import describe_tree
+from tests.support.fakekube import FakeKube
+from tests.testbed.pki import Authority
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+_ACCOUNT = "moveraccount"
+_REGION = "eu-central-1"
+_LOGIN = "login.microsoftonline.com"
+_IDENTITY = f"AZURE_TENANT_ID={TENANT}\nAZURE_CLIENT_ID={CLIENT}\n"
+_RESTORES = {"DataUpload": "DataDownload", "PodVolumeBackup": "PodVolumeRestore"}
+_FLAGS = {
+    "DataUpload": "data-upload",
+    "DataDownload": "data-download",
+    "PodVolumeBackup": "pod-volume-backup",
+    "PodVolumeRestore": "pod-volume-restore",
+}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("clouds") / "authority")
+
+
+@pytest.fixture(scope="module")
+def azurite(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    host = f"{_ACCOUNT}.blob.core.windows.net"
+    tls = authority.issue("azurite", user="azurite", addresses=(f"DNS:{host}",))
+    with run_azurite(tmp_path_factory.mktemp("azurite"), _ACCOUNT, tls) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gcs(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGcs]:
+    tls = authority.issue("gcs", user="gcs", addresses=("DNS:storage.googleapis.com",))
+    with run_fake_gcs(tmp_path_factory.mktemp("gcs"), tls) as server:
+        yield server
+
+
+@pytest.fixture
+async def internet(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Internet]:
+    async with serve_internet(authority, monkeypatch) as internet:
+        yield internet
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> MoverPod:
+    return MoverPod(FakeKube(), tmp_path)
+
+
+def _locate(pod: MoverPod, internet: Internet, bucket: str, credential: str, **config: str) -> None:
+    """Configure the location as a user does: provider:bucket, Secret, and the authority to trust."""
+    provider, _, name = bucket.partition(":")
+    named = {}
+    if credential:
+        pod.put_secret("cloud", "key", credential)
+        named = {"credential": {"name": "cloud", "key": "key"}}
+    authority = base64.b64encode(internet.ca_pem.encode()).decode()
+    storage = {"bucket": name, "prefix": "velero", "caCert": authority}
+    pod.put_location(config, provider=f"velero.io/{provider}", objectStorage=storage, **named)
+    pod.put_repository()
+
+
+async def _transfer(pod: MoverPod, tree: Path, kinds: Sequence[str] = tuple(_RESTORES)) -> None:
+    assert await pod.init() == 0, pod.message
+    pod.put_repository(phase="Ready")
+    for backup in kinds:
+        restore = _RESTORES[backup]
+        pod.put_transfer(backup)
+        assert await pod.run(_FLAGS[backup], tree) == 0, pod.message
+        pod.put_transfer(restore, snapshotID=pod.result["snapshotID"])
+        target = pod.folder / restore
+        target.mkdir()
+        assert await pod.run(_FLAGS[restore], target) == 0, pod.message
+        shutil.rmtree(target / ".velero", ignore_errors=True)
+        assert describe_tree(target) == describe_tree(tree), restore
+
+
+@pytest.mark.interop("1.18.2", "ours to ours", "all four", "Azure (Azurite): account key")
+async def test_an_account_key_serves_all_kinds(pod: MoverPod, tree: Path, internet: Internet, azurite: Azurite) -> None:
+    internet.hosts[azurite.host] = azurite.port
+    azurite.make_container("by-key")
+    named = {"storageAccount": _ACCOUNT, "storageAccountKeyEnvVar": "MY_KEY"}
+    _locate(pod, internet, "azure:by-key", f"MY_KEY={azurite.key}\n", **named)
+    await _transfer(pod, tree)
+    assert set(internet.connected) == {azurite.host}
+
+
+@pytest.mark.interop("1.18.2", "ours to ours", "all four", "Azure (Azurite): client secret")
+async def test_a_client_secret_serves_all_kinds(
+    pod: MoverPod, tree: Path, internet: Internet, azurite: Azurite
+) -> None:
+    identities = AzureIdentities()
+    internet.hosts |= {azurite.host: azurite.port, _LOGIN: identities.login}
+    azurite.make_container("by-secret")
+    secret = f"{_IDENTITY}AZURE_CLIENT_SECRET={CLIENT_SECRET}\n"
+    _locate(pod, internet, "azure:by-secret", secret, storageAccount=_ACCOUNT, useAAD="true")
+    await _transfer(pod, tree)
+    assert f"/{TENANT}/oauth2/v2.0/token" in identities.requests
+
+
+@pytest.mark.interop("1.18.2", "ours to ours", "DataUpload, DataDownload", "Azure (Azurite): workload identity")
+async def test_workload_identity_serves_volumes_that_no_pod_uses(
+    pod: MoverPod, tree: Path, internet: Internet, azurite: Azurite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kopia reads the token file again and again, so it is refused early for a volume that a pod uses."""
+    identities = AzureIdentities(federated_token="token-of-the-service-account")
+    internet.hosts |= {azurite.host: azurite.port, _LOGIN: identities.login}
+    azurite.make_container("by-workload-identity")
+    _set_workload_identity(pod, monkeypatch)
+    _locate(pod, internet, "azure:by-workload-identity", "", storageAccount=_ACCOUNT, useAAD="true")
+    await _transfer(pod, tree, ["DataUpload"])
+    pod.put_transfer("PodVolumeBackup")
+    assert await pod.run("pod-volume-backup", tree) == 12
+    assert "which is not possible for a volume that a pod uses" in pod.message
+
+
+def _set_workload_identity(pod: MoverPod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configure the environment as Azure's webhook does."""
+    token_file = pod.folder / "identity" / "token"
+    token_file.parent.mkdir()
+    token_file.write_text("token-of-the-service-account")
+    monkeypatch.setenv("AZURE_TENANT_ID", TENANT)
+    monkeypatch.setenv("AZURE_CLIENT_ID", CLIENT)
+    monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(token_file))
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", f"https://{_LOGIN}/")
+
+
+@pytest.mark.interop(
+    "1.18.2",
+    "ours to ours",
+    "PodVolumeBackup, PodVolumeRestore",
+    "Azure (Azurite): account key from Azure's management",
+)
+async def test_an_account_key_that_the_mover_fetches_serves_pod_volumes(
+    pod: MoverPod, tree: Path, internet: Internet, azurite: Azurite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kopia has the key only, so that the token file of the identity that fetched it is no obstacle."""
+    identities = AzureIdentities(_ACCOUNT, azurite.key, federated_token="token-of-the-service-account")
+    internet.hosts |= {azurite.host: azurite.port, _LOGIN: identities.login}
+    internet.hosts["management.azure.com"] = identities.management
+    azurite.make_container("by-management")
+    _set_workload_identity(pod, monkeypatch)
+    group = {"resourceGroup": "group-1", "subscriptionId": "sub-1"}
+    _locate(pod, internet, "azure:by-management", "", storageAccount=_ACCOUNT, **group)
+    await _transfer(pod, tree, ["PodVolumeBackup"])
+
+
+@pytest.mark.interop(
+    "1.18.2", "ours to ours", "all four", "Google Cloud Storage (fake-gcs-server): key of a service account"
+)
+async def test_a_service_accounts_key_serves_all_kinds(
+    pod: MoverPod, tree: Path, tmp_path: Path, internet: Internet, gcs: FakeGcs
+) -> None:
+    identities = GoogleIdentities(tmp_path / "google")
+    internet.hosts |= {"storage.googleapis.com": gcs.port, "oauth2.googleapis.com": identities.token}
+    gcs.make_bucket("by-key")
+    _locate(pod, internet, "gcp:by-key", identities.credentials_file)
+    await _transfer(pod, tree)
+    assert identities.granted
+
+
+async def test_a_key_that_google_does_not_accept_is_reported(
+    pod: MoverPod, tmp_path: Path, internet: Internet, gcs: FakeGcs
+) -> None:
+    identities = GoogleIdentities(tmp_path / "google")
+    other = GoogleIdentities(tmp_path / "other")
+    internet.hosts |= {"storage.googleapis.com": gcs.port, "oauth2.googleapis.com": identities.token}
+    _locate(pod, internet, "gcp:by-key", other.credentials_file)
+    assert await pod.init() == 12
+    assert "Invalid JWT Signature" in pod.message
+
+
+@pytest.mark.interop(
+    "1.18.2", "ours to ours", "DataUpload, DataDownload", "S3 (versitygw): keys of a user, region discovered"
+)
+async def test_the_region_of_a_bucket_is_discovered(
+    pod: MoverPod, tree: Path, tmp_path: Path, internet: Internet
+) -> None:
+    """Without `region`, the global endpoint is asked for it, and the endpoint of the region is used from then on."""
+    regional = f"s3.dualstack.{_REGION}.amazonaws.com"
+    host = f"by-region.{regional}"
+    tls = internet.certificate(host)
+    asked: list[Request] = []
+
+    def locate(request: Request) -> Answer:
+        asked.append(request)
+        return Answer(f"<LocationConstraint>{_REGION}</LocationConstraint>")
+
+    (tmp_path / "s3").mkdir()
+    with run_s3_server(tmp_path / "s3", tls, flags=[f"--region={_REGION}", f"--virtual-domain={regional}"]) as server:
+        server.make_bucket("by-region")
+        internet.hosts[host] = int(server.url.rpartition(":")[2])
+        internet.hosts["s3.amazonaws.com"] = internet.hosts["by-region.s3.amazonaws.com"] = locate
+        _locate(pod, internet, "aws:by-region", server.credentials_file)
+        await _transfer(pod, tree, ["DataUpload"])
+    assert {(one.method, one.host, one.target) for one in asked} == {
+        ("GET", "by-region.s3.amazonaws.com", "/?location=")
+    }
+    assert all("/us-east-1/s3/aws4_request" in one.headers["authorization"] for one in asked)
