@@ -160,15 +160,11 @@ class _DataMoverTransfer(Transfer):
 
 
 class DataUploadSpec(_MoverSpec):
-    """`spec` of a DataUpload.
-
-    `source_fs_type` is the file system of the source volume: for restores that change a volume's mode.
-    """
+    """`spec` of a DataUpload."""
 
     snapshot_type: str
     csi_snapshot: CSISnapshotSpec | None = None
     source_pvc: str = field(name="sourcePVC")
-    source_fs_type: str = field(default="", name="sourceFSType")
     parent_snapshot: str = ""
 
 
@@ -180,11 +176,10 @@ class DataUpload(_DataMoverTransfer):
 
 
 class TargetVolume(WireModel):
-    """`spec.targetVolume` of a DataDownload; `fs_type` is for a restore that changes the volume's mode."""
+    """`spec.targetVolume` of a DataDownload."""
 
     pvc: str
     namespace: str
-    fs_type: str = ""
 
 
 class DataDownloadSpec(_MoverSpec):

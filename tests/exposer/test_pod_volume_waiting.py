@@ -43,7 +43,7 @@ async def test_a_restore_has_two_minutes_where_its_init_container_cannot_start(r
         (None, init_status(DONE_STATE, "Running"), "has terminated (exit code 0): the pod no longer waits"),
         (None, init_status({"terminated": {"exitCode": 3}}), "has terminated (exit code 3)"),
         (None, init_status(WAITING_STATE, "Unknown"), "state of workload pod app3/writer is unknown"),
-        (None, init_status(WAITING_STATE, "Failed"), "workload pod app3/writer is gone: phase Failed"),
+        (None, init_status(WAITING_STATE, "Failed"), "workload pod app3/writer is not available: phase Failed"),
     ],
     ids=["none", "over", "failed", "unknown", "pod failed"],
 )

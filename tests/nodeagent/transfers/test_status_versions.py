@@ -69,9 +69,8 @@ def test_each_field_that_is_read_is_read_as_it_is(version: str, kind: str) -> No
 def test_the_fields_of_the_last_version_are_read_where_they_are(version: str) -> None:
     upload, backup = DataUpload.parse(golden(version, "dataupload")), PodVolumeBackup.parse(golden(version, KINDS[2]))
     download = DataDownload.parse(golden(version, "datadownload"))
-    found = (upload.spec.parent_snapshot, upload.spec.source_fs_type, backup.spec.parent_snapshot)
-    assert found == (("none", "ext4", "none") if version == "main" else ("", "", ""))
-    assert download.spec.target_volume.fs_type == ("xfs" if version == "main" else "")
+    found = (upload.spec.parent_snapshot, backup.spec.parent_snapshot)
+    assert found == (("none", "none") if version == "main" else ("", ""))
     # Unknown, so that a cache volume is used.
     assert (download.spec.snapshot_size == 0) is (version == "1.17.2")
 
