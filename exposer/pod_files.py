@@ -16,7 +16,7 @@ from typing import Final
 
 from core.contract import VolumeMode
 from core.models.base import JsonDict
-from exposer.settings import StorageAccess
+from exposer.settings import RepositoryVolume, StorageAccess
 from exposer.template import AgentTemplate
 
 __all__ = ["MoverVolume", "OwnVolumes", "PodFiles", "build_pod_files"]
@@ -28,6 +28,8 @@ _SCRATCH_VOLUME: Final = "mover-scratch"
 _VOLUME_NAME: Final = "volume"
 _CACHE_NAME: Final = "cache"
 """Mount points in the scratch volume: short, since every byte shortens the paths that fit into PATH_MAX."""
+
+_REPOSITORY_VOLUME: Final = "mover-repository"
 
 _PRIVATE_SOURCES: Final = ("emptyDir", "ephemeral")
 """Volumes that every pod has for itself."""
@@ -57,12 +59,13 @@ class OwnVolumes:
     """The volumes of one mover, named after the UID of its custom resource.
 
     `moved` is the volume that is backed up or restored, `cache_claim` the PVC for kopia's cache;
-    empty: the cache is in the scratch volume.
+    empty: the cache is in the scratch volume. `repository` is the shared volume with the repository.
     """
 
     uid: str
     moved: MoverVolume | None = None
     cache_claim: str = ""
+    repository: RepositoryVolume | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,9 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
     volume_path = "" if volume is None else f"/{uid}" if in_root else f"{scratch}/{_VOLUME_NAME}"
     cache_path = "" if not own.cache_claim else f"/{uid}-cache" if for_windows else f"{scratch}/{_CACHE_NAME}"
     mounts = _inherited_mounts(template, storage, scratch, keep_writable=for_windows)
+    if own.repository is not None:
+        # An own mount of the agent at the same path would be a second one.
+        mounts = [each for each in mounts if posixpath.normpath(each["mountPath"]) != own.repository.mount_path]
     mounted = {mount["name"] for mount in mounts}
     inherited = [each for each in template.volumes if each["name"] in mounted]
     if not any(mount["mountPath"] == scratch for mount in mounts):
@@ -106,6 +112,9 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
         volumes.append({"name": uid, **volume.source})
         if not block:
             mounts.append(_mount_volume(uid, volume, volume_path))
+    if (shared := own.repository) is not None:
+        volumes.append({"name": _REPOSITORY_VOLUME, **_restrict(shared.source, read_only=storage.read_only)})
+        mounts.append(_mount(_REPOSITORY_VOLUME, shared.mount_path, read_only=storage.read_only))
     if own.cache_claim:
         volumes.append({"name": f"{uid}-cache", "persistentVolumeClaim": {"claimName": own.cache_claim}})
         mounts.append({"name": f"{uid}-cache", "mountPath": cache_path})
@@ -113,10 +122,20 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
     return PodFiles([*volumes, *inherited], mounts, devices, _build_env(template), volume_path, cache_path)
 
 
-def _mount_volume(uid: str, volume: MoverVolume, path: str) -> JsonDict:
-    mount: JsonDict = {"name": uid, "mountPath": path}
-    if volume.read_only:
+def _restrict(source: JsonDict, *, read_only: bool) -> JsonDict:
+    """Return the volume's source; a read-only one has no other mount either that could be written to."""
+    return {kind: {**fields, "readOnly": True} if read_only else fields for kind, fields in source.items()}
+
+
+def _mount(name: str, path: str, *, read_only: bool) -> JsonDict:
+    mount: JsonDict = {"name": name, "mountPath": path}
+    if read_only:
         mount["readOnly"] = True
+    return mount
+
+
+def _mount_volume(uid: str, volume: MoverVolume, path: str) -> JsonDict:
+    mount = _mount(uid, path, read_only=volume.read_only)
     if volume.propagation:
         mount["mountPropagation"] = volume.propagation
     return mount
@@ -136,7 +155,7 @@ def _inherited_mounts(
             # Movers of different tenants must not see each other's temporary files.
             if mount["name"] in private:
                 mounts.append(mount | {"mountPath": scratch})
-        elif keep_writable or _holds(path, storage.directory):
+        elif keep_writable or (_holds(path, storage.directory) and not storage.read_only):
             mounts.append(mount)
         else:
             mounts.append(mount | {"readOnly": True})

@@ -31,6 +31,9 @@ _WINDOWS_TOLERATIONS: Final = tuple(
 _NO_RELABELING: Final = "spc_t"
 """The SELinux type of a container that is not subject to a volume's labels."""
 
+_READERS: Final = frozenset({MoverVerb.RESTORE})
+"""What only reads the repository."""
+
 MOVER_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SYS_CHROOT")
 """What root keeps: to read and write files of any owner and mode, to restore both, and to confine kopia to a directory.
 
@@ -95,14 +98,16 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": meta,
-        "spec": _build_spec(plan, template, configured),
+        "spec": _build_spec(plan, template, settings),
     }
 
 
-def _build_spec(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> JsonDict:
-    own = OwnVolumes(plan.owner.uid, plan.volume, plan.cache_claim)
-    # A restore only reads the repository.
-    storage = replace(plan.storage, directory="") if plan.args.verb is MoverVerb.RESTORE else plan.storage
+def _build_spec(plan: MoverPod, template: AgentTemplate, expose: ExposeSettings) -> JsonDict:
+    settings = expose.pod
+    own = OwnVolumes(
+        plan.owner.uid, plan.volume, plan.cache_claim, repository=expose.repository_volume(plan.storage.directory)
+    )
+    storage = replace(plan.storage, read_only=True) if plan.args.verb in _READERS else plan.storage
     files = build_pod_files(own, template, storage, for_windows=plan.for_windows)
     tolerations = _build_tolerations(plan, template, settings)
     spec: JsonDict = {

@@ -3,9 +3,11 @@
 Exposers do not read the configuration; `nodeagent.config.expose_settings` builds these from it.
 """
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import PurePosixPath
 
 from core.models.base import JsonDict
 from exposer.placement import PlacementRules
@@ -19,6 +21,7 @@ __all__ = [
     "ExposeSettings",
     "MoverOptions",
     "PodSettings",
+    "RepositoryVolume",
     "StorageAccess",
 ]
 
@@ -50,11 +53,25 @@ class StorageAccess:
     """What a mover pod inherits in order to reach the bucket; by default nothing.
 
     `inherits_credentials` is whether its location has no credentials of its own. `directory` is an
-    absolute path in the pod that holds the repository; empty: a bucket does.
+    absolute path in the pod that holds the repository; empty: a bucket does. With `read_only` the
+    pod cannot write to that directory.
     """
 
     inherits_credentials: bool = False
     directory: str = ""
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class RepositoryVolume:
+    """A shared volume with repositories in directories: a `v1.Volume` without its name, and where pods mount it."""
+
+    mount_path: str
+    source: JsonDict
+
+    def holds(self, directory: str) -> bool:
+        """Return whether `directory`, an absolute path, is in the volume."""
+        return bool(directory) and PurePosixPath(posixpath.normpath(directory)).is_relative_to(self.mount_path)
 
 
 @dataclass(frozen=True)
@@ -123,7 +140,7 @@ class ExposeSettings:
 
     `excluded_metadata` is how the keys of tenants' annotations and labels begin that are not copied.
     `backup_pvcs` are keyed by the storage class of the source. A `cache` of None: no restore gets a
-    cache volume.
+    cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
     """
 
     template: AgentTemplate
@@ -134,6 +151,7 @@ class ExposeSettings:
     excluded_metadata: tuple[str, ...] = DEFAULT_EXCLUDED
     ignore_delay_binding: bool = False
     cache: CacheRule | None = None
+    repository_volumes: tuple[RepositoryVolume, ...] = ()
 
     def mover_options(self, operation_timeout: timedelta | None = None) -> MoverOptions:
         """Return the mover's options; the custom resource's own `operation_timeout` takes precedence.
@@ -150,3 +168,8 @@ class ExposeSettings:
     def cache_for(self, snapshot_bytes: int) -> CacheVolume | None:
         """Return the cache volume for a restore of `snapshot_bytes`; 0: the size is unknown."""
         return self.cache.volume_for(snapshot_bytes) if self.cache else None
+
+    def repository_volume(self, directory: str) -> RepositoryVolume | None:
+        """Return the shared volume that holds `directory`; None: the directory is empty, or in no such volume."""
+        holding = [volume for volume in self.repository_volumes if volume.holds(directory)]
+        return max(holding, key=lambda volume: len(volume.mount_path), default=None)

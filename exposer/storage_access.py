@@ -29,11 +29,13 @@ async def read_storage_access(client: KubeClient, namespace: str, location: str)
     if raw is None:
         return StorageAccess()
     try:
-        spec = BackupStorageLocation.parse(raw).spec
+        found = BackupStorageLocation.parse(raw)
     except ContractError:
         return StorageAccess()
+    spec = found.spec
     in_directory = spec.provider.removeprefix("velero.io/") == _DIRECTORY_PROVIDER
     return StorageAccess(
         inherits_credentials=spec.credential is None and not in_directory,
         directory=spec.config.get(_DIRECTORY_KEY, "") if in_directory else "",
+        read_only=found.read_only,
     )

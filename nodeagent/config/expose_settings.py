@@ -7,7 +7,7 @@ Knows which key becomes which setting. Does not know which values a key accepts
 from dataclasses import replace
 
 from exposer.placement import PlacementRule, PlacementRules
-from exposer.settings import BackupPVCSettings, CacheRule, ExposeSettings, PodSettings
+from exposer.settings import BackupPVCSettings, CacheRule, ExposeSettings, PodSettings, RepositoryVolume
 from nodeagent.config.models import INHERIT, AffinityMode, AgentConfig, BackupPVC
 from nodeagent.config.selectors import LabelSelector
 
@@ -32,6 +32,9 @@ def build_expose_settings(
         nodes=_node_rules(config),
         backup_pvcs={source: _backup_pvc(entry) for source, entry in config.backup_pvc.items()},
         excluded_metadata=tuple(config.own.excluded_metadata),
+        repository_volumes=tuple(
+            RepositoryVolume(volume.mount_path, volume.to_wire()) for volume in config.own.repository_volumes
+        ),
         ignore_delay_binding=config.restore_pvc.ignore_delay_binding,
         cache=CacheRule(cache.storage_class, cache_limit_mib, cache.resident_threshold_in_mb)
         if cache.storage_class

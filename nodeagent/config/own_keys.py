@@ -4,17 +4,65 @@ They are under one key, so that none clashes with a later one of Velero's. Three
 beside Velero's keys (`nodeagent.config.models`).
 """
 
-from typing import Final
+from typing import Final, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
+from core.models.base import JsonDict
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from nodeagent.config.selectors import Section
-from nodeagent.config.value_types import KeyPrefix, ObjectName
+from nodeagent.config.value_types import AbsolutePath, HostName, KeyPrefix, MountPath, ObjectName, expected
 
-__all__ = ["OWN_KEY", "OwnKeys"]
+__all__ = ["OWN_KEY", "NfsVolume", "OwnKeys", "RepositoryVolume"]
 
 OWN_KEY: Final = "nodeagent.io"
+
+
+class NfsVolume(Section):
+    """A directory that an NFS server exports; empty: none."""
+
+    server: HostName = Field(
+        default="", description="host name or IP address of the NFS server", examples=["nfs.example.com"]
+    )
+    path: AbsolutePath = Field(default="", description="directory that it exports", examples=["/export/backups"])
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if bool(self.server) != bool(self.path):
+            raise expected("server and path")
+        return self
+
+
+class RepositoryVolume(Section):
+    """One of `repositoryVolumes`: a shared volume with the repositories of locations in a file system."""
+
+    mount_path: MountPath = Field(
+        description="where data movers mount it: config.fspath of the BackupStorageLocation is this path, or a "
+        "directory in it",
+        examples=["/backups"],
+    )
+    persistent_volume_claim: ObjectName = Field(
+        default="",
+        description="PVC in the agent's namespace that pods of all nodes can mount, or nfs instead",
+        examples=["shared-backups"],
+    )
+    nfs: NfsVolume = Field(
+        default_factory=NfsVolume,
+        description="directory of an NFS server, instead of persistentVolumeClaim",
+        examples=[{"server": "nfs.example.com", "path": "/export/backups"}],
+    )
+
+    @model_validator(mode="after")
+    def _is_one_volume(self) -> Self:
+        if bool(self.persistent_volume_claim) == bool(self.nfs.server):
+            raise expected("either persistentVolumeClaim or nfs")
+        return self
+
+    def to_wire(self) -> JsonDict:
+        """Return it as a volume of a pod, without its name."""
+        if self.nfs.server:
+            return {"nfs": {"server": self.nfs.server, "path": self.nfs.path}}
+        return {"persistentVolumeClaim": {"claimName": self.persistent_volume_claim}}
 
 
 class OwnKeys(Section):
@@ -31,3 +79,16 @@ class OwnKeys(Section):
         "VolumeSnapshot to ours, instead of the default list (our own key)",
         examples=[["cdi.kubevirt.io/"]],
     )
+    repository_volumes: tuple[RepositoryVolume, ...] = Field(
+        default=(),
+        description="shared volumes with the repositories of locations with provider velero.io/fs, each mounted by "
+        "the data movers of the locations in it (our own key)",
+        examples=[[{"mountPath": "/backups", "persistentVolumeClaim": "shared-backups"}]],
+    )
+
+    @field_validator("repository_volumes")
+    @classmethod
+    def _differ(cls, volumes: tuple[RepositoryVolume, ...]) -> tuple[RepositoryVolume, ...]:
+        if len({volume.mount_path for volume in volumes}) < len(volumes):
+            raise expected("a mountPath that no other of repositoryVolumes has")
+        return volumes

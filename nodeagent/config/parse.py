@@ -21,6 +21,7 @@ from core.models.base import JsonDict
 from core.models.units import parse_quantity
 from nodeagent.config.keys import Finding, Location, SortedKeys, ask, close_name, load_json, show_key, sort_keys
 from nodeagent.config.models import LARGEST_PREPARE_QUEUE, AffinityMode, AgentConfig, LoadConcurrency
+from nodeagent.config.own_keys import OWN_KEY
 
 __all__ = [
     "LARGEST_PREPARE_QUEUE",
@@ -200,6 +201,9 @@ def _unit_of(place: Location) -> Location:
         return place[:1]
     if place[:2] == ("loadConcurrency", "perNodeConfig"):
         # A rule is dropped as a whole, the others stay, as in Velero v1.18.
+        return place[:3]
+    if place[:2] == (OWN_KEY, "repositoryVolumes"):
+        # Without its rest, an entry would name another volume, or none.
         return place[:3]
     return place
 

@@ -15,11 +15,14 @@ from pydantic_core import PydanticCustomError
 from core.models.units import parse_quantity
 
 __all__ = [
+    "AbsolutePath",
     "AnnotationMap",
+    "HostName",
     "KeyPrefix",
     "LabelKey",
     "LabelMap",
     "LabelValue",
+    "MountPath",
     "ObjectName",
     "OptionalLabelKey",
     "QuantityText",
@@ -36,6 +39,15 @@ _ANNOTATIONS_LIMIT_BYTES: Final = 256 * 1024
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _KEY_PREFIX: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*(?:/[-A-Za-z0-9_.]*)?")
+_HOST: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.:]*[A-Za-z0-9])?")
+_PATH: Final = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9_.@+-]*)+")
+"""Without hidden directories, so without `.` and `..`."""
+
+_IMAGE_DIRECTORIES: Final = frozenset(
+    {"bin", "credentials", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "scratch", "sys", "usr", "var"}
+)
+"""Directories at the top of a mover pod that have a content of their own."""
+
 _QUANTITY_PATTERN: Final = r"(?:[+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?)?"
 """For readers of the schema; `core.models.units` decides."""
 
@@ -99,6 +111,24 @@ def _check_key_prefix(prefix: str) -> str:
     return prefix
 
 
+def _check_host(name: str) -> str:
+    if name and (len(name) > _NAME_LIMIT or not _HOST.fullmatch(name)):
+        raise expected("a host name or an IP address")
+    return name
+
+
+def _check_path(path: str) -> str:
+    if path and not _PATH.fullmatch(path):
+        raise expected('an absolute path such as "/export/backups"')
+    return path
+
+
+def _check_mount_path(path: str) -> str:
+    if not path or _check_path(path).split("/")[1] in _IMAGE_DIRECTORIES:
+        raise expected('a path outside of the directories that a mover pod has, such as "/backups"')
+    return path
+
+
 def _check_text(text: str) -> str:
     # JSON can express half of a surrogate pair, which cannot be encoded.
     if text.encode(errors="ignore").decode() != text:
@@ -135,7 +165,15 @@ _LABEL_KEY_PATTERN: Final = rf"(?:{_DOMAIN.pattern}/)?{_LABEL_NAME.pattern}"
 ObjectName = Annotated[
     StrictStr, AfterValidator(_check_object_name), _schema(f"(?:{_DOMAIN.pattern})?", maxLength=_NAME_LIMIT)
 ]
-"""The name of a storage class or a priority class; empty: none."""
+"""The name of an object, such as a storage class; empty: none."""
+
+HostName = Annotated[StrictStr, AfterValidator(_check_host), _schema(f"(?:{_HOST.pattern})?", maxLength=_NAME_LIMIT)]
+
+AbsolutePath = Annotated[StrictStr, AfterValidator(_check_path), _schema(f"(?:{_PATH.pattern})?")]
+"""A path on a server; empty: none."""
+
+MountPath = Annotated[StrictStr, AfterValidator(_check_mount_path), _schema(_PATH.pattern)]
+"""Where a pod mounts a volume: a directory of its own."""
 
 KeyPrefix = Annotated[StrictStr, AfterValidator(_check_key_prefix), _schema(_KEY_PREFIX.pattern)]
 """How the key of an annotation or label begins; never empty, which would be every key."""

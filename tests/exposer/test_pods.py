@@ -14,7 +14,15 @@ from exposer.claims import build_backup_claim
 from exposer.model import LocatedVolume, Owner
 from exposer.placement import Placement, PlacementRule, PlacementRules
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
-from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings, MoverOptions, PodSettings, StorageAccess
+from exposer.settings import (
+    BackupPVCSettings,
+    CacheVolume,
+    ExposeSettings,
+    MoverOptions,
+    PodSettings,
+    RepositoryVolume,
+    StorageAccess,
+)
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.support.golden import assert_golden, recorded
@@ -120,6 +128,62 @@ def test_only_a_backup_may_write_to_the_directory_of_a_repository() -> None:
         next(m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["name"] == "nfs") for pod in (backup, restore)
     ]
     assert mounts == [mount, mount | {"readOnly": True}]
+
+
+SHARED = (
+    RepositoryVolume("/backups", {"persistentVolumeClaim": {"claimName": "shared"}}),
+    RepositoryVolume("/backups/far", {"nfs": {"server": "nfs.example.com", "path": "/export"}}),
+)
+"""Shared volumes, of which one is mounted in the other's path."""
+
+
+def shared_mount(pod: JsonDict) -> tuple[JsonDict, JsonDict] | None:
+    """Return the volume with the repository and its mount."""
+    spec, name = pod["spec"], "mover-repository"
+    volumes = [volume for volume in spec["volumes"] if volume["name"] == name]
+    mounts = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == name]
+    assert len(volumes) == len(mounts) <= 1
+    return (volumes[0], mounts[0]) if volumes else None
+
+
+@pytest.mark.parametrize(
+    ("directory", "source", "path"),
+    [
+        ("/backups", {"persistentVolumeClaim": {"claimName": "shared"}}, "/backups"),
+        ("/backups/near/", {"persistentVolumeClaim": {"claimName": "shared"}}, "/backups"),
+        ("/backups/far/away", {"nfs": {"server": "nfs.example.com", "path": "/export"}}, "/backups/far"),
+    ],
+)
+def test_a_shared_volume_is_mounted_by_the_movers_of_its_locations_and_is_read_only_for_a_restore(
+    directory: str, source: JsonDict, path: str
+) -> None:
+    storage = StorageAccess(directory=directory)
+    backup = backup_pod(repository_volumes=SHARED, storage=storage)
+    restore = build_restore_pod(restore_request(repository_volumes=SHARED), MODE, placement=ANYWHERE, storage=storage)
+    of_a_read_only_location = backup_pod(repository_volumes=SHARED, storage=replace(storage, read_only=True))
+    ((kind, fields),) = source.items()
+    volume, mount = {"name": "mover-repository", **source}, {"name": "mover-repository", "mountPath": path}
+    only_read = ({"name": "mover-repository", kind: {**fields, "readOnly": True}}, mount | {"readOnly": True})
+
+    assert shared_mount(backup) == (volume, mount)
+    assert shared_mount(restore) == only_read
+    assert shared_mount(of_a_read_only_location) == only_read
+
+
+@pytest.mark.parametrize("directory", ["", "/backup", "/backups-2", "/backups/../other"])
+def test_a_shared_volume_is_not_mounted_by_other_movers(directory: str) -> None:
+    assert shared_mount(backup_pod(repository_volumes=SHARED, storage=StorageAccess(directory=directory))) is None
+
+
+def test_a_shared_volume_replaces_a_mount_of_the_agent_at_its_path() -> None:
+    mount: JsonDict = {"name": "nfs", "mountPath": "/backups/"}
+    volume: JsonDict = {"name": "nfs", "nfs": {"server": "s", "path": "/"}}
+    inherited = replace(template(), volumes=(volume,), volume_mounts=(mount,))
+
+    pod = backup_pod(template=inherited, repository_volumes=SHARED, storage=StorageAccess(directory="/backups"))
+
+    assert shared_mount(pod) is not None
+    assert not any(each["name"] == "nfs" for each in pod["spec"]["volumes"])
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,15 @@ async def read(*objects: JsonDict) -> StorageAccess:
         (location(credential=SECRET), NOTHING),
         (location("velero.io/fs", config={"fspath": "/backups"}), StorageAccess(directory="/backups")),
         (location("fs", config={"fspath": "/backups"}), StorageAccess(directory="/backups")),
+        (
+            location("fs", config={"fspath": "/backups"}, accessMode="ReadOnly"),
+            StorageAccess(directory="/backups", read_only=True),
+        ),
         (location("velero.io/fs"), NOTHING),
         (location(config={"fspath": "/backups"}, credential=SECRET), NOTHING),
         (location(credential="text"), NOTHING),
     ],
-    ids=["agent's", "a file", "own", "directory", "short provider", "no path", "unused path", "invalid"],
+    ids=["agent's", "a file", "own", "directory", "short provider", "read-only", "no path", "unused path", "invalid"],
 )
 async def test_a_location_needs(found: JsonDict, expected: StorageAccess) -> None:
     assert await read(found) == expected

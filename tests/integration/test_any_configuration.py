@@ -105,6 +105,15 @@ _CLAIMS = st.fixed_dictionaries(
         "spcNoRelabeling": st.booleans(),
     },
 )
+_PATHS = st.sampled_from(["/backups", "/backups/", "/a/b", "/a/../b", "/", "", "a", "/a:b", "/scratch", "/" + "x" * 99])
+_VOLUMES = st.fixed_dictionaries(
+    {},
+    optional={
+        "mountPath": _PATHS | _WORDS,
+        "persistentVolumeClaim": _WORDS,
+        "nfs": st.fixed_dictionaries({}, optional={"server": _WORDS | st.just("::1"), "path": _PATHS | _WORDS}),
+    },
+)
 _DOCUMENTS = st.fixed_dictionaries(
     {},
     optional={
@@ -116,6 +125,7 @@ _DOCUMENTS = st.fixed_dictionaries(
         "loadAffinityMode": st.sampled_from(["any", "first"]),
         "privilegedFsBackup": st.booleans(),
         "backupPVC": st.dictionaries(st.just("fast"), _CLAIMS),
+        "nodeagent.io": st.fixed_dictionaries({"repositoryVolumes": st.lists(_VOLUMES, max_size=2)}),
     },
 )
 
@@ -143,3 +153,6 @@ def test_every_mover_and_its_claim_is_accepted(accepted: Callable[[JsonDict], No
     placement, storage = Placement(alternatives=settings.nodes.choose("fast")), StorageAccess()
     accepted(build_backup_pod(request, claim, placement, storage=storage))
     accepted(build_init_pod(request.owner, settings, storage=storage))
+    for volume in settings.repository_volumes:
+        shared = StorageAccess(directory=volume.mount_path)
+        accepted(build_backup_pod(request, claim, placement, storage=shared))

@@ -86,6 +86,15 @@ def _with_examples(section: Any) -> list[tuple[str, Any]]:
     return [(path, example) for path, example in found if not re.search(r"(tolerations|Expressions)\[\]\.", path)]
 
 
+def _needed(part: str, shown: dict[str, Any]) -> dict[str, Any]:
+    """Return what an entry of that list needs, whatever else is shown of it."""
+    if part == "perNodeConfig[]":
+        return {"number": 1}
+    if part != "repositoryVolumes[]":
+        return {}
+    return {"mountPath": "/backups"} | ({} if "nfs" in shown else {"persistentVolumeClaim": "shared"})
+
+
 @pytest.mark.parametrize(("path", "example"), _with_examples(AgentConfig), ids=str)
 def test_every_example_of_a_key_is_valid(path: str, example: Any) -> None:
     document = example
@@ -93,9 +102,9 @@ def test_every_example_of_a_key_is_valid(path: str, example: Any) -> None:
         if part == "<name>":
             document = {"fast": document}
         elif part.endswith("[]"):
-            # A rule needs its number, whatever else is shown of it.
-            needed = {"number": 1} if part == "perNodeConfig[]" else {}
-            document = {part.removesuffix("[]"): [needed | document]}
+            document = {part.removesuffix("[]"): [_needed(part, document) | document]}
+        elif part == "nfs" and path.count("nfs."):
+            document = {part: {"server": "nfs", "path": "/export"} | document}
         else:
             document = {part: document}
     parsed = parse_config(json.dumps(document))

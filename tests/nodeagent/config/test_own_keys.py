@@ -29,6 +29,55 @@ def test_the_excluded_metadata_is_replaced() -> None:
     assert parse_config("{}").config.own.excluded_metadata == list(DEFAULT_EXCLUDED)
 
 
+def test_a_shared_volume_is_a_claim_or_a_directory_of_a_server() -> None:
+    volumes = [
+        {"mountPath": "/backups", "persistentVolumeClaim": "shared"},
+        {"mountPath": "/far/away", "nfs": {"server": "10.0.0.1", "path": "/export/backups"}},
+    ]
+
+    parsed = parse_config(json.dumps({"nodeagent.io": {"repositoryVolumes": volumes}}))
+
+    assert (parsed.errors, parsed.notes) == ((), ())
+    assert [volume.to_wire() for volume in parsed.config.own.repository_volumes] == [
+        {"persistentVolumeClaim": {"claimName": "shared"}},
+        {"nfs": {"server": "10.0.0.1", "path": "/export/backups"}},
+    ]
+
+
+_CLAIM = {"mountPath": "/backups", "persistentVolumeClaim": "shared"}
+_NFS = {"server": "nfs", "path": "/export"}
+_EITHER = '["nodeagent.io"].repositoryVolumes[0]: expected either persistentVolumeClaim or nfs, found '
+
+
+@pytest.mark.parametrize(
+    ("volumes", "beginning"),
+    [
+        ([_CLAIM | {"nfs": _NFS}], _EITHER),
+        ([{"mountPath": "/backups"}], _EITHER),
+        ([_CLAIM, _CLAIM], '["nodeagent.io"].repositoryVolumes: expected a mountPath that no other'),
+        ([_CLAIM | {"mountPath": "backups"}], '["nodeagent.io"].repositoryVolumes[0].mountPath: expected an absolute'),
+        ([_CLAIM | {"mountPath": "/a/../b"}], '["nodeagent.io"].repositoryVolumes[0].mountPath: expected an absolute'),
+        ([_CLAIM | {"mountPath": "/"}], '["nodeagent.io"].repositoryVolumes[0].mountPath: expected an absolute'),
+        ([_CLAIM | {"mountPath": "/scratch/a"}], '["nodeagent.io"].repositoryVolumes[0].mountPath: expected a path'),
+        (
+            [{"mountPath": "/backups", "nfs": {"server": "a b", "path": "/export"}}],
+            '["nodeagent.io"].repositoryVolumes[0].nfs.server: expected a host name',
+        ),
+        (
+            [{"mountPath": "/backups", "nfs": {"server": "nfs"}}],
+            '["nodeagent.io"].repositoryVolumes[0].nfs: expected server and path',
+        ),
+        (
+            [{"mountPath": "/backups", "nfs": {"server": "nfs", "path": "export"}}],
+            '["nodeagent.io"].repositoryVolumes[0].nfs.path: expected an absolute path',
+        ),
+    ],
+)
+def test_a_wrong_shared_volume_is_explained(volumes: list[JsonDict], beginning: str) -> None:
+    (finding,) = findings({"nodeagent.io": {"repositoryVolumes": volumes}})
+    assert finding.startswith(beginning)
+
+
 @pytest.mark.parametrize(
     ("document", "finding"),
     [
