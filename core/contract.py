@@ -23,6 +23,7 @@ __all__ = [
     "BackupResult",
     "DataPathReason",
     "InitResult",
+    "LocationResult",
     "MoverArgs",
     "MoverVerb",
     "ProgressMessage",
@@ -72,6 +73,7 @@ class MoverVerb(StrEnum):
     BACKUP = "backup"
     RESTORE = "restore"
     INIT_REPOSITORY = "init-repository"
+    VALIDATE_LOCATION = "validate-location"
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class MoverArgs:
     """The command line of a mover pod: `python -m datamover` and then `argv`.
 
     `kind_flag` is the flag that names the custom resource: `data-upload`, `data-download`,
-    `pod-volume-backup`, `pod-volume-restore` or `backup-repository`. Paths are absolute and
+    `pod-volume-backup`, `pod-volume-restore`, `backup-repository` or `backup-storage-location`. Paths are absolute and
     inside the pod; an empty path is omitted. `cache_limit_mib` is what the cache volume has room
     for; 0: there is none.
     """
@@ -161,7 +163,16 @@ class InitResult(WireModel):
     unique_id: _Id = field(name="uniqueID")
 
 
-_Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult)
+class LocationResult(WireModel):
+    """The termination message of `validate-location` that succeeded: the location is available.
+
+    With `needs_pod` it is not known: a pod with the movers' account and volumes has to find out.
+    """
+
+    needs_pod: bool = False
+
+
+_Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult, LocationResult)
 
 
 def parse_result(model: type[_Result], message: str) -> _Result:

@@ -24,6 +24,7 @@ __all__ = [
     "LogOptions",
     "PodOptions",
     "RepositoryOptions",
+    "ValidationOptions",
     "parse_arguments",
 ]
 
@@ -56,6 +57,20 @@ class InitOptions:
     """Initialization of the repository of a BackupRepository, in a pod."""
 
     name: str
+    termination_file: Path
+    log: LogOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationOptions:
+    """Validation of a BackupStorageLocation.
+
+    With `keys_only` a storage is left alone to which a pod gives access by its identity or a volume: this
+    process may not be such a pod.
+    """
+
+    name: str
+    keys_only: bool
     termination_file: Path
     log: LogOptions
 
@@ -104,18 +119,24 @@ class LocalOptions:
     log: LogOptions
 
 
-def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodOptions | InitOptions | LocalOptions:
+def parse_arguments(
+    argv: Sequence[str], environment: Mapping[str, str]
+) -> PodOptions | InitOptions | ValidationOptions | LocalOptions:
     """Return the options of the command line's mode; `environment` may contain the repository password.
 
     Raises:
         ConfigError: the command line is invalid.
     """
     parsed = build_parser().parse_args(argv)
+    log = LogOptions(parsed.log_level or "info", parsed.log_format)
     if parsed.command == MoverVerb.INIT_REPOSITORY:
-        return InitOptions(
-            name=parsed.backup_repository,
+        return InitOptions(name=parsed.backup_repository, termination_file=parsed.termination_message_path, log=log)
+    if parsed.command == MoverVerb.VALIDATE_LOCATION:
+        return ValidationOptions(
+            name=parsed.backup_storage_location,
+            keys_only=parsed.keys_only,
             termination_file=parsed.termination_message_path,
-            log=LogOptions(parsed.log_level or "info", parsed.log_format),
+            log=log,
         )
     return _parse_local(parsed, environment) if parsed.repository else _parse_pod(parsed)
 

@@ -98,6 +98,16 @@ def build_parser() -> argparse.ArgumentParser:
     in_pod = init.add_argument_group(_POD_MODE)
     in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
     _add_pod(in_pod)
+
+    validate = _add_command(commands, MoverVerb.VALIDATE_LOCATION, "validate a BackupStorageLocation")
+    in_pod = validate.add_argument_group(_POD_MODE)
+    in_pod.add_argument(
+        "--backup-storage-location", metavar="NAME", required=True, help="name of the BackupStorageLocation"
+    )
+    in_pod.add_argument(
+        "--keys-only", action="store_true", help="leave a storage alone that needs a pod's identity or volume"
+    )
+    _add_pod(in_pod)
     return parser
 
 

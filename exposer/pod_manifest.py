@@ -31,8 +31,8 @@ _WINDOWS_TOLERATIONS: Final = tuple(
 _NO_RELABELING: Final = "spc_t"
 """The SELinux type of a container that is not subject to a volume's labels."""
 
-_READERS: Final = frozenset({MoverVerb.RESTORE})
-"""What only reads the repository."""
+_READERS: Final = frozenset({MoverVerb.RESTORE, MoverVerb.VALIDATE_LOCATION})
+"""What only reads the storage."""
 
 MOVER_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SYS_CHROOT")
 """What root keeps: to read and write files of any owner and mode, to restore both, and to confine kopia to a directory.

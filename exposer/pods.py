@@ -1,4 +1,4 @@
-"""Builders of the mover pods: backup, restore, pod volume and repository.
+"""Builders of the mover pods: backup, restore, pod volume, repository and location.
 
 Each differs in arguments, volume, placement and tolerations; `exposer.pod_manifest` builds what they
 share. `storage` is what the pod needs to reach the bucket of its location. Does no I/O.
@@ -22,7 +22,15 @@ from exposer.pod_manifest import MoverPod, build_mover_pod
 from exposer.settings import CacheVolume, ExposeSettings, MoverOptions, StorageAccess
 from exposer.workload import ONTO_ANY_NODE
 
-__all__ = ["build_backup_pod", "build_init_pod", "build_pod_volume_pod", "build_restore_pod", "init_pod_name"]
+__all__ = [
+    "build_backup_pod",
+    "build_init_pod",
+    "build_pod_volume_pod",
+    "build_restore_pod",
+    "build_validation_pod",
+    "init_pod_name",
+    "validation_pod_name",
+]
 
 _SNAPSHOT_GROUP: Final = "snapshot-exposer"
 _RESTORE_GROUP: Final = "generic-restore-exposer"
@@ -124,6 +132,17 @@ def build_init_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAc
     """Return the pod that creates or connects the repository of `owner`, a BackupRepository."""
     args = _build_args(owner, MoverVerb.INIT_REPOSITORY, "backup-repository", settings.mover)
     return build_mover_pod(MoverPod(owner, init_pod_name(owner), args, storage), settings)
+
+
+def validation_pod_name(owner: Owner) -> str:
+    """Return the fixed name of the pod that validates a location, so that no two run at a time."""
+    return f"{owner.name}-validation"
+
+
+def build_validation_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAccess) -> JsonDict:
+    """Return the pod that validates `owner`, a BackupStorageLocation; it can only read the storage."""
+    args = _build_args(owner, MoverVerb.VALIDATE_LOCATION, "backup-storage-location", settings.mover)
+    return build_mover_pod(MoverPod(owner, validation_pod_name(owner), args, storage), settings)
 
 
 def _build_args(

@@ -12,7 +12,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.models.storage import BackupStorageLocation
 from exposer.settings import StorageAccess
 
-__all__ = ["read_storage_access"]
+__all__ = ["is_in_directory", "read_storage_access"]
 
 _DIRECTORY_PROVIDER: Final = "fs"
 _DIRECTORY_KEY: Final = "fspath"
@@ -32,10 +32,14 @@ async def read_storage_access(client: KubeClient, namespace: str, location: str)
         found = BackupStorageLocation.parse(raw)
     except ContractError:
         return StorageAccess()
-    spec = found.spec
-    in_directory = spec.provider.removeprefix("velero.io/") == _DIRECTORY_PROVIDER
+    spec, in_directory = found.spec, is_in_directory(found)
     return StorageAccess(
         inherits_credentials=spec.credential is None and not in_directory,
         directory=spec.config.get(_DIRECTORY_KEY, "") if in_directory else "",
         read_only=found.read_only,
     )
+
+
+def is_in_directory(location: BackupStorageLocation) -> bool:
+    """Return whether the location is a directory in the file system of its movers."""
+    return location.spec.provider.removeprefix("velero.io/") == _DIRECTORY_PROVIDER

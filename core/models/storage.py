@@ -67,6 +67,7 @@ class BackupStorageLocationSpec(WireModel):
     credential: SecretKey | None = None
     object_storage: ObjectStorage
     access_mode: str = ""
+    validation_frequency: str | None = None
 
 
 class BackupStorageLocationStatus(WireModel):
@@ -74,6 +75,7 @@ class BackupStorageLocationStatus(WireModel):
 
     phase: str = ""
     message: str = ""
+    last_validation_time: Time | None = None
 
 
 class BackupStorageLocation(CustomResource):

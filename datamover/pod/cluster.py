@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from core.clock import Clock, Deadline
-from core.errors import RepositoryError
+from core.errors import ConfigError, RepositoryError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
@@ -35,14 +35,16 @@ from core.models.storage import (
 from core.redact import Redactor
 from datamover.kopia.client_config import parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
-from datamover.kopia.repository import Repository, RepositoryAddress
+from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.mounts import MOUNTS
+from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
+from datamover.storage.providers import FileStorage, Storage, StorageAccess
 
 __all__ = [
     "FORBIDDEN_SECONDS",
@@ -50,10 +52,15 @@ __all__ = [
     "MoverTools",
     "PodContext",
     "build_backup_repository",
+    "check_storage",
     "resolve_repository",
+    "resolve_storage",
 ]
 
 _RETRY_SECONDS: Final = 300.0
+
+_NO_PASSWORD: Final = "-"  # noqa: S105 - no password
+"""kopia asks for a password before it finds that there is no repository. Too short to be redacted from a message."""
 
 _RETRY_ATTEMPTS: Final = 100
 """A single API server is unavailable for minutes while its machine restarts."""
@@ -272,11 +279,60 @@ async def resolve_repository(
     built = build_storage(location, volume_namespace, secrets=secrets, environment=context.environment)
     password = await reader.password()
     storage = await built.with_fetched_credentials(context.clock, context.redactor)
+    limit = parse_cache_limit(repository.spec.repository_config).at_most(tools.work_dir.cache_limit_mib)
+    kopia, access = _give_access(context, storage, tools, password=password)
+    address = RepositoryAddress(f"backup repository {repository.name} ({storage.description})", storage, access)
+    return Repository(kopia, address, tools.work_dir, cache=limit, waits=tools.waits)
+
+
+async def resolve_storage(context: PodContext, location: BackupStorageLocation) -> Storage:
+    """Return a path in the location's storage that holds no repository.
+
+    Raises:
+        RepositoryError: the location or its credentials cannot be used.
+    """
+    secrets = await context.reader.location_secrets(location)
+    return build_storage(location, "", secrets=secrets, environment=context.environment).for_probe()
+
+
+async def check_storage(context: PodContext, storage: Storage, tools: MoverTools) -> None:
+    """Return if the storage answers and accepts the credentials; nothing is written to it.
+
+    Args:
+        context: this process's pod.
+        storage: a path that holds no repository (`resolve_storage`): connecting to it shows what connecting to a
+            repository would, up to its password.
+        tools: its waits limit how long the storage may take.
+
+    Raises:
+        RepositoryError: it does not; the message names the cause.
+    """
+    if isinstance(storage, FileStorage):
+        # kopia would write a file of its own to it.
+        await _check_directory(storage)
+        return
+    storage = await storage.with_fetched_credentials(context.clock, context.redactor)
+    kopia, access = _give_access(context, storage, tools, password=_NO_PASSWORD)
+    address = RepositoryAddress(storage.description, storage, access)
+    repository = Repository(kopia, address, tools.work_dir, waits=tools.waits)
+    with suppress(NotInitializedError):
+        await repository.connect(read_only=True)
+
+
+async def _check_directory(storage: FileStorage) -> None:
+    """Check the root in a thread, which is abandoned if a file system does not answer."""
+    try:
+        async with run_in_background(lambda _: storage.check_root(), name="directory") as checked:
+            await checked
+    except ConfigError as e:
+        raise RepositoryError(str(e)) from e
+
+
+def _give_access(
+    context: PodContext, storage: Storage, tools: MoverTools, *, password: str
+) -> tuple[Kopia, StorageAccess]:
+    """Return kopia with access to the storage; its secrets are redacted from now on."""
     access = storage.access(tools.work_dir)
     context.redactor.add(password, *access.secrets(context.environment))
     own = {**access.environment, "KOPIA_PASSWORD": password}
-    kopia = Kopia(kopia_environment(context.environment, tools.work_dir, own), context.redactor)
-    description = f"backup repository {repository.name} ({storage.description})"
-    address = RepositoryAddress(description, storage, access)
-    limit = parse_cache_limit(repository.spec.repository_config).at_most(tools.work_dir.cache_limit_mib)
-    return Repository(kopia, address, tools.work_dir, cache=limit, waits=tools.waits)
+    return Kopia(kopia_environment(context.environment, tools.work_dir, own), context.redactor), access

@@ -1,25 +1,36 @@
-"""The commands that the node agent starts in a pod: a transfer, or the initialization of a repository.
+"""The commands that the node agent starts: a transfer, initialization of a repository, validation of a location.
 
 Knows what a pod's environment and service account provide, and that nothing is created in a
 read-only BackupStorageLocation.
 """
 
+import asyncio
 import logging
 import os
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any, Final
 
 from core.clock import SystemClock
-from core.contract import InitResult
+from core.contract import InitResult, LocationResult
 from core.errors import AgentError, ConfigError, RepositoryError
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.retry import Retry
 from core.redact import Redactor
-from datamover.arguments import InitOptions, PodOptions
+from datamover.arguments import InitOptions, PodOptions, ValidationOptions
 from datamover.kopia.repository import NotInitializedError, Repository
-from datamover.kopia.stalls import read_stall_limits
+from datamover.kopia.stalls import StallLimits, read_stall_limits
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.api_transport import pod_transport
-from datamover.pod.cluster import FORBIDDEN_SECONDS, MoverTools, PodContext, resolve_repository
+from datamover.pod.cluster import (
+    FORBIDDEN_SECONDS,
+    MoverTools,
+    PodContext,
+    check_storage,
+    resolve_repository,
+    resolve_storage,
+)
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
@@ -28,9 +39,15 @@ from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import open_work_dir
 
-__all__ = ["run_in_pod", "run_init"]
+__all__ = ["run_in_pod", "run_init", "run_validation"]
 
 _logger = logging.getLogger(__name__)
+
+_VALIDATION_LIMITS: Final = StallLimits(timeout=timedelta(seconds=20))
+"""How long a storage may not answer: the next validation follows soon."""
+
+_VALIDATION_SECONDS: Final = 60.0
+"""For the whole validation, also of a storage that answers slowly."""
 
 
 async def run_init(name: str, context: PodContext) -> int:
@@ -38,17 +55,26 @@ async def run_init(name: str, context: PodContext) -> int:
 
     The termination message is the InitResult, or the error.
     """
+    return await _run(lambda: _initialize(name, context), context, "repository initialization")
+
+
+async def run_validation(options: ValidationOptions, context: PodContext) -> int:
+    """Check that the storage of the BackupStorageLocation answers and accepts the credentials; return the exit code.
+
+    The termination message is the LocationResult, or why the location is unavailable.
+    """
+    return await _run(lambda: _validate(options, context), context, "validation")
+
+
+async def _run(work: Callable[[], Coroutine[Any, Any, Termination]], context: PodContext, what: str) -> int:
+    """Do the work until a signal arrives, write the termination message, and return the exit code."""
     canceler = Canceler()
     canceler.cancel_on(context.stop)
     try:
-        termination = await run_unless_canceled(lambda: _initialize(name, context), canceler)
+        termination = await run_unless_canceled(work, canceler)
     except Exception as e:
         termination = build_failure(e, context.redactor)
-        _logger.log(
-            logging.DEBUG if isinstance(e, AgentError) else logging.ERROR,
-            "repository initialization failed",
-            exc_info=True,
-        )
+        _logger.log(logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "%s failed", what, exc_info=True)
     write_termination_message(termination, context.termination_file)
     return termination.exit_code
 
@@ -78,7 +104,24 @@ async def _connect_read_only(repository: Repository) -> None:
         raise RepositoryError(f"{e}; cannot create it: its BackupStorageLocation is read-only") from e
 
 
-async def run_in_pod(options: PodOptions | InitOptions, stop: StopSignal, redactor: Redactor) -> int:
+async def _validate(options: ValidationOptions, context: PodContext) -> Termination:
+    location = await context.reader.location(options.name)
+    storage = await resolve_storage(context, location)
+    if options.keys_only and storage.needs_pod:
+        return build_success(LocationResult(needs_pod=True).to_json())
+    with open_work_dir(context.environment) as work_dir:
+        tools = MoverTools(work_dir, Waits(context.clock, _VALIDATION_LIMITS))
+        try:
+            async with asyncio.timeout(_VALIDATION_SECONDS):
+                await check_storage(context, storage, tools)
+        except TimeoutError as e:
+            raise RepositoryError(f"{storage.description}: timed out after {_VALIDATION_SECONDS:.0f} s") from e
+    return build_success(LocationResult().to_json())
+
+
+async def run_in_pod(
+    options: PodOptions | InitOptions | ValidationOptions, stop: StopSignal, redactor: Redactor
+) -> int:
     """Run the command that the node agent started this pod for, and return the exit code.
 
     What it learns of secrets is added to `redactor`.
@@ -103,6 +146,8 @@ async def run_in_pod(options: PodOptions | InitOptions, stop: StopSignal, redact
     try:
         if isinstance(options, InitOptions):
             return await run_init(options.name, context)
+        if isinstance(options, ValidationOptions):
+            return await run_validation(options, context)
         return await PodTransfer(options, context).run()
     finally:
         await transport.close()

@@ -23,7 +23,7 @@ from datamover.storage.credentials import (
     CredentialsText,
     parse_variables,
 )
-from datamover.storage.providers import PROBE_PREFIX, Storage, StorageAccess, trust_variables
+from datamover.storage.providers import PROBE_PREFIX, SECRET_VARIABLES, Storage, StorageAccess, trust_variables
 
 __all__ = ["AzureStorage", "build_azure", "read_azure_variables"]
 
@@ -109,6 +109,11 @@ class AzureStorage(Storage):
     def description(self) -> str:
         """`azure://account/container/prefix`."""
         return f"azure://{self.account}/{self.container}/{self.prefix}"
+
+    @property
+    def needs_pod(self) -> bool:
+        """Whether there is neither a key nor a secret."""
+        return not any(self.variables.get(name) for name in SECRET_VARIABLES)
 
     def for_probe(self) -> Self:
         """Return a prefix below this one, without a repository."""

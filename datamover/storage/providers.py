@@ -6,6 +6,7 @@ in the environment or a file of mode 0600, never as arguments. Does not know Bac
 Source: kopia 0.23.1, cli/storage_*.go, repo/blob/*.
 """
 
+import os
 import re
 from abc import ABC, abstractmethod
 from base64 import b64encode
@@ -104,6 +105,11 @@ class Storage(ABC):
         """The origin of its credentials, for the message that access is denied; empty: the location."""
         return ""
 
+    @property
+    def needs_pod(self) -> bool:
+        """Whether access depends on the pod, by its identity or a volume of its own, and not on keys alone."""
+        return False
+
     def prepare_creation(self) -> None:  # noqa: B027 - most storages need nothing
         """Create what must exist before a repository can be created."""
 
@@ -169,6 +175,11 @@ class S3Storage(Storage):
     def credentials_origin(self) -> str:
         """The role, or that the location has no keys."""
         return self.keys.origin if self.keys else _NO_KEYS
+
+    @property
+    def needs_pod(self) -> bool:
+        """Whether there are no keys."""
+        return not isinstance(self.keys, AwsKeys)
 
     def for_probe(self) -> Self:
         """Return a prefix below this one, without a repository."""
@@ -246,14 +257,33 @@ class FileStorage(Storage):
         """Return kopia's arguments; files and directories are accessible to this user only, as with Velero."""
         return StorageAccess(["filesystem", f"--path={self.path}", "--file-mode=0600", "--dir-mode=0700"])
 
+    @property
+    def needs_pod(self) -> bool:
+        """True: movers have the directory, with the account that may read it."""
+        return True
+
+    def check_root(self) -> None:
+        """Check that the root can be read, if there is one.
+
+        Raises:
+            ConfigError: it cannot, or does not exist: a volume is not mounted.
+        """
+        if self.root is None:
+            return
+        if not self.root.is_dir():
+            raise ConfigError(f"directory {self.root} does not exist")
+        try:
+            os.scandir(self.root).close()
+        except OSError as e:
+            raise ConfigError(f"directory {self.root} cannot be read: {e.strerror}") from e
+
     def prepare_creation(self) -> None:
         """Create the directory.
 
         Raises:
             ConfigError: it cannot be created, or its root does not exist: a volume is not mounted.
         """
-        if self.root is not None and not self.root.is_dir():
-            raise ConfigError(f"directory {self.root} does not exist")
+        self.check_root()
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as e:
@@ -273,6 +303,11 @@ class GcsStorage(Storage):
     def description(self) -> str:
         """`gs://bucket/prefix`."""
         return f"gs://{self.bucket}/{self.prefix}"
+
+    @property
+    def needs_pod(self) -> bool:
+        """Whether there is no key of a service account."""
+        return not _SERVICE_ACCOUNT.search(self.credentials)
 
     def for_probe(self) -> Self:
         """Return a prefix below this one, without a repository."""

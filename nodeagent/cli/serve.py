@@ -177,7 +177,8 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         "--repository-controller",
         choices=[choice.value for choice in RepositoryControllerMode],
         default=RepositoryControllerMode.AUTO.value,
-        help="make backup repositories ready; auto: unless the namespace has a Velero server (default: auto)",
+        help="make backup repositories ready; auto: unless the namespace has a Velero server; unless off, "
+        "backup storage locations are validated in a namespace without one (default: auto)",
     )
 
 

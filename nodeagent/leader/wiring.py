@@ -4,6 +4,7 @@ Knows which parts exist and which need each other. Does not decide anything.
 """
 
 import asyncio
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
 from nodeagent.leader.live_agents import ConfigAgreement
 from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
+from nodeagent.leader.repositories.locations import LocationController, LocationTools
+from nodeagent.leader.repositories.validation import ValidationProcess
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.startup import AgentParts
 from nodeagent.transfers.status import StatusWriter
@@ -30,6 +33,7 @@ class Leader:
     election: LeaderElection
     dispatcher: Dispatcher
     repositories: RepositoryController
+    locations: LocationController
 
     async def run(self) -> None:
         """Compete for the Lease, and lead while holding it, until canceled; then release it."""
@@ -52,9 +56,11 @@ class Leader:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.dispatcher.run(), name="dispatcher")
                 group.create_task(self.repositories.run(), name="repository controller")
+                group.create_task(self.locations.run(), name="location controller")
         finally:
             self.metrics.leader(is_leader=False)
             self.metrics.remove_repositories()
+            self.metrics.remove_locations()
 
 
 def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], None]] = ()) -> Leader:
@@ -86,6 +92,19 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
         namespace=parts.spec.namespace,
         mode=settings.repository_controller,
     )
+    locations = LocationController(
+        LocationTools(
+            client=parts.client,
+            clock=parts.clock,
+            metrics=parts.metrics,
+            expose_settings=live.expose_settings,
+            check_leading=election.check,
+            causes=parts.causes,
+            validate=ValidationProcess(parts.clock, os.environ).validate,
+        ),
+        namespace=parts.spec.namespace,
+        mode=settings.repository_controller,
+    )
     status = StatusWriter(parts.client, parts.clock, on_stored=on_stored)
     dispatcher = Dispatcher(
         DispatchTools(parts.client, parts.clock, status, parts.events, parts.metrics, election.check),
@@ -101,4 +120,4 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
         agreement=ConfigAgreement(parts.clock, parts.own_pod),
     )
     live.current.subscribe(dispatcher.request_pass)
-    return Leader(parts.metrics, election, dispatcher, repositories)
+    return Leader(parts.metrics, election, dispatcher, repositories, locations)

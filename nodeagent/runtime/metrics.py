@@ -80,6 +80,12 @@ class Metrics:
         )
         self._leader = self._gauge("dispatcher", "1 if this agent is the leader and runs the dispatcher")
         self._repository = self._gauge("repository_ready", "1 if the backup repository is ready", "repository_name")
+        self._location = Gauge(
+            "velero_backup_location_status_gauge",
+            "1 if the backup storage location is available, 0 if not; without a Velero server only",
+            ["node", "backup_location_name"],
+            registry=self._registry,
+        )
         self._wait = Histogram(
             "nodeagent_wait_seconds",
             "Time from the creation of a transfer to the start of its data path, in seconds",
@@ -211,6 +217,18 @@ class Metrics:
     def remove_repositories(self) -> None:
         """Remove the series of all backup repositories: this agent does not control them any more."""
         self._repository.remove_by_labels({"node": self._node})
+
+    def location(self, name: str, ok: bool) -> None:  # noqa: FBT001 - as above
+        """Set whether a backup storage location is available."""
+        self._location.labels(self._node, name).set(ok)
+
+    def remove_location(self, name: str) -> None:
+        """Remove the series of a backup storage location that was deleted."""
+        self._location.remove_by_labels({"node": self._node, "backup_location_name": name})
+
+    def remove_locations(self) -> None:
+        """Remove the series of all backup storage locations: this agent does not validate them any more."""
+        self._location.remove_by_labels({"node": self._node})
 
     def pod_volume_backup_enqueued(self) -> None:
         """Count a PodVolumeBackup assigned to this node."""

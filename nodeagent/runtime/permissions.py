@@ -82,7 +82,12 @@ _AGENT_PERMISSIONS: Final = (
         ("get", "list", "watch", "patch"),
         "the repository controller makes them ready; the cache limit of a restore",
     ),
-    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get",), "whether a location is available, and has credentials"),
+    Permission(
+        _OWN,
+        kube.BACKUP_STORAGE_LOCATIONS,
+        ("get", "list", "watch", "patch"),
+        "whether a location is available, and has credentials; its status, without a Velero server",
+    ),
     Permission(
         _OWN,
         kube.PODS,

@@ -28,8 +28,9 @@ _METRICS_HEAD = """\
 # Metrics
 
 Generated from the agent's registry (`tests/docs/test_generated.py`). Each agent serves them on `/metrics`
-(`--metrics-address`, default `:8085`); every metric has the label `node`. Metrics named `podVolume_…` are
-Velero's, so that its dashboards keep working. Metrics of the process (`process_…`, `python_…`) are left out.
+(`--metrics-address`, default `:8085`); every metric has the label `node`. Metrics named `podVolume_…` and
+`velero_…` are Velero's, so that its dashboards keep working. Metrics of the process (`process_…`,
+`python_…`) are left out.
 """
 
 

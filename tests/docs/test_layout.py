@@ -26,7 +26,6 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/kopia/snapshots.py": "tests/datamover/flows/test_checkpoints.py",
     "datamover/local/command.py": "tests/datamover/test_main.py",
     "datamover/local/progress_bar.py": "tests/datamover/test_main.py",
-    "datamover/pod/command.py": "tests/datamover/pod/test_transfer.py",
     "datamover/pod/reporting.py": "tests/datamover/pod/test_transfer.py",
     "datamover/runtime/cancellation.py": "tests/datamover/flows/test_cancel.py",
     "datamover/runtime/signals.py": "tests/datamover/test_main.py",

@@ -14,7 +14,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.names import REPOSITORY_TYPE_LABEL
+from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL
 from exposer.leaked_objects import LeakedObjects, delete_leaked_objects, list_leaked_objects
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.tasks import Faults
@@ -146,9 +146,10 @@ def may_have_leaked(before: dict[str, Entry], now: dict[str, Entry]) -> bool:
 
 
 def _of_repository(left: LeakedObjects) -> bool:
-    """Return whether the owner is a BackupRepository; Kubernetes deletes its init pod by owner reference."""
-    return any(_is_init_pod(pod) for pod in left.of(PODS))
+    """Return whether the owner is a BackupRepository or a location; Kubernetes deletes its pod by owner reference."""
+    return any(_is_of_leader(pod) for pod in left.of(PODS))
 
 
-def _is_init_pod(pod: JsonDict) -> bool:
-    return REPOSITORY_TYPE_LABEL in (pod["metadata"].get("labels") or {})
+def _is_of_leader(pod: JsonDict) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    return REPOSITORY_TYPE_LABEL in labels or STORAGE_LOCATION_LABEL in labels

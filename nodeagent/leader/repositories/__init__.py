@@ -1,1 +1,1 @@
-"""BackupRepositories made ready."""
+"""BackupRepositories made ready, and BackupStorageLocations validated."""

@@ -16,7 +16,7 @@ from core.clock import Clock
 from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
-from core.kube.resources import BACKUP_REPOSITORIES, DEPLOYMENTS, PODS
+from core.kube.resources import BACKUP_REPOSITORIES, PODS
 from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
@@ -35,6 +35,7 @@ from nodeagent.leader.repositories.init_pod import (
 )
 from nodeagent.leader.repositories.password import ensure_repository_password
 from nodeagent.leader.repositories.retry import RepositoryRetries, read_inputs
+from nodeagent.leader.repositories.server import has_velero_server
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
@@ -46,9 +47,6 @@ from nodeagent.transfers.events import EventLog
 __all__ = ["RepositoryController", "RepositoryTools"]
 
 _log = logging.getLogger(__name__)
-
-_SERVER_SELECTOR: Final = "component=velero"
-"""A Deployment with this label is a Velero server, whatever its replicas."""
 
 _TYPES: Final = frozenset({"", REPOSITORY_TYPE})
 _DEFAULT_FREQUENCY: Final = "1h0m0s"
@@ -244,7 +242,7 @@ class RepositoryController:
         tools = self._tools
         pending = await self._explain(pod)
         age = timedelta(seconds=self._pod_ages.seconds(repository.name, pod["metadata"]["uid"]))
-        report = inspect_init_pod(repository, pod, age, pending=pending)
+        report = inspect_init_pod(repository.uid, pod, age, pending=pending)
         if report.state is InitState.UNSCHEDULABLE:
             await tolerate_any_node(tools.client, pod)
             return Requeue(_WORKING_SECONDS)
@@ -305,8 +303,7 @@ class RepositoryController:
         """Return whether this controller is in charge: by the mode, or because there is no Velero server."""
         if self._mode is not RepositoryControllerMode.AUTO:
             return self._mode is RepositoryControllerMode.ON
-        selection = Selection(DEPLOYMENTS, self._namespace, label_selector=_SERVER_SELECTOR)
-        return not await self._tools.client.list(selection)
+        return not await has_velero_server(self._tools.client, self._namespace)
 
     async def _patch(self, repository: BackupRepository, change: JsonDict) -> BackupRepository:
         """Send one merge patch with uid and resourceVersion; return the stored repository."""

@@ -3,9 +3,11 @@
 Creating a kopia repository is not atomic: the pod's name is fixed, and it is never force-deleted.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
 from core.contract import InitResult, parse_result
@@ -48,6 +50,9 @@ _SCHEDULABLE_ONLY_LIMIT: Final = timedelta(seconds=10)
 pod volumes run there and need their repository."""
 
 
+_parse_init_result: Final = partial(parse_result, InitResult)
+
+
 class InitState(Enum):
     """The state of an init pod."""
 
@@ -70,22 +75,28 @@ class PodReport:
 
 
 def inspect_init_pod(
-    repository: BackupRepository, pod: JsonDict, age: timedelta, *, pending: Pending | None = None
+    uid: str,
+    pod: JsonDict,
+    age: timedelta,
+    *,
+    pending: Pending | None = None,
+    parse: Callable[[str], object] = _parse_init_result,
 ) -> PodReport:
-    """Return the state of an init pod.
+    """Return the state of an init pod, or of the pod that validates a location.
 
     Args:
-        repository: the repository that the pod is for.
-        pod: the pod with the init pod's name, a v1 Pod as JSON dict.
+        uid: that of the object that the pod is for.
+        pod: the pod with that object's name, a v1 Pod as JSON dict.
         age: how long this process has observed the pod.
         pending: why the pod does not run yet, as far as Events and PVCs show it.
+        parse: called with the message of a pod that succeeded; raises ResultError if it is invalid.
     """
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"
     late = age >= _PENDING_LIMIT
-    if (meta.get("labels") or {}).get(OWNER_UID_LABEL) != repository.uid:
+    if (meta.get("labels") or {}).get(OWNER_UID_LABEL) != uid:
         if not late:
-            # Most likely of a repository with the same name that was just deleted.
+            # Most likely of an object with the same name that was just deleted.
             return PodReport(InitState.TERMINATING)
         message = (
             f"Pod {name} belongs to another object and blocks this repository's init pod; delete it if it is unused"
@@ -93,7 +104,7 @@ def inspect_init_pod(
         return PodReport(InitState.FAILED, message)
     end = parse_pod_end(pod)
     if end is not None:
-        return _inspect_end(name, end)
+        return _inspect_end(name, end, parse)
     if meta.get("deletionTimestamp"):
         return PodReport(InitState.TERMINATING)
     try:
@@ -110,14 +121,14 @@ def inspect_init_pod(
     return PodReport(InitState.WORKING)
 
 
-def _inspect_end(name: str, end: PodEnd) -> PodReport:
-    """Return the state of an init pod whose container has terminated."""
+def _inspect_end(name: str, end: PodEnd, parse: Callable[[str], object]) -> PodReport:
+    """Return the state of a pod whose container has terminated."""
     if end.exit_code != 0:
         if end.message:
             return PodReport(InitState.FAILED, end.message, by_mover=True)
         return PodReport(InitState.FAILED, f"init pod {name} failed: {end.reason or f'exit code {end.exit_code}'}")
     try:
-        parse_result(InitResult, end.message)
+        parse(end.message)
     except ResultError as e:
         return PodReport(InitState.FAILED, f"init pod {name}: {e}")
     return PodReport(InitState.SUCCEEDED)

@@ -15,7 +15,13 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
+from core.models.names import (
+    DATA_MOVER_FINALIZER,
+    NODE_LABEL,
+    OWNER_UID_LABEL,
+    REPOSITORY_TYPE_LABEL,
+    STORAGE_LOCATION_LABEL,
+)
 from core.models.phases import Phase
 from exposer.leaked_objects import LeakedObjects
 from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
@@ -187,6 +193,7 @@ async def test_a_new_dispatcher_collects_leaked_objects_and_nothing_else() -> No
     for kind in KINDS:
         put(scene, kind, "not-labeled", spec={"volumeSnapshotRef": {"namespace": "velero"}})
     put(scene, PODS, "init", owner="a-repository", labels={REPOSITORY_TYPE_LABEL: "kopia"})
+    put(scene, PODS, "validation", owner="a-location", labels={STORAGE_LOCATION_LABEL: "default"})
     put(scene, PODS, "elsewhere", owner="x", namespace="other")
     put(
         scene,
@@ -203,7 +210,7 @@ async def test_a_new_dispatcher_collects_leaked_objects_and_nothing_else() -> No
         await client.delete(PERSISTENT_VOLUMES, "", "pv-long-gone")
         await scene.until(lambda: "long-gone" not in names(scene, VOLUME_SNAPSHOT_CONTENTS), seconds=30)
         await asyncio.sleep(1300)
-    assert names(scene, PODS) == ["elsewhere", "init", "not-labeled"]
+    assert names(scene, PODS) == ["elsewhere", "init", "not-labeled", "validation"]
     assert names(scene, VOLUME_SNAPSHOT_CONTENTS) == ["not-labeled", "of-another-agent"]
     assert names(scene, PERSISTENT_VOLUME_CLAIMS) == names(scene, VOLUME_SNAPSHOTS) == ["not-labeled"]
 

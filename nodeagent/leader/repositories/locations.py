@@ -1,0 +1,319 @@
+"""The controller of BackupStorageLocations, for namespaces without a Velero server: it keeps their status current.
+
+It writes what a Velero server writes after a validation, and nothing else. How a location is validated is in
+`nodeagent.leader.repositories.validation`.
+Source: Velero v1.18, pkg/controller/backup_storage_location_controller.go, internal/storage/storagelocation.go.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from core.aio import run_apart
+from core.clock import Clock
+from core.contract import LocationResult, parse_result
+from core.errors import AgentError, ExposeError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
+from core.logs import fields
+from core.models.base import JsonDict, format_time
+from core.models.storage import BackupStorageLocation
+from core.models.units import parse_duration
+from core.redact import redact
+from exposer.causes import CauseFinder
+from exposer.model import Owner
+from exposer.ownership import belongs
+from exposer.pods import validation_pod_name
+from exposer.settings import ExposeSettings
+from exposer.storage_access import is_in_directory
+from nodeagent.leader.repositories.init_pod import InitState, inspect_init_pod, tolerate_any_node
+from nodeagent.leader.repositories.server import has_velero_server
+from nodeagent.leader.repositories.validation import Verdict, start_validation_pod
+from nodeagent.runtime.informer import Informer
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.settings import RepositoryControllerMode
+from nodeagent.runtime.tasks import Faults, describe_causes
+from nodeagent.runtime.timers import Timers
+from nodeagent.runtime.workqueue import Requeue, WorkQueue
+
+__all__ = ["LocationController", "LocationTools"]
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_SECONDS: Final = 60.0
+_SHORTEST_SECONDS: Final = 10.0
+"""A Velero server looks for locations that are due this often."""
+
+_POD_SECONDS: Final = 600.0
+"""Between two pods for one location, unless its spec has changed."""
+
+_WORKING_SECONDS: Final = 5.0
+_SERVER_SECONDS: Final = 60.0
+_RESTART_SECONDS: Final = 10.0
+"""Pause after the API server rejected a list."""
+
+_POD_LIMIT: Final = timedelta(minutes=3)
+"""A mover ends within about a minute, but one that waits for a file system cannot."""
+
+_WORKERS: Final = 4
+_MESSAGE_LIMIT: Final = 500
+"""Characters of a cause: the first line has the reason, and storages answer with whole documents."""
+
+
+@dataclass(frozen=True)
+class LocationTools:
+    """What the controller works with.
+
+    `validate` returns the verdict about a location by its name, or None if a pod has to find out.
+    `check_leading` raises unless it may write now.
+    """
+
+    client: KubeClient
+    clock: Clock
+    metrics: Metrics
+    expose_settings: Callable[[], ExposeSettings]
+    check_leading: Callable[[], None]
+    causes: CauseFinder
+    validate: Callable[[str], Awaitable[Verdict | None]]
+
+
+@dataclass
+class _Known:
+    """What this process knows of a location: the spec that was validated, when, and its pods.
+
+    `pod_at_seconds` is when the last pod was started; `pod_spec` the spec that it is for, until it has ended.
+    """
+
+    uid: str
+    spec: JsonDict | None = None
+    at_seconds: float = 0.0
+    pod_at_seconds: float | None = None
+    pod_spec: JsonDict | None = None
+
+
+class LocationController:
+    """Validates BackupStorageLocations while this agent is the leader and there is no Velero server."""
+
+    def __init__(self, tools: LocationTools, *, namespace: str, mode: RepositoryControllerMode) -> None:
+        """Control the locations in `namespace`, unless `mode` is OFF."""
+        self._tools = tools
+        self._namespace = namespace
+        self._mode = mode
+        self._known: dict[str, _Known] = {}
+        self._pod_ages = Timers(tools.clock)
+        self._faults = Faults(_log)
+
+    async def run(self) -> None:
+        """Control the locations until canceled, unless the mode is OFF."""
+        if self._mode is RepositoryControllerMode.OFF:
+            await asyncio.Event().wait()
+        while True:
+            try:
+                await run_apart(self._run_once, name="location controller")
+            except* AgentError as group:
+                _log.warning("location controller failed, will restart: %s", describe_causes(group))
+            await self._tools.clock.sleep(_RESTART_SECONDS)
+
+    async def _run_once(self) -> None:
+        """Control the locations until canceled.
+
+        Raises:
+            ExceptionGroup: with a KubeError if the first list was rejected.
+        """
+        tools = self._tools
+        # Nothing of an earlier term counts: another leader may have validated since.
+        self._known.clear()
+        queue: WorkQueue[str] = WorkQueue(tools.clock, name="locations", workers=_WORKERS)
+        locations = Informer(
+            tools.client,
+            Selection(BACKUP_STORAGE_LOCATIONS, self._namespace),
+            clock=tools.clock,
+            trim=lambda raw: str(raw["metadata"]["name"]),
+            on_change=queue.add,
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(locations.run(), name="locations")
+            await queue.run(self._handle)
+
+    async def _handle(self, name: str) -> Requeue | None:
+        log_fields = fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=name)
+        try:
+            raw = await self._tools.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
+            if raw is None or raw["metadata"].get("deletionTimestamp"):
+                # Its pod is deleted with it.
+                self._forget(name)
+                return None
+            requeue = await self._reconcile(raw, BackupStorageLocation.parse(raw))
+        except (AlreadyExistsError, ConflictError, NotFoundError) as e:
+            _log.debug("conflict, will retry: %s", e, extra=log_fields)
+            return Requeue(1.0)
+        except AgentError as e:
+            if e.retry:
+                raise
+            self._faults.report(name, "validating the location failed", e, extra=log_fields)
+            return Requeue(_DEFAULT_SECONDS)
+        self._faults.forget(name)
+        return requeue
+
+    def _forget(self, name: str) -> None:
+        self._known.pop(name, None)
+        self._pod_ages.forget(name)
+        self._tools.metrics.remove_location(name)
+
+    async def _reconcile(self, raw: JsonDict, location: BackupStorageLocation) -> Requeue | None:
+        """Validate the location if that is due."""
+        if await has_velero_server(self._tools.client, self._namespace):
+            await self._leave_to_server(location)
+            return Requeue(_SERVER_SECONDS)
+        known = self._known.get(location.name)
+        if known is None or known.uid != location.uid:
+            known = self._known[location.name] = _Known(location.uid)
+        self._show(location)
+        spec: JsonDict = raw["spec"]
+        if known.pod_spec is None:
+            seconds = self._seconds_until_due(location, spec, known)
+            if seconds is None or seconds > 0:
+                return None if seconds is None else Requeue(seconds)
+        self._tools.check_leading()
+        found = await self._validate(location, spec, known)
+        if isinstance(found, Requeue):
+            return found
+        # A server may have been installed meanwhile.
+        if await has_velero_server(self._tools.client, self._namespace):
+            return Requeue(_SERVER_SECONDS)
+        await self._write(location, found)
+        # What a pod found is about the spec that it was started for.
+        known.spec, known.at_seconds = known.pod_spec or spec, self._tools.clock.monotonic()
+        if known.pod_spec is not None:
+            known.pod_spec = None
+            await self._delete_pod(location)
+        seconds = self._seconds_until_due(location, spec, known)
+        return None if seconds is None else Requeue(seconds)
+
+    def _seconds_until_due(self, location: BackupStorageLocation, spec: JsonDict, known: _Known) -> float | None:
+        """Return in how many seconds the location is to be validated; None: not again, unless its spec changes."""
+        frequency = _frequency_seconds(location)
+        if known.spec is None:
+            # As in Velero, a frequency of 0 allows the first validation.
+            return None if not frequency and location.status.last_validation_time is not None else 0.0
+        if known.spec != spec:
+            return 0.0
+        if not frequency:
+            return None
+        now = self._tools.clock.monotonic()
+        seconds = known.at_seconds + max(frequency, _SHORTEST_SECONDS) - now
+        if known.pod_at_seconds is not None:
+            seconds = max(seconds, known.pod_at_seconds + _POD_SECONDS - now)
+        return max(0.0, seconds)
+
+    async def _validate(self, location: BackupStorageLocation, spec: JsonDict, known: _Known) -> Verdict | Requeue:
+        """Return the verdict, or when to ask for it again."""
+        if known.pod_spec is None:
+            verdict = None if is_in_directory(location) else await self._tools.validate(location.name)
+            if verdict is not None:
+                known.pod_at_seconds = None
+                return verdict
+        pod = await self._read_pod(location)
+        if pod is not None:
+            return await self._follow(location, pod, known, spec)
+        self._pod_ages.forget(location.name)
+        settings = self._tools.expose_settings()
+        known.pod_spec, known.pod_at_seconds = spec, self._tools.clock.monotonic()
+        self._tools.check_leading()
+        try:
+            await start_validation_pod(self._tools.client, location, settings)
+        except (ForbiddenError, InvalidError, ExposeError) as e:
+            # Its movers would be rejected too.
+            return Verdict(str(e))
+        return Requeue(_WORKING_SECONDS)
+
+    async def _follow(
+        self, location: BackupStorageLocation, pod: JsonDict, known: _Known, spec: JsonDict
+    ) -> Verdict | Requeue:
+        """Return what the pod found, or when to look at it again."""
+        if known.pod_spec is None:
+            if pod["metadata"].get("deletionTimestamp"):
+                # It was for an earlier validation.
+                return Requeue(_WORKING_SECONDS)
+            # An earlier leader started it.
+            known.pod_spec, known.pod_at_seconds = spec, self._tools.clock.monotonic()
+        age = timedelta(seconds=self._pod_ages.seconds(location.name, pod["metadata"]["uid"]))
+        try:
+            pending = await self._tools.causes.explain(pod)
+        except ExposeError:
+            # inspect_init_pod reports it.
+            pending = None
+        report = inspect_init_pod(location.uid, pod, age, pending=pending, parse=partial(parse_result, LocationResult))
+        if report.state is InitState.SUCCEEDED:
+            return Verdict()
+        if report.state is InitState.FAILED:
+            return Verdict(report.message)
+        if report.state is InitState.UNSCHEDULABLE:
+            await tolerate_any_node(self._tools.client, pod)
+        if report.state is InitState.WORKING and age >= _POD_LIMIT:
+            meta = pod["metadata"]
+            return Verdict(f"pod {meta['namespace']}/{meta['name']} did not end: the storage may not answer")
+        return Requeue(_WORKING_SECONDS)
+
+    async def _write(self, location: BackupStorageLocation, verdict: Verdict) -> None:
+        """Write the status, and nothing that a Velero server does not write after a validation."""
+        phase = "Unavailable" if verdict.cause else "Available"
+        message = f'BackupStorageLocation "{location.name}" is unavailable: {_shorten(verdict.cause)}'
+        status: JsonDict = {
+            "phase": phase,
+            "message": message if verdict.cause else None,
+            "lastValidationTime": format_time(self._tools.clock.now()),
+        }
+        self._tools.check_leading()
+        meta = location.metadata
+        patch: JsonDict = {"metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version}, "status": status}
+        await self._tools.client.patch(BACKUP_STORAGE_LOCATIONS, self._namespace, location.name, patch)
+        self._tools.metrics.location(location.name, ok=not verdict.cause)
+        if phase != location.status.phase:
+            level = logging.WARNING if verdict.cause else logging.INFO
+            log_fields = fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=location.name)
+            text = message if verdict.cause else f'BackupStorageLocation "{location.name}" is available'
+            _log.log(level, "%s", text, extra=log_fields)
+
+    def _show(self, location: BackupStorageLocation) -> None:
+        if location.status.phase:
+            self._tools.metrics.location(location.name, ok=location.available)
+
+    async def _leave_to_server(self, location: BackupStorageLocation) -> None:
+        """Remove what this process has of the location: a Velero server validates it."""
+        known = self._known.get(location.name)
+        if known is not None and known.pod_spec is not None:
+            await self._delete_pod(location)
+        self._forget(location.name)
+
+    async def _read_pod(self, location: BackupStorageLocation) -> JsonDict | None:
+        return await self._tools.client.read(PODS, self._namespace, validation_pod_name(Owner.of(location)))
+
+    async def _delete_pod(self, location: BackupStorageLocation) -> None:
+        pod = await self._read_pod(location)
+        if pod is not None and belongs(pod, Owner.of(location)) and not pod["metadata"].get("deletionTimestamp"):
+            meta = pod["metadata"]
+            self._tools.check_leading()
+            await self._tools.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
+
+
+def _frequency_seconds(location: BackupStorageLocation) -> float:
+    """Return how often the location is validated, 0: once; an invalid or negative value counts as none."""
+    text = location.spec.validation_frequency
+    try:
+        seconds = parse_duration(text).total_seconds() if text else _DEFAULT_SECONDS
+    except ValueError:
+        return _DEFAULT_SECONDS
+    return seconds if seconds >= 0 else _DEFAULT_SECONDS
+
+
+def _shorten(cause: str) -> str:
+    """Return a cause as one short line without secrets."""
+    lines = [line.strip() for line in redact(cause).splitlines() if line.strip()]
+    text = " ".join("; ".join(lines).split())
+    return text if len(text) <= _MESSAGE_LIMIT else text[: _MESSAGE_LIMIT - 1] + "…"

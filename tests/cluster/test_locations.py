@@ -1,0 +1,161 @@
+"""Locations without a Velero server: their status, and one on a shared volume that the configuration mounts.
+
+The volume is a claim. Its kind makes no difference to a mover: the test bed has no NFS server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.breakage import build_target
+from tests.cluster.configuration import configured
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
+from tests.cluster.sharing import Shared, has_alone
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.storage.objects import CLAIMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
+
+_LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
+_AVAILABLE = "jsonpath={.status.phase}=Available"
+_UNAVAILABLE = "jsonpath={.status.phase}=Unavailable"
+_MOUNT = "/backups"
+_FILL = """
+import os, pathlib
+pathlib.Path("/data/random").write_bytes(os.urandom(3 << 20))
+"""
+
+
+@dataclass
+class Moved:
+    """What became of the transfers.
+
+    Attributes:
+        location: The location as it was when it was Available.
+        transfers: The upload and the download as they ended.
+        mounts: The mount of the shared volume in each mover pod, by the transfer's name.
+        shared: The directory that is the shared volume.
+        files: What is in the source's volume and in the restored one.
+    """
+
+    location: Json
+    transfers: tuple[Json, Json]
+    mounts: dict[str, Json]
+    shared: Path
+    files: tuple[bytes, bytes]
+
+
+@pytest.fixture(scope="module")
+def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
+    """A file system that is backed up to a directory and restored from it."""
+    name, shared, waiting = module_space, f"{module_space}-shared", f"{module_space}-waiting"
+    volume, restore = Volume(agent, module_space), f"{module_space}-restore"
+    # The target's class is one of its own, so that the download does not wait for a pod.
+    agent.user.apply(build_class(waiting, waits=True))
+    agent.user.apply(build_claim(NAMESPACE, shared, size="64Mi"))
+    volume.fill(_FILL)
+    volume.take_snapshots([name])
+    own = {"repositoryVolumes": [{"mountPath": _MOUNT, "persistentVolumeClaim": shared}]}
+    since = agent.api.snapshot(PODS)[1]
+    changes = {"nodeagent.io": own, "restorePVC": {"ignoreDelayBinding": True}}
+    with has_alone(agent, Shared.GROUND), configured(agent, **changes):
+        agent.user.apply(_build_location(name))
+        agent.user.wait(f"backupstoragelocation/{name}", _AVAILABLE, namespace=NAMESPACE)
+        location = agent.api.get(_LOCATIONS, NAMESPACE, name) or {}
+        agent.user.apply(volume.upload(name, snapshot=name, location=name))
+        *_, upload = follow(agent, UPLOADS, [name], seconds=120)
+        target = build_target(volume, restore, storage_class=waiting)
+        snapshot_id = upload["status"].get("snapshotID", "")
+        agent.user.apply(target, volume.download(restore, snapshot_id=snapshot_id, location=name))
+        *_, download = follow(agent, DOWNLOADS, [restore], seconds=120)
+    wait_released(agent, UPLOADS, [name])
+    wait_released(agent, DOWNLOADS, [restore])
+    yield Moved(
+        location,
+        (upload, download),
+        mounts=_shared_mounts(agent, {name, restore, f"{name}-validation"}, since=since),
+        shared=_directory(agent, NAMESPACE, shared),
+        files=(
+            (_directory(agent, module_space, "data") / "random").read_bytes(),
+            (_directory(agent, module_space, restore) / "random").read_bytes(),
+        ),
+    )
+    left = [f"dataupload/{name}", f"datadownload/{restore}", f"backuprepository/{name}-{name}-kopia"]
+    left += [f"backupstoragelocation/{name}", f"persistentvolumeclaim/{shared}", f"storageclass/{waiting}"]
+    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--wait=false")
+
+
+def _build_location(name: str) -> Json:
+    spec = {"provider": "velero.io/fs", "config": {"fspath": _MOUNT}, "objectStorage": {"bucket": "none"}}
+    meta = {"namespace": NAMESPACE, "name": name}
+    return {"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": meta, "spec": spec}
+
+
+def _directory(bed: Bed, space: str, claim: str) -> Path:
+    """The directory that is a claim's volume."""
+    found = bed.api.get(CLAIMS, space, claim) or {}
+    return bed.folder / "volumes" / str(found["spec"].get("volumeName", "none"))
+
+
+def _shared_mounts(bed: Bed, names: set[str], *, since: str) -> dict[str, Json]:
+    """The mount of the shared volume in some pods of the agent's namespace; return once all of them are deleted."""
+    mounts: dict[str, Json] = {}
+    for event in bed.api.watch(PODS, since, seconds=120):
+        meta, spec = event["object"]["metadata"], event["object"]["spec"]
+        if event["type"] == "DELETED" and meta["namespace"] == NAMESPACE and meta["name"] in names:
+            (mount,) = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "mover-repository"]
+            mounts[meta["name"]] = mount
+            if mounts.keys() == names:
+                break
+    return mounts
+
+
+def test_the_location_is_validated_by_a_pod_that_can_only_read_the_volume(moved: Moved) -> None:
+    (mount,) = [mount for name, mount in moved.mounts.items() if name.endswith("-validation")]
+
+    assert moved.location["status"]["lastValidationTime"]
+    assert "message" not in moved.location["status"]
+    assert mount["readOnly"]
+
+
+def test_the_data_is_restored_from_the_repository_in_the_shared_volume(moved: Moved) -> None:
+    upload, download = moved.transfers
+    for transfer in moved.transfers:
+        assert transfer["status"]["phase"] == "Completed", transfer["status"]
+    repository = moved.shared / "kopia" / upload["spec"]["sourceNamespace"]
+
+    assert (repository / "kopia.repository.f").is_file()
+    assert moved.files[0] == moved.files[1]
+    assert not moved.mounts[upload["metadata"]["name"]].get("readOnly")
+    assert moved.mounts[download["metadata"]["name"]]["readOnly"]
+
+
+def test_a_bucket_is_validated_by_the_leader_itself(agent: Bed, module_space: str) -> None:
+    place = Place(agent, f"{module_space}-keys")
+    target, since = f"backupstoragelocation/{place.name}", agent.api.snapshot(PODS)[1]
+    agent.user.apply(*place.build(bucket="missing"))
+    try:
+        agent.user.wait(target, _UNAVAILABLE, namespace=NAMESPACE)
+        status = (agent.api.get(_LOCATIONS, NAMESPACE, place.name) or {})["status"]
+        assert "the bucket does not exist" in status["message"]
+        assert status["lastValidationTime"]
+        # A new spec is validated at once.
+        agent.user.apply(*place.build())
+        agent.user.wait(target, _AVAILABLE, namespace=NAMESPACE)
+        assert "message" not in (agent.api.get(_LOCATIONS, NAMESPACE, place.name) or {})["status"]
+        names = {event["object"]["metadata"]["name"] for event in agent.api.watch(PODS, since, seconds=1)}
+        assert f"{place.name}-validation" not in names
+    finally:
+        agent.user.kubectl("delete", target, f"secret/{place.name}-keys", "-n", NAMESPACE, "--wait=false")

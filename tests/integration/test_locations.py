@@ -1,0 +1,134 @@
+"""What locations need of a real API server: the status that the leader writes, and pods with a shared volume."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from core.clock import SystemClock
+from core.contract import VolumeMode
+from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
+from core.kube.retry import Retry
+from exposer.causes import CauseFinder
+from exposer.claims import build_backup_claim
+from exposer.model import LocatedVolume
+from exposer.placement import Placement
+from exposer.pods import (
+    build_backup_pod,
+    build_init_pod,
+    build_pod_volume_pod,
+    build_restore_pod,
+    build_validation_pod,
+)
+from exposer.settings import StorageAccess
+from exposer.template import AgentTemplate
+from nodeagent.leader.repositories.locations import LocationController, LocationTools
+from nodeagent.leader.repositories.validation import Verdict
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.settings import RepositoryControllerMode
+from nodeagent.runtime.transport import load_transport
+from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
+from tests.nodeagent.support.configured import build_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from core.models.base import JsonDict
+    from exposer.settings import ExposeSettings
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+_TEMPLATE = AgentTemplate.parse(
+    yaml.safe_load((Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml").read_text())
+)
+_VOLUMES = {
+    "claim": {"mountPath": "/backups", "persistentVolumeClaim": "shared-backups"},
+    "nfs": {"mountPath": "/backups", "nfs": {"server": "nfs.example.com", "path": "/export/backups"}},
+}
+_STORAGE = StorageAccess(directory="/backups/a")
+
+
+def _movers(settings: ExposeSettings) -> Iterator[tuple[bool, JsonDict]]:
+    """Yield a pod of each kind, and whether it may write to the repository."""
+    upload = replace(snapshot_request(), settings=settings)
+    claim = build_backup_claim(upload, size="1Gi", mode=VolumeMode.FILESYSTEM)
+    yield True, build_backup_pod(upload, claim, Placement(), storage=_STORAGE)
+    download = replace(restore_request(), settings=settings)
+    yield False, build_restore_pod(download, VolumeMode.FILESYSTEM, placement=Placement(), storage=_STORAGE)
+    for recording, writes in {"podvolumebackup": True, "podvolumerestore": False}.items():
+        request = replace(pod_volume_request(recording), settings=settings)
+        located = LocatedVolume("node-a", "/var/lib/kubelet/pods/x")
+        yield writes, build_pod_volume_pod(request, located, storage=_STORAGE)
+    yield True, build_init_pod(upload.owner, settings, storage=_STORAGE)
+    yield False, build_init_pod(upload.owner, settings, storage=replace(_STORAGE, read_only=True))
+    yield False, build_validation_pod(upload.owner, settings, storage=_STORAGE)
+
+
+@pytest.mark.parametrize("kind", _VOLUMES)
+def test_pods_of_every_kind_with_a_shared_volume_are_accepted(apiserver: ApiServer, namespace: str, kind: str) -> None:
+    settings = build_settings({"nodeagent.io": {"repositoryVolumes": [_VOLUMES[kind]]}}, _TEMPLATE)
+    apiserver.create_account(namespace, "node-agent")
+    path = f"{PODS.path(namespace)}?dryRun=All&fieldValidation=Strict"
+    for writes, pod in _movers(settings):
+        pod["metadata"] |= {"namespace": namespace}
+        stored = apiserver.api.request("POST", path, body=pod)
+        mounts = stored["spec"]["containers"][0]["volumeMounts"]
+        (mount,) = [each for each in mounts if each["name"] == "mover-repository"]
+        (volume,) = [each for each in stored["spec"]["volumes"] if each["name"] == "mover-repository"]
+        (source,) = [value for key, value in volume.items() if key != "name"]
+        assert (mount.get("readOnly", False), source.get("readOnly", False)) == (not writes, not writes)
+
+
+async def test_the_status_of_a_location_is_stored_as_it_is_written(apiserver: ApiServer, namespace: str) -> None:
+    transport, _ = await load_transport(str(apiserver.kubeconfig))
+    clock = SystemClock()
+    client = KubeClient(transport, Retry(clock))
+    verdicts = [Verdict("the bucket does not exist"), Verdict()]
+
+    async def validate(_: str) -> Verdict:
+        return verdicts.pop(0)
+
+    tools = LocationTools(
+        client=client,
+        clock=clock,
+        metrics=Metrics("node-a"),
+        expose_settings=lambda: build_settings({}, _TEMPLATE),
+        check_leading=lambda: None,
+        causes=CauseFinder(client, clock),
+        validate=validate,
+    )
+    controller = LocationController(tools, namespace=namespace, mode=RepositoryControllerMode.AUTO)
+    spec = {"provider": "velero.io/aws", "objectStorage": {"bucket": "b"}, "validationFrequency": "5m"}
+    meta = {"namespace": namespace, "name": "default"}
+    manifest = {"metadata": meta, "spec": spec, "status": {"lastSyncedTime": "2026-11-20T10:00:00Z"}}
+    kind = {"apiVersion": BACKUP_STORAGE_LOCATIONS.api_version, "kind": BACKUP_STORAGE_LOCATIONS.kind}
+    await client.create(BACKUP_STORAGE_LOCATIONS, kind | manifest)
+    task = asyncio.create_task(controller.run(), name="locations")
+    try:
+        status = await _until_phase(client, namespace, "Unavailable")
+        message = 'BackupStorageLocation "default" is unavailable: the bucket does not exist'
+        assert status.pop("lastValidationTime")
+        assert status == {"phase": "Unavailable", "message": message, "lastSyncedTime": "2026-11-20T10:00:00Z"}
+        await client.patch(BACKUP_STORAGE_LOCATIONS, namespace, "default", {"spec": {"objectStorage": {"bucket": "c"}}})
+        assert "message" not in await _until_phase(client, namespace, "Available")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await transport.close()
+
+
+async def _until_phase(client: KubeClient, namespace: str, phase: str) -> JsonDict:
+    async with asyncio.timeout(30):
+        while True:
+            found = await client.get(BACKUP_STORAGE_LOCATIONS, namespace, "default")
+            status: JsonDict = found.get("status") or {}
+            if status.get("phase") == phase:
+                return status
+            await asyncio.sleep(0.05)

@@ -1,0 +1,37 @@
+"""How a Velero server in the namespace is seen."""
+
+from typing import Any
+
+import pytest
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.retry import Retry
+from nodeagent.leader.repositories.server import has_velero_server
+from tests.support.fakekube import FakeKube
+
+_BY_CHART = {"app.kubernetes.io/name": "velero", "app.kubernetes.io/instance": "backup", "component": "velero"}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param({"labels": {"component": "velero"}}, True, id="velero install"),
+        pytest.param({"labels": _BY_CHART, "name": "backup-velero"}, True, id="chart"),
+        pytest.param({"labels": {"component": "velero"}, "kind": "DaemonSet"}, False, id="Velero's agents"),
+        pytest.param({"labels": {"component": "velero"}, "namespace": "other"}, False, id="another namespace"),
+        pytest.param({"labels": {"component": "ui"}}, False, id="another Deployment"),
+    ],
+)
+async def test_a_server_is_its_deployment_whatever_its_replicas(found: dict[str, Any], expected: bool) -> None:
+    kube = FakeKube()
+    meta = {"name": found.get("name", "velero"), "namespace": found.get("namespace", "velero")}
+    kube.put(
+        {
+            "apiVersion": "apps/v1",
+            "kind": found.get("kind", "Deployment"),
+            "metadata": meta | {"labels": found["labels"]},
+            "spec": {"replicas": 0},
+        }
+    )
+    assert await has_velero_server(KubeClient(kube, Retry(SystemClock())), "velero") is expected

@@ -1,0 +1,76 @@
+"""A validation by a child process: what its end means, and that it never outlives its caller."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from core.clock import SystemClock
+from nodeagent.leader.repositories.validation import ValidationProcess, Verdict
+
+pytestmark = pytest.mark.processes
+
+_IN_A_POD = {**os.environ, "KUBERNETES_SERVICE_HOST": "192.0.2.1"}
+
+_REPORTING = """
+import pathlib, sys
+(path,) = [word.split("=")[1] for word in sys.argv if word.startswith("--termination-message-path=")]
+assert sys.argv[1:3] == ["validate-location", "--backup-storage-location=default"], sys.argv
+assert "--keys-only" in sys.argv
+print("a line of the log", file=sys.stderr)
+pathlib.Path(path).write_text({message!r})
+sys.exit({code})
+"""
+
+_WAITING = """
+import pathlib, time
+pathlib.Path("started").write_text("")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is run in the place of the data mover."""
+    (tmp_path / "datamover").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "datamover" / "__main__.py"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "verdict"),
+    [
+        pytest.param(0, "{}", Verdict(), id="available"),
+        pytest.param(12, "the bucket does not exist", Verdict("the bucket does not exist"), id="unavailable"),
+        pytest.param(0, json.dumps({"needsPod": True}), None, id="needs a pod"),
+        pytest.param(0, "nonsense", None, id="no result"),
+        pytest.param(12, "", None, id="no cause"),
+        pytest.param(1, "the API server does not answer", None, id="another error"),
+        pytest.param(10, "cannot start kopia", None, id="no kopia"),
+    ],
+)
+async def test_only_an_error_of_the_storage_makes_a_location_unavailable(
+    program: Path, code: int, message: str, verdict: Verdict | None
+) -> None:
+    program.write_text(_REPORTING.format(code=code, message=message))
+    assert await ValidationProcess(SystemClock(), _IN_A_POD).validate("default") == verdict
+
+
+async def test_outside_of_a_pod_no_process_is_started(program: Path) -> None:
+    program.write_text(_WAITING)
+    outside = {name: value for name, value in os.environ.items() if name != "KUBERNETES_SERVICE_HOST"}
+    assert await ValidationProcess(SystemClock(), outside).validate("default") is None
+    assert not program.parent.with_name("started").exists()
+
+
+async def test_the_process_is_ended_when_the_leader_is(program: Path) -> None:
+    program.write_text(_WAITING)
+    task = asyncio.create_task(ValidationProcess(SystemClock(), _IN_A_POD).validate("default"))
+    async with asyncio.timeout(60):
+        while not program.parent.with_name("started").exists():
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

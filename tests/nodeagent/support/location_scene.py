@@ -1,0 +1,127 @@
+"""A fake API server with one location, and a location controller that validates it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from exposer.causes import CauseFinder
+from exposer.settings import ExposeSettings, PodSettings, RepositoryVolume
+from exposer.template import AgentTemplate
+from nodeagent.leader.repositories.locations import LocationController, LocationTools
+from nodeagent.leader.repositories.validation import Verdict
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.settings import RepositoryControllerMode
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__ = ["NAME", "LocationScene"]
+
+NAME = "default"
+_SHARED = RepositoryVolume("/backups", {"persistentVolumeClaim": {"claimName": "shared"}})
+
+
+@dataclass
+class LocationScene:
+    """A fake API server with one location, and a controller whose own validations return `verdict`."""
+
+    verdict: Verdict | None = field(default_factory=Verdict)
+    mode: RepositoryControllerMode = RepositoryControllerMode.AUTO
+    kube: FakeKube = field(default_factory=FakeKube)
+    metrics: Metrics = field(default_factory=lambda: Metrics("node-a"))
+    validated_at: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    """How long a validation takes."""
+
+    def put_location(self, provider: str = "velero.io/aws", status: JsonDict | None = None, **spec: Any) -> None:
+        """Create or replace the location, as a user does: its status stays."""
+        meta = {"name": NAME, "namespace": "velero"}
+        found = self.kube.objects(BACKUP_STORAGE_LOCATIONS)
+        self.kube.put(
+            {
+                "apiVersion": "velero.io/v1",
+                "kind": "BackupStorageLocation",
+                "metadata": (found[0]["metadata"] if found else meta),
+                "spec": {"provider": provider, "objectStorage": {"bucket": "b"}, **spec},
+                "status": status if status is not None else (found[0].get("status", {}) if found else {}),
+            }
+        )
+
+    @property
+    def location(self) -> JsonDict:
+        return self.kube.objects(BACKUP_STORAGE_LOCATIONS)[0]
+
+    @property
+    def status(self) -> JsonDict:
+        found: JsonDict = self.location.get("status", {})
+        return found
+
+    @property
+    def pod(self) -> JsonDict | None:
+        return next(iter(self.kube.objects(PODS)), None)
+
+    async def delete_location(self) -> None:
+        """Delete the location, as a user does."""
+        await KubeClient(self.kube, Retry(LoopClock())).delete(BACKUP_STORAGE_LOCATIONS, "velero", NAME)
+
+    def set_pod(self, **status: object) -> None:
+        assert self.pod is not None
+        self.kube.put(self.pod | {"status": status})
+
+    def end_pod(self, exit_code: int, message: str) -> None:
+        state = {"terminated": {"exitCode": exit_code, "message": message}}
+        phase = "Failed" if exit_code else "Succeeded"
+        self.set_pod(phase=phase, containerStatuses=[{"name": "mover", "state": state}])
+
+    async def until_pod(self, *, seconds: float = 30.0) -> JsonDict:
+        async with asyncio.timeout(seconds):
+            while self.pod is None:
+                await asyncio.sleep(0.05)
+        return self.pod
+
+    @property
+    def metric(self) -> float | None:
+        """The value of the location's series; None: there is none."""
+        name = f'velero_backup_location_status_gauge{{backup_location_name="{NAME}",node="node-a"}} '
+        lines = self.metrics.render().decode().splitlines()
+        return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), None)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["LocationScene"]:
+        """Run a controller, as a leader does; a second one knows nothing of the first."""
+        if not self.kube.objects(BACKUP_STORAGE_LOCATIONS):
+            self.put_location()
+        task = asyncio.create_task(self._build().run(), name="locations")
+        try:
+            yield self
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _build(self) -> LocationController:
+        clock = LoopClock()
+        client = KubeClient(self.kube, Retry(clock))
+
+        async def validate(name: str) -> Verdict | None:
+            assert name == NAME
+            self.validated_at.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(self.seconds)
+            return self.verdict
+
+        pod = PodSettings(service_account="movers", resources={"requests": {"cpu": "4"}})
+        tools = LocationTools(
+            client=client,
+            clock=clock,
+            metrics=self.metrics,
+            expose_settings=lambda: ExposeSettings(AgentTemplate("mover:1"), pod, repository_volumes=(_SHARED,)),
+            check_leading=lambda: None,
+            causes=CauseFinder(client, clock),
+            validate=validate,
+        )
+        return LocationController(tools, namespace="velero", mode=self.mode)
