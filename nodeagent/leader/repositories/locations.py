@@ -60,7 +60,8 @@ _RESTART_SECONDS: Final = 10.0
 _POD_LIMIT: Final = timedelta(minutes=3)
 """A mover ends within about a minute, but one that waits for a file system cannot."""
 
-_WORKERS: Final = 4
+_WORKERS: Final = 2
+"""Each runs a Python process and kopia, about 120 MiB, in the agent's memory limit."""
 _MESSAGE_LIMIT: Final = 500
 """Characters of a cause: the first line has the reason, and storages answer with whole documents."""
 
