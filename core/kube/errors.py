@@ -59,9 +59,13 @@ class NotServedError(NotFoundError):
 
 
 class ConflictError(KubeError):
-    """409: the object was changed, or another object has the name; read and decide again."""
+    """409: the object was changed, or another object has the name; read and decide again.
+
+    `may_be_own`: an earlier response to the same request was lost, so it may conflict with itself.
+    """
 
     retry = True
+    may_be_own = False
 
 
 class AlreadyExistsError(ConflictError):

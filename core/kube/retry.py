@@ -12,7 +12,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_exponential_jitter
 
 from core.clock import Clock
-from core.kube.errors import ForbiddenError, KubeError, ServerError, ThrottledError, UnauthorizedError
+from core.kube.errors import ConflictError, ForbiddenError, KubeError, ServerError, ThrottledError, UnauthorizedError
 
 __all__ = ["Retry"]
 
@@ -65,13 +65,23 @@ class Retry:
         except KubeError as e:
             if not is_transient(e):
                 raise
-            errors = [e]
+            errors: list[KubeError] = [e]
+
+        lost = isinstance(errors[0], ServerError)
 
         async def again() -> _T:
             """Run once; the first attempt is the one that has already failed."""
+            nonlocal lost
             if errors:
                 raise errors.pop()
-            return await once()
+            try:
+                return await once()
+            except ServerError:
+                lost = True
+                raise
+            except ConflictError as e:
+                e.may_be_own = lost
+                raise
 
         return await self._build(is_transient, started)(again)
 

@@ -18,10 +18,11 @@ from core.kube.transport import Request, Response, Transport
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, build_agent
 from nodeagent.config.parse import parse_config
+from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
-from tests.nodeagent.support.harness import World, accepted, open_world
+from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.repository_scene import RECORDED
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock
@@ -97,6 +98,23 @@ async def test_a_transfer_continues_within_a_minute_after_a_long_outage() -> Non
             _ready(world, ready=True)
             line.down = False
             await world.until(lambda: world.phase() != "Accepted", seconds=60)
+
+
+async def test_an_end_whose_answer_was_lost_is_recorded_and_counted_once() -> None:
+    metrics = Metrics(NODE)
+    async with open_world(accepted(data_upload())) as world:
+        fuse = Fuse(world.kube, counts=_is_end, at=0, fault=Fault.LOST_APPLIED)
+        async with world.agent(fuse, metrics=metrics):
+            await world.until(world.done)
+            await asyncio.sleep(30)
+        assert fuse.blown.is_set()
+        assert world.phase() == "Completed"
+        assert world.reasons().count("Completed") == 1
+        assert 'podVolume_data_upload_success_total{node="node-a"} 1.0' in (metrics.render().decode())
+
+
+def _is_end(request: Request) -> bool:
+    return request.method == "PATCH" and b'"completionTimestamp"' in (request.body or b"")
 
 
 async def test_the_leader_retries_a_repository_soon_while_other_requests_succeed() -> None:
