@@ -34,7 +34,13 @@ _AWS_FILE: Final = "AWS_SHARED_CREDENTIALS_FILE"
 _AZURE_FILE: Final = "AZURE_CREDENTIALS_FILE"
 
 _FILE_KEY: Final = "credentialsFile"
-"""A config key that names a file in this pod. A Secret takes precedence, as in Velero, which overwrites the key."""
+"""A config key that names a file in this pod. A Secret takes precedence, as in Velero, which overwrites the key.
+
+Velero 1.19 ignores it.
+"""
+
+_CREDENTIALS_DIRECTORY: Final = Path("/credentials")
+"""The mount point of the volume `cloud-credentials`. Source: Velero v1.18, pkg/install/daemonset.go."""
 
 _TRUE: Final = frozenset({"1", "t", "true"})
 """Source: Velero v1.18, optionalHaveBool; Go, strconv.ParseBool. Other values count as false there too."""
@@ -56,6 +62,7 @@ class _Location:
     secrets: LocationSecrets
     environment: Mapping[str, str] = field(repr=False)
     prefix: str
+    credentials_directory: Path
 
     @property
     def config(self) -> dict[str, str]:
@@ -80,18 +87,45 @@ class _Location:
 
     def credential(self, variable: str) -> CredentialsText | None:
         """Return the location's own credentials, else those of the inherited file."""
-        if self.secrets.credential is None and (path := self.config.get(_FILE_KEY, "")):
+        if self.secrets.credential is None and (path := self.config.get(_FILE_KEY, "")) and self._honors(path):
             return read_credentials(path, f"config.{_FILE_KEY}")
         return self.secrets.credential or read_inherited(self.environment, variable)
 
+    def _honors(self, path: str) -> bool:
+        """Return whether that file may be read: who writes a location must not choose among all files of this pod."""
+        root, wanted = self.credentials_directory, Path(path)
+        named = f'BackupStorageLocation {self.resource.name}: config.{_FILE_KEY} "{path}"'
+        # The kubelet's own links in the volume of a Secret lead to files below its mount point.
+        if ".." in wanted.parts or root not in wanted.parents or root.resolve() not in _resolve(wanted).parents:
+            _logger.warning("%s is ignored: it is not below %s; set spec.credential", named, root)
+            return False
+        _logger.warning(
+            "%s will be ignored from the next minor version on, as by Velero 1.19: set spec.credential", named
+        )
+        return True
+
+
+def _resolve(path: Path) -> Path:
+    """Return the path without links; a relative one if they cannot be followed."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return Path()
+
 
 def build_storage(
-    location: BackupStorageLocation, namespace: str, *, secrets: LocationSecrets, environment: Mapping[str, str]
+    location: BackupStorageLocation,
+    namespace: str,
+    *,
+    secrets: LocationSecrets,
+    environment: Mapping[str, str],
+    credentials_directory: Path = _CREDENTIALS_DIRECTORY,
 ) -> Storage:
     """Return the storage of the repository for volumes of `namespace`.
 
     Args:
         environment: of this process; it names inherited credentials.
+        credentials_directory: the only one in which the location may name a file.
 
     Raises:
         RepositoryError: the location's config or credentials are invalid; names the location.
@@ -99,7 +133,7 @@ def build_storage(
     # Velero normalizes paths: another path would be another repository.
     outer = location.spec.object_storage.prefix.strip("/")
     prefix = f"{posixpath.normpath(posixpath.join(outer, 'kopia', namespace))}/"
-    found = _Location(location, secrets, environment, prefix)
+    found = _Location(location, secrets, environment, prefix, credentials_directory)
     provider = location.spec.provider
     # A known provider takes precedence over the config; any other one is S3 if it has an address.
     build = _BUILDERS.get(provider.removeprefix("velero.io/")) or (_s3 if found.config.get("s3Url") else None)

@@ -29,7 +29,7 @@ _KEYS = {"AWS_ACCESS_KEY_ID": "KEYID", "AWS_SECRET_ACCESS_KEY": "KEY"}
 
 
 def _keys(
-    config: dict[str, str], environment: dict[str, str], credential: CredentialsText | None
+    config: dict[str, str], environment: dict[str, str], credential: CredentialsText | None, mounted: Path
 ) -> AwsKeys | AwsRole | None:
     location = BackupStorageLocation.parse(
         {
@@ -39,7 +39,9 @@ def _keys(
             "spec": {"provider": "velero.io/aws", "config": config, "objectStorage": {"bucket": "bkt"}},
         }
     )
-    storage = build_storage(location, "app", secrets=LocationSecrets(credential), environment=environment)
+    storage = build_storage(
+        location, "app", secrets=LocationSecrets(credential), environment=environment, credentials_directory=mounted
+    )
     assert isinstance(storage, S3Storage)
     return storage.keys
 
@@ -84,14 +86,87 @@ def test_keys_are_searched_in_veleros_order(
         (tmp_path / name).write_text(text)
     here = {name: value.replace("/credentials", str(tmp_path)) for name, value in config.items()}
     inherited = {name: value.replace("/credentials", str(tmp_path)) for name, value in environment.items()}
-    assert _keys(here, inherited, credential) == keys
+    assert _keys(here, inherited, credential, tmp_path) == keys
 
 
-def test_a_file_that_the_location_names_must_exist() -> None:
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    """The credentials directory as a kubelet mounts it, and a file with other keys beside it."""
+    (tmp_path / "outside").write_text(_FILE.replace("FILES", "OUTSIDES"))
+    mounted = tmp_path / "credentials"
+    (mounted / "..2026_11_22").mkdir(parents=True)
+    (mounted / "..2026_11_22" / "own").write_text(_FILE)
+    (mounted / "..data").symlink_to("..2026_11_22")
+    (mounted / "own").symlink_to("..data/own")
+    (mounted / "linked").symlink_to("../outside")
+    (mounted / "round").symlink_to("round")
+    return mounted
+
+
+def test_a_file_below_the_mounted_credentials_is_used_with_a_warning(
+    mounted: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert _keys({"credentialsFile": f"{mounted}/own"}, {}, None, mounted) == AwsKeys("FILES", "FILESKEY")
+    (warning,) = caplog.messages
+    assert warning == (
+        f'BackupStorageLocation default: config.credentialsFile "{mounted}/own" will be ignored from the next minor '
+        "version on, as by Velero 1.19: set spec.credential"
+    )
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "{folder}/outside",
+        "{mounted}/../outside",
+        "{mounted}/../credentials/own",
+        "{mounted}/linked",
+        "{mounted}/round",
+        "{mounted}/own\x00",
+        "{mounted}",
+        "{mounted}-more/own",
+        "own",
+        "/proc/self/environ",
+        "/var/run/secrets/kubernetes.io/serviceaccount/token",
+    ],
+    ids=[
+        "elsewhere",
+        "out of it",
+        "out and back",
+        "a link out of it",
+        "a link to itself",
+        "no path",
+        "the directory",
+        "a directory with a longer name",
+        "relative",
+        "the environment",
+        "a token",
+    ],
+)
+def test_a_file_that_is_not_below_the_mounted_credentials_is_ignored_with_a_warning(
+    mounted: Path, caplog: pytest.LogCaptureFixture, named: str
+) -> None:
+    """Whoever writes a location would choose among all files of the data mover."""
+    path = named.format(folder=mounted.parent, mounted=mounted)
+    environment = {"AWS_SHARED_CREDENTIALS_FILE": f"{mounted}/own"}
+    assert _keys({"credentialsFile": path}, environment, None, mounted) == AwsKeys("FILES", "FILESKEY")
+    (warning,) = caplog.messages
+    assert warning == (
+        f'BackupStorageLocation default: config.credentialsFile "{path}" is ignored: it is not below {mounted}; '
+        "set spec.credential"
+    )
+
+
+def test_a_location_with_a_secret_is_not_warned_of_its_file(mounted: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert _keys({"credentialsFile": "/etc/passwd"}, {}, _SECRET, mounted) == AwsKeys("SECRETS", "SECRETSKEY")
+    assert caplog.messages == []
+
+
+def test_a_file_that_the_location_names_must_exist(mounted: Path) -> None:
     with pytest.raises(
-        RepositoryError, match=r"BackupStorageLocation default: cannot read credentials file /no/such/file \(config"
+        RepositoryError, match=r"BackupStorageLocation default: cannot read credentials file .*/none \(config"
     ):
-        _keys({"credentialsFile": "/no/such/file"}, {}, None)
+        _keys({"credentialsFile": f"{mounted}/none"}, {}, None, mounted)
 
 
 def test_a_role_in_a_profile_is_assumed_by_its_token_and_hides_inherited_keys() -> None:
