@@ -23,7 +23,8 @@ from core.errors import DataPathError, KopiaError, RepositoryError
 from core.models.base import JsonDict
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.confinement import Bounds, Confinement, Means, confine
-from datamover.storage.credentials import environment_keys, own_token_files
+from datamover.storage.aws import environment_keys
+from datamover.storage.credentials import own_token_files
 from datamover.storage.providers import SECRET_VARIABLES
 
 __all__ = ["PrivateRun", "VolumeAccess", "open_private_run"]

@@ -75,6 +75,8 @@ class Repository:
         self._probe_seconds = waits.probe_seconds
         # Once: writing its files again could fail later, in a scratch volume that is full then.
         self._probe_access = address.storage.for_probe().access(work_dir)
+        check = address.storage.for_bucket_check()
+        self._check_access = None if check is None else check.access(work_dir)
         self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=waits, probe=self.probe)
         self._connected = False
 
@@ -238,11 +240,10 @@ class Repository:
 
     async def _check_bucket(self) -> str:
         """Return the error if the bucket does not exist; empty if it does, or access to it is denied."""
-        address = self._address
-        if not address.storage.bucket_check:
+        if self._check_access is None:
             return ""
         config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
-        flags = [*address.access.arguments, *address.storage.bucket_check, *self._flags(_PROBE_CACHE)]
+        flags = [*self._check_access.arguments, *self._flags(_PROBE_CACHE)]
         try:
             answer = await self._kopia.call(
                 self.description, "repository", "connect", *flags, seconds=self._probe_seconds, more=config

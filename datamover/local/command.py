@@ -31,7 +31,8 @@ from datamover.runtime.confinement import find_means, report_means
 from datamover.runtime.resources import ResourceLimits, read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
-from datamover.storage.credentials import find_aws_identity, read_inherited
+from datamover.storage.aws import find_aws_identity
+from datamover.storage.credentials import read_inherited
 from datamover.storage.providers import FileStorage, S3Storage, Storage
 
 __all__ = ["LocalMover", "parse_storage", "run_local"]

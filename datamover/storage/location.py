@@ -15,11 +15,11 @@ from typing import Final
 
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
+from datamover.storage.aws import find_aws_identity
 from datamover.storage.azure import build_azure, read_azure_variables
 from datamover.storage.credentials import (
     GOOGLE_FILE,
     CredentialsText,
-    find_aws_identity,
     google_token_file,
     read_credentials,
     read_inherited,

@@ -6,12 +6,14 @@ in the environment or a file of mode 0600, never as arguments. Does not know Bac
 Source: kopia 0.23.1, cli/storage_*.go, repo/blob/*.
 """
 
+import json
 import os
 import re
 from abc import ABC, abstractmethod
-from base64 import b64encode
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -21,7 +23,8 @@ from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.credentials import GOOGLE_FILE, AwsKeys, AwsRole
+from datamover.storage.aws import AwsAssumedRole, AwsIdentity, AwsKeys
+from datamover.storage.credentials import GOOGLE_FILE
 
 __all__ = [
     "PROBE_PREFIX",
@@ -40,6 +43,8 @@ PROBE_PREFIX: Final = "no-repository-here/"
 
 _NO_KEYS: Final = "no keys in the location: using those of the environment, or of the pod or its node"
 
+_PAST: Final = "2000-01-01T00:00:00Z"
+
 _SERVICE_ACCOUNT: Final = re.compile(r'"type"\s*:\s*"service_account"')
 
 SECRET_VARIABLES: Final = (
@@ -56,15 +61,19 @@ SECRET_VARIABLES: Final = (
 
 @dataclass(frozen=True)
 class StorageAccess:
-    """kopia's access to a storage: the arguments after `repository connect`, and variables of every call."""
+    """kopia's access to a storage: the arguments after `repository connect`, and variables of every call.
+
+    `in_files` are the secrets in the files that the arguments name.
+    """
 
     arguments: list[str]
     environment: dict[str, str] = field(default_factory=dict, repr=False)
+    in_files: tuple[str, ...] = field(default=(), repr=False)
 
     def secrets(self, inherited: Mapping[str, str]) -> list[str]:
         """Return the secret values, including those of the inherited environment."""
         variables = {**inherited, **self.environment}
-        return [variables[name] for name in SECRET_VARIABLES if variables.get(name)]
+        return [*(variables[name] for name in SECRET_VARIABLES if variables.get(name)), *self.in_files]
 
 
 class Storage(ABC):
@@ -95,10 +104,9 @@ class Storage(ABC):
         """Return the `storage` object that `repository connect` would write; None if it is unknown."""
         return None
 
-    @property
-    def bucket_check(self) -> list[str]:
-        """Flags that make `repository connect` check that the bucket exists; empty if it does so anyway."""
-        return []
+    def for_bucket_check(self) -> Self | None:
+        """Return a view of it by which `repository connect` checks that the bucket exists; None: it does so anyway."""
+        return None
 
     @property
     def credentials_origin(self) -> str:
@@ -137,15 +145,25 @@ class S3Storage(Storage):
     """A prefix in a bucket of S3 or a compatible service.
 
     Without `keys`, kopia uses those of its environment, else the identity of the pod or its node.
+    `in_past` is a view of the bucket's versions at a time before any repository.
     """
 
     bucket: str
     prefix: str
     url: str = ""
     region: str = ""
-    keys: AwsKeys | AwsRole | None = None
+    keys: AwsIdentity | None = None
     verify_tls: bool = True
     ca_pem: bytes = b""
+    in_past: bool = False
+
+    def __post_init__(self) -> None:
+        """Reject a role that would be assumed without checking who answers."""
+        if isinstance(self.keys, AwsAssumedRole) and not self.verify_tls:
+            raise ConfigError(
+                "source_profile: not supported without a check of certificates (insecureSkipTLSVerify, "
+                "--s3-insecure): kopia would not check that of AWS's token service either; set its authority"
+            )
 
     @property
     def description(self) -> str:
@@ -163,13 +181,12 @@ class S3Storage(Storage):
         """Host and port, and whether TLS is used."""
         return parse_endpoint(self.url) if self.url else (self._endpoint, True)
 
-    @property
-    def bucket_check(self) -> list[str]:
-        """A flag that reads the bucket's versions: kopia mistakes a missing bucket for one without a repository.
+    def for_bucket_check(self) -> Self:
+        """Return a view of the bucket's versions: kopia mistakes a missing bucket for one without a repository.
 
         Source: kopia 0.23.1, repo/blob/s3/s3_pit.go and translateError in s3_storage.go.
         """
-        return ["--point-in-time=2000-01-01T00:00:00Z"]
+        return replace(self, in_past=True)
 
     @property
     def credentials_origin(self) -> str:
@@ -178,8 +195,8 @@ class S3Storage(Storage):
 
     @property
     def needs_pod(self) -> bool:
-        """Whether there are no keys."""
-        return not isinstance(self.keys, AwsKeys)
+        """Whether there are no keys, of a user or to assume a role with."""
+        return not isinstance(self.keys, AwsKeys | AwsAssumedRole)
 
     def for_probe(self) -> Self:
         """Return a prefix below this one, without a repository."""
@@ -189,8 +206,11 @@ class S3Storage(Storage):
         """Return kopia's arguments, and the keys if this storage has its own.
 
         The keys are passed as empty arguments: so kopia reads its environment on each call,
-        then the instance's identity, and writes none to its configuration.
+        then the instance's identity, and writes none to its configuration. To assume a role with keys,
+        it must have them in its configuration, and has no flags for the role.
         """
+        if isinstance(self.keys, AwsAssumedRole):
+            return self._access_by_token(self.keys, work_dir)
         endpoint, tls = self._address
         arguments = [
             "s3",
@@ -208,13 +228,28 @@ class S3Storage(Storage):
             arguments.append("--disable-tls-verification")
         elif self.ca_pem:
             arguments.append(f"--root-ca-pem-path={work_dir.write('ca.pem', self.ca_pem)}")
+        if self.in_past:
+            arguments.append(f"--point-in-time={_PAST}")
         if self.keys is None:
             return StorageAccess(arguments)
         return StorageAccess(arguments, self.keys.variables)
 
+    def _access_by_token(self, role: AwsAssumedRole, work_dir: WorkDir) -> StorageAccess:
+        """Return arguments that name a file with the configuration of this storage.
+
+        Source: kopia 0.23.1, cli/command_repository_connect_from_config.go, repo/token.go.
+        """
+        token = urlsafe_b64encode(json.dumps({"version": "1", "storage": self.config()}).encode()).rstrip(b"=")
+        file = work_dir.write(f"s3-{sha256(token).hexdigest()[:16]}.token", token)
+        # An authority in the configuration would be the only one, also for AWS's token service.
+        variables = {**role.variables, **trust_variables(work_dir, self.ca_pem)}
+        secrets = tuple(filter(None, (role.keys.secret_key, role.keys.session_token)))
+        return StorageAccess(["from-config", f"--token-file={file}"], variables, secrets)
+
     def config(self) -> JsonDict:
-        """Return the bucket and its endpoint without keys, consistent with `access`."""
+        """Return the bucket and its endpoint, without keys except those of a role, consistent with `access`."""
         endpoint, tls = self._address
+        role = self.keys.config if isinstance(self.keys, AwsAssumedRole) else {}
         config: JsonDict = {
             "bucket": self.bucket,
             "prefix": self.prefix,
@@ -223,13 +258,16 @@ class S3Storage(Storage):
             "accessKeyID": "",
             "secretAccessKey": "",
             "sessionToken": "",
+            **role,
         }
         if not tls:
             config["doNotUseTLS"] = True
         elif not self.verify_tls:
             config["doNotVerifyTLS"] = True
-        elif self.ca_pem:
+        elif self.ca_pem and not role:
             config["rootCA"] = b64encode(self.ca_pem).decode()
+        if self.in_past:
+            config["pointInTime"] = _PAST
         return {"type": "s3", "config": config}
 
 

@@ -6,15 +6,28 @@ The storages are emulators; services that grant access are fakes that check what
 import base64
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS
+from datamover.storage.aws import AwsAssumedRole, AwsKeys
+from datamover.storage.providers import S3Storage
 from tests.datamover.support.emulators import Azurite, FakeGcs, run_azurite, run_fake_gcs
-from tests.datamover.support.identities import CLIENT, CLIENT_SECRET, TENANT, AzureIdentities, GoogleIdentities
+from tests.datamover.support.identities import (
+    CLIENT,
+    CLIENT_SECRET,
+    TENANT,
+    AwsIdentities,
+    AzureIdentities,
+    GoogleIdentities,
+)
 from tests.datamover.support.internet import Answer, Internet, Request, serve_internet
 from tests.datamover.support.pods import MoverPod
-from tests.datamover.support.s3server import run_s3_server
+from tests.datamover.support.repositories import configurations, opened
+from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.datamover.support.trees import describe_tree
 from tests.support.fakekube import FakeKube
 from tests.testbed.pki import Authority
@@ -215,3 +228,97 @@ async def test_the_region_of_a_bucket_is_discovered(
         ("GET", "by-region.s3.amazonaws.com", "/?location=")
     }
     assert all("/us-east-1/s3/aws4_request" in one.headers["authorization"] for one in asked)
+
+
+def _assume_role(pod: MoverPod, internet: Internet, s3: S3Server, bucket: str) -> AwsIdentities:
+    """Configure a location whose profile is a role that the keys of another profile may assume."""
+    identities = AwsIdentities(s3.access_key, s3.secret_key)
+    internet.hosts[f"sts.{_REGION}.amazonaws.com"] = identities.token
+    access, secret = identities.user
+    profiles = (
+        f"[default]\nrole_arn = {identities.role}\nsource_profile = user\nregion = {_REGION}\n"
+        f"[user]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n"
+    )
+    s3.make_bucket(bucket)
+    _locate(pod, internet, f"aws:{bucket}", profiles, s3Url=s3.url, region="us-east-1")
+    return identities
+
+
+@pytest.mark.interop("1.18.2", "ours to ours", "all four", "S3 (versitygw): role assumed with the keys of a user")
+async def test_a_role_of_a_source_profile_serves_all_kinds(
+    pod: MoverPod, tree: Path, internet: Internet, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kopia has the keys in its configuration, so that no file is an obstacle for pod volumes."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-another-user")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key-of-another-user")
+    identities = _assume_role(pod, internet, s3, "by-role")
+    await _transfer(pod, tree)
+    assert set(identities.granted) == {"node-agent"}
+    assert set(internet.connected) == {f"sts.{_REGION}.amazonaws.com"}
+
+
+async def test_a_role_is_assumed_again_before_its_keys_expire(
+    pod: MoverPod, tree: Path, internet: Internet, s3: S3Server
+) -> None:
+    """Within one process of kopia: a transfer may take longer than the keys are valid."""
+    identities = _assume_role(pod, internet, s3, "by-short-role")
+    assert await pod.init() == 0, pod.message
+    pod.put_repository(phase="Ready")
+    grants = []
+    for lifetime in (timedelta(hours=1), timedelta(0)):
+        identities.lifetime, before = lifetime, len(identities.granted)
+        pod.put_transfer("DataUpload")
+        assert await pod.run("data-upload", tree) == 0, pod.message
+        grants.append(len(identities.granted) - before)
+    once, again = grants
+    assert again > once
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"denies": True}, "the credentials have no access (keys of role arn:aws:iam::210987654321:role/backups, if"),
+        ({"user": (AwsIdentities.user[0], "secret-key-of-today")}, "the secret access key is not accepted"),
+    ],
+    ids=["not allowed", "another secret key"],
+)
+async def test_a_role_of_a_source_profile_that_cannot_be_assumed_is_reported(
+    pod: MoverPod, internet: Internet, s3: S3Server, change: dict[str, Any], cause: str
+) -> None:
+    identities = _assume_role(pod, internet, s3, "by-denied-role")
+    vars(identities).update(change)
+    assert await pod.init() == 12
+    assert cause in pod.message
+    assert "key-of-the-user" not in pod.message
+    assert identities.granted == []
+
+
+async def test_the_configuration_of_a_role_equals_kopias(internet: Internet, s3: S3Server) -> None:
+    identities = AwsIdentities(s3.access_key, s3.secret_key)
+    internet.hosts["sts.amazonaws.com"] = identities.token
+    role = AwsAssumedRole(identities.role, AwsKeys(*identities.user), "user")
+    bucket = s3.make_bucket("role-config")
+    storage = S3Storage(bucket, "p/", s3.url, "us-east-1", role, ca_pem=internet.ca_pem.encode())
+    with opened(storage) as repository:
+        await repository.ensure()
+    ours, theirs = await configurations(storage, read_only=True)
+    assert ours == theirs
+
+
+async def test_a_missing_bucket_of_a_role_is_reported(pod: MoverPod, internet: Internet, s3: S3Server) -> None:
+    _assume_role(pod, internet, s3, "by-role-missing")
+    shutil.rmtree(s3.folder / "by-role-missing")
+    assert await pod.init() == 12
+    assert "the bucket does not exist" in pod.message
+
+
+async def test_a_role_is_not_assumed_without_a_check_of_certificates(
+    pod: MoverPod, internet: Internet, s3: S3Server
+) -> None:
+    identities = _assume_role(pod, internet, s3, "by-unchecked-role")
+    (location,) = pod.kube.objects(BACKUP_STORAGE_LOCATIONS)
+    location["spec"]["config"]["insecureSkipTLSVerify"] = "true"
+    pod.kube.put(location)
+    assert await pod.init() == 12
+    assert "BackupStorageLocation default: source_profile: not supported without a check of cert" in pod.message
+    assert internet.connected == identities.granted == []

@@ -46,6 +46,8 @@ def test_what_may_pass_is_an_outage(error: str, cause: str) -> None:
     "error",
     [
         _OPEN + "Access Denied",
+        _OPEN + "User: arn:aws:iam::1:user/u is not authorized to perform: sts:AssumeRole on resource: arn:aws:iam::2",
+        _OPEN + "The security token included in the request is invalid.",
         _OPEN + "The request signature we calculated does not match the signature you provided.",
         _OPEN + "The Access Key Id you provided does not exist in our records.",
         _OPEN + "The specified bucket does not exist",

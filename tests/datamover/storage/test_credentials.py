@@ -6,7 +6,8 @@ import pytest
 
 from core.errors import RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.storage.credentials import AwsKeys, AwsRole, CredentialsText, parse_aws_profile
+from datamover.storage.aws import AwsIdentity, AwsKeys, AwsRole
+from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
 from datamover.storage.providers import S3Storage
 
@@ -30,7 +31,7 @@ _KEYS = {"AWS_ACCESS_KEY_ID": "KEYID", "AWS_SECRET_ACCESS_KEY": "KEY"}
 
 def _keys(
     config: dict[str, str], environment: dict[str, str], credential: CredentialsText | None, mounted: Path
-) -> AwsKeys | AwsRole | None:
+) -> AwsIdentity | None:
     location = BackupStorageLocation.parse(
         {
             "apiVersion": "velero.io/v1",
@@ -80,7 +81,7 @@ def test_keys_are_searched_in_veleros_order(
     config: dict[str, str],
     environment: dict[str, str],
     credential: CredentialsText | None,
-    keys: AwsKeys | AwsRole | None,
+    keys: AwsIdentity | None,
 ) -> None:
     for name, text in (("own", _FILE), ("cloud", _EMPTY)):
         (tmp_path / name).write_text(text)
@@ -167,36 +168,3 @@ def test_a_file_that_the_location_names_must_exist(mounted: Path) -> None:
         RepositoryError, match=r"BackupStorageLocation default: cannot read credentials file .*/none \(config"
     ):
         _keys({"credentialsFile": f"{mounted}/none"}, {}, None, mounted)
-
-
-def test_a_role_in_a_profile_is_assumed_by_its_token_and_hides_inherited_keys() -> None:
-    text = "[default]\nrole_arn=arn\nweb_identity_token_file=/token\nrole_session_name=us\nregion=eu-west-1\n"
-    role = parse_aws_profile(CredentialsText(text, "file"))
-    assert role == AwsRole("arn", "/token", "us", "eu-west-1")
-    assert role.variables == {
-        "AWS_ACCESS_KEY_ID": "",
-        "AWS_SECRET_ACCESS_KEY": "",
-        "AWS_SESSION_TOKEN": "",
-        "AWS_ROLE_ARN": "arn",
-        "AWS_WEB_IDENTITY_TOKEN_FILE": "/token",
-        "AWS_ROLE_SESSION_NAME": "us",
-        "AWS_REGION": "eu-west-1",
-    }
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "role_arn=arn\nsource_profile=other\naws_access_key_id=K\naws_secret_access_key=TOPSECRET",
-        "credential_process=/bin/keys TOPSECRET",
-        "role_arn=arn\ncredential_source=Ec2InstanceMetadata",
-    ],
-    ids=["another profile", "a program", "the instance"],
-)
-def test_sources_of_keys_that_kopia_does_not_support_are_rejected(lines: str) -> None:
-    """The keys without their role would be wrong."""
-    with pytest.raises(
-        RepositoryError, match="not supported by kopia, which needs keys, or role_arn with web_identity_token_file"
-    ) as rejected:
-        parse_aws_profile(CredentialsText(f"[default]\n{lines}\n", "file"))
-    assert "TOPSECRET" not in str(rejected.value)

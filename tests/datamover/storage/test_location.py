@@ -11,8 +11,9 @@ from core.models.storage import BackupStorageLocation
 from datamover.arguments import RepositoryOptions
 from datamover.local.command import parse_storage
 from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
+from datamover.storage.aws import AwsKeys
 from datamover.storage.azure import AzureStorage
-from datamover.storage.credentials import AwsKeys, CredentialsText, parse_aws_profile
+from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
 from datamover.storage.providers import FileStorage, GcsStorage, S3Storage, StorageAccess, parse_endpoint
 
@@ -224,32 +225,6 @@ def test_invalid_settings_are_reported_with_the_locations_name(
 ) -> None:
     with pytest.raises(RepositoryError, match="BackupStorageLocation default: .*" + message):
         build_storage(_location(provider, config), "app", secrets=_CREDENTIAL, environment={})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\ufeff[default]\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
-        "  [default]\n  aws_access_key_id = KEYID # ours\n  aws_secret_access_key = 'TOP#SECRET' ; theirs\n",
-        "; note\r\n[profile default]\r\naws_access_key_id=KEYID\r\naws_secret_access_key=TOP#SECRET\r\n",
-        "[default]\ns3 =\n  addressing_style = path\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
-    ],
-    ids=["byte order mark", "indented, with comments", "lines of Windows", "settings of S3"],
-)
-def test_a_file_with_comments_and_quotes_is_parsed(text: str) -> None:
-    assert parse_aws_profile(CredentialsText(text, "file /c")) == AwsKeys("KEYID", "TOP#SECRET")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["no file of this kind: TOPSECRET", "[default]\naws_access_key_id=KEYID\n", ""],
-    ids=["no sections", "no secret key", "empty"],
-)
-def test_an_invalid_file_is_rejected_without_quoting_it(text: str) -> None:
-    with pytest.raises(RepositoryError, match="file /c") as rejected:
-        parse_aws_profile(CredentialsText(text, "file /c"))
-    assert "TOPSECRET" not in str(rejected.value)
-    assert rejected.value.__context__ is None or rejected.value.__suppress_context__
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "https://"])

@@ -16,7 +16,8 @@ from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import NotInitializedError
 from datamover.kopia.snapshots import list_snapshots
-from datamover.storage.credentials import AwsKeys
+from datamover.runtime.work_dir import WorkDir
+from datamover.storage.aws import AwsAssumedRole, AwsKeys
 from datamover.storage.providers import GcsStorage, S3Storage
 from tests.datamover.support.confining import MEANS, use_means
 from tests.datamover.support.repositories import configurations, opened, s3_storage
@@ -118,6 +119,19 @@ async def test_a_session_token_is_sent_with_the_keys(tmp_path: Path) -> None:
     assert missing.received
     assert all("THE-TOKEN" in head for head in missing.received)
     assert not list(tmp_path.glob("datamover-*"))
+
+
+def test_a_role_and_its_keys_are_passed_in_private_files(tmp_path: Path) -> None:
+    role = AwsAssumedRole("arn", AwsKeys("KEY", "SECRET-KEY", "THE-TOKEN"), "user")
+    storage, work_dir = S3Storage("b", "p/", "https://h:1", "r", role, ca_pem=b"pem"), WorkDir(tmp_path, tmp_path)
+    accesses = [each.access(work_dir) for each in (storage, storage.for_probe(), storage.for_bucket_check())]
+    assert len({tuple(access.arguments) for access in accesses}) == 3
+    for access in accesses:
+        assert access.environment["SSL_CERT_FILE"] == str(tmp_path / "ca.pem")
+        assert access.secrets({}) == ["SECRET-KEY", "THE-TOKEN"]
+        assert "SECRET-KEY" not in f"{access} {access.arguments} {access.environment}"
+    assert len(files := list(tmp_path.glob("s3-*.token"))) == 3
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
 
 @pytest.mark.parametrize("token", ["", "token-of-the-pod"], ids=["container", "EKS Pod Identity"])

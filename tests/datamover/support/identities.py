@@ -1,21 +1,25 @@
-"""Services that give identities access, in the place of Azure's and Google's: each checks what it is asked.
+"""Services that give identities access, in the place of the clouds' own: each checks what it is asked.
 
 Source: Microsoft identity platform, OAuth 2.0 client credentials flow; Azure Instance Metadata Service, managed
 identities; Azure REST API, Storage Accounts - List Keys 2023-05-01; RFC 7523 as Google's token endpoint uses it.
 """
 
 import base64
+import hmac
 import json
+import re
 import subprocess
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 from tests.datamover.support.emulators import bearer_token
 from tests.datamover.support.internet import Answer, Request
 
-__all__ = ["ACCOUNT_PATH", "CLIENT", "CLIENT_SECRET", "TENANT", "AzureIdentities", "GoogleIdentities"]
+__all__ = ["ACCOUNT_PATH", "CLIENT", "CLIENT_SECRET", "TENANT", "AwsIdentities", "AzureIdentities", "GoogleIdentities"]
 
 TENANT: Final = "11111111-2222-3333-4444-555555555555"
 CLIENT: Final = "66666666-7777-8888-9999-000000000000"
@@ -171,3 +175,76 @@ def _decode(text: str) -> bytes:
 
 def _openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+class AwsIdentities:
+    """AWS's token service: a user whose keys may assume one role, which has the keys of a bucket.
+
+    Source: AWS Security Token Service API reference, AssumeRole; AWS Signature Version 4.
+    """
+
+    user = ("AKIDOFTHEUSER", "secret-key-of-the-user")
+    role = "arn:aws:iam::210987654321:role/backups"
+
+    def __init__(self, access_key: str, secret_key: str) -> None:
+        self._keys = access_key, secret_key
+        self.lifetime = timedelta(hours=1)
+        self.denies = False
+        self.granted: list[str] = []
+
+    def token(self, request: Request) -> Answer:
+        """Answer as sts.amazonaws.com, in the region of the host's name."""
+        region = request.host.split(".")[1]
+        if not self._is_signed(request, "us-east-1" if region == "amazonaws" else region):
+            return self._rejected("SignatureDoesNotMatch", "The request signature we calculated does not match")
+        form = request.form
+        wanted = {"Action": "AssumeRole", "Version": "2011-06-15", "RoleArn": self.role}
+        if wanted.items() - form.items() or not re.fullmatch(r"[\w+=,.@-]{2,64}", form["RoleSessionName"]):
+            return self._rejected("ValidationError", "invalid parameters", status=400)
+        if self.denies:
+            text = f"User: arn:aws:iam::1:user/u is not authorized to perform: sts:AssumeRole on resource: {self.role}"
+            return self._rejected("AccessDenied", text)
+        self.granted.append(form["RoleSessionName"])
+        until = (datetime.now(UTC) + self.lifetime).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return Answer(
+            '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult><Credentials>'
+            f"<AccessKeyId>{self._keys[0]}</AccessKeyId><SecretAccessKey>{self._keys[1]}</SecretAccessKey>"
+            f"<SessionToken>token-of-the-session</SessionToken><Expiration>{until}</Expiration>"
+            "</Credentials></AssumeRoleResult></AssumeRoleResponse>"
+        )
+
+    def _rejected(self, code: str, message: str, status: int = 403) -> Answer:
+        error = f"<Type>Sender</Type><Code>{code}</Code><Message>{message}</Message>"
+        schema = "https://sts.amazonaws.com/doc/2011-06-15/"
+        return Answer(f'<ErrorResponse xmlns="{schema}"><Error>{error}</Error></ErrorResponse>', status)
+
+    def _is_signed(self, request: Request, region: str) -> bool:
+        """Return whether the user's secret key has signed the request for that region, just now."""
+        algorithm, _, rest = request.headers.get("authorization", "").partition(" ")
+        parts = dict(part.strip().split("=", 1) for part in rest.split(","))
+        sent = request.headers["x-amz-date"]
+        scope = f"{sent[:8]}/{region}/sts/aws4_request"
+        age = datetime.now(UTC) - datetime.strptime(sent, "%Y%m%dT%H%M%S%z")
+        names = parts["SignedHeaders"].split(";")
+        canonical = "\n".join(
+            [
+                request.method,
+                request.path,
+                "",
+                *(f"{name}:{request.headers[name]}" for name in names),
+                "",
+                ";".join(names),
+                sha256(request.body.encode()).hexdigest(),
+            ]
+        )
+        key = f"AWS4{self.user[1]}".encode()
+        for part in scope.split("/"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        text = "\n".join([algorithm, sent, scope, sha256(canonical.encode()).hexdigest()])
+        return (
+            algorithm == "AWS4-HMAC-SHA256"
+            and parts["Credential"] == f"{self.user[0]}/{scope}"
+            and {"host", "x-amz-date"} <= set(names)
+            and abs(age) < timedelta(minutes=15)
+            and parts["Signature"] == hmac.digest(key, text.encode(), "sha256").hex()
+        )

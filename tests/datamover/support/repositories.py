@@ -11,7 +11,7 @@ from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.storage_calls import Waits
 from datamover.runtime.work_dir import open_work_dir
-from datamover.storage.credentials import AwsKeys
+from datamover.storage.aws import AwsKeys
 from datamover.storage.providers import S3Storage, Storage
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.s3server import S3Server
