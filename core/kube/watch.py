@@ -26,7 +26,7 @@ from core.kube.resources import Resource
 from core.kube.transport import Request
 from core.models.base import JsonDict
 
-__all__ = ["ChangeKind", "WatchChange", "watch_objects", "watch_one"]
+__all__ = ["ChangeKind", "WatchChange", "WatchState", "watch_objects", "watch_one"]
 
 
 _log = logging.getLogger(__name__)
@@ -79,18 +79,51 @@ class WatchChange:
     obj: JsonDict = field(default_factory=dict)
 
 
-async def watch_objects(client: KubeClient, selection: Selection, *, clock: Clock) -> AsyncGenerator[WatchChange, None]:
+class WatchState:
+    """Whether a watch is open; if not, since when, and the last error."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin before the first watch, which does not count as closed."""
+        self._clock = clock
+        self._closed_at: float | None = None
+        self.error: KubeError | None = None
+
+    @property
+    def closed_seconds(self) -> float:
+        """Seconds since the watch was last open; 0.0 while it is."""
+        return 0.0 if self._closed_at is None else self._clock.monotonic() - self._closed_at
+
+    def open(self) -> None:
+        """Record that the API server has accepted a watch."""
+        self._closed_at, self.error = None, None
+
+    def close(self, error: KubeError | None) -> None:
+        """Record that an attempt to list and watch has ended, with an error or regularly."""
+        if self._closed_at is None:
+            self._closed_at = self._clock.monotonic()
+        self.error = error or self.error
+
+
+async def watch_objects(
+    client: KubeClient, selection: Selection, *, clock: Clock, state: WatchState | None = None
+) -> AsyncGenerator[WatchChange, None]:
     """Yield LISTING, every selected object as ADDED, LISTED, then the changes, indefinitely.
 
     After an interruption the watch continues at the last version. Where that is too old (410), the
     objects are listed again; those not listed were deleted. An interrupted list has no LISTED. Close
     the generator (`contextlib.aclosing`) to end the watch at once.
 
+    Args:
+        client: lists and watches.
+        selection: the objects.
+        clock: measures pauses.
+        state: is kept current; None: nobody asks.
+
     Raises:
         KubeError: the first list failed permanently, for lack of permission or because the resource
             does not exist. Later errors, and an unreachable server, are retried.
     """
-    follower = _Follower(client, selection, clock)
+    follower = _Follower(client, selection, clock, state or WatchState(clock))
     while True:
         async with aclosing(follower.attempt()) as changes:
             async for change in changes:
@@ -101,10 +134,11 @@ async def watch_objects(client: KubeClient, selection: Selection, *, clock: Cloc
 class _Follower:
     """The state of one watch."""
 
-    def __init__(self, client: KubeClient, selection: Selection, clock: Clock) -> None:
+    def __init__(self, client: KubeClient, selection: Selection, clock: Clock, state: WatchState) -> None:
         self._client = client
         self._selection = selection
         self._clock = clock
+        self._state = state
         self._version = ""
         self._listed_once = False
         self._opened_at: float | None = None
@@ -135,6 +169,7 @@ class _Follower:
 
     def _count_end(self, error: KubeError | None) -> None:
         """Count an early end as a failure, and reset the version where a new list may help."""
+        self._state.close(error)
         opened_at = self._opened_at
         lived = opened_at is not None and self._clock.monotonic() - opened_at >= _LIVED_SECONDS
         self._failures = 0 if lived else self._failures + 1
@@ -175,6 +210,7 @@ class _Follower:
         request = Request("GET", path, query, timeout_seconds=seconds + _SILENCE_SECONDS)
         async with self._client.transport.stream(request) as lines:
             self._opened_at = self._clock.monotonic()
+            self._state.open()
             async for line in lines:
                 event = _parse_event(line, self._shown)
                 self._version = event.version or self._version

@@ -88,6 +88,8 @@ class TransferCache:
             trim=trim_pod,
             on_change=self._notify_pod,
         )
+        transfers = {f"{name}s": informer for name, informer in self._transfers.items()}
+        self._named: dict[str, Informer[JsonDict]] = {**transfers, "mover pods": self._pods}
 
     def subscribe(self, listener: TransferListener) -> None:
         """Notify `listener` of every change, after the cache has it."""
@@ -96,18 +98,22 @@ class TransferCache:
     async def run(self) -> None:
         """Watch until canceled."""
         async with asyncio.TaskGroup() as group:
-            for informer in (*self._transfers.values(), self._pods):
+            for informer in self._named.values():
                 group.create_task(informer.run(), name="informer")
 
     async def wait_synced(self) -> None:
         """Return once everything was listed."""
-        for informer in (*self._transfers.values(), self._pods):
+        for informer in self._named.values():
             await informer.synced.wait()
 
     def not_synced(self) -> list[str]:
         """Return the names of the collections that were not listed yet."""
-        missing = [f"{name}s" for name, informer in self._transfers.items() if not informer.synced.is_set()]
-        return missing if self._pods.synced.is_set() else [*missing, "mover pods"]
+        return [name for name, informer in self._named.items() if not informer.synced.is_set()]
+
+    def outdated(self) -> list[str]:
+        """Return the collections that have not been followed for long, with the reason."""
+        reasons = {name: informer.explain_outage() for name, informer in self._named.items()}
+        return [f"{name}: {reason}" for name, reason in reasons.items() if reason]
 
     def transfer_keys(self) -> list[TransferKey]:
         """Return the keys of this node's transfers."""

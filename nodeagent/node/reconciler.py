@@ -154,10 +154,6 @@ class Reconciler:
         """Retry soon what failed: the API server answers again."""
         self._queue.bring_forward()
 
-    def not_synced(self) -> list[str]:
-        """Return the names of the collections that were not listed yet."""
-        return self._cache.not_synced()
-
     def report(self) -> JsonDict:
         """Return the node's slots and transfers for the status page."""
         slots = self._tools.slots

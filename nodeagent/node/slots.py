@@ -157,6 +157,11 @@ class OwnSlots:
             # A change during the first list was reported before the list was complete.
             self.refresh()
 
+    @property
+    def known(self) -> bool:
+        """Whether the number is known, or follows from no labels."""
+        return self._informer.synced.is_set() or not self._concurrency().per_node_config
+
     async def wait_known(self) -> None:
         """Return once the number is known: a number that is too high would start too many transfers."""
         if self._concurrency().per_node_config:
@@ -167,7 +172,7 @@ class OwnSlots:
         """Compute the number again."""
         self._changed.set()
         concurrency = self._concurrency()
-        if self._informer.synced.is_set() or not concurrency.per_node_config:
+        if self.known:
             self._on_number(resolve_slots(self._labels, concurrency))
 
     def _go_without(self, error: KubeError) -> None:

@@ -35,8 +35,11 @@ class Node:
             group.create_task(self._reconcile(), name="reconciler")
 
     def not_ready(self) -> list[str]:
-        """Return what is not synced yet, for the readiness probe; empty: ready."""
-        return self.reconciler.not_synced()
+        """Return why this agent cannot accept transfers, for the readiness probe; empty: it can."""
+        if missing := self.cache.not_synced():
+            labels = [] if self.own_slots.known else ["labels of the node"]
+            return [f"not synced: {', '.join([*labels, *missing])}"]
+        return self.cache.outdated()
 
     def report(self) -> JsonDict:
         """Return the node's part of `/status`."""

@@ -15,8 +15,8 @@ from typing import Final, Generic, TypeVar
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import KubeError
-from core.kube.watch import ChangeKind, WatchChange, watch_objects
+from core.kube.errors import KubeError, ServerError, ThrottledError
+from core.kube.watch import ChangeKind, WatchChange, WatchState, watch_objects
 from core.logs import fields
 from core.models.base import JsonDict
 
@@ -31,6 +31,16 @@ Key = tuple[str, str]
 
 _REJECTED_PAUSE_SECONDS: Final = 60.0
 """Pause before listing again after the API server rejected the list."""
+
+_REJECTED_SECONDS: Final = 60.0
+"""How long rejected watches may pass for an outage: an API server that starts answers 401, 403 and 404 for seconds."""
+
+_UNANSWERED_SECONDS: Final = 300.0
+"""How long the API server may not answer, as while the only one is upgraded.
+
+Nobody could act on an agent that is not ready during an outage for all; and all agents would still be not ready for
+the moment after it, in which their watches are opened again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,7 @@ class Informer(Generic[_T]):
                 it enqueues a key.
         """
         self.synced = asyncio.Event()
+        self._state = WatchState(clock)
         self._client = client
         self._selection = selection
         self._clock = clock
@@ -78,7 +89,8 @@ class Informer(Generic[_T]):
         Raises:
             KubeError: the API server rejected the first list, and a retry does not help.
         """
-        async with aclosing(watch_objects(self._client, self._selection, clock=self._clock)) as changes:
+        watching = watch_objects(self._client, self._selection, clock=self._clock, state=self._state)
+        async with aclosing(watching) as changes:
             async for change in changes:
                 self._take(change)
 
@@ -93,6 +105,15 @@ class Informer(Generic[_T]):
             except KubeError as e:
                 on_rejected(e)
             await self._clock.sleep(_REJECTED_PAUSE_SECONDS)
+
+    def explain_outage(self) -> str:
+        """Return why the cache has been outdated for long; empty if it is current, or may be soon."""
+        seconds, error = self._state.closed_seconds, self._state.error
+        rejected = error is not None and not isinstance(error, ServerError | ThrottledError)
+        if seconds < (_REJECTED_SECONDS if rejected else _UNANSWERED_SECONDS):
+            return ""
+        answer = "no answer" if error is None or not error.status else f"{error.status} {error.reason}".strip()
+        return f"no watch for {seconds:.0f} s: {answer}"
 
     def get(self, namespace: str, name: str) -> _T | None:
         """Return the trimmed object, or None if it is not in the cache."""

@@ -40,7 +40,7 @@ class WebPages:
 
     Attributes:
         metrics: rendered at most once a second.
-        not_ready: called for each `/readyz`; returns what is not synced yet; empty means ready.
+        not_ready: called for each `/readyz`; returns why the agent cannot accept transfers; empty means it can.
         status: called for `/status`, at most once a second.
     """
 
@@ -158,9 +158,8 @@ class WebServer:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        missing = self._pages.not_ready()
-        if missing:
-            return web.Response(status=503, text=f"not synced: {', '.join(missing)}\n")
+        if reasons := self._pages.not_ready():
+            return web.Response(status=503, text="".join(f"{reason}\n" for reason in reasons))
         return web.Response(text="ok\n")
 
     async def _status(self, _: web.Request) -> web.Response:

@@ -113,6 +113,11 @@ def test_the_port_that_is_probed_and_scraped_is_the_one_that_is_served() -> None
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
 
 
+def test_the_reason_why_an_agent_cannot_start_is_in_its_pods_status() -> None:
+    """It serves no page then, and ends with one line on standard error."""
+    assert _pod()["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 def test_the_network_policy_selects_the_agents_and_their_port() -> None:
     policy = _load("network-policy/network-policy.yaml")
     (rule,) = policy["spec"]["ingress"]

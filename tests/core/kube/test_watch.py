@@ -12,7 +12,7 @@ from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import PODS
 from core.kube.retry import Retry
 from core.kube.transport import Request
-from core.kube.watch import ChangeKind, WatchChange, watch_objects
+from core.kube.watch import ChangeKind, WatchChange, WatchState, watch_objects
 from core.models.base import JsonDict
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -237,3 +237,28 @@ async def test_closing_ends_the_watch_at_once(kube: FakeKube) -> None:
     assert len(kube.watches) == 1
     await changes.aclose()
     assert len(kube.watches) == 0
+
+
+async def test_the_state_tells_since_when_a_watch_is_closed_and_why() -> None:
+    kube = FakeKube()
+    client, state = KubeClient(kube, Retry(LoopClock(), attempts=1)), WatchState(LoopClock())
+
+    async def follow() -> None:
+        async for _ in watch_objects(client, _PODS, clock=LoopClock(), state=state):
+            pass
+
+    seen = []
+    task = asyncio.create_task(follow())
+    for seconds in (0, 700, 1, 99):
+        await asyncio.sleep(seconds)
+        seen.append((round(state.closed_seconds), type(state.error)))
+        if seconds == 700:
+            for method in ("GET", "WATCH"):
+                kube.fail_next(method, "/pods", 403, times=1000)
+            kube.watches.cut()
+    kube.fulfill()
+    await asyncio.sleep(31)
+    seen.append((round(state.closed_seconds), type(state.error)))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert seen == [(0, type(None)), (0, type(None)), (1, ForbiddenError), (100, ForbiddenError), (0, type(None))]

@@ -56,7 +56,7 @@ async def test_a_mover_of_velero_is_no_reason_to_take_a_transfer_over(kind: str)
         put_pod_of_velero(world, transfer)
         before = world.transfer(kind)
         async with world.agent(node=NODE) as agent:
-            await world.until(lambda: agent.not_synced() == [])
+            await world.until(lambda: agent._cache.not_synced() == [])
             # Virtual time: more than the agent needs for every step.
             await asyncio.sleep(60)
     assert world.transfer(kind) == before

@@ -306,16 +306,3 @@ async def test_the_status_page_has_transfers_and_slots() -> None:
     assert [
         (transfer["name"], transfer["phase"], transfer["progress"]["bytesDone"]) for transfer in report["transfers"]
     ] == [("du-1", "InProgress", 400)]
-
-
-async def test_an_agent_is_not_ready_before_the_first_lists() -> None:
-    async with open_world() as world, world.agent() as agent:
-        assert agent.not_synced() == [
-            "DataUploads",
-            "DataDownloads",
-            "PodVolumeBackups",
-            "PodVolumeRestores",
-            "mover pods",
-        ]
-        await asyncio.sleep(1)
-        assert agent.not_synced() == []

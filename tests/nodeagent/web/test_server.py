@@ -25,8 +25,8 @@ class _Agent:
     """Stands in for the agent."""
 
     def __init__(self) -> None:
-        self.missing: list[str] = []
-        self.pages = WebPages(Metrics("node-a"), lambda: self.missing, lambda: {"node": "node-a"})
+        self.reasons: list[str] = []
+        self.pages = WebPages(Metrics("node-a"), lambda: self.reasons, lambda: {"node": "node-a"})
 
 
 @pytest.fixture
@@ -58,11 +58,11 @@ async def test_healthz_responds(url: str) -> None:
     assert (await _get(f"{url}/healthz"))[0] == 200
 
 
-async def test_readyz_names_what_is_not_synced(url: str, agent: _Agent) -> None:
-    agent.missing = ["the list of datauploads", "the list of pods"]
+async def test_readyz_names_what_the_agent_waits_for(url: str, agent: _Agent) -> None:
+    agent.reasons = ["DataUploads: no watch for 61 s: 403 Forbidden", "mover pods: no watch for 300 s: no answer"]
     status, _, text = await _get(f"{url}/readyz")
-    assert (status, text) == (503, "not synced: the list of datauploads, the list of pods\n")
-    agent.missing = []
+    assert (status, text) == (503, f"{agent.reasons[0]}\n{agent.reasons[1]}\n")
+    agent.reasons = []
     assert (await _get(f"{url}/readyz"))[0] == 200
 
 
