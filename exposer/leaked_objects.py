@@ -58,14 +58,17 @@ async def list_leaked_objects(client: KubeClient, namespace: str) -> dict[str, L
         for obj in await _list(client, selection):
             reference = obj.get("spec", {}).get("volumeSnapshotRef") or {"namespace": namespace}
             if reference.get("namespace") == namespace:
-                uid = obj["metadata"]["labels"][OWNER_UID_LABEL]
-                leaked = found.setdefault(uid, LeakedObjects(uid))
-                leaked.objects.setdefault(selection.resource, []).append(obj)
+                _add(found, selection.resource, obj)
     for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=OWNER_UID_LABEL)):
         if await _refers_to_deleted_claim(client, volume, namespace):
-            uid = volume["metadata"]["labels"][OWNER_UID_LABEL]
-            found.setdefault(uid, LeakedObjects(uid)).objects.setdefault(PERSISTENT_VOLUMES, []).append(volume)
+            _add(found, PERSISTENT_VOLUMES, volume)
     return found
+
+
+def _add(found: dict[str, LeakedObjects], resource: Resource, obj: JsonDict) -> None:
+    """Add an object to those of its owner; a malformed answer may have one without an owner."""
+    if uid := (obj["metadata"].get("labels") or {}).get(OWNER_UID_LABEL):
+        found.setdefault(uid, LeakedObjects(uid)).objects.setdefault(resource, []).append(obj)
 
 
 async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> str:

@@ -1,6 +1,7 @@
 """Leaked objects of force-deleted transfers are deleted in order, and nothing else."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -23,7 +24,7 @@ from core.models.names import (
     STORAGE_LOCATION_LABEL,
 )
 from core.models.phases import Phase
-from exposer.leaked_objects import LeakedObjects
+from exposer.leaked_objects import LeakedObjects, list_leaked_objects
 from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.recovery.garbage_collector import may_have_leaked
@@ -83,6 +84,18 @@ def names(scene: Scene, resource: Resource) -> list[str]:
     return [
         obj["metadata"]["name"] for obj in scene.kube.objects(resource) if "node-agent" not in obj["metadata"]["name"]
     ]
+
+
+@pytest.mark.parametrize("resource", [*KINDS, PERSISTENT_VOLUMES], ids=lambda one: one.kind)
+async def test_an_object_without_the_label_that_selects_it_hides_no_other(resource: Resource) -> None:
+    scene = open_scene("node-a")
+    leave_backup(scene, "uid-of-du")
+    claim = {"uid": "uid-gone", "name": "gone", "namespace": "velero"}
+    stray = put(scene, resource, "stray", spec={"claimRef": claim})
+    body = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": {"resourceVersion": "1"}}
+    scene.kube.fail_next("GET", f"/{resource.plural}", json.dumps(body | {"items": [stray]}).encode())
+    found = await list_leaked_objects(KubeClient(scene.kube, Retry(LoopClock())), "velero")
+    assert list(found) == ["uid-of-du"]
 
 
 @pytest.mark.looptime
