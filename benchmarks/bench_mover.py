@@ -15,7 +15,7 @@ from typing import Final
 
 from benchmarks.cluster import RUN, leave_service_account, run_cluster
 from benchmarks.disks import memory_at
-from benchmarks.figures import Figures, describe_machine
+from benchmarks.figures import ConfinementFigures, Figures, describe_machine
 from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError
 from benchmarks.runs import FULL, QUICK, Benchmark, Plan
@@ -28,30 +28,33 @@ from tests.testbed.pki import Authority
 __all__ = ["main"]
 
 _FIGURES: Final = "figures of the data mover"
+_CONFINEMENT: Final = "figures of the confinement"
 _INSIDE: Final = "--inside"
 _NAMESPACES: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 """A mount namespace for the service account and temporary file systems; a PID namespace: no process outlives it."""
 
 
-async def _measure(plan: Plan, folder: Path, stages: Stages) -> Figures:
+async def _measure(plan: Plan, folder: Path, stages: Stages, *, confinement: bool) -> Figures | ConfinementFigures:
     authority = Authority(folder / "pki")
     (folder / "cluster").mkdir()
     with memory_at(RUN), memory_at(folder / "s3") as buckets, run_s3_server(buckets) as s3:
         leave_service_account(authority)
         async with run_cluster(folder / "cluster", authority) as cluster:
             cluster.put_location(s3)
-            return await Benchmark(plan, folder, s3, cluster, stages).run()
+            benchmark = Benchmark(plan, folder, s3, cluster, stages)
+            return await (benchmark.run_confined() if confinement else benchmark.run())
 
 
-def _table(plan: Plan, figures: Figures, stages: Stages) -> list[str]:
+def _table(plan: Plan, figures: Figures | ConfinementFigures, stages: Stages) -> list[str]:
     """Return the lines that describe the run."""
-    tree = plan.tree
+    confinement = isinstance(figures, ConfinementFigures)
+    tree, pairs = (plan.confined_tree, plan.confined_pairs) if confinement else (plan.tree, plan.pairs)
     moved = f"{tree.total_bytes / 1e9:.2f} GB in {tree.large_files} large and {tree.small_files:,} small files"
-    asked = "" if figures.pairs == plan.pairs else " (there was no time for more)"
+    asked = "" if figures.pairs == pairs else " (there was no time for more)"
     disks = "ext4 in a file of its own" if figures.own_disks else "a folder"
     return [
         f"Machine: {describe_machine()}. Tree: {moved}. Targets and caches: {disks}, on the disk.",
-        f"{figures.pairs} of {plan.pairs} pairs{asked}, {stages.seconds:.0f} s in all: {stages.line()}.",
+        f"{figures.pairs} of {pairs} pairs{asked}, {stages.seconds:.0f} s in all: {stages.line()}.",
         "",
         *figures.lines(),
     ]
@@ -59,18 +62,19 @@ def _table(plan: Plan, figures: Figures, stages: Stages) -> list[str]:
 
 def _run_inside(arguments: argparse.Namespace) -> int:
     plan = QUICK if arguments.quick else FULL
+    marks = _CONFINEMENT if arguments.confinement else _FIGURES
     stages = Stages(SystemClock())
     try:
         if arguments.record:
-            check_page(arguments.record, _FIGURES)
+            check_page(arguments.record, marks)
         with tempfile.TemporaryDirectory(prefix="bench-mover-", dir=arguments.folder) as folder:
-            figures = asyncio.run(_measure(plan, Path(folder), stages))
+            figures = asyncio.run(_measure(plan, Path(folder), stages, confinement=arguments.confinement))
     except BenchmarkError as e:
         stages.say(str(e))
         return 1
     table, last = _table(plan, figures, stages), figures.last_line()
     if arguments.record:
-        record(arguments.record, _FIGURES, [*table, "", "```json", last, "```"])
+        record(arguments.record, marks, [*table, "", "```json", last, "```"])
     sys.stdout.writelines(f"{line}\n" for line in [*table, last])
     return 0
 
@@ -79,6 +83,7 @@ def main() -> int:
     """Measure, and print the table and the summary; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench_mover", description="The cost of the data mover, and of kopia alone.")
     parser.add_argument("--quick", action="store_true", help="tiny trees, one pair: does the benchmark work?")
+    parser.add_argument("--confinement", action="store_true", help="compare movers with kopia confined and without")
     parser.add_argument("--folder", type=Path, help="on the disk to restore to (default: that of temporary files)")
     parser.add_argument(
         "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"

@@ -6,14 +6,14 @@ Knows medians, ratios and targets. Does not know how anything was measured.
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from benchmarks.processes import Measured
 
-__all__ = ["Figures", "describe_machine"]
+__all__ = ["ConfinementFigures", "Figures", "describe_machine"]
 
 
 @dataclass
@@ -62,19 +62,70 @@ class Figures:
             "restore, bare kopia": self.bare_restores,
             **{name: [run] for name, run in self.limited.items()},
         }
-        yield "| run | seconds: median | least | most | peak memory in MiB: median | most | peaks added: median |"
-        yield "| --- | --- | --- | --- | --- | --- | --- |"
-        for name, runs in rows.items():
-            seconds = [run.seconds for run in runs]
-            memory = [run.together_mib for run in runs]
-            yield (
-                f"| {name} | {median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} "
-                f"| {median(memory):.0f} | {max(memory):.0f} | {median(run.added_mib for run in runs):.0f} |"
-            )
+        yield from _table(rows)
 
     def last_line(self) -> str:
         """Return the summary as one line of JSON."""
         return json.dumps(self.summary())
+
+
+@dataclass
+class ConfinementFigures:
+    """Pairs of the mover: with kopia confined, and without."""
+
+    uploads: list[tuple[Measured, Measured]] = field(default_factory=list)
+    restores: list[tuple[Measured, Measured]] = field(default_factory=list)
+    own_disks: bool = True
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs were run."""
+        return len(self.restores)
+
+    def summary(self) -> dict[str, float]:
+        """Return the last line's object: the medians of all pairs' ratios."""
+        confined = [confined for confined, _ in (*self.uploads, *self.restores)]
+        return {
+            "confined_upload_ratio": _ratio((one.seconds, other.seconds) for one, other in self.uploads),
+            "confined_restore_ratio": _ratio((one.seconds, other.seconds) for one, other in self.restores),
+            "confined_upload_cpu_ratio": _ratio((one.cpu_seconds, other.cpu_seconds) for one, other in self.uploads),
+            "confined_restore_cpu_ratio": _ratio((one.cpu_seconds, other.cpu_seconds) for one, other in self.restores),
+            "mover_alone_mib": round(max(one.own_mib for one in confined), 1),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the table."""
+        yield from _table(
+            {
+                "upload, kopia confined": [confined for confined, _ in self.uploads],
+                "upload, unconfined": [unconfined for _, unconfined in self.uploads],
+                "restore, kopia confined": [confined for confined, _ in self.restores],
+                "restore, unconfined": [unconfined for _, unconfined in self.restores],
+            }
+        )
+
+    def last_line(self) -> str:
+        """Return the summary as one line of JSON."""
+        return json.dumps(self.summary())
+
+
+def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
+    return round(median(one / other for one, other in pairs), 3)
+
+
+def _table(rows: Mapping[str, Sequence[Measured]]) -> Iterator[str]:
+    columns = ["seconds: median", "least", "most", "CPU seconds: median"]
+    columns += ["peak memory in MiB: median", "most", "peaks added: median"]
+    yield f"| run | {' | '.join(columns)} |"
+    yield f"| --- |{' --- |' * len(columns)}"
+    for name, runs in rows.items():
+        seconds = [run.seconds for run in runs]
+        memory = [run.together_mib for run in runs]
+        yield (
+            f"| {name} | {median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} "
+            f"| {median(run.cpu_seconds for run in runs):.2f} "
+            f"| {median(memory):.0f} | {max(memory):.0f} | {median(run.added_mib for run in runs):.0f} |"
+        )
 
 
 def describe_machine() -> str:

@@ -1,4 +1,4 @@
-"""Programs, run one after another and measured: time, and memory of each process.
+"""Programs, run one after another and measured: time, processor time, and memory of each process.
 
 Knows how a process's peak is read, and what several processes had at one time. Does not know
 what is run.
@@ -8,6 +8,7 @@ and so does a 5 written to `clear_refs`.
 
 import asyncio
 import re
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,7 +50,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Measured:
-    """Some commands, run: when they began and ended (Unix time, ns), and peaks in MiB.
+    """Some commands, run: when they began and ended (Unix time, ns), their processor time, and peaks in MiB.
 
     `own_mib` is the largest peak among the commands themselves, `children_mib` the largest
     among their children, whenever each was. `together_mib` is the most that a command and all
@@ -61,6 +62,7 @@ class Measured:
     own_mib: float
     children_mib: float
     together_mib: float
+    cpu_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -80,6 +82,7 @@ async def measure(*commands: Command) -> Measured:
         BenchmarkError: one of them failed, or did not end.
     """
     peaks = _Peaks()
+    spent_seconds = _cpu_seconds()
     began_ns = time.time_ns()
     for command in commands:
         with command.log.open("wb") as log:
@@ -100,7 +103,14 @@ async def measure(*commands: Command) -> Measured:
                 await asyncio.wait({sampling})
         if code:
             raise BenchmarkError(f"{' '.join(map(str, command.argv))} ended with {code}: {_last_output(command)}")
-    return Measured(began_ns, ended_ns, *(kib / _KIB_A_MIB for kib in (peaks.own, peaks.children, peaks.together)))
+    own, children, together = (kib / _KIB_A_MIB for kib in (peaks.own, peaks.children, peaks.together))
+    return Measured(began_ns, ended_ns, own, children, together, _cpu_seconds() - spent_seconds)
+
+
+def _cpu_seconds() -> float:
+    """Return the processor time of all children that have ended; no others end while one is measured."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _last_output(command: Command) -> str:

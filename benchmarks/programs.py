@@ -6,8 +6,8 @@ not know which runs there are.
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -29,15 +29,21 @@ TUNED: Final = ResourceLimits(cpus=1).go_settings({})
 
 _ROOT: Final = Path(__file__).parents[1]
 
+_AS_A_POD: Final = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--")
+"""A mover pod cannot mount; with that permission kopia would be confined by other means."""
+
 
 class Mover:
     """`python -OO -m datamover`, with everything compiled as in the image."""
 
-    def __init__(self, cluster: Cluster, folder: Path, disks: Disks) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, disks: Disks, numbers: Iterator[int], *, confined: bool = True
+    ) -> None:
         self._cluster = cluster
         self._folder = folder
         self._disks = disks
-        self._numbers = count(1)
+        self._numbers = numbers
+        self._module = "datamover" if confined else "benchmarks.unconfined"
 
     async def init(self) -> Measured:
         """Make the repository in the empty bucket."""
@@ -65,7 +71,8 @@ class Mover:
         message = here / "termination-log"
         message.touch()
         arguments = MoverArgs(verb, flag, name, str(volume or "")).argv
-        line = [sys.executable, "-OO", "-m", "datamover", *arguments, f"--termination-message-path={message}"]
+        python = [*_AS_A_POD, sys.executable, "-OO", "-m", self._module]
+        line = [*python, *arguments, f"--termination-message-path={message}"]
         with self._disks.cache() as scratch:
             measured = await measure(Command(line, self._environment(scratch), here / "log", group))
         written = message.stat()

@@ -9,14 +9,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Final
 
 from benchmarks.cluster import BUCKET, Cluster
 from benchmarks.disks import Disks, memory_at
-from benchmarks.figures import Figures
+from benchmarks.figures import ConfinementFigures, Figures
 from benchmarks.groups import memory_group
-from benchmarks.processes import BenchmarkError
+from benchmarks.processes import BenchmarkError, Measured
 from benchmarks.programs import BARE_BUCKET, TUNED, BareKopia, Mover
 from benchmarks.stages import Stages
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
@@ -40,11 +41,20 @@ class Plan:
     tree: TreeShape
     many_files: TreeShape
     pairs: int
+    confined_tree: TreeShape
+    confined_pairs: int
     seconds: float = 900.0
 
 
-FULL: Final = Plan(TreeShape(8, 125_000_000, 20_000, 10_000), TreeShape(0, 0, 200_000, 2_000), 5)
-QUICK: Final = Plan(TreeShape(1, 3_000_000, 50, 2_000), TreeShape(0, 0, 300, 1_000), 1)
+FULL: Final = Plan(
+    TreeShape(8, 125_000_000, 20_000, 10_000),
+    TreeShape(0, 0, 200_000, 2_000),
+    pairs=5,
+    confined_tree=TreeShape(3, 100_000_000, 5_000, 10_000),
+    confined_pairs=15,
+)
+_TINY: Final = TreeShape(1, 3_000_000, 50, 2_000)
+QUICK: Final = Plan(_TINY, TreeShape(0, 0, 300, 1_000), pairs=1, confined_tree=_TINY, confined_pairs=1)
 
 
 def pairs_fit(done: int, last_seconds: float, left_seconds: float) -> bool:
@@ -61,7 +71,9 @@ class Benchmark:
         self._s3 = s3
         self._stages = stages
         self._disks = Disks(folder, stages)
-        self._mover = Mover(cluster, folder, self._disks)
+        numbers = count(1)
+        self._mover = Mover(cluster, folder, self._disks, numbers)
+        self._unconfined = Mover(cluster, folder, self._disks, numbers, confined=False)
         self._bare = BareKopia(s3, folder / "bare.log", self._disks)
         self._template = folder / "template"
         self._figures = Figures(own_disks=self._disks.own)
@@ -80,6 +92,32 @@ class Benchmark:
                 self._figures.limited_many_files_ok = await self._limited(many, files)
             await self._pairs(tree)
         return self._figures
+
+    async def run_confined(self) -> ConfinementFigures:
+        """Measure what the confinement of kopia costs: pairs of the mover, with it and without."""
+        self._stages.say("preparing: an empty repository, each mover once each way")
+        await self.prepare()
+        figures = ConfinementFigures(own_disks=self._disks.own)
+        with self._tree(self._plan.confined_tree) as tree:
+            await self._both_ways(self._unconfined, tree)
+            for number in range(self._plan.confined_pairs):
+                self._stages.say(f"pair {number + 1} of {self._plan.confined_pairs}")
+                movers = [self._mover, self._unconfined]
+                runs = {mover: await self._both_ways(mover, tree) for mover in movers[:: 1 if number % 2 else -1]}
+                confined, unconfined = (runs[mover] for mover in movers)
+                figures.uploads.append((confined[0], unconfined[0]))
+                figures.restores.append((confined[1], unconfined[1]))
+        return figures
+
+    async def _both_ways(self, mover: Mover, tree: Path) -> tuple[Measured, Measured]:
+        """Return what an upload took, and a restore of it."""
+        self._fresh_bucket(BUCKET)
+        with self._stages.stage("uploads"):
+            uploaded, result = await mover.back_up(tree)
+        with self._disks.volume() as target:
+            self._settle()
+            with self._stages.stage("restores"):
+                return uploaded, await mover.restore(result.snapshot_id, target)
 
     async def prepare(self) -> None:
         """Make an empty repository to copy, and let the mover run once each way: that compiles it."""

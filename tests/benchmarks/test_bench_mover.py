@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,29 +43,46 @@ _NUMBERS = (
     "upload_cost_of_memory_setting",
     "mover_alone_mib",
 )
+_RATIOS = {f"confined_{what}_ratio" for what in ("upload", "restore", "upload_cpu", "restore_cpu")}
 
 
-@pytest.mark.cluster
-@pytest.mark.lane(name="apart")
-@pytest.mark.timeout(600)
-def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
-    """Needs root, for its namespaces and its control group; tests that run at the same time have priority."""
+def _run_quickly(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """Run the benchmark, with less priority than tests that run at the same time; return its output and last line."""
     done = subprocess.run(
-        ["nice", "-n", "10", sys.executable, "-m", "benchmarks.bench_mover", "--quick", "--folder", tmp_path],
+        ["nice", "-n", "10", sys.executable, "-m", "benchmarks.bench_mover", "--quick", "--folder", folder, *arguments],
         cwd=_ROOT,
         check=False,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
+    return done.stdout, json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.cluster
+@pytest.mark.lane(name="apart")
+@pytest.mark.timeout(600)
+def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
+    """Needs root, for its namespaces and its control group."""
+    output, figures = _run_quickly(tmp_path)
     assert figures.keys() == {*_NUMBERS, "limited_256mib_ok", "limited_256mib_200k_files_ok"}
     assert all(isinstance(figures[name], float) for name in _NUMBERS)
     assert figures["limited_256mib_ok"] is True
     assert figures["limited_256mib_200k_files_ok"] is True
-    assert ", file systems created and deleted " in done.stdout
-    assert "Targets and caches: ext4 in a file of its own" in done.stdout
+    assert ", file systems created and deleted " in output
+    assert "Targets and caches: ext4 in a file of its own" in output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.cluster
+@pytest.mark.lane(name="apart")
+@pytest.mark.timeout(600)
+def test_movers_are_compared_with_kopia_confined_and_without(tmp_path: Path) -> None:
+    """Needs root as well."""
+    output, figures = _run_quickly(tmp_path, "--confinement")
+    assert figures.keys() == {*_RATIOS, "mover_alone_mib"}
+    assert all(figures[name] > 0 for name in _RATIOS)
+    assert "| restore, unconfined | " in output
 
 
 @pytest.mark.cluster
@@ -119,10 +137,10 @@ def test_pairs_are_run_while_there_is_time(*, done: int, took: float, left: floa
 
 
 def test_memory_is_compared_as_it_was_at_one_time_and_the_added_peaks_are_shown() -> None:
-    mover, bare = Measured(0, 10**9, 40, 200, 230), Measured(0, 2 * 10**9, 300, 0, 300)
+    mover, bare = Measured(0, 10**9, 40, 200, 230, 0.5), Measured(0, 2 * 10**9, 300, 0, 300)
     figures = Figures([mover], [bare], [bare], [mover], [mover], [bare])
     assert (figures.pairs, figures.summary()["peak_memory_ratio"]) == (1, 0.767)
-    assert "| upload, mover | 1.00 | 1.00 | 1.00 | 230 | 230 | 240 |" in list(figures.lines())
+    assert "| upload, mover | 1.00 | 1.00 | 1.00 | 0.50 | 230 | 230 | 240 |" in list(figures.lines())
 
 
 def test_a_page_keeps_the_figures_and_its_text(tmp_path: Path) -> None:
