@@ -39,7 +39,7 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test
-.PHONY: attack-matrix crash-matrix crash-matrix-skew test-cluster-full soak fuzz test-mover-full
+.PHONY: attack-matrix crash-matrix crash-matrix-skew test-cluster-full test-velero soak fuzz test-mover-full
 test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
@@ -103,6 +103,10 @@ crash-matrix-skew: venv integration-tools ## the part of crash-matrix that mixes
 test-cluster-full: setup ## kill components while data moves, on a real kubelet; half an hour (root)
 	$(step)
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/cluster_full
+
+test-velero: venv integration-tools ## our data mover and those of Velero 1.17 and 1.18 restore each other's backups; builds Velero (root)
+	$(step)
+	@$(pytest) -m slow tests/datamover/velero
 
 SECONDS ?= 1200
 SEED ?=

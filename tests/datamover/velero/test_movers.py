@@ -1,0 +1,115 @@
+"""Our data mover and those of Velero's releases restore what the other backed up."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.datamover.support.pods import TRANSFER, MoverPod
+from tests.datamover.support.trees import describe_tree
+from tests.datamover.velero.movers import VeleroMover
+from tests.support.apiserver import run_apiserver
+from tests.support.fakekube import FakeKube
+from tests.support.versions import definitions_of
+from tests.testbed.api import Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.datamover.support.s3server import S3Server
+    from tests.support.apiserver import ApiServer
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
+
+_KINDS = [("DataUpload", "DataDownload"), ("PodVolumeBackup", "PodVolumeRestore")]
+_FLAGS = {
+    "DataUpload": "data-upload",
+    "DataDownload": "data-download",
+    "PodVolumeBackup": "pod-volume-backup",
+    "PodVolumeRestore": "pod-volume-restore",
+}
+_BUCKET = "velero"
+_CACHED = ("cache/CACHEDIR.TAG", "cache/kept")
+"""What Velero leaves out of backups, and we do not (docs/velero-differences.md)."""
+
+
+@pytest.fixture(scope="module", params=["1.17.2", "1.18.2"])
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def server(version: str) -> Iterator[ApiServer]:
+    """An API server with the custom resources of that version."""
+    with run_apiserver(definitions_of(version)) as server:
+        server.api.create(Resource("/api/v1", "namespaces", namespaced=False), {"metadata": {"name": "velero"}})
+        yield server
+
+
+@pytest.fixture
+def velero(version: str, server: ApiServer, tmp_path: Path) -> VeleroMover:
+    return VeleroMover(version, server, tmp_path)
+
+
+@pytest.fixture
+async def pod(s3: S3Server, tmp_path: Path) -> MoverPod:
+    """Our data mover's cluster, with a new repository in an empty bucket."""
+    s3.make_bucket(_BUCKET)
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_secret("cloud", "key", s3.credentials_file)
+    config = {"region": "us-east-1", "s3ForcePathStyle": "true", "s3Url": s3.url}
+    pod.put_location(config, bucket=_BUCKET, credential={"name": "cloud", "key": "key"})
+    pod.put_repository()
+    assert await pod.init() == 0, pod.message
+    pod.put_repository(phase="Ready")
+    return pod
+
+
+def _content(root: Path) -> dict[str, tuple[object, ...]]:
+    """Describe a volume without what a restore leaves in it for the workload."""
+    shutil.rmtree(root / ".velero", ignore_errors=True)
+    return describe_tree(root)
+
+
+@pytest.mark.parametrize("kinds", _KINDS, ids=["volumes", "pod volumes"])
+async def test_velero_restores_what_we_backed_up(
+    pod: MoverPod, velero: VeleroMover, tree: Path, tmp_path: Path, kinds: tuple[str, str]
+) -> None:
+    (backup, restore), target = kinds, tmp_path / "target"
+    target.mkdir()
+    pod.put_transfer(backup)
+    assert await pod.run(_FLAGS[backup], tree) == 0, pod.message
+    pod.put_transfer(restore, snapshotID=pod.result["snapshotID"])
+    velero.run(pod, restore, TRANSFER, target)
+    assert _content(target) == _content(tree)
+
+
+@pytest.mark.parametrize("kinds", _KINDS, ids=["volumes", "pod volumes"])
+async def test_we_restore_what_velero_backed_up(
+    pod: MoverPod, velero: VeleroMover, tree: Path, tmp_path: Path, kinds: tuple[str, str]
+) -> None:
+    (backup, restore), target = kinds, tmp_path / "target"
+    target.mkdir()
+    pod.put_transfer(backup)
+    result = json.loads(velero.run(pod, backup, TRANSFER, tree))
+    pod.put_transfer(restore, snapshotID=result["snapshotID"])
+    assert await pod.run(_FLAGS[restore], target) == 0, pod.message
+    for cached in _CACHED:
+        (tree / cached).unlink()
+    assert _content(target) == _content(tree)
+
+
+@pytest.mark.parametrize("backup", ["DataUpload", "PodVolumeBackup"])
+async def test_our_backup_continues_the_one_of_velero(
+    pod: MoverPod, velero: VeleroMover, tree: Path, backup: str
+) -> None:
+    """Nothing has changed since, so only what Velero leaves out is sent: both are of one source with one history."""
+    pod.put_transfer(backup)
+    first = json.loads(velero.run(pod, backup, TRANSFER, tree))
+    assert await pod.run(_FLAGS[backup], tree) == 0, pod.message
+    assert pod.result["snapshotID"] != first["snapshotID"]
+    assert pod.result["incrementalBytes"] == sum((tree / cached).stat().st_size for cached in _CACHED)
