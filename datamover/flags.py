@@ -94,6 +94,11 @@ def build_parser() -> argparse.ArgumentParser:
     listing = _add_command(commands, LIST, "list the snapshots of a repository")
     _add_repository(listing.add_argument_group(_LOCAL_MODE), required=True)
 
+    _add_leader_commands(commands)
+    return parser
+
+
+def _add_leader_commands(commands: "argparse._SubParsersAction[_RaisingParser]") -> None:
     init = _add_command(commands, MoverVerb.INIT_REPOSITORY, "initialize the repository of a BackupRepository")
     in_pod = init.add_argument_group(_POD_MODE)
     in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
@@ -108,7 +113,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--keys-only", action="store_true", help="leave a storage alone that needs a pod's identity or volume"
     )
     _add_pod(in_pod)
-    return parser
 
 
 def _add_command(

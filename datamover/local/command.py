@@ -33,7 +33,8 @@ from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.aws import find_aws_identity
 from datamover.storage.credentials import read_inherited
-from datamover.storage.providers import FileStorage, S3Storage, Storage
+from datamover.storage.providers import FileStorage, Storage
+from datamover.storage.s3 import S3Storage
 
 __all__ = ["LocalMover", "parse_storage", "run_local"]
 

@@ -24,7 +24,8 @@ from datamover.storage.credentials import (
     read_credentials,
     read_inherited,
 )
-from datamover.storage.providers import FileStorage, GcsStorage, S3Storage, Storage, parse_endpoint
+from datamover.storage.providers import FileStorage, GcsStorage, Storage
+from datamover.storage.s3 import S3Storage, parse_endpoint
 
 __all__ = ["LocationSecrets", "build_storage"]
 

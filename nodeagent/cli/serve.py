@@ -134,6 +134,32 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
 
 def _add_behavior(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("behavior")
+    _add_timeouts(group)
+    group.add_argument(
+        "--mover-service-account",
+        metavar="NAME",
+        type=_object_name,
+        default="",
+        help="ServiceAccount of mover pods, unless the configuration names one (default: that of the agent's "
+        "DaemonSet, with all its permissions)",
+    )
+    group.add_argument(
+        "--datamover",
+        metavar="NAME",
+        action="append",
+        help="handle transfers whose spec.datamover is NAME; may be repeated. "
+        "velero includes velero-fs and transfers that name none, and fails those of velero-block (default: velero)",
+    )
+    group.add_argument(
+        "--repository-controller",
+        choices=[choice.value for choice in RepositoryControllerMode],
+        default=RepositoryControllerMode.AUTO.value,
+        help="make backup repositories ready; auto: unless the namespace has a Velero server; unless off, "
+        "backup storage locations are validated in a namespace without one (default: auto)",
+    )
+
+
+def _add_timeouts(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--data-mover-prepare-timeout",
         metavar="DURATION",
@@ -151,34 +177,12 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         f"becoming ready (default: {_shown(Settings.resource_timeout)})",
     )
     group.add_argument(
-        "--mover-service-account",
-        metavar="NAME",
-        type=_object_name,
-        default="",
-        help="ServiceAccount of mover pods, unless the configuration names one (default: that of the agent's "
-        "DaemonSet, with all its permissions)",
-    )
-    group.add_argument(
         "--node-gone-after",
         metavar="DURATION",
         type=_duration,
         default=Settings.node_gone_after,
         help="duration for which a node may be not Ready before its transfers are set to Failed "
         f"(default: {_shown(Settings.node_gone_after)})",
-    )
-    group.add_argument(
-        "--datamover",
-        metavar="NAME",
-        action="append",
-        help="handle transfers whose spec.datamover is NAME; may be repeated. "
-        "velero includes velero-fs and transfers that name none, and fails those of velero-block (default: velero)",
-    )
-    group.add_argument(
-        "--repository-controller",
-        choices=[choice.value for choice in RepositoryControllerMode],
-        default=RepositoryControllerMode.AUTO.value,
-        help="make backup repositories ready; auto: unless the namespace has a Velero server; unless off, "
-        "backup storage locations are validated in a namespace without one (default: auto)",
     )
 
 

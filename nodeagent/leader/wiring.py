@@ -78,33 +78,7 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
         identity=f"{settings.node_name}_{uuid.uuid4()}",
         duration=settings.lease_duration,
     )
-    repositories = RepositoryController(
-        RepositoryTools(
-            client=parts.client,
-            clock=parts.clock,
-            events=parts.events,
-            metrics=parts.metrics,
-            expose_settings=live.expose_settings,
-            new_settings=live.repositories.settings,
-            check_leading=election.check,
-            causes=parts.causes,
-        ),
-        namespace=parts.spec.namespace,
-        mode=settings.repository_controller,
-    )
-    locations = LocationController(
-        LocationTools(
-            client=parts.client,
-            clock=parts.clock,
-            metrics=parts.metrics,
-            expose_settings=live.expose_settings,
-            check_leading=election.check,
-            causes=parts.causes,
-            validate=ValidationProcess(parts.clock, os.environ).validate,
-        ),
-        namespace=parts.spec.namespace,
-        mode=settings.repository_controller,
-    )
+    repositories = _build_repositories(parts, election)
     status = StatusWriter(parts.client, parts.clock, on_stored=on_stored)
     dispatcher = Dispatcher(
         DispatchTools(parts.client, parts.clock, status, parts.events, parts.metrics, election.check),
@@ -120,4 +94,38 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
         agreement=ConfigAgreement(parts.clock, parts.own_pod),
     )
     live.current.subscribe(dispatcher.request_pass)
-    return Leader(parts.metrics, election, dispatcher, repositories, locations)
+    return Leader(parts.metrics, election, dispatcher, repositories, _build_locations(parts, election))
+
+
+def _build_repositories(parts: AgentParts, election: LeaderElection) -> RepositoryController:
+    live = parts.live
+    return RepositoryController(
+        RepositoryTools(
+            client=parts.client,
+            clock=parts.clock,
+            events=parts.events,
+            metrics=parts.metrics,
+            expose_settings=live.expose_settings,
+            new_settings=live.repositories.settings,
+            check_leading=election.check,
+            causes=parts.causes,
+        ),
+        namespace=parts.spec.namespace,
+        mode=parts.spec.settings.repository_controller,
+    )
+
+
+def _build_locations(parts: AgentParts, election: LeaderElection) -> LocationController:
+    return LocationController(
+        LocationTools(
+            client=parts.client,
+            clock=parts.clock,
+            metrics=parts.metrics,
+            expose_settings=parts.live.expose_settings,
+            check_leading=election.check,
+            causes=parts.causes,
+            validate=ValidationProcess(parts.clock, os.environ).validate,
+        ),
+        namespace=parts.spec.namespace,
+        mode=parts.spec.settings.repository_controller,
+    )

@@ -80,19 +80,8 @@ class Metrics:
         )
         self._leader = self._gauge("dispatcher", "1 if this agent is the leader and runs the dispatcher")
         self._repository = self._gauge("repository_ready", "1 if the backup repository is ready", "repository_name")
-        self._location = Gauge(
-            "velero_backup_location_status_gauge",
-            "1 if the backup storage location is available, 0 if not; without a Velero server only",
-            ["node", "backup_location_name"],
-            registry=self._registry,
-        )
-        self._wait = Histogram(
-            "nodeagent_wait_seconds",
-            "Time from the creation of a transfer to the start of its data path, in seconds",
-            ["node", "kind"],
-            buckets=_WAIT_BUCKETS,
-            registry=self._registry,
-        )
+        self._location = self._velero_location()
+        self._wait = self._wait_times()
         self._enqueued = self._bare_counter("enqueue_count", "Number of PodVolumeBackups assigned to this node")
         self._dequeued = self._bare_counter("dequeue_count", "Number of PodVolumeBackups of this node in a final phase")
         self._latency, self._last_latency = self._velero_latency()
@@ -110,6 +99,23 @@ class Metrics:
         counter = Counter(f"podVolume_{name}", text, ["node"], registry=self._registry)
         counter.labels(self._node)
         return counter
+
+    def _velero_location(self) -> Gauge:
+        return Gauge(
+            "velero_backup_location_status_gauge",
+            "1 if the backup storage location is available, 0 if not; without a Velero server only",
+            ["node", "backup_location_name"],
+            registry=self._registry,
+        )
+
+    def _wait_times(self) -> Histogram:
+        return Histogram(
+            "nodeagent_wait_seconds",
+            "Time from the creation of a transfer to the start of its data path, in seconds",
+            ["node", "kind"],
+            buckets=_WAIT_BUCKETS,
+            registry=self._registry,
+        )
 
     def _velero_latency(self) -> tuple[Histogram, Gauge]:
         labels = ["node", "operation", "backupName", "pod_volume_backup"]

@@ -30,6 +30,7 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/runtime/cancellation.py": "tests/datamover/flows/test_cancel.py",
     "datamover/runtime/signals.py": "tests/datamover/test_main.py",
     "datamover/runtime/work_dir.py": "tests/datamover/flows/test_readonly.py",
+    "datamover/storage/s3.py": "tests/datamover/storage/test_providers.py",
     "exposer/leaked_objects.py": "tests/nodeagent/leader/recovery/test_garbage_collector.py",
     "exposer/model.py": "tests/exposer/test_expose_run.py",
     "exposer/pod_manifest.py": "tests/exposer/test_pods.py",

@@ -14,7 +14,7 @@ import pytest
 
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from datamover.storage.aws import AwsAssumedRole, AwsKeys
-from datamover.storage.providers import S3Storage
+from datamover.storage.s3 import S3Storage
 from tests.datamover.support.emulators import Azurite, FakeGcs, run_azurite, run_fake_gcs
 from tests.datamover.support.identities import (
     CLIENT,

@@ -15,7 +15,8 @@ from datamover.storage.aws import AwsKeys
 from datamover.storage.azure import AzureStorage
 from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import FileStorage, GcsStorage, S3Storage, StorageAccess, parse_endpoint
+from datamover.storage.providers import FileStorage, GcsStorage, StorageAccess
+from datamover.storage.s3 import S3Storage, parse_endpoint
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,8 @@ from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.storage_calls import Waits
 from datamover.runtime.work_dir import open_work_dir
 from datamover.storage.aws import AwsKeys
-from datamover.storage.providers import S3Storage, Storage
+from datamover.storage.providers import Storage
+from datamover.storage.s3 import S3Storage
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.s3server import S3Server
 
