@@ -19,6 +19,7 @@ from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.claims import build_backup_claim
+from exposer.copies import Copies
 from exposer.expose_run import ExposeRun
 from exposer.handover import SourceHandover
 from exposer.model import Exposed, Guard, Pending, Reader, SnapshotRequest
@@ -50,6 +51,7 @@ class CSISnapshotExposer:
     def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
         self._client = client
         self._causes = causes
+        self._copies = Copies(client)
         self._source = SourceHandover(client)
 
     async def check(self, request: SnapshotRequest, reader: Reader) -> Pending | None:
@@ -60,11 +62,12 @@ class CSISnapshotExposer:
             KubeError: the API server rejected a read.
         """
         content = await reader.read(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.name)
-        if content is not None and belongs(content, request.owner):
-            # An earlier attempt has taken the snapshot over; the source may no longer exist.
-            return None
-        found = await self._source.read(request, reader)
-        return found if isinstance(found, Pending) else None
+        if content is None or not belongs(content, request.owner):
+            # Otherwise an earlier attempt has taken the snapshot over; the source may no longer exist.
+            found = await self._source.read(request, reader)
+            if isinstance(found, Pending):
+                return found
+        return await self._copies.check(request.copies, reader)
 
     async def ensure(self, request: SnapshotRequest, guard: Guard) -> Exposed | Pending:
         """Take the next steps and return the pod, or why it is pending.
@@ -103,6 +106,7 @@ class CSISnapshotExposer:
         owner = request.owner
         pending = await delete_owned(self._client, owner, PODS, owner.name)
         pending = pending or await self._delete_claim(request)
+        pending = pending or await self._copies.delete(request.copies)
         pending = pending or await self._source.delete(request)
         pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOTS, owner.name)
         return pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.name)
@@ -120,6 +124,8 @@ class CSISnapshotExposer:
             return pending
         if pending := diagnose_snapshot(snapshot):
             return replace(pending, operation=f"readiness of {snapshot['metadata']['uid']}")
+        if pending := await self._copies.ensure(run, request.copies):
+            return pending
         manifest = build_backup_claim(request, size=source.size, mode=source.volume_mode)
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
         if isinstance(claim, Pending):

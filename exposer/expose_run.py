@@ -10,14 +10,21 @@ from typing import Self
 from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient
 from core.kube.errors import AlreadyExistsError, KubeError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_SNAPSHOT_CONTENTS, Resource
+from core.kube.resources import (
+    CONFIG_MAPS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    SECRETS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    Resource,
+)
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.handover import settle_source
 from exposer.model import Guard, NotOwnerError, Owner, Pending
-from exposer.ownership import create_pod, created_by_velero, describe_object
+from exposer.ownership import check_copy, create_pod, created_by_velero, describe_object, is_copy_for
 from exposer.volumes import is_being_provisioned
 
 __all__ = ["ExposeRun"]
@@ -70,9 +77,12 @@ class ExposeRun:
         place = describe_object(resource, obj)
         if obj["metadata"].get("deletionTimestamp"):
             return Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier attempt is still being deleted")
-        if _exposed_for(obj, self._owner):
+        copied = resource in {SECRETS, CONFIG_MAPS}
+        if is_copy_for(obj, self._owner) if copied else _exposed_for(obj, self._owner):
             self._seen.append((resource, obj))
             return obj
+        if copied:
+            return check_copy(resource, obj)
         if created_by_velero(obj, self._owner):
             raise ExposeError(f"{place} was created by Velero's node-agent for an expose that it did not complete")
         return self._name_taken(obj, place)

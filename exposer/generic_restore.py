@@ -20,6 +20,7 @@ from core.models.reasons import PendingReason
 from exposer.cache_claims import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
+from exposer.copies import Copies
 from exposer.expose_run import ExposeRun
 from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest
 from exposer.ownership import belongs, delete_owned
@@ -40,6 +41,7 @@ class GenericRestoreExposer:
         self._client = client
         self._causes = causes
         self._caches = CacheClaims(client)
+        self._copies = Copies(client)
         self._rebinder = Rebinder(client)
 
     async def check(self, request: RestoreRequest, reader: Reader) -> Pending | None:
@@ -55,7 +57,9 @@ class GenericRestoreExposer:
         if isinstance(target, Pending):
             return target
         placement = await self._place(request, target, reader)
-        return placement if isinstance(placement, Pending) else None
+        if isinstance(placement, Pending):
+            return placement
+        return await self._copies.check(request.copies, reader)
 
     async def ensure(self, request: RestoreRequest, guard: Guard) -> Exposed | Pending:
         """Take the next steps and return the pod, or why it is pending.
@@ -105,7 +109,8 @@ class GenericRestoreExposer:
         owner = request.owner
         pending = await delete_owned(self._client, owner, PODS, owner.name)
         pending = pending or await delete_claim(self._client, owner, owner.name)
-        return pending or await delete_claim(self._client, owner, cache_claim_name(owner))
+        pending = pending or await delete_claim(self._client, owner, cache_claim_name(owner))
+        return pending or await self._copies.delete(request.copies)
 
     async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> JsonDict | Pending:
         target = await self._read_target(request, self._client)
@@ -114,6 +119,8 @@ class GenericRestoreExposer:
         placement = await self._place(request, target, self._client)
         if isinstance(placement, Pending):
             return placement
+        if pending := await self._copies.ensure(run, request.copies):
+            return pending
         excluded = request.settings.excluded_metadata
         manifest = build_restore_claim(request.owner, target, node=placement.node, excluded=excluded)
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)

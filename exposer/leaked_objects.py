@@ -11,15 +11,17 @@ from typing import Final
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import (
+    CONFIG_MAPS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
+    SECRETS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
     Resource,
 )
 from core.models.base import JsonDict
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import COPY_LABEL, OWNER_UID_LABEL
 from exposer.handover import settle_source
 from exposer.ownership import delete_object, patch_if_there
 from exposer.snapshots import VOLUME_ANNOTATION
@@ -27,7 +29,9 @@ from exposer.volumes import DELETE, delete_with_volume, is_provisioned, set_recl
 
 __all__ = ["LeakedObjects", "delete_leaked_objects", "list_leaked_objects"]
 
+_COPIED: Final = (SECRETS, CONFIG_MAPS)
 _NAMESPACED: Final = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS)
+_COPY_LABELS: Final = f"{OWNER_UID_LABEL},{COPY_LABEL}"
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ class LeakedObjects:
         return self.objects.get(resource, [])
 
 
-async def list_leaked_objects(client: KubeClient, namespace: str) -> dict[str, LeakedObjects]:
-    """Return all objects with an owner label, by the owner's UID.
+async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: bool = False) -> dict[str, LeakedObjects]:
+    """Return all objects with an owner label, by the owner's UID; Secrets and ConfigMaps only if `copies` is set.
 
     A VolumeSnapshotContent has no namespace; it is included where it refers to a snapshot of
     `namespace`. A volume, which has the label only during its rebind, is included where it still
@@ -53,8 +57,12 @@ async def list_leaked_objects(client: KubeClient, namespace: str) -> dict[str, L
         KubeError: the API server rejected a request.
     """
     found: dict[str, LeakedObjects] = {}
-    selections = [Selection(resource, namespace, label_selector=OWNER_UID_LABEL) for resource in _NAMESPACED]
-    for selection in [*selections, Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=OWNER_UID_LABEL)]:
+    selections = [
+        *(Selection(resource, namespace, label_selector=OWNER_UID_LABEL) for resource in _NAMESPACED),
+        *(Selection(resource, namespace, label_selector=_COPY_LABELS) for resource in _COPIED if copies),
+        Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=OWNER_UID_LABEL),
+    ]
+    for selection in selections:
         for obj in await _list(client, selection):
             reference = obj.get("spec", {}).get("volumeSnapshotRef") or {"namespace": namespace}
             if reference.get("namespace") == namespace:
@@ -79,7 +87,7 @@ async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> st
     Raises:
         KubeError: the API server rejected a request.
     """
-    for step in (_delete_pods, _delete_claims, _delete_volumes, _delete_snapshots, _delete_contents):
+    for step in (_delete_pods, _delete_claims, _delete_volumes, _delete_copies, _delete_snapshots, _delete_contents):
         pending = await step(client, leaked)
         if pending:
             return pending
@@ -93,9 +101,9 @@ async def _list(client: KubeClient, selection: Selection) -> list[JsonDict]:
         # A cluster without CSI snapshots does not have their kinds.
         return []
     except ForbiddenError:
-        if selection.resource != PERSISTENT_VOLUMES:
+        if selection.resource not in {PERSISTENT_VOLUMES, *_COPIED}:
             raise
-        # The ClusterRole of an earlier version: all other objects can be deleted.
+        # The ClusterRole of an earlier version, or one without deploy/volume-secrets: all other objects can be deleted.
         return []
 
 
@@ -160,6 +168,10 @@ async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> str:
     for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
         await settle_source(client, content)
     return await _delete_all(client, leaked, VOLUME_SNAPSHOTS)
+
+
+async def _delete_copies(client: KubeClient, leaked: LeakedObjects) -> str:
+    return "; ".join(filter(None, [await _delete_all(client, leaked, resource) for resource in _COPIED]))
 
 
 async def _delete_contents(client: KubeClient, leaked: LeakedObjects) -> str:

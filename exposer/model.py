@@ -17,6 +17,7 @@ from exposer.placement import LINUX
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
 
 __all__ = [
+    "CopyPlan",
     "Exposed",
     "Exposer",
     "Guard",
@@ -142,10 +143,43 @@ class KeptVolume:
 
 
 @dataclass(frozen=True)
+class CopyPlan:
+    """The Secrets and ConfigMaps of a volume's namespace that an expose copies, each with its kind: `Secret/token`.
+
+    Attributes:
+        owner: the custom resource, whose namespace gets the copies.
+        namespace: the volume's namespace.
+        configured: those that the active settings name.
+        recorded: those that the custom resource was accepted with, by its annotation; empty: none is recorded.
+    """
+
+    owner: Owner
+    namespace: str
+    configured: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """What a transfer to be accepted needs: nothing if its volume is in the agent's namespace."""
+        return self.configured if self.namespace != self.owner.namespace else ()
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """What is copied: never what the active settings do not name."""
+        return tuple(word for word in self.needed if word in self.recorded) if self.recorded else self.needed
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """What may have been copied."""
+        return tuple(dict.fromkeys((*self.recorded, *self.needed)))
+
+
+@dataclass(frozen=True)
 class SnapshotRequest:
     """Expose the data of a CSI snapshot in a mover pod.
 
-    `location` is the name of the BackupStorageLocation, here and in the other requests.
+    `location` is the name of the BackupStorageLocation, here and in the other requests; `copied` is what the
+    custom resource was accepted with (`CopyPlan.recorded`).
     `requested_at` is when the transfer was created, by the API server's clock: a snapshot of the same
     name that was created later is a different one.
     """
@@ -159,6 +193,12 @@ class SnapshotRequest:
     settings: ExposeSettings
     operation_timeout: timedelta | None = None
     requested_at: datetime | None = None
+    copied: tuple[str, ...] = ()
+
+    @property
+    def copies(self) -> CopyPlan:
+        """What is copied for the backup PVC."""
+        return CopyPlan(self.owner, self.source_namespace, self.backup_pvc.copies, self.copied)
 
     @property
     def backup_pvc(self) -> BackupPVCSettings:
@@ -183,6 +223,12 @@ class RestoreRequest:
     operation_timeout: timedelta | None = None
     cache: CacheVolume | None = None
     node_os: str = LINUX
+    copied: tuple[str, ...] = ()
+
+    @property
+    def copies(self) -> CopyPlan:
+        """What is copied for the restore PVC."""
+        return CopyPlan(self.owner, self.target_namespace, self.settings.restore_copies, self.copied)
 
 
 _Request_contra = TypeVar("_Request_contra", contravariant=True)

@@ -8,22 +8,26 @@ because of it.
 import logging
 from dataclasses import replace
 
+from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import PODS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, Resource
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import COPY_LABEL, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.model import Owner, Pending
 
 __all__ = [
     "belongs",
+    "check_copy",
+    "copy_in_use",
     "create_pod",
     "created_by_velero",
     "delete_object",
     "delete_owned",
     "describe_object",
+    "is_copy_for",
     "patch_if_there",
 ]
 
@@ -91,6 +95,33 @@ def created_by_velero(obj: JsonDict, owner: Owner) -> bool:
     reference = spec.get("volumeSnapshotRef") or {}
     named = (reference.get("namespace"), reference.get("name")) == (owner.namespace, meta["name"])
     return obj.get("kind") == VOLUME_SNAPSHOT_CONTENTS.kind and named and bool(source.get("snapshotHandle"))
+
+
+def is_copy_for(obj: JsonDict, owner: Owner) -> bool:
+    """Return whether the Secret or ConfigMap `obj` was copied for `owner`, by this agent or by Velero's."""
+    return bool((obj["metadata"].get("labels") or {}).get(COPY_LABEL) == owner.uid)
+
+
+def check_copy(resource: Resource, obj: JsonDict) -> Pending:
+    """Return what a transfer is pending for if `obj`, which is not its own, has the name of a copy that it needs.
+
+    Raises:
+        ExposeError: it is no copy of this agent, which no other transfer will delete.
+    """
+    meta, place = obj["metadata"], describe_object(resource, obj)
+    labels = meta.get("labels") or {}
+    if COPY_LABEL not in labels or labels.get(OWNER_UID_LABEL) != labels[COPY_LABEL]:
+        raise ExposeError(f"{place} already exists and is no copy of this node agent, which needs that name for one")
+    return copy_in_use(resource.kind, meta["name"])
+
+
+def copy_in_use(kind: str, name: str) -> Pending:
+    """Return that another transfer has the copy.
+
+    It is not named: with each that ends, the message of all others would change.
+    """
+    text = f"the copy of {kind} {name} is in use by another transfer, until that is cleaned up"
+    return Pending(PendingReason.COPY_IN_USE, text)
 
 
 async def patch_if_there(client: KubeClient, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:

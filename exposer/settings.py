@@ -87,13 +87,15 @@ class MoverOptions:
 class BackupPVCSettings:
     """Differences of a backup PVC from its source PVC; empty class: the source's.
 
-    `no_relabeling` keeps the SELinux labels of the volume; it requires `read_only`.
+    `no_relabeling` keeps the SELinux labels of the volume; it requires `read_only`. `copies` are the Secrets
+    and ConfigMaps of the source's namespace that the driver needs beside the PVC, such as `Secret/token`.
     """
 
     storage_class: str = ""
     read_only: bool = False
     no_relabeling: bool = False
     annotations: dict[str, str] = field(default_factory=dict)
+    copies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ class ExposeSettings:
     `excluded_metadata` is how the keys of tenants' annotations and labels begin that are not copied.
     `backup_pvcs` are keyed by the storage class of the source. A `cache` of None: no restore gets a
     cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
+    cache volume. `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
+    needs beside the PVC of a restore.
     """
 
     template: AgentTemplate
@@ -150,6 +154,7 @@ class ExposeSettings:
     backup_pvcs: Mapping[str, BackupPVCSettings] = field(default_factory=dict)
     excluded_metadata: tuple[str, ...] = DEFAULT_EXCLUDED
     ignore_delay_binding: bool = False
+    restore_copies: tuple[str, ...] = ()
     cache: CacheRule | None = None
     repository_volumes: tuple[RepositoryVolume, ...] = ()
 

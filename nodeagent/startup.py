@@ -25,7 +25,7 @@ from nodeagent.config.repository import RepositoryConfig
 from nodeagent.config.source import read_config
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import OwnPod
-from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
+from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions, copy_permissions
 from nodeagent.runtime.preflight import check_cluster, check_permissions
 from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.events import EventLog
@@ -111,6 +111,8 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
         raise ConfigError(f"ConfigMap {namespace}/{settings.config_map_name}: {errors}")
     if not (parsed.config.own.mover_service_account or settings.mover_service_account):
         await check_permissions(client, namespace, MOVER_PERMISSIONS)
+    copies = copy_permissions(parsed.config.copied_secrets, parsed.config.copied_config_maps)
+    await check_permissions(client, namespace, copies)
     for warning in parsed.warnings:
         _log.warning("configuration: %s", warning)
     await RepositoryConfig(client, namespace, settings.backup_repository_config_map).check()

@@ -18,6 +18,8 @@ __all__ = [
     "BUILT_IN_DATA_MOVERS",
     "CANCEL_REQUESTED_ANNOTATION",
     "CONFIG_ANNOTATION",
+    "COPIES_ANNOTATION",
+    "COPY_LABEL",
     "DATA_DOWNLOAD_LABEL",
     "DATA_MOVER_FINALIZER",
     "DATA_UPLOAD_LABEL",
@@ -80,6 +82,11 @@ REPOSITORY_TYPE_LABEL: Final = "velero.io/repository-type"
 # On the objects of an expose.
 EXPOSER_POD_GROUP_LABEL: Final = "velero.io/exposer-pod-group"
 MANAGED_BY_LABEL: Final = "snapshot.storage.kubernetes.io/managed-by"
+COPY_LABEL: Final = "velero.io/backup-pvc-secret"
+"""On a Secret or ConfigMap that was copied for an expose: the UID of its custom resource.
+
+Source: Velero main at d2241adba, pkg/exposer/csi_snapshot.go (BackupPVCSecretLabel).
+"""
 SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
 
 # The repository's password, shared with Velero.
@@ -99,6 +106,8 @@ NODE_LABEL: Final = "nodeagent.io/node"
 """On a custom resource of any kind: the node of its owning agent."""
 OWNER_UID_LABEL: Final = "nodeagent.io/owner-uid"
 """On every expose object; garbage collection deletes no object without it."""
+COPIES_ANNOTATION: Final = "nodeagent.io/copies"
+"""On a custom resource: the Secrets and ConfigMaps that its expose copies, written before the first one is."""
 OWNER_KIND_ANNOTATION: Final = "nodeagent.io/owner-kind"
 """On a PVC: the kind of the custom resource that it was created for, and whose name it has."""
 OUTCOME_ANNOTATION: Final = "nodeagent.io/outcome"

@@ -19,6 +19,8 @@ class PendingReason(StrEnum):
     """
 
     # Before admission.
+    COPY_IN_USE = "CopyInUse"
+    COPY_SOURCE_MISSING = "CopySourceMissing"
     FORBIDDEN = "Forbidden"
     LOCATION_MISSING = "LocationMissing"
     LOCATION_SECRET_MISSING = "LocationSecretMissing"  # noqa: S105 - a name, and no secret

@@ -6,9 +6,10 @@ Knows which key becomes which setting. Does not know which values a key accepts
 
 from dataclasses import replace
 
+from core.kube.resources import CONFIG_MAPS, SECRETS
 from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings, CacheRule, ExposeSettings, PodSettings, RepositoryVolume
-from nodeagent.config.models import INHERIT, AffinityMode, AgentConfig, BackupPVC
+from nodeagent.config.models import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
 from nodeagent.config.selectors import LabelSelector
 
 __all__ = ["build_expose_settings"]
@@ -36,6 +37,7 @@ def build_expose_settings(
             RepositoryVolume(volume.mount_path, volume.to_wire()) for volume in config.own.repository_volumes
         ),
         ignore_delay_binding=config.restore_pvc.ignore_delay_binding,
+        restore_copies=_copies(config.restore_pvc),
         cache=CacheRule(cache.storage_class, cache_limit_mib, cache.resident_threshold_in_mb)
         if cache.storage_class
         else None,
@@ -48,7 +50,17 @@ def _backup_pvc(entry: BackupPVC) -> BackupPVCSettings:
         read_only=entry.read_only,
         no_relabeling=entry.spc_no_relabeling,
         annotations=dict(entry.annotations),
+        copies=_copies(entry),
     )
+
+
+def _copies(pvc: BackupPVC | RestorePVC) -> tuple[str, ...]:
+    """Return the objects that are copied beside the PVC, each with its kind.
+
+    They are in one order for all PVCs, so that two transfers with several copies never wait for each other.
+    """
+    named = ((SECRETS, pvc.secret_names), (CONFIG_MAPS, pvc.config_map_names))
+    return tuple(sorted({f"{resource.kind}/{name}" for resource, names in named for name in names}))
 
 
 def _pod_settings(defaults: PodSettings, config: AgentConfig, priority_class: str) -> PodSettings:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Discriminator, Field, StrictBool, StrictInt, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, StrictBool, StrictInt, Tag, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS
+from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, REPO_CREDENTIALS_SECRET
 from nodeagent.config.own_keys import OWN_KEY, OwnKeys
 from nodeagent.config.selectors import NUMBER_OPERATORS, LabelSelector, Requirement, Section, Toleration
 from nodeagent.config.value_types import (
@@ -55,6 +55,19 @@ _LARGEST_NUMBER: Final = 2**31 - 1
 INHERIT: Final = "inherit"
 
 _PositiveNumber = Annotated[StrictInt, Field(ge=1, le=_LARGEST_NUMBER)]
+
+
+_RESERVED: Final = frozenset({REPO_CREDENTIALS_SECRET, ADMISSIONS_CONFIGMAP})
+"""What the agent itself reads under a fixed name: the copy of a user's object must not take its place."""
+
+
+def _check_copied(name: str) -> str:
+    if not name or name in _RESERVED:
+        raise expected("the name of an object that the agent does not use itself")
+    return name
+
+
+_CopiedNames = tuple[Annotated[ObjectName, AfterValidator(_check_copied)], ...]
 
 
 class NodeRule(Section):
@@ -140,6 +153,16 @@ class BackupPVC(Section):
     annotations: AnnotationMap = Field(
         default_factory=dict, description="annotations of the PVC", examples=[{"example.com/clone": "shallow"}]
     )
+    secret_names: _CopiedNames = Field(
+        default=(),
+        description="Secrets of the source's namespace that are copied beside the PVC while it exists",
+        examples=[["ceph-csi-kms-token"]],
+    )
+    config_map_names: _CopiedNames = Field(
+        default=(),
+        description="ConfigMaps of the source's namespace that are copied beside the PVC while it exists",
+        examples=[["ceph-csi-kms-config"]],
+    )
 
 
 class RestorePVC(Section):
@@ -149,6 +172,16 @@ class RestorePVC(Section):
         default=False,
         description="restore to a class that binds WaitForFirstConsumer without a pod that uses the target PVC",
         examples=[True],
+    )
+    secret_names: _CopiedNames = Field(
+        default=(),
+        description="Secrets of the target's namespace that are copied beside the PVC while it exists",
+        examples=[["ceph-csi-kms-token"]],
+    )
+    config_map_names: _CopiedNames = Field(
+        default=(),
+        description="ConfigMaps of the target's namespace that are copied beside the PVC while it exists",
+        examples=[["ceph-csi-kms-config"]],
     )
 
 
@@ -297,6 +330,20 @@ class AgentConfig(Section):
         description="keys that Velero does not have (our own key)",
         examples=[{"moverServiceAccount": "node-agent-mover"}],
     )
+
+    @property
+    def copied_secrets(self) -> tuple[str, ...]:
+        """The names of all Secrets that are copied beside PVCs."""
+        return tuple(dict.fromkeys(name for pvc in self._pvcs for name in pvc.secret_names))
+
+    @property
+    def copied_config_maps(self) -> tuple[str, ...]:
+        """The names of all ConfigMaps that are copied beside PVCs."""
+        return tuple(dict.fromkeys(name for pvc in self._pvcs for name in pvc.config_map_names))
+
+    @property
+    def _pvcs(self) -> list[BackupPVC | RestorePVC]:
+        return [*self.backup_pvc.values(), self.restore_pvc]
 
     @field_validator("pod_labels")
     @classmethod

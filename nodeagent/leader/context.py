@@ -37,7 +37,7 @@ class DispatchRules:
 
     `concurrency` returns the active `loadConcurrency`. `resource_timeout` is how long a cleanup may
     last before it is reported as blocked, `node_gone_after` how long a node may be not Ready before it
-    counts as lost.
+    counts as lost. `has_copies` returns whether exposes copy Secrets or ConfigMaps.
     """
 
     namespace: str
@@ -46,6 +46,7 @@ class DispatchRules:
     prepare_timeout: timedelta = timedelta(minutes=30)
     resource_timeout: timedelta = timedelta(minutes=10)
     node_gone_after: timedelta = timedelta(minutes=5)
+    has_copies: Callable[[], bool] = lambda: False
 
     @property
     def queue_length(self) -> int | None:

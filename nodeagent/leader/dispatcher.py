@@ -134,7 +134,7 @@ class _Term:
         self._garbage = GarbageCollector(
             client,
             clock,
-            namespace=rules.namespace,
+            rules,
             transfers=self._index.entries,
             check_leading=tools.check_leading,
         )

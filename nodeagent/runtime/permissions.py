@@ -1,18 +1,18 @@
 """Every permission that the agent and its data movers use, with the reason.
 
-`deploy/agent/` grants exactly these, to one ServiceAccount each (a test compares them), and
+`deploy/agent/` and `deploy/volume-secrets/` grant exactly these, to one ServiceAccount each (a test compares them), and
 `nodeagent.runtime.preflight` checks them before the agent starts. Where movers have no account of
 their own, the agent's needs both.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from core.kube import resources as kube
 from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, DISPATCHER_LEASE
 
-__all__ = ["MOVER_PERMISSIONS", "Permission", "Scope", "agent_permissions"]
+__all__ = ["COPY_PERMISSIONS", "MOVER_PERMISSIONS", "Permission", "Scope", "agent_permissions", "copy_permissions"]
 
 
 class Scope(StrEnum):
@@ -27,7 +27,7 @@ class Scope(StrEnum):
 class Permission:
     """Verbs on one resource; `names`, if not empty, limits them to single objects.
 
-    Without a permission that is not `required` the agent starts, with less functionality.
+    `without` is what the agent cannot do without the permission, if it starts nevertheless; empty: it does not start.
     """
 
     scope: Scope
@@ -36,7 +36,7 @@ class Permission:
     reason: str
     subresource: str = ""
     names: tuple[str, ...] = ()
-    required: bool = True
+    without: str = ""
 
     @property
     def path(self) -> str:
@@ -162,7 +162,7 @@ _AGENT_PERMISSIONS: Final = (
         kube.PRIORITY_CLASSES,
         ("list", "watch"),
         "whether the configured priority class exists",
-        required=False,
+        without="cannot check whether the configured priority class exists",
     ),
 )
 
@@ -184,6 +184,19 @@ MOVER_PERMISSIONS: Final = (
 """The permissions of data movers, each with its reason."""
 
 
+_NO_COPIES: Final = "transfers that copy them for a volume fail, or are not cleaned up"
+_COPIES: Final = "find and delete the copies of transfers"
+_COPIED: Final = "copy what a driver needs in the namespace of a PVC"
+
+COPY_PERMISSIONS: Final = (
+    Permission(_OWN, kube.SECRETS, ("list", "delete"), _COPIES, without=_NO_COPIES),
+    Permission(_OWN, kube.CONFIG_MAPS, ("list", "delete"), _COPIES, without=_NO_COPIES),
+    Permission(_ALL, kube.SECRETS, ("get",), _COPIED, without=_NO_COPIES),
+    Permission(_ALL, kube.CONFIG_MAPS, ("get",), _COPIED, without=_NO_COPIES),
+)
+"""The agent's permissions of `deploy/volume-secrets`, which only `secretNames` and `configMapNames` need."""
+
+
 def agent_permissions(config_map: str = "", repository_config_map: str = "") -> tuple[Permission, ...]:
     """Return the permissions of the agent, each with its reason.
 
@@ -200,3 +213,13 @@ def agent_permissions(config_map: str = "", repository_config_map: str = "") -> 
         reason = "the configuration of new backup repositories"
         named.append(Permission(_OWN, kube.CONFIG_MAPS, ("get",), reason, names=(repository_config_map,)))
     return (*_AGENT_PERMISSIONS, *named)
+
+
+def copy_permissions(secrets: tuple[str, ...], config_maps: tuple[str, ...]) -> tuple[Permission, ...]:
+    """Return what copying the objects of these names needs: `get` on them alone, so that a role may name them."""
+    named = {kube.SECRETS: secrets, kube.CONFIG_MAPS: config_maps}
+    return tuple(
+        replace(permission, names=() if permission.scope is _OWN else named[permission.resource])
+        for permission in COPY_PERMISSIONS
+        if named[permission.resource]
+    )

@@ -108,7 +108,7 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
         missing = await _missing_permissions(client, namespace, permissions)
     except KubeError as e:
         raise ConfigError(f"cannot check the cluster: {e}") from e
-    required = [text for permission, text in missing.items() if permission.required]
+    required = [text for permission, text in missing.items() if not permission.without]
     if required:
         more = f" and {len(required) - _SHOWN} more" if len(required) > _SHOWN else ""
         raise ConfigError(
@@ -116,8 +116,8 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
             "compare the roles of the ServiceAccount with those in deploy/agent"
         )
     for permission, text in missing.items():
-        if not permission.required:
-            _log.warning("no permission to %s: cannot check %s", text, permission.reason)
+        if permission.without:
+            _log.warning("no permission to %s: %s", text, permission.without)
 
 
 async def _missing_permissions(

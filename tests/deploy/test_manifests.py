@@ -41,7 +41,7 @@ def _settings() -> Settings:
 def test_every_file_is_installed() -> None:
     installed = {f"agent/{name}" for name in _load("agent/kustomization.yaml")["resources"]}
     installed |= set(_load("kustomization.yaml")["resources"]) - {"agent"}
-    for component in ("priority", "network-policy"):
+    for component in ("priority", "network-policy", "volume-secrets"):
         installed |= {f"{component}/{name}" for name in _load(f"{component}/kustomization.yaml")["resources"]}
     files = {str(path.relative_to(_DEPLOY)) for path in _DEPLOY.rglob("*.yaml") if "crds" not in path.parts}
     assert installed == {name for name in files if not name.endswith("kustomization.yaml")}

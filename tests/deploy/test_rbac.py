@@ -10,7 +10,13 @@ import pytest
 import yaml
 
 from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
-from nodeagent.runtime.permissions import MOVER_PERMISSIONS, Permission, Scope, agent_permissions
+from nodeagent.runtime.permissions import (
+    COPY_PERMISSIONS,
+    MOVER_PERMISSIONS,
+    Permission,
+    Scope,
+    agent_permissions,
+)
 
 _ROOT = Path(__file__).parents[2]
 _AGENT_PERMISSIONS = agent_permissions("node-agent-config")
@@ -18,16 +24,17 @@ _AGENT_PERMISSIONS = agent_permissions("node-agent-config")
 
 @dataclass(frozen=True)
 class _Role:
-    """A role of `deploy/`: its kind and file, and the permissions that it grants to the account of its name."""
+    """A role of `deploy/`: its kind and file, and the permissions that it grants to an account."""
 
     kind: str
     account: str
     file: str
     permissions: tuple[Permission, ...]
+    name: str
 
     @property
     def text(self) -> str:
-        return (_ROOT / "deploy" / "agent" / self.file).read_text(encoding="utf-8")
+        return (_ROOT / "deploy" / self.file).read_text(encoding="utf-8")
 
     def document(self, kind: str) -> dict[str, Any]:
         return next(doc for doc in yaml.safe_load_all(self.text) if doc["kind"] == kind)
@@ -49,12 +56,39 @@ def _in_scope(permissions: Collection[Permission], scope: Scope) -> tuple[Permis
     return tuple(permission for permission in permissions if permission.scope is scope)
 
 
-_ROLES = (
-    _Role("Role", SERVICE_ACCOUNT, "rbac.yaml", _in_scope(_AGENT_PERMISSIONS, Scope.OWN_NAMESPACE)),
-    _Role("ClusterRole", SERVICE_ACCOUNT, "rbac.yaml", _in_scope(_AGENT_PERMISSIONS, Scope.CLUSTER)),
-    _Role("Role", MOVER_SERVICE_ACCOUNT, "mover.yaml", MOVER_PERMISSIONS),
-)
-_each_role = pytest.mark.parametrize("role", _ROLES, ids=["agent", "agent, all namespaces", "mover"])
+_COPIES = "node-agent-volume-secrets"
+_ROLES = {
+    "agent": _Role(
+        "Role",
+        SERVICE_ACCOUNT,
+        "agent/rbac.yaml",
+        _in_scope(_AGENT_PERMISSIONS, Scope.OWN_NAMESPACE),
+        SERVICE_ACCOUNT,
+    ),
+    "agent, all namespaces": _Role(
+        "ClusterRole",
+        SERVICE_ACCOUNT,
+        "agent/rbac.yaml",
+        _in_scope(_AGENT_PERMISSIONS, Scope.CLUSTER),
+        SERVICE_ACCOUNT,
+    ),
+    "mover": _Role("Role", MOVER_SERVICE_ACCOUNT, "agent/mover.yaml", MOVER_PERMISSIONS, MOVER_SERVICE_ACCOUNT),
+    "copies": _Role(
+        "Role",
+        SERVICE_ACCOUNT,
+        "volume-secrets/rbac.yaml",
+        _in_scope(COPY_PERMISSIONS, Scope.OWN_NAMESPACE),
+        _COPIES,
+    ),
+    "copies, all namespaces": _Role(
+        "ClusterRole",
+        SERVICE_ACCOUNT,
+        "volume-secrets/rbac.yaml",
+        _in_scope(COPY_PERMISSIONS, Scope.CLUSTER),
+        _COPIES,
+    ),
+}
+_each_role = pytest.mark.parametrize("role", _ROLES.values(), ids=_ROLES.keys())
 
 
 @_each_role
@@ -69,11 +103,15 @@ def test_a_role_grants_what_is_needed_and_nothing_else(role: _Role) -> None:
 
 @pytest.mark.parametrize(
     ("file", "permissions"),
-    [("rbac.yaml", _AGENT_PERMISSIONS), ("mover.yaml", MOVER_PERMISSIONS)],
-    ids=["agent", "mover"],
+    [
+        ("agent/rbac.yaml", _AGENT_PERMISSIONS),
+        ("agent/mover.yaml", MOVER_PERMISSIONS),
+        ("volume-secrets/rbac.yaml", COPY_PERMISSIONS),
+    ],
+    ids=["agent", "mover", "copies"],
 )
 def test_every_rule_states_its_reason(file: str, permissions: tuple[Permission, ...]) -> None:
-    text = (_ROOT / "deploy" / "agent" / file).read_text(encoding="utf-8")
+    text = (_ROOT / "deploy" / file).read_text(encoding="utf-8")
     reasons = re.findall(r"(?m)^  # (.*)\n  - apiGroups:", text)
     in_order = _in_scope(permissions, Scope.OWN_NAMESPACE) + _in_scope(permissions, Scope.CLUSTER)
     assert reasons == [permission.reason for permission in in_order]
@@ -125,14 +163,18 @@ def test_a_mover_can_change_nothing_and_has_no_permission_outside_its_namespace(
 @_each_role
 def test_a_binding_names_the_account_of_its_role(role: _Role) -> None:
     binding = role.document(f"{role.kind}Binding")
-    assert binding["roleRef"]["name"] == role.account
+    assert binding["roleRef"]["name"] == role.document(role.kind)["metadata"]["name"] == role.name
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": role.account, "namespace": "velero"}]
 
 
 @pytest.mark.parametrize(
     ("heading", "permissions"),
-    [("### Of the agent", _AGENT_PERMISSIONS), ("### Of a data mover", MOVER_PERMISSIONS)],
-    ids=["agent", "mover"],
+    [
+        ("### Of the agent", _AGENT_PERMISSIONS),
+        ("### Of the agent, to copy Secrets for volumes", COPY_PERMISSIONS),
+        ("### Of a data mover", MOVER_PERMISSIONS),
+    ],
+    ids=["agent", "copies", "mover"],
 )
 def test_security_md_lists_exactly_the_permissions_with_their_reasons(
     heading: str, permissions: tuple[Permission, ...]

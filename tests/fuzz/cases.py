@@ -17,6 +17,8 @@ from core.models.base import JsonDict
 from core.models.names import (
     CANCEL_REQUESTED_ANNOTATION,
     CONFIG_ANNOTATION,
+    COPIES_ANNOTATION,
+    COPY_LABEL,
     MOVER_LOST_ANNOTATION,
     NODE_LABEL,
     OUTCOME_ANNOTATION,
@@ -43,11 +45,13 @@ _MARKS: Final = (
     ("annotations", CANCEL_REQUESTED_ANNOTATION),
     ("annotations", PENDING_REASON_ANNOTATION),
     ("annotations", CONFIG_ANNOTATION),
+    ("annotations", COPIES_ANNOTATION),
     ("annotations", SELECTED_NODE_ANNOTATION),
     ("annotations", SOURCE_ANNOTATION),
     ("annotations", VOLUME_ANNOTATION),
     ("labels", NODE_LABEL),
     ("labels", OWNER_UID_LABEL),
+    ("labels", COPY_LABEL),
 )
 _OUTCOME: Final = {
     "phase": "Completed",

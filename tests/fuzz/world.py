@@ -21,7 +21,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import OUTCOME_ANNOTATION, OWNER_UID_LABEL
+from core.models.names import COPIES_ANNOTATION, COPY_LABEL, OUTCOME_ANNOTATION, OWNER_UID_LABEL
 from datamover.kinds import TRANSFER_KINDS
 from datamover.pod.cluster import ClusterReader
 from datamover.pod.follower import TransferFollower, WatchedTransfer
@@ -67,6 +67,8 @@ _CONFIG = {
         "perNodeConfig": [{"nodeSelector": {"matchLabels": {"a": "b"}}, "number": 4}],
     },
     "priorityClassName": "low",
+    "backupPVC": {"hostpath": {"secretNames": ["token"], "configMapNames": ["kms"]}},
+    "restorePVC": {"secretNames": ["token"]},
 }
 _WARNING = {
     "type": "Warning",
@@ -101,7 +103,8 @@ def _transfers() -> list[JsonDict]:
         OUTCOME_ANNOTATION: json.dumps({"phase": "Completed", "result": json.loads(RESTORE_DONE), "pvName": "pv-1"})
     }
     away = accepted(data_upload("away"), node="node-b")
-    done = accepted(data_upload("done")) | {"status": {"phase": "Completed"}}
+    done = accepted(data_upload("done", annotations={COPIES_ANNOTATION: "ConfigMap/copy"}))
+    done["status"] = {"phase": "Completed"}
     return [
         data_upload("upload"),
         data_download("download"),
@@ -139,6 +142,7 @@ def _surroundings() -> list[JsonDict]:
     volume = {"claimRef": {"namespace": NAMESPACE, "name": "bound", "uid": "uid-of-claim"}, "csi": {"driver": "d"}}
     content = {"deletionPolicy": "Delete", "driver": "d", "source": {"snapshotHandle": "h"}}
     leaked = {"name": "leaked", "labels": {OWNER_UID_LABEL: "nobody"}}
+    copied = {OWNER_UID_LABEL: "nobody", COPY_LABEL: "nobody"}
     reference = {"volumeSnapshotRef": {"namespace": NAMESPACE, "name": "x"}}
     return [
         {
@@ -148,6 +152,15 @@ def _surroundings() -> list[JsonDict]:
             "data": {"a": json.dumps(_CONFIG)},
         },
         {"apiVersion": "v1", "kind": "Secret", "metadata": place | {"name": "keys"}, "data": {"cloud": "eA=="}},
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"namespace": "app", "name": "token"},
+            "data": {"k": "eA=="},
+        },
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "app3", "name": "token"}, "type": "a"},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "app", "name": "kms"}, "data": {"k": "v"}},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": place | {"name": "copy", "labels": copied}},
         {
             "apiVersion": "velero.io/v1",
             "kind": "BackupStorageLocation",

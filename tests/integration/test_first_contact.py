@@ -1,24 +1,32 @@
 """The agent's checks before it starts, against a real API server with the roles of `deploy/`."""
 
+import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from core.clock import SystemClock
-from core.errors import ConfigError
+from core.errors import ConfigError, ExposeError
 from core.kube.client import KubeClient
-from core.kube.resources import PODS
+from core.kube.resources import CONFIG_MAPS, PODS, SECRETS
 from core.kube.retry import Retry
-from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
+from core.models.names import COPY_LABEL
+from exposer.copies import Copies
+from exposer.expose_run import ExposeRun
+from exposer.leaked_objects import list_leaked_objects
+from exposer.model import CopyPlan, Owner, Pending
+from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, agent_permissions
 from nodeagent.runtime.preflight import check_cluster, check_host_pods, check_permissions
 from nodeagent.runtime.settings import Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import read_spec
+from tests.exposer.support.world import no_guard
 from tests.support.access import access_of_event, not_permitted
 from tests.support.apiserver import ApiServer
 from tests.support.tools import tool
@@ -248,3 +256,61 @@ async def test_an_unreachable_server_is_reported(installed: ApiServer, namespace
     with pytest.raises(ConfigError, match="cannot check the cluster"):
         await check_cluster(client, namespace, _PERMISSIONS)
     await transport.close()
+
+
+async def _has_permissions(client: KubeClient, permissions: tuple[Permission, ...], seconds: float = 30.0) -> None:
+    """Return once the API server's authorizer has observed the role."""
+    required = [replace(permission, without="") for permission in permissions]
+    async with asyncio.timeout(seconds):
+        while True:
+            try:
+                await check_permissions(client, "velero", required)
+            except ConfigError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+@pytest.fixture
+def volume_secrets(installed: ApiServer) -> Iterator[Callable[[], None]]:
+    """Installs `deploy/volume-secrets` when it is called, for one test."""
+    manifest = str(_ROOT / "deploy" / "volume-secrets" / "rbac.yaml")
+    yield lambda: _kubectl(installed, "apply", "-f", manifest)
+    _kubectl(installed, "delete", "--ignore-not-found", "-f", manifest)
+
+
+async def test_the_optional_role_lets_the_agent_copy_and_delete_what_a_volume_needs(
+    installed: ApiServer, namespace: str, tmp_path: Path, volume_secrets: Callable[[], None]
+) -> None:
+    name = f"token-{namespace}"
+    secret = {"type": "example.com/key", "data": {"key": "c2VjcmV0"}}
+    config = {"data": {"a": "b"}, "binaryData": {"c": "ZA=="}}
+    for resource, content in ((SECRETS, secret), (CONFIG_MAPS, config)):
+        meta = {"metadata": {"name": name, "namespace": namespace, "annotations": {"of": "a-tenant"}}}
+        installed.api.request(
+            "POST", resource.path(namespace), body={"kind": resource.kind, "apiVersion": "v1"} | meta | content
+        )
+    owner = Owner("velero.io/v2alpha1", "DataUpload", "velero", name, f"uid-of-{namespace}")
+    plan = CopyPlan(owner, namespace, (f"Secret/{name}", f"ConfigMap/{name}"))
+
+    async with _acting_as(installed, "velero", "node-agent", tmp_path) as client:
+        copies = Copies(client)
+        with pytest.raises(ExposeError, match=f"^no permission to get secrets in namespace {namespace}, to copy"):
+            await copies.check(plan, client)
+        volume_secrets()
+        await _has_permissions(client, COPY_PERMISSIONS)
+        assert await copies.check(plan, client) is None
+        for _ in range(2):
+            async with ExposeRun(client, owner, no_guard) as run:
+                assert await copies.ensure(run, plan) is None
+        copied = await client.get(SECRETS, "velero", name)
+        assert {key: copied[key] for key in secret} == secret
+        assert copied["metadata"]["labels"][COPY_LABEL] == owner.uid
+        assert "annotations" not in copied["metadata"]
+        other = replace(plan, owner=replace(owner, uid="uid-of-another"))
+        assert await copies.delete(other) is None
+        assert isinstance(await copies.check(other, client), Pending)
+        listed = (await list_leaked_objects(client, "velero", copies=True))[owner.uid]
+        assert [len(listed.of(resource)) for resource in (SECRETS, CONFIG_MAPS)] == [1, 1]
+        assert await copies.delete(plan) is None
+        assert [await client.read(resource, "velero", name) for resource in (SECRETS, CONFIG_MAPS)] == [None, None]

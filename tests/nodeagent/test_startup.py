@@ -1,5 +1,6 @@
 """What an agent is built from: its configuration, and its clock, which tests may move."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,6 +10,7 @@ from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from exposer.template import AgentTemplate
 from nodeagent.config.parse import parse_config
+from nodeagent.runtime.permissions import Permission, copy_permissions
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec, build_clock, read_spec
 from tests.support.clock import LoopClock
@@ -61,6 +63,27 @@ async def test_no_agent_is_built_with_a_value_that_ends_veleros(
     client = KubeClient(kube, Retry(LoopClock()))
     with pytest.raises(ConfigError, match=f"^ConfigMap velero/agent-config: {error}"):
         await read_spec(client, Settings("node-a", config_map_name="agent-config"), "velero")
+
+
+@pytest.mark.looptime
+async def test_the_permissions_for_copies_are_checked_where_some_are_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[Permission] = []
+
+    async def check(_client: object, _namespace: str, permissions: Iterable[Permission]) -> None:
+        checked.extend(permissions)
+
+    monkeypatch.setattr("nodeagent.startup.check_cluster", check)
+    monkeypatch.setattr("nodeagent.startup.check_permissions", check)
+    kube = FakeKube()
+    meta = {"namespace": "velero", "name": "agent-config"}
+    document = '{"restorePVC": {"secretNames": ["token"]}}'
+    kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"a": document}})
+    settings = Settings("node-a", config_map_name="agent-config", mover_service_account="movers")
+    with pytest.raises(ConfigError, match="DaemonSet velero/node-agent does not exist"):
+        await read_spec(KubeClient(kube, Retry(LoopClock())), settings, "velero")
+    assert [each.names for each in checked if each in copy_permissions(("token",), ())] == [(), ("token",)]
 
 
 def test_mover_pods_have_the_account_of_the_flag() -> None:

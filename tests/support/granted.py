@@ -12,14 +12,14 @@ import pytest
 
 from core.clock import Clock
 from core.kube.transport import Request
-from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
+from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube
 
 __all__ = ["only_granted_requests"]
 
 _NAMESPACE = "velero"
-_AGENT = agent_permissions("agent-config", "repository-config")
+_AGENT = (*agent_permissions("agent-config", "repository-config"), *COPY_PERMISSIONS)
 _PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS}
 """Of the product's packages."""
 

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from core.kube.errors import ConflictError
-from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, label_value
+from core.models.names import ACCEPT_FENCE_ANNOTATION, COPIES_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import Phase
 from core.models.reasons import LOCATION_UNAVAILABLE, PendingReason
 from core.models.transfers import Transfer
@@ -165,7 +165,7 @@ class AdmissionWriter:
             status={"acceptedByNode": node},
             labels={NODE_LABEL: label_value(node)},
             # The fence, and what a copy of another transfer's manifest brought along.
-            annotations=without_marks(cr),
+            annotations=without_marks(cr) | _copies_mark(checked),
             finalizers=list(dict.fromkeys([*cr.metadata.finalizers, kind.spec.finalizer])),
         )
         self._pending.begin_accept(uid, checked)
@@ -195,6 +195,12 @@ class AdmissionWriter:
             await self._tools.events.record(cr, "Accepted", f"assigned to the node agent on node {node}")
             if warning := checked.admission.warning:
                 await self._tools.events.record(cr, LOCATION_UNAVAILABLE, warning, warning=True)
+
+
+def _copies_mark(checked: Checked) -> dict[str, str | None]:
+    """Return the annotation by which cleanup finds the copies, whatever the configuration is by then."""
+    copies = checked.admission.copies
+    return {COPIES_ANNOTATION: " ".join(copies)} if copies else {}
 
 
 def _finalizers(kind: Admits[Any], cr: Transfer) -> list[str] | None:

@@ -16,6 +16,7 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL
 from exposer.leaked_objects import LeakedObjects, delete_leaked_objects, list_leaked_objects
+from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.tasks import Faults
 
@@ -27,7 +28,7 @@ _SCAN_SECONDS: Final = 5.0
 """Between scans of the index; they cost no request."""
 
 _COLLECT_SECONDS: Final = 600.0
-"""Between collections without a cause; each makes four list requests."""
+"""Between collections without a cause; each makes five list requests, with copies seven."""
 
 _AGAIN_SECONDS: Final = 10.0
 """Between collections while leaked objects exist, and until the first one after a deletion."""
@@ -43,8 +44,8 @@ class GarbageCollector:
         self,
         client: KubeClient,
         clock: Clock,
+        rules: DispatchRules,
         *,
-        namespace: str,
         transfers: Callable[[], Iterable[Entry]],
         check_leading: Callable[[], None],
     ) -> None:
@@ -53,14 +54,15 @@ class GarbageCollector:
         Args:
             client: reads and deletes.
             clock: measures pauses.
-            namespace: where expose objects are.
+            rules: name the namespace of expose objects, and whether Secrets and ConfigMaps are among them.
             transfers: called before each collection; returns all transfers of the index.
             check_leading: called before each deletion; raises unless this agent is the leader.
         """
         self._client = client
         self._clock = clock
-        self._namespace = namespace
+        self._namespace = rules.namespace
         self._transfers = transfers
+        self._has_copies = rules.has_copies
         self._check_leading = check_leading
         self._seen: dict[str, Entry] = {}
         self._missing_since_seconds: dict[str, float] = {}
@@ -108,7 +110,7 @@ class GarbageCollector:
     async def _collect(self) -> bool:
         """Take the next deletion step for every missing owner; return whether leaked objects are left."""
         alive = {entry.uid for entry in self._transfers() if entry.finalizer or not entry.phase.final}
-        found = await list_leaked_objects(self._client, self._namespace)
+        found = await list_leaked_objects(self._client, self._namespace, copies=self._has_copies())
         leaked = [left for uid, left in found.items() if uid not in alive and not _of_repository(left)]
         self._missing_since_seconds = {
             left.uid: self._missing_since_seconds.get(left.uid, self._clock.monotonic()) for left in leaked

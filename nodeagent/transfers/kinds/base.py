@@ -12,7 +12,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from core.kube.resources import Resource
 from core.models.base import JsonDict
-from core.models.names import BLOCK_DATA_MOVER
+from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
 from core.models.transfers import Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.runtime.metrics import Metrics
@@ -32,6 +32,7 @@ __all__ = [
     "KindSpec",
     "NodeKind",
     "PlainKind",
+    "read_copies",
 ]
 
 
@@ -73,6 +74,7 @@ class Admission:
     where it is shorter. `blocked` says that the reason never occurs in a healthy transfer. `pod` is
     the namespace and name of the workload pod whose change ends the pending state, if there is one.
     `warning` is recorded once a ready transfer is accepted: what may make it fail later; empty: nothing.
+    `copies` are the Secrets and ConfigMaps that its expose copies, such as `Secret/token`.
     """
 
     decision: AdmissionState
@@ -84,6 +86,7 @@ class Admission:
     limit: timedelta | None = None
     pod: tuple[str, str] | None = None
     warning: str = ""
+    copies: tuple[str, ...] = ()
 
 
 READY: Final = Admission(AdmissionState.READY)
@@ -227,6 +230,11 @@ class NodeKind(Exposes[C], Completes[C], Protocol[C]):
 
 class Kind(Admits[C], NodeKind[C], Protocol[C]):
     """One kind of transfer: its data, and the steps that differ from those of other kinds."""
+
+
+def read_copies(cr: Transfer) -> tuple[str, ...]:
+    """Return the Secrets and ConfigMaps that `cr` was accepted with, such as `Secret/token`."""
+    return tuple(cr.metadata.annotations.get(COPIES_ANNOTATION, "").split())
 
 
 class PlainKind(Generic[C]):

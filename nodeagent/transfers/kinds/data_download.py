@@ -26,6 +26,7 @@ from nodeagent.transfers.kinds.base import (
     AdmissionState,
     KindSpec,
     PlainKind,
+    read_copies,
 )
 from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import Outcome, RestoreResults, read_outcome
@@ -86,13 +87,22 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         if claim is None:
             message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
             return Admission(AdmissionState.PENDING, PendingReason.TARGET_CLAIM_MISSING, message, limit=_TARGET_TIMEOUT)
+        request = self._request(cr)
         try:
-            waiting = await self.exposer.check(self._request(cr), reader)
+            waiting = await self.exposer.check(request, reader)
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, FailureReason.TARGET_CLAIM_UNUSABLE, str(e))
         if waiting is None:
-            return admission
-        return Admission(AdmissionState.PENDING, waiting.reason, waiting.message, blocked=waiting.blocked)
+            return replace(admission, copies=request.copies.needed)
+        indefinite = waiting.reason == PendingReason.COPY_IN_USE
+        return Admission(
+            AdmissionState.PENDING,
+            waiting.reason,
+            waiting.message,
+            indefinite=indefinite,
+            blocked=waiting.blocked,
+            copies=request.copies.needed,
+        )
 
     async def ensure_exposed(self, cr: DataDownload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from an empty volume to a mover pod."""
@@ -133,6 +143,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             cache=settings.cache_for(spec.snapshot_size),
             # As in Velero, every value but windows means Linux.
             node_os=WINDOWS if spec.node_os == WINDOWS else LINUX,
+            copied=read_copies(cr),
         )
 
 

@@ -5,7 +5,7 @@ volume is created from a snapshot (`exposer.csi_snapshot`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from core.errors import ExposeError
@@ -23,6 +23,7 @@ from nodeagent.transfers.kinds.base import (
     AdmissionState,
     KindSpec,
     PlainKind,
+    read_copies,
 )
 from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import BackupResults
@@ -88,16 +89,22 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         admission = await check_location(reader, cr)
         if admission.decision is not AdmissionState.READY:
             return admission
+        request = self._request(cr)
         try:
-            waiting = await self.exposer.check(self._request(cr), reader)
+            waiting = await self.exposer.check(request, reader)
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, FailureReason.SOURCE_MISSING, str(e))
         if waiting is None:
-            return admission
+            return replace(admission, copies=request.copies.needed)
         # Some storage takes hours for a snapshot; one that reports errors for so long never becomes ready.
         indefinite = not waiting.blocked
         return Admission(
-            AdmissionState.PENDING, waiting.reason, waiting.message, indefinite=indefinite, blocked=waiting.blocked
+            AdmissionState.PENDING,
+            waiting.reason,
+            waiting.message,
+            indefinite=indefinite,
+            blocked=waiting.blocked,
+            copies=request.copies.needed,
         )
 
     async def ensure_exposed(self, cr: DataUpload, guard: Guard) -> Exposed | Pending:
@@ -132,4 +139,5 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
             settings=self.expose_settings(),
             operation_timeout=cr.operation_timeout,
             requested_at=cr.metadata.creation_timestamp,
+            copied=read_copies(cr),
         )

@@ -113,6 +113,18 @@ def test_claims_of_backups_are_set_up_by_their_sources_class() -> None:
     assert found.ignore_delay_binding
 
 
+def test_secrets_and_config_maps_are_copied_as_each_key_says() -> None:
+    entry = {"secretNames": ["token", "token"], "configMapNames": ["token", "kms"]}
+    document = {"backupPVC": {"fast": entry, "slow": {}}, "restorePVC": {"secretNames": ["key"]}}
+
+    found, config = build(**document), parse_config(json.dumps(document)).config
+
+    assert found.backup_pvcs["fast"].copies == ("ConfigMap/kms", "ConfigMap/token", "Secret/token")
+    assert (found.backup_pvcs["slow"].copies, found.restore_copies) == ((), ("Secret/key",))
+    assert config.copied_secrets == ("token", "key")
+    assert config.copied_config_maps == ("token", "kms")
+
+
 @pytest.mark.parametrize(
     "keys", [("cachePVC", "residentThresholdInMB"), ("cacheVolume", "residentThresholdMB")], ids=str
 )

@@ -153,6 +153,20 @@ _ERRORS = [
     ({"backupPVC": {"fast": {"readOnly": "true"}}}, "backupPVC.fast.readOnly: expected true or false"),
     ({"backupPVC": {"fast.x": {"storageClass": 1}}}, 'backupPVC["fast.x"].storageClass: expected a string'),
     ({"backupPVC": {"fast": {"annotations": {"a": 1}}}}, "backupPVC.fast.annotations.a: expected a string"),
+    ({"backupPVC": {"fast": {"secretNames": "a"}}}, "backupPVC.fast.secretNames: expected a list"),
+    ({"backupPVC": {"fast": {"secretNames": ["A_b"]}}}, "backupPVC.fast.secretNames[0]: expected a name"),
+    (
+        {"backupPVC": {"fast": {"configMapNames": [""]}}},
+        "backupPVC.fast.configMapNames[0]: expected the name of an object",
+    ),
+    (
+        {"backupPVC": {"fast": {"secretNames": ["velero-repo-credentials"]}}},
+        "backupPVC.fast.secretNames[0]: expected the name of an object that the agent does not use itself",
+    ),
+    (
+        {"restorePVC": {"configMapNames": ["node-agent-admissions"]}},
+        "restorePVC.configMapNames[0]: expected the name of an object that the agent does not use itself",
+    ),
     ({"restorePVC": {"ignoreDelayBinding": 1}}, "restorePVC.ignoreDelayBinding: expected true or false"),
     ({"cachePVC": {"residentThresholdInMB": -1}}, "cachePVC.residentThresholdInMB: expected a number of at least 0"),
     ({"cacheVolume": {"residentThresholdMB": "1"}}, "cacheVolume.residentThresholdMB: expected a whole number"),

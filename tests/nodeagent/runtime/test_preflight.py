@@ -21,7 +21,7 @@ from core.kube.resources import (
 )
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions
+from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions, copy_permissions
 from nodeagent.runtime.preflight import check_cluster, check_host_pods, check_permissions
 from tests.support.clock import LoopClock
 from tests.support.scripted import answer, rejection, scripted_client, stored
@@ -103,6 +103,21 @@ async def test_a_missing_optional_permission_is_a_warning_only(caplog: pytest.Lo
     await check_cluster(scripted_client(cluster), "velero", AGENT)
     (warning,) = caplog.messages
     assert warning.startswith("no permission to list,watch priorityclasses in the cluster: cannot check")
+
+
+async def test_only_the_permissions_for_the_copies_that_are_configured_are_checked_and_none_is_required(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = _Cluster()
+    cluster.denied = {("get", "secrets", ""), ("delete", "secrets", "velero"), ("get", "configmaps", "")}
+    await check_permissions(scripted_client(cluster), "velero", copy_permissions((), ()))
+    assert caplog.messages == []
+    await check_permissions(scripted_client(cluster), "velero", copy_permissions(("token", "key"), ()))
+    without = "transfers that copy them for a volume fail, or are not cleaned up"
+    assert caplog.messages == [
+        f"no permission to delete secrets in its namespace: {without}",
+        f"no permission to get secrets (only token, key) in every namespace: {without}",
+    ]
 
 
 async def test_a_permission_for_single_objects_is_named_with_them() -> None:

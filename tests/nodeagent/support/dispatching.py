@@ -170,6 +170,7 @@ class Scene:
     restores_first: bool = False
     per_node: tuple[NodeRule, ...] = ()
     skew: timedelta = timedelta()
+    has_copies: bool = False
 
     def add(self, name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object) -> JsonDict:
         """Store a DataUpload; `queue` is the namespace of its volume."""
@@ -243,7 +244,13 @@ class Scene:
             metrics=Metrics("node-a"),
             check_leading=check_leading,
         )
-        rules = DispatchRules(NAMESPACE, [self.kind, *self.others], self._concurrency, timedelta(minutes=30))
+        rules = DispatchRules(
+            NAMESPACE,
+            [self.kind, *self.others],
+            self._concurrency,
+            timedelta(minutes=30),
+            has_copies=lambda: self.has_copies,
+        )
         return Dispatcher(tools, rules, on_accepted=lambda cr: self.accepted.append(cr.name))
 
     def _concurrency(self) -> LoadConcurrency:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum, auto
 
@@ -127,13 +127,17 @@ def build_agent(
     slots: int = 1,
     metrics: Metrics | None = None,
     skew: timedelta = timedelta(),
+    **settings: object,
 ) -> Reconciler:
-    """Return the node's half of the agent of `node`, whose wall clock is ahead by `skew`, wired as the product does."""
+    """Return the node's half of the agent of `node`, whose wall clock is ahead by `skew`, wired as the product does.
+
+    `settings` replace fields of `ExposeSettings`.
+    """
     clock = LoopClock(skew)
     client = KubeClient(transport, Retry(clock))
     metrics = metrics or Metrics(node)
-    settings = ExposeSettings(AgentTemplate(image="mover:1", host_pods="/host_pods"))
-    kinds = build_kinds(client, CauseFinder(client, clock), lambda: settings, frozenset({"velero", ""}), node=node)
+    exposes = replace(ExposeSettings(AgentTemplate(image="mover:1", host_pods="/host_pods")), **settings)  # type: ignore[arg-type] # fields
+    kinds = build_kinds(client, CauseFinder(client, clock), lambda: exposes, frozenset({"velero", ""}), node=node)
     site = Site(node, NAMESPACE)
     cache = TransferCache(client, clock, site, kinds=kinds)
     status = StatusWriter(client, clock, on_stored=[cache.observe_written])

@@ -7,9 +7,11 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import (
+    CONFIG_MAPS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
+    SECRETS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
     Resource,
@@ -17,6 +19,7 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import (
+    COPY_LABEL,
     DATA_MOVER_FINALIZER,
     NODE_LABEL,
     OWNER_UID_LABEL,
@@ -189,6 +192,30 @@ async def test_without_permission_to_list_volumes_everything_else_is_collected()
 
 
 @pytest.mark.looptime
+@pytest.mark.parametrize("configured", [True, False])
+async def test_leaked_copies_are_collected_where_copies_are_configured_and_never_listed_elsewhere(
+    configured: bool,
+) -> None:
+    scene = open_scene("node-a")
+    scene.has_copies = configured
+    for resource, name in ((SECRETS, "token"), (CONFIG_MAPS, "kms")):
+        put(scene, resource, name, owner="deleted", labels={COPY_LABEL: "deleted"})
+        put(scene, resource, f"{name}-in-use", owner="uid-of-du", labels={COPY_LABEL: "uid-of-du"})
+        put(scene, resource, f"{name}-of-a-user", labels={COPY_LABEL: "deleted"})
+        put(scene, resource, f"{name}-labeled", owner="deleted")
+    status = {"phase": "Completed"}
+    scene.add("du", status=status, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
+    async with scene.dispatching():
+        await asyncio.sleep(100)
+    gone = {"token", "kms"} if configured else set()
+    left = {name for resource in (SECRETS, CONFIG_MAPS) for name in names(scene, resource)}
+    assert {"token", "kms"} - left == gone
+    assert len(left) == 8 - len(gone)
+    listed = [r for r in scene.kube.requests if r.path.endswith("/namespaces/velero/secrets")]
+    assert bool(listed) is configured
+
+
+@pytest.mark.looptime
 async def test_what_blocks_the_deletion_is_on_the_status_page() -> None:
     scene = open_scene("node-a")
     put(scene, PODS, "left", owner="deleted")
@@ -298,7 +325,7 @@ async def test_a_bug_that_one_object_triggers_does_not_end_the_leader(
 ) -> None:
     scene = open_scene("node-a")
 
-    async def fail(*_: object) -> dict[str, LeakedObjects]:
+    async def fail(*_: object, **__: object) -> dict[str, LeakedObjects]:
         raise KeyError("namespace")
 
     with monkeypatch.context() as patched:

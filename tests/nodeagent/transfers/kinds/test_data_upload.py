@@ -1,7 +1,7 @@
 """What is particular to DataUploads and DataDownloads."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
 from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
-from exposer.settings import ExposeSettings
+from exposer.settings import BackupPVCSettings, ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
@@ -186,6 +186,33 @@ async def test_a_snapshot_with_an_error_is_blocked() -> None:
 async def test_a_missing_snapshot_fails() -> None:
     found = await admission(uploads(FakeExposer(ExposeError("VolumeSnapshot a/b is gone"))), data_upload())
     assert (found.decision, found.message) == (AdmissionState.FAILED, "VolumeSnapshot a/b is gone")
+
+
+COPYING = replace(
+    SETTINGS, backup_pvcs={"hostpath": BackupPVCSettings(copies=("Secret/a",))}, restore_copies=("Secret/b",)
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (None, Admission(AdmissionState.READY)),
+        (Pending("CopyInUse", "m"), Admission(AdmissionState.PENDING, "CopyInUse", "m", indefinite=True)),
+        (
+            Pending("CopySourceMissing", "m", blocked=True),
+            Admission(AdmissionState.PENDING, "CopySourceMissing", "m", blocked=True),
+        ),
+    ],
+    ids=["ready", "in use", "missing"],
+)
+async def test_the_copies_that_a_transfer_needs_are_named_by_its_check(
+    found: Pending | None, expected: Admission
+) -> None:
+    """A copy is in use for as long as another transfer takes; a missing source is the operator's mistake."""
+    upload = DataUploadKind(FakeExposer(found), lambda: COPYING, Settings("").datamover_names)
+    download = DataDownloadKind(FakeExposer(found), lambda: COPYING, Settings("").datamover_names)
+    assert await admission(upload, data_upload()) == replace(expected, copies=("Secret/a",))
+    assert await admission(download, data_download()) == replace(expected, copies=("Secret/b",))
 
 
 @pytest.mark.parametrize("change", [{"snapshotType": "Magic"}, {"csiSnapshot": None}], ids=["type", "no snapshot"])
