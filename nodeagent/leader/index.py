@@ -20,7 +20,7 @@ from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared
 from nodeagent.runtime.informer import Informer
-from nodeagent.transfers.kinds.base import Admits
+from nodeagent.transfers.kinds.base import Admits, read_copies
 
 __all__ = ["Entry", "TransferIndex", "build_entry"]
 
@@ -37,6 +37,7 @@ class Entry:
     the one of its kind. `reason` is the pending reason as reported, empty where there is none.
     `not_prepared` is why it failed before Prepared, if that may be a fault of its node. `fault`
     names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.
+    `copies` are the Secrets and ConfigMaps that it was accepted with, such as `Secret/token`.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Entry:
     reason: str
     fault: str = ""
     not_prepared: NotPrepared | None = None
+    copies: tuple[str, ...] = ()
 
     @property
     def log_fields(self) -> dict[str, Any]:
@@ -68,8 +70,10 @@ class Entry:
 def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
     """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
     fault = ""
+    copies: tuple[str, ...] = ()
     try:
         cr = kind.parse(raw)
+        copies = tuple(map(sys.intern, read_copies(cr)))
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
         stop, reason = cr.cancel_requested, sys.intern(str(cr.pending_reason))
     except ContractError as e:
@@ -96,6 +100,7 @@ def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
         reason=reason,
         fault=fault,
         not_prepared=_parse_not_prepared(meta),
+        copies=copies,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.models.phases import Phase
+from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from nodeagent.node.mover_loss import read_loss
 from nodeagent.runtime.timers import Timers
@@ -50,10 +51,11 @@ class Durations:
 def _preparation(cr: Transfer) -> str:
     """Return what the prepare timeout applies to: the first mover pod, or a replacement; empty for nothing.
 
-    A Prepared transfer may be pending for a slot without limit; a lost mover pod must be replaced
+    A transfer may be pending for a slot or for a copy without limit; a lost mover pod must be replaced
     in the same time as the first one had.
     """
     if cr.phase is Phase.ACCEPTED:
-        return "first mover pod"
+        # The transfer that has the copy may take hours; the leader mostly keeps others New until then.
+        return "" if cr.pending_reason == PendingReason.COPY_IN_USE else "first mover pod"
     loss = read_loss(cr) if cr.phase is Phase.PREPARED else None
     return f"replacement since {loss.since}" if loss is not None and not loss.replaced else ""

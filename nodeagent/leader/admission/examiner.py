@@ -5,7 +5,7 @@ done elsewhere: `nodeagent.leader.admission.pending` schedules the next check, a
 `nodeagent.leader.admission.writer` writes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -15,6 +15,7 @@ from core.models.names import label_value
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
+from nodeagent.leader.admission.copy_holders import CopyHolders
 from nodeagent.leader.admission.node_share import NodeShares, NodeSlots
 from nodeagent.leader.admission.shared_reader import SharedReader
 from nodeagent.leader.context import DispatchRules, DispatchTools
@@ -71,19 +72,20 @@ class Examiner:
         self._slots = NodeSlots(tools.client, tools.clock, rules.concurrency)
         self._kinds = {kind.spec.name: kind for kind in rules.kinds}
         self._reader = SharedReader(tools.client, tools.clock)
+        self._copies = CopyHolders()
         self._shares = NodeShares(frozenset(kind.spec.name for kind in rules.kinds if kind.spec.bound_to_node))
 
-    def begin_pass(self, entries: Iterable[Entry], held: Mapping[str, str]) -> list[str]:
-        """Count the transfers in preparation on each node.
+    def begin_pass(self, entries: Sequence[Entry], held: Mapping[str, str]) -> list[str]:
+        """Count the transfers in preparation on each node, and find out who holds which copy.
 
         Args:
             entries: all transfers.
             held: the node labels of the transfers that are pending for a node share, by uid.
 
         Returns:
-            The uids of those in `held` that are due: their node has a free share, or they are to end.
+            The uids of those that are due: their node has a free share, a copy is free, or they are to end.
         """
-        return self._shares.count(entries, held)
+        return [*self._shares.count(entries, held), *self._copies.count(entries)]
 
     async def check(self, entry: Entry) -> Checked | None:
         """Read a transfer and return whether it may start; None where it is not New or not ours any more.
@@ -98,10 +100,11 @@ class Examiner:
         cr = kind.parse(raw)
         if cr.uid != entry.uid or cr.phase is not Phase.NEW or not kind.managed(cr):
             return None
+        self._copies.release(entry.uid)
         if cr.cancel_requested:
             canceled = Admission(AdmissionState.FAILED, message=f"canceled before admission: {cancel_cause(cr)}")
             return Checked(entry, kind, cr, CheckState.CANCELED, canceled)
-        admission = self._check_agents(await self._check_kind(kind, cr))
+        admission = self._copies.admit(entry, self._check_agents(await self._check_kind(kind, cr)))
         if self._shares.counts(entry) and admission.decision is AdmissionState.READY:
             slots = await self._slots.of(admission.node)
             admission = self._shares.admit(entry, admission, slots=slots)

@@ -1,4 +1,4 @@
-"""Copies of Secrets and ConfigMaps in whole transfers: whatever fails, none is left."""
+"""Copies of Secrets and ConfigMaps in whole transfers: whatever fails, none is left, and no two transfers share one."""
 
 import asyncio
 from contextlib import suppress
@@ -11,8 +11,17 @@ from core.kube.transport import Request
 from core.models.base import JsonDict
 from core.models.names import COPIES_ANNOTATION
 from exposer.settings import BackupPVCSettings
-from tests.nodeagent.flows.test_crash_matrix import BROKEN, CANCELED, GOOD, Scenario, changes, expected_changes
+from tests.nodeagent.flows.test_crash_matrix import (
+    BROKEN,
+    CANCELED,
+    EXHAUSTIVE,
+    GOOD,
+    Scenario,
+    changes,
+    expected_changes,
+)
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
+from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import TRANSFERS, data_upload
 
 pytestmark = pytest.mark.looptime
@@ -76,7 +85,9 @@ async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
 
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
-@pytest.mark.parametrize("scenario", [GOOD, BROKEN, CANCELED], ids=["good", "broken", "canceled"])
+@pytest.mark.parametrize(
+    "scenario", [GOOD, pytest.param(BROKEN, marks=EXHAUSTIVE), CANCELED], ids=["good", "broken", "canceled"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_request_for_a_copy_may_fail(kind: str, scenario: Scenario, fault: Fault) -> None:
     calm = Fuse(counts=of_copies)
@@ -94,6 +105,27 @@ async def test_every_request_for_a_copy_may_fail(kind: str, scenario: Scenario, 
             assert (found["phase"], found["copies"], found["created"]) == ("Canceled", [], [])
             continue
         assert found == expected, f"{fault.name} at {at}: {request}"
+
+
+async def test_an_accepted_transfer_waits_for_the_copy_of_another_one_for_as_long_as_that_takes() -> None:
+    """Longer than the prepare timeout: a leader that was replaced may have accepted both at once."""
+    first, second = needing(data_upload("du-1")), needing(data_upload("du-2"))
+    second["spec"] = second["spec"] | {"sourceNamespace": "app2"}
+    async with open_world(first, second, mover=Mover(seconds=2400)) as world:
+        world.cluster.tick_seconds = 5.0
+        put_sources(world, "app")
+        put_sources(world, "app2")
+        async with world.agent(slots=2, **SETTINGS):
+            await world.until(lambda: "CopyInUse" in world.reasons(), every=1)
+            waiting = "du-2" if world.phase(name="du-2") == "Accepted" else "du-1"
+            holder = "du-1" if waiting == "du-2" else "du-2"
+            text = "the copy of Secret token is in use by another transfer, until that is cleaned up"
+            assert world.transfer(name=waiting)["status"]["message"] == text
+            await world.until(lambda: world.done(name="du-1") and world.done(name="du-2"), seconds=6000, every=5)
+        assert [world.phase(name=name) for name in ("du-1", "du-2")] == ["Completed"] * 2
+        order = ["app", "app2"] if holder == "du-1" else ["app2", "app"]
+        assert [one["data"]["of"] for one in copied(world)] == order
+        assert copies(world) == []
 
 
 @pytest.mark.cause("copy-forbidden")

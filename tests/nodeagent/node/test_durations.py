@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from core.models.base import JsonDict
-from core.models.names import MOVER_LOST_ANNOTATION
+from core.models.names import MOVER_LOST_ANNOTATION, PENDING_REASON_ANNOTATION
 from core.models.transfers import DataUpload
 from nodeagent.node.durations import Durations, Measured
 from nodeagent.node.mover_loss import MoverLoss
@@ -60,8 +60,13 @@ def test_a_duration_counts_from_its_first_observation(transfer: JsonDict, name: 
 
 @pytest.mark.parametrize(
     "transfer",
-    [accepted("Prepared"), lost(replaced=True), accepted("InProgress")],
-    ids=["pending for a slot", "replaced", "running"],
+    [
+        accepted("Prepared"),
+        lost(replaced=True),
+        accepted("InProgress"),
+        accepted(**{PENDING_REASON_ANNOTATION: "CopyInUse"}),
+    ],
+    ids=["pending for a slot", "replaced", "running", "pending for a copy"],
 )
 def test_only_a_missing_mover_pod_counts_as_preparation(transfer: JsonDict) -> None:
     assert measured(accepted(), transfer, accepted(), seconds=60.0) == [
