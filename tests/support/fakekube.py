@@ -191,7 +191,11 @@ class FakeKube:
         except Rejection as rejection:
             body = _reject(rejection).body
             raise build_error(rejection.status, body, attempted=f"watch {request.path}") from rejection
-        async with self.watches.open(request, target.resource, chosen) as lines:
+        version = request.query.get("resourceVersion") or "0"
+        if not version.isdecimal():
+            # Source: kubernetes/kubernetes#139485.
+            raise build_error(500, b"resourceVersion: Invalid value", attempted=f"watch {request.path}")
+        async with self.watches.open(request, target.resource, chosen, after=int(version)) as lines:
             yield lines
 
     async def close(self) -> None:

@@ -74,9 +74,11 @@ class Watches:
         self.wake()
 
     @asynccontextmanager
-    async def open(self, request: Request, resource: Resource, chosen: Filter) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a watch and yield its lines."""
-        stream = _Stream(request, resource, chosen, seen=int(request.query.get("resourceVersion") or 0))
+    async def open(
+        self, request: Request, resource: Resource, chosen: Filter, *, after: int
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a watch and yield the lines after a version; 0: the stored objects first."""
+        stream = _Stream(request, resource, chosen, seen=after)
         self._streams.append(stream)
         try:
             async with aclosing(self._lines(stream)) as lines:

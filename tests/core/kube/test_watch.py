@@ -1,6 +1,7 @@
 """Watches of a selection through every fault of a connection."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -192,6 +193,18 @@ async def test_collection_is_listed_again_after_repeated_failures(kube: FakeKube
         await asyncio.sleep(60)
         assert follower.count()["list"] == 2
         assert len(kube.watches) == 1
+
+
+async def test_collection_is_listed_again_after_a_version_that_the_server_rejects(kube: FakeKube) -> None:
+    event = {"type": "MODIFIED", "object": pod("a", resourceVersion="x" * 1000)}
+    kube.fail_next("WATCH", "/pods", json.dumps(event).encode())
+    async with following(kube) as follower:
+        await asyncio.sleep(60)
+        assert follower.count()["list"] == 2
+        follower.take()
+        kube.put(pod("b"))
+        await asyncio.sleep(1)
+        assert follower.take() == [("ADDED", "b")]
 
 
 async def test_watches_that_end_at_once_back_off(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
