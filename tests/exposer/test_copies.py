@@ -83,6 +83,9 @@ def restore() -> Case:
 
 
 Build = Callable[[], Case]
+APPLIED = pytest.mark.parametrize(
+    "applied", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["before", "after"]
+)
 BOTH = pytest.mark.parametrize("build", [backup, restore])
 
 
@@ -109,7 +112,7 @@ async def test_what_is_named_is_copied_from_the_volumes_namespace_and_deleted_by
 
 
 @BOTH
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@APPLIED
 async def test_an_expose_that_is_interrupted_at_any_request_copies_once_and_leaves_nothing(
     build: Build, applied: bool
 ) -> None:
@@ -128,7 +131,7 @@ async def test_an_expose_that_is_interrupted_at_any_request_copies_once_and_leav
 
 
 @BOTH
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@APPLIED
 async def test_a_cleanup_that_is_interrupted_at_any_request_is_continued(build: Build, applied: bool) -> None:
     at, cut = 0, True
     while cut:
