@@ -345,7 +345,10 @@ def test_a_location_that_is_unavailable_delays_nothing(agent: Bed, space: str) -
     volume.fill("open('/data/file', 'wb').write(b'x')")
     volume.take_snapshots([name])
     secret, location = place.build()
-    location["status"] = {"phase": "Unavailable", "message": "the bucket was deleted"}
+    # The leader would soon correct the phase, as there is no Velero server.
+    location["spec"]["validationFrequency"] = "0s"
+    validated = {"lastValidationTime": "2026-01-01T00:00:00Z"}
+    location["status"] = {"phase": "Unavailable", "message": "the bucket was deleted"} | validated
     agent.user.apply(secret, location)
     agent.user.apply(volume.upload(name, snapshot=name, location=place.name))
     *_, last = follow(agent, UPLOADS, [name], seconds=_HEAL_SECONDS)
