@@ -11,7 +11,7 @@ from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import CacheVolume
 from tests.exposer.support.restore_steps import clean_up, expose
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import Cut, World, cut_short, no_guard
+from tests.exposer.support.world import CUTS, Cut, World, cut_short, no_guard
 from tests.exposer.test_pod_volume import Scene
 
 CACHE = CacheVolume("fast", 5000)
@@ -104,7 +104,7 @@ async def test_a_cache_that_is_no_longer_configured_is_cleaned_up() -> None:
     assert scene.world.disks == set()
 
 
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@CUTS
 async def test_a_pod_volume_restore_interrupted_at_any_request_continues_and_leaves_nothing(applied: bool) -> None:
     at, cut = 0, True
     while cut:

@@ -15,7 +15,7 @@ from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import NotOwnerError, Pending
 from exposer.settings import BackupPVCSettings
 from tests.exposer.support.scenes import BackupScene, RestoreScene
-from tests.exposer.support.world import Cut, cut_short, no_guard
+from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard
 
 NAMES = ("Secret/token", "ConfigMap/kms")
 SECRET = {"type": "example.com/key", "data": {"key": "c2VjcmV0"}}
@@ -83,9 +83,6 @@ def restore() -> Case:
 
 
 Build = Callable[[], Case]
-APPLIED = pytest.mark.parametrize(
-    "applied", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["before", "after"]
-)
 BOTH = pytest.mark.parametrize("build", [backup, restore])
 
 
@@ -112,7 +109,7 @@ async def test_what_is_named_is_copied_from_the_volumes_namespace_and_deleted_by
 
 
 @BOTH
-@APPLIED
+@CUTS
 async def test_an_expose_that_is_interrupted_at_any_request_copies_once_and_leaves_nothing(
     build: Build, applied: bool
 ) -> None:
@@ -131,7 +128,7 @@ async def test_an_expose_that_is_interrupted_at_any_request_copies_once_and_leav
 
 
 @BOTH
-@APPLIED
+@CUTS
 async def test_a_cleanup_that_is_interrupted_at_any_request_is_continued(build: Build, applied: bool) -> None:
     at, cut = 0, True
     while cut:

@@ -22,7 +22,7 @@ from exposer.settings import BackupPVCSettings
 from exposer.snapshots import SOURCE_ANNOTATION
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import Cut, cut_short, no_guard
+from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard
 
 BYSTANDERS = {
     "PersistentVolumeClaim app/data",
@@ -162,7 +162,7 @@ async def expose_until(scene: BackupScene, at: int, *, applied: bool) -> bool:
     return cut
 
 
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@CUTS
 async def test_an_expose_interrupted_at_any_request_continues(applied: bool) -> None:
     at, cut = 0, True
     while cut:
@@ -175,7 +175,7 @@ async def test_an_expose_interrupted_at_any_request_continues(applied: bool) -> 
     assert at > 15
 
 
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@CUTS
 async def test_an_expose_interrupted_at_any_request_is_cleaned_up(applied: bool) -> None:
     at, cut = 0, True
     while cut:
@@ -188,7 +188,7 @@ async def test_an_expose_interrupted_at_any_request_is_cleaned_up(applied: bool)
     assert at > 15
 
 
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@CUTS
 async def test_a_cleanup_interrupted_at_any_request_continues(applied: bool) -> None:
     at, cut = 0, True
     while cut:

@@ -25,7 +25,7 @@ from tests.exposer.support.restore_steps import (
     remove_target,
 )
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import Cut, cut_short, no_guard
+from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard
 from tests.support.fakekube import FakeKube
 
 
@@ -98,7 +98,7 @@ async def test_a_cache_has_its_own_pvc() -> None:
 
 
 @pytest.mark.parametrize("cache", [None, CacheVolume("fast", 5000)], ids=["no cache", "cache"])
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@CUTS
 async def test_a_restore_interrupted_before_its_data_path_is_cleaned_up(
     applied: bool, cache: CacheVolume | None
 ) -> None:

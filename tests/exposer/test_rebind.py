@@ -21,7 +21,7 @@ from tests.exposer.support.restore_steps import (
     volume,
 )
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import Cut, cut_short
+from tests.exposer.support.world import CUTS, Cut, cut_short
 
 
 class Transfer:
@@ -41,7 +41,7 @@ class Transfer:
         await clean_up(scene, transport)
 
 
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@CUTS
 async def test_a_restore_interrupted_at_any_request_continues(applied: bool) -> None:
     at, cut = 0, True
     while cut:
@@ -57,7 +57,7 @@ async def test_a_restore_interrupted_at_any_request_continues(applied: bool) -> 
     assert at > 20
 
 
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@CUTS
 async def test_a_rebind_interrupted_at_any_request_can_be_dropped(applied: bool) -> None:
     """Afterward the target has the volume, or the volume is deleted."""
     at, cut = 0, True
@@ -77,7 +77,7 @@ async def test_a_rebind_interrupted_at_any_request_can_be_dropped(applied: bool)
     assert at > 10
 
 
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@CUTS
 async def test_a_drop_interrupted_at_any_request_continues(applied: bool) -> None:
     at, cut = 0, True
     while cut:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
+import pytest
+
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import UnreachableError
@@ -28,7 +30,7 @@ from exposer.causes import CauseFinder
 from exposer.model import Exposed, Pending
 from tests.support.fakekube import FakeKube
 
-__all__ = ["ALL", "Cut", "World", "cut_short", "no_guard"]
+__all__ = ["ALL", "CUTS", "Cut", "World", "cut_short", "no_guard"]
 
 ALL: Final = (PODS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
 _KUBELET: Final = "test/kubelet"
@@ -49,6 +51,12 @@ async def cut_short(work: Awaitable[Any]) -> bool:
     except UnreachableError:
         return True
     return False
+
+
+CUTS: Final = pytest.mark.parametrize(
+    "applied", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["before", "after"]
+)
+"""Whether a request that is cut short has had its effect."""
 
 
 class Cut:

@@ -15,6 +15,7 @@ from tests.nodeagent.flows.test_crash_matrix import (
     BROKEN,
     CANCELED,
     EXHAUSTIVE,
+    FAULTS,
     GOOD,
     STEP_SECONDS,
     Scenario,
@@ -31,8 +32,6 @@ pytestmark = pytest.mark.looptime
 NAMES = ("Secret/token", "ConfigMap/kms")
 SETTINGS: dict[str, Any] = {"backup_pvcs": {"hostpath": BackupPVCSettings(copies=NAMES)}, "restore_copies": NAMES}
 KINDS = ("DataUpload", "DataDownload")
-SAMPLED = {Fault.STOP_AFTER, Fault.SERVER_ERROR}
-FAULTS = [fault if fault in SAMPLED else pytest.param(fault, marks=EXHAUSTIVE) for fault in Fault]
 
 
 def needing(transfer: JsonDict) -> JsonDict:

@@ -80,7 +80,7 @@ def test_only_recorded_failures_before_prepared_are_in_an_entry(
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize("what", ["queue", "snapshot"])
+@pytest.mark.parametrize("what", ["queue", pytest.param("snapshot", marks=pytest.mark.exhaustive)])
 async def test_a_pending_transfer_takes_two_kibibytes_at_most(what: str) -> None:
     scene = open_scene("node-a", limit=1)
     scene.kube = Forgetful()

@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 import nodeagent.leader.recovery.orphans as orphans_module
 import nodeagent.node.lifecycle as lifecycle_module
 from nodeagent.leader.recovery.orphans import decide_recovery
@@ -29,6 +31,7 @@ def passes(function: Callable[..., Any], cases: Iterable[tuple[tuple[Any, ...], 
         return False
 
 
+@pytest.mark.exhaustive
 def test_every_change_to_the_life_cycle_is_detected() -> None:
     cases = [((view,), action_of(view)) for view in every_view()]
     assert passes(decide, cases)
