@@ -143,7 +143,7 @@ class ExposeSettings:
     `excluded_metadata` is how the keys of tenants' annotations and labels begin that are not copied.
     `backup_pvcs` are keyed by the storage class of the source. A `cache` of None: no restore gets a
     cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
-    cache volume. `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
+    `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
     needs beside the PVC of a restore.
     """
 

@@ -12,7 +12,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.models.storage import BackupStorageLocation
 from exposer.settings import StorageAccess
 
-__all__ = ["is_in_directory", "read_storage_access"]
+__all__ = ["access_of", "is_in_directory", "read_storage_access"]
 
 _DIRECTORY_PROVIDER: Final = "fs"
 _DIRECTORY_KEY: Final = "fspath"
@@ -32,11 +32,16 @@ async def read_storage_access(client: KubeClient, namespace: str, location: str)
         found = BackupStorageLocation.parse(raw)
     except ContractError:
         return StorageAccess()
-    spec, in_directory = found.spec, is_in_directory(found)
+    return access_of(found)
+
+
+def access_of(location: BackupStorageLocation) -> StorageAccess:
+    """Return what the movers of the location need."""
+    spec, in_directory = location.spec, is_in_directory(location)
     return StorageAccess(
         inherits_credentials=spec.credential is None and not in_directory,
         directory=spec.config.get(_DIRECTORY_KEY, "") if in_directory else "",
-        read_only=found.read_only,
+        read_only=location.read_only,
     )
 
 

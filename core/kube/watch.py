@@ -117,7 +117,7 @@ async def watch_objects(
         client: lists and watches.
         selection: the objects.
         clock: measures pauses.
-        state: is kept current; None: nobody asks.
+        state: is kept current; None: the caller does not need it.
 
     Raises:
         KubeError: the first list failed permanently, for lack of permission or because the resource

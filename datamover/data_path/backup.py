@@ -74,7 +74,7 @@ class BackupParameters:
     `checkpoint_interval` is how often kopia saves an incomplete snapshot, at most every 45 minutes.
     `low_memory`: the memory suffices for one kopia process at a time.
     `in_use`: a workload pod may change the volume meanwhile.
-    `parent`: which snapshot tells what has not changed, as in `BackupPlan`.
+    `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
     """
 
     volume: Path

@@ -5,16 +5,21 @@ Does not know the steps, nor when one is retried; the caller decides that.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from typing import Any, Final, TypeVar
 
+from core.aio import run_apart
+from core.clock import Clock
 from core.errors import AgentError
 from core.kube.errors import ConflictError
 
-__all__ = ["Faults", "attempt", "describe_causes", "work_in_parallel"]
+__all__ = ["Faults", "attempt", "describe_causes", "run_restarting", "work_in_parallel"]
 
 
 _log = logging.getLogger(__name__)
+
+_RESTART_SECONDS: Final = 10.0
+"""Pause after an error, such as a list that the API server rejected."""
 
 
 _R = TypeVar("_R")
@@ -32,6 +37,20 @@ async def attempt(log_fields: dict[str, Any], step: Awaitable[_R]) -> _R | None:
         # A bug that one transfer triggers must not stop the dispatcher for all others.
         _log.error("step failed, will retry: %s", e, exc_info=e, extra=log_fields)
     return None
+
+
+async def run_restarting(work: Callable[[], Coroutine[Any, Any, None]], clock: Clock, *, name: str) -> None:
+    """Run `work` until canceled, again ten seconds after each of its errors, which are logged.
+
+    Raises:
+        ExceptionGroup: with an error that is not an AgentError.
+    """
+    while True:
+        try:
+            await run_apart(work, name=name)
+        except* AgentError as group:
+            _log.warning("%s failed, will restart: %s", name, describe_causes(group))
+        await clock.sleep(_RESTART_SECONDS)
 
 
 class Faults:

@@ -206,7 +206,7 @@ class StatusWriter:
         except ConflictError as e:
             if not (e.may_be_own and _ends(change)):
                 raise
-            # If it is, nobody else records that end and counts it.
+            # If it is, no other writer records that end and counts it.
             found = await client.read(kind.spec.resource, cr.metadata.namespace, cr.name)
             del metadata["resourceVersion"]
             if found is None or not _contains(found, patch):

@@ -11,7 +11,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from core.aio import run_apart
 from core.clock import Clock
 from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection
@@ -39,7 +38,7 @@ from nodeagent.leader.repositories.server import has_velero_server
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
-from nodeagent.runtime.tasks import Faults, describe_causes
+from nodeagent.runtime.tasks import Faults, run_restarting
 from nodeagent.runtime.timers import Timers
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.events import EventLog
@@ -58,14 +57,12 @@ _NO_FREQUENCY: Final = frozenset({"", "0", "0s"})
 
 _WORKING_SECONDS: Final = 10.0
 _SERVER_SECONDS: Final = 60.0
-_RESTART_SECONDS: Final = 10.0
-"""Pause after the API server rejected a list."""
 _WORKERS: Final = 8
 
 
 @dataclass(frozen=True)
 class RepositoryTools:
-    """What the keeper works with.
+    """What the controller works with.
 
     `new_settings` returns what repositories that are created now get as `repositoryConfig`.
     `check_leading` raises unless it may write now.
@@ -99,12 +96,7 @@ class RepositoryController:
         """Control the repositories until canceled, unless the mode is OFF."""
         if self._mode is RepositoryControllerMode.OFF:
             await asyncio.Event().wait()
-        while True:
-            try:
-                await run_apart(self._run_once, name="repository controller")
-            except* AgentError as group:
-                _log.warning("repository controller failed, will restart: %s", describe_causes(group))
-            await self._tools.clock.sleep(_RESTART_SECONDS)
+        await run_restarting(self._run_once, self._tools.clock, name="repository controller")
 
     async def _run_once(self) -> None:
         """Control the repositories until canceled.

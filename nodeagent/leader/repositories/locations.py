@@ -13,7 +13,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from core.aio import run_apart
 from core.clock import Clock
 from core.contract import LocationResult, parse_result
 from core.errors import AgentError, ExposeError
@@ -37,7 +36,7 @@ from nodeagent.leader.repositories.validation import Verdict, start_validation_p
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
-from nodeagent.runtime.tasks import Faults, describe_causes
+from nodeagent.runtime.tasks import Faults, run_restarting
 from nodeagent.runtime.timers import Timers
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 
@@ -54,8 +53,6 @@ _POD_SECONDS: Final = 600.0
 
 _WORKING_SECONDS: Final = 5.0
 _SERVER_SECONDS: Final = 60.0
-_RESTART_SECONDS: Final = 10.0
-"""Pause after the API server rejected a list."""
 
 _POD_LIMIT: Final = timedelta(minutes=3)
 """A mover ends within about a minute, but one that waits for a file system cannot."""
@@ -113,12 +110,7 @@ class LocationController:
         """Control the locations until canceled, unless the mode is OFF."""
         if self._mode is RepositoryControllerMode.OFF:
             await asyncio.Event().wait()
-        while True:
-            try:
-                await run_apart(self._run_once, name="location controller")
-            except* AgentError as group:
-                _log.warning("location controller failed, will restart: %s", describe_causes(group))
-            await self._tools.clock.sleep(_RESTART_SECONDS)
+        await run_restarting(self._run_once, self._tools.clock, name="location controller")
 
     async def _run_once(self) -> None:
         """Control the locations until canceled.

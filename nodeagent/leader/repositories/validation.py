@@ -26,7 +26,7 @@ from exposer.model import Owner
 from exposer.ownership import create_pod
 from exposer.pods import build_validation_pod
 from exposer.settings import ExposeSettings
-from exposer.storage_access import read_storage_access
+from exposer.storage_access import access_of
 from nodeagent.leader.repositories.init_pod import init_resources
 
 __all__ = ["ValidationProcess", "Verdict", "start_validation_pod"]
@@ -128,7 +128,6 @@ async def start_validation_pod(client: KubeClient, location: BackupStorageLocati
     """
     owner = Owner.of(location)
     pod = replace(settings.pod, resources=init_resources(settings.pod.resources))
-    storage = await read_storage_access(client, owner.namespace, location.name)
-    manifest: JsonDict = build_validation_pod(owner, replace(settings, pod=pod), storage=storage)
+    manifest: JsonDict = build_validation_pod(owner, replace(settings, pod=pod), storage=access_of(location))
     manifest["metadata"]["labels"] |= {STORAGE_LOCATION_LABEL: label_value(location.name)}
     await create_pod(client, manifest)

@@ -5,7 +5,7 @@ need. Does not know any kind: the adapters are beside this module, and nothing o
 directory compares kinds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from typing import Final, Generic, Protocol, TypeVar
@@ -13,6 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
+from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.runtime.metrics import Metrics
@@ -87,6 +88,20 @@ class Admission:
     pod: tuple[str, str] | None = None
     warning: str = ""
     copies: tuple[str, ...] = ()
+
+
+def admit_exposable(ready: Admission, waiting: Pending | None, copies: tuple[str, ...]) -> Admission:
+    """Return `ready`, or that the transfer is pending for what its exposer waits for, with the copies it needs."""
+    if waiting is None:
+        return replace(ready, copies=copies)
+    return Admission(
+        AdmissionState.PENDING,
+        waiting.reason,
+        waiting.message,
+        indefinite=waiting.reason == PendingReason.COPY_IN_USE,
+        blocked=waiting.blocked,
+        copies=copies,
+    )
 
 
 READY: Final = Admission(AdmissionState.READY)

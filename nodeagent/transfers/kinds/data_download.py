@@ -26,6 +26,7 @@ from nodeagent.transfers.kinds.base import (
     AdmissionState,
     KindSpec,
     PlainKind,
+    admit_exposable,
     read_copies,
 )
 from nodeagent.transfers.kinds.location import check_location
@@ -92,17 +93,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             waiting = await self.exposer.check(request, reader)
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, FailureReason.TARGET_CLAIM_UNUSABLE, str(e))
-        if waiting is None:
-            return replace(admission, copies=request.copies.needed)
-        indefinite = waiting.reason == PendingReason.COPY_IN_USE
-        return Admission(
-            AdmissionState.PENDING,
-            waiting.reason,
-            waiting.message,
-            indefinite=indefinite,
-            blocked=waiting.blocked,
-            copies=request.copies.needed,
-        )
+        return admit_exposable(admission, waiting, request.copies.needed)
 
     async def ensure_exposed(self, cr: DataDownload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from an empty volume to a mover pod."""

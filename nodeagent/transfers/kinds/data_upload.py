@@ -23,6 +23,7 @@ from nodeagent.transfers.kinds.base import (
     AdmissionState,
     KindSpec,
     PlainKind,
+    admit_exposable,
     read_copies,
 )
 from nodeagent.transfers.kinds.location import check_location
@@ -94,18 +95,9 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
             waiting = await self.exposer.check(request, reader)
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, FailureReason.SOURCE_MISSING, str(e))
-        if waiting is None:
-            return replace(admission, copies=request.copies.needed)
+        checked = admit_exposable(admission, waiting, request.copies.needed)
         # Some storage takes hours for a snapshot; one that reports errors for so long never becomes ready.
-        indefinite = not waiting.blocked
-        return Admission(
-            AdmissionState.PENDING,
-            waiting.reason,
-            waiting.message,
-            indefinite=indefinite,
-            blocked=waiting.blocked,
-            copies=request.copies.needed,
-        )
+        return checked if waiting is None else replace(checked, indefinite=not waiting.blocked)
 
     async def ensure_exposed(self, cr: DataUpload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from the source snapshot to a mover pod."""

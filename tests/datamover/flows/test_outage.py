@@ -19,7 +19,8 @@ from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.processes import children_of
-from tests.datamover.support.s3server import S3Server, S3ServerError, run_s3_server
+from tests.datamover.support.s3server import S3Server, run_s3_server
+from tests.datamover.support.servers import ServerError
 from tests.datamover.support.trees import make_large_file
 
 pytestmark = pytest.mark.processes
@@ -31,7 +32,7 @@ _SIZE_MIB = 200
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     (tmp_path / "s3").mkdir()
     # Some of these tests stop it themselves.
-    with suppress(S3ServerError), run_s3_server(tmp_path / "s3") as server:
+    with suppress(ServerError), run_s3_server(tmp_path / "s3") as server:
         server.make_bucket("backups")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)

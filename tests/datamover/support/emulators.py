@@ -6,26 +6,19 @@ Each speaks TLS with the certificate of the storage's real name, which `tests.da
 import base64
 import http.client
 import json
-import os
-import socket
 import ssl
-import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.datamover.support.s3server import free_port
+from tests.datamover.support.servers import free_port, run_server
 from tests.support.tools import azurite_folder, tool
 from tests.testbed.pki import KeyPair
 
 __all__ = ["Azurite", "FakeGcs", "bearer_token", "run_azurite", "run_fake_gcs"]
 
-_START_SECONDS = 30.0
-"""Node.js loads Azurite in two seconds, on a machine with nothing else to do."""
-
-_SHOWN_CHARACTERS = 4000
 _VERSION = "2024-11-04"
 
 
@@ -98,7 +91,7 @@ def run_azurite(folder: Path, account: str, tls: KeyPair) -> Iterator[Azurite]:
         *("--cert", tls.certificate, "--key", tls.key, "--oauth", "basic"),
         *("--silent", "--disableTelemetry", "--skipApiVersionCheck"),
     ]
-    with _run(argv, {"AZURITE_ACCOUNTS": f"{account}:{key}"}, folder, server.port):
+    with run_server(argv, {"AZURITE_ACCOUNTS": f"{account}:{key}"}, folder, server.port):
         yield server
 
 
@@ -112,35 +105,5 @@ def run_fake_gcs(folder: Path, tls: KeyPair) -> Iterator[FakeGcs]:
         *("-cert-location", tls.certificate, "-private-key-location", tls.key),
         *("-public-host", "storage.googleapis.com", "-external-url", "https://storage.googleapis.com"),
     ]
-    with _run(argv, {}, folder, server.port):
+    with run_server(argv, {}, folder, server.port):
         yield server
-
-
-@contextmanager
-def _run(argv: Sequence[str | Path], variables: dict[str, str], folder: Path, port: int) -> Iterator[None]:
-    # Not in the directory itself, where it might be a bucket.
-    log_file = folder.with_name(f"{folder.name}.log")
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(argv, env={**os.environ, **variables}, stdout=log, stderr=log)
-    try:
-        _wait_for(port, process)
-        yield
-    finally:
-        ended = process.poll()
-        process.kill()
-        process.wait()
-    if ended is not None:
-        raise RuntimeError(f"{Path(argv[0]).name} ended with {ended}: {log_file.read_text()[-_SHOWN_CHARACTERS:]}")
-
-
-def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise
-            time.sleep(0.05)
-        else:
-            return

@@ -13,7 +13,8 @@ from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.datamover.support.s3server import S3Server, free_port
+from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.servers import free_port
 
 __all__ = ["Answer", "Fault", "S3Proxy", "run_s3_proxy"]
 

@@ -1,26 +1,16 @@
 """An S3 server on loopback: versitygw over a directory, where a bucket is a directory."""
 
-import os
 import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.datamover.support.servers import free_port, run_server
 from tests.support.tools import tool
 from tests.testbed.pki import KeyPair
 
-__all__ = ["S3Server", "S3ServerError", "free_port", "run_s3_server"]
-
-_START_SECONDS = 15.0
-_SHOWN_CHARACTERS = 4000
-
-
-class S3ServerError(Exception):
-    """The server exited too early."""
+__all__ = ["S3Server", "run_s3_server"]
 
 
 @dataclass(frozen=True)
@@ -41,13 +31,6 @@ class S3Server:
         return f"[default]\naws_access_key_id = {self.access_key}\naws_secret_access_key = {self.secret_key}\n"
 
 
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def run_s3_server(folder: Path, tls: KeyPair | None = None, *, flags: Sequence[str] = ()) -> Iterator[S3Server]:
     """Start the server, and stop it at the end; with `tls` it accepts TLS only.
@@ -56,41 +39,12 @@ def run_s3_server(folder: Path, tls: KeyPair | None = None, *, flags: Sequence[s
         flags: more of its global flags, such as `--region=eu-west-1`.
 
     Raises:
-        S3ServerError: it exited by itself; the message has its last output.
+        ServerError: it exited by itself.
     """
-    address = f"127.0.0.1:{free_port()}"
+    port = free_port()
+    address = f"127.0.0.1:{port}"
     server = S3Server(f"{'https' if tls else 'http'}://{address}", folder)
     secured: list[str | Path] = ["--cert", tls.certificate, "--key", tls.key] if tls else []
-    keys = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
-    # Not in the directory itself, where it would be a bucket.
-    log_file = folder.with_name(f"{folder.name}.log")
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            [tool("versitygw", "versitygw"), "--port", address, *secured, *flags, "posix", "--nometa", folder],
-            env={**os.environ, **keys},
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-        )
-    try:
-        _wait_for(address, process)
+    argv = [tool("versitygw", "versitygw"), "--port", address, *secured, *flags, "posix", "--nometa", folder]
+    with run_server(argv, {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}, folder, port):
         yield server
-    finally:
-        ended = process.poll()
-        process.terminate()
-        process.wait()
-    if ended is not None:
-        raise S3ServerError(f"the S3 server ended with {ended}: {log_file.read_text()[:_SHOWN_CHARACTERS]}")
-
-
-def _wait_for(address: str, process: "subprocess.Popen[bytes]") -> None:
-    host, port = address.split(":")
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=1).close()
-        except OSError:
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise
-            time.sleep(0.05)
-        else:
-            return

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from core.kube.client import KubeClient
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
@@ -17,6 +17,7 @@ from nodeagent.leader.repositories.locations import LocationController, Location
 from nodeagent.leader.repositories.validation import Verdict
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
+from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -27,9 +28,10 @@ _SHARED = RepositoryVolume("/backups", {"persistentVolumeClaim": {"claimName": "
 
 
 @dataclass
-class LocationScene:
+class LocationScene(PodScene):
     """A fake API server with one location, and a controller whose own validations return `verdict`."""
 
+    container: ClassVar[str] = "mover"
     verdict: Verdict | None = field(default_factory=Verdict)
     mode: RepositoryControllerMode = RepositoryControllerMode.AUTO
     kube: FakeKube = field(default_factory=FakeKube)
@@ -61,28 +63,9 @@ class LocationScene:
         found: JsonDict = self.location.get("status", {})
         return found
 
-    @property
-    def pod(self) -> JsonDict | None:
-        return next(iter(self.kube.objects(PODS)), None)
-
     async def delete_location(self) -> None:
         """Delete the location, as a user does."""
         await KubeClient(self.kube, Retry(LoopClock())).delete(BACKUP_STORAGE_LOCATIONS, "velero", NAME)
-
-    def set_pod(self, **status: object) -> None:
-        assert self.pod is not None
-        self.kube.put(self.pod | {"status": status})
-
-    def end_pod(self, exit_code: int, message: str) -> None:
-        state = {"terminated": {"exitCode": exit_code, "message": message}}
-        phase = "Failed" if exit_code else "Succeeded"
-        self.set_pod(phase=phase, containerStatuses=[{"name": "mover", "state": state}])
-
-    async def until_pod(self, *, seconds: float = 30.0) -> JsonDict:
-        async with asyncio.timeout(seconds):
-            while self.pod is None:
-                await asyncio.sleep(0.05)
-        return self.pod
 
     @property
     def metric(self) -> float | None:

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import ClassVar
 
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
-from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, PODS
+from core.kube.resources import BACKUP_REPOSITORIES, EVENTS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
@@ -22,6 +23,7 @@ from nodeagent.leader.repositories.controller import RepositoryController, Repos
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.transfers.events import EventLog
+from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -38,9 +40,10 @@ GOOD = json.dumps({"uniqueID": "abc"})
 
 
 @dataclass
-class Scene:
+class Scene(PodScene):
     """A fake API server with one location, and a controller that works on it."""
 
+    container: ClassVar[str] = "init"
     kube: FakeKube
     controller: RepositoryController
     pods_seen: list[str] = field(default_factory=list)
@@ -57,27 +60,8 @@ class Scene:
     def message(self) -> str:
         return str(self.repository.get("status", {}).get("message", ""))
 
-    @property
-    def pod(self) -> JsonDict | None:
-        return next(iter(self.kube.objects(PODS)), None)
-
-    def set_pod(self, **status: object) -> None:
-        assert self.pod is not None
-        self.kube.put(self.pod | {"status": status})
-
-    def end_pod(self, exit_code: int, message: str) -> None:
-        state = {"terminated": {"exitCode": exit_code, "message": message}}
-        phase = "Failed" if exit_code else "Succeeded"
-        self.set_pod(phase=phase, containerStatuses=[{"name": "init", "state": state}])
-
     def reasons(self) -> list[str]:
         return [event["reason"] for event in self.kube.objects(EVENTS)]
-
-    async def until_pod(self, *, seconds: float = 30.0) -> JsonDict:
-        async with asyncio.timeout(seconds):
-            while self.pod is None:
-                await asyncio.sleep(0.05)
-        return self.pod
 
     async def until_phase(self, phase: str, *, seconds: float = 30.0) -> None:
         async with asyncio.timeout(seconds):

@@ -1,0 +1,36 @@
+"""A fake API server in which a controller of the leader runs one pod."""
+
+import asyncio
+from typing import ClassVar
+
+from core.kube.resources import PODS
+from core.models.base import JsonDict
+from tests.support.fakekube import FakeKube
+
+__all__ = ["PodScene"]
+
+
+class PodScene:
+    """The pod, and what its kubelet does; a scene has `kube` and the name of the pod's container."""
+
+    kube: FakeKube
+    container: ClassVar[str]
+
+    @property
+    def pod(self) -> JsonDict | None:
+        return next(iter(self.kube.objects(PODS)), None)
+
+    def set_pod(self, **status: object) -> None:
+        assert self.pod is not None
+        self.kube.put(self.pod | {"status": status})
+
+    def end_pod(self, exit_code: int, message: str) -> None:
+        state = {"terminated": {"exitCode": exit_code, "message": message}}
+        phase = "Failed" if exit_code else "Succeeded"
+        self.set_pod(phase=phase, containerStatuses=[{"name": self.container, "state": state}])
+
+    async def until_pod(self, *, seconds: float = 30.0) -> JsonDict:
+        async with asyncio.timeout(seconds):
+            while self.pod is None:
+                await asyncio.sleep(0.05)
+        return self.pod
