@@ -14,16 +14,19 @@ from typing import Annotated, Final, TypeVar
 from msgspec import UNSET, Meta, UnsetType, field
 
 from core.errors import ContractError, ResultError
-from core.models.base import Int64, WireModel
+from core.models.base import Int64, Time, WireModel
 from core.models.units import format_duration
 
 __all__ = [
     "CANCELED_ENDING",
+    "MAINTENANCE_ERROR",
     "TERMINATION_MESSAGE_LIMIT_BYTES",
     "BackupResult",
     "DataPathReason",
     "InitResult",
     "LocationResult",
+    "MaintenanceMode",
+    "MaintenanceResult",
     "MoverArgs",
     "MoverVerb",
     "ProgressMessage",
@@ -37,6 +40,12 @@ __all__ = [
 
 CANCELED_ENDING: Final = "data path is canceled"
 """A termination message with this ending means canceled, not failed."""
+
+MAINTENANCE_ERROR: Final = "Repo maintenance error: "
+"""The cause of a failed maintenance follows this text in its termination message; Velero's server looks for it.
+
+Source: Velero v1.18, pkg/repository/maintenance/maintenance.go.
+"""
 
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
 """Source: Kubernetes, the limit of a container's termination message in the kubelet."""
@@ -74,6 +83,16 @@ class MoverVerb(StrEnum):
     RESTORE = "restore"
     INIT_REPOSITORY = "init-repository"
     VALIDATE_LOCATION = "validate-location"
+    MAINTAIN_REPOSITORY = "maintain-repository"
+
+
+class MaintenanceMode(StrEnum):
+    """What a maintenance ran."""
+
+    NONE = "none"
+    """Nothing: `MaintenanceResult.reason` says why."""
+    QUICK = "quick"
+    FULL = "full"
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,7 @@ class MoverArgs:
     `kind_flag` is the flag that names the custom resource: `data-upload`, `data-download`,
     `pod-volume-backup`, `pod-volume-restore`, `backup-repository` or `backup-storage-location`. Paths are absolute and
     inside the pod; an empty path is omitted. `cache_limit_mib` is what the cache volume has room
-    for; 0: there is none.
+    for; 0: there is none. `options` are flags of one verb only.
     """
 
     verb: MoverVerb
@@ -96,6 +115,7 @@ class MoverArgs:
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
+    options: tuple[str, ...] = ()
 
     @property
     def argv(self) -> list[str]:
@@ -110,7 +130,7 @@ class MoverArgs:
             "log-level": self.log_level,
             "log-format": self.log_format,
         }
-        return [str(self.verb), *(f"--{flag}={value}" for flag, value in flags.items() if value)]
+        return [str(self.verb), *(f"--{flag}={value}" for flag, value in flags.items() if value), *self.options]
 
 
 class ProgressMessage(WireModel, omit_defaults=True):
@@ -172,7 +192,29 @@ class LocationResult(WireModel):
     needs_pod: bool = False
 
 
-_Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult, LocationResult)
+class MaintenanceResult(WireModel, omit_defaults=True):
+    """The termination message of `maintain-repository` that succeeded, or had nothing to do.
+
+    `reason` says why nothing ran (mode `none`). `next_quick` and `next_full` are kopia's next due times,
+    by the clock of the pod; `foreign_at` is when the newest maintenance began that this cluster did not start.
+    Sizes in bytes; `peak_bytes` is kopia's highest resident memory, `freed_bytes` what the bucket shrank by.
+    """
+
+    mode: MaintenanceMode
+    reason: str = ""
+    repository_id: str = field(name="repositoryID", default="")
+    seconds: float = 0.0
+    contents: Int64 = 0
+    index_blobs: Int64 = 0
+    freed_bytes: Int64 = 0
+    peak_bytes: Int64 = 0
+    full_interval_seconds: float = 0.0
+    next_quick: Time | None = None
+    next_full: Time | None = None
+    foreign_at: Time | None = None
+
+
+_Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult, LocationResult, MaintenanceResult)
 
 
 def parse_result(model: type[_Result], message: str) -> _Result:

@@ -15,6 +15,7 @@ __all__ = [
     "DATA_UPLOADS",
     "DEPLOYMENTS",
     "EVENTS",
+    "JOBS",
     "LEASES",
     "NODES",
     "PERSISTENT_VOLUMES",
@@ -75,6 +76,7 @@ PERSISTENT_VOLUMES: Final = Resource("PersistentVolume", "persistentvolumes", na
 NODES: Final = Resource("Node", "nodes", namespaced=False)
 DAEMON_SETS: Final = Resource("DaemonSet", "daemonsets", "apps")
 DEPLOYMENTS: Final = Resource("Deployment", "deployments", "apps")
+JOBS: Final = Resource("Job", "jobs", "batch")
 LEASES: Final = Resource("Lease", "leases", "coordination.k8s.io")
 STORAGE_CLASSES: Final = Resource("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False)
 VOLUME_ATTACHMENTS: Final = Resource("VolumeAttachment", "volumeattachments", "storage.k8s.io", namespaced=False)

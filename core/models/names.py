@@ -26,6 +26,7 @@ __all__ = [
     "DISPATCHER_LEASE",
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
+    "MAINTENANCE_ANNOTATION",
     "MANAGED_BY_LABEL",
     "MOVER_LOST_ANNOTATION",
     "MOVER_SERVICE_ACCOUNT",
@@ -39,10 +40,13 @@ __all__ = [
     "POD_VOLUME_FINALIZER",
     "POD_VOLUME_RESTORE_LABEL",
     "PVC_NAME_ANNOTATION",
+    "REPOSITORY_CREATED_ANNOTATION",
+    "REPOSITORY_ID_ANNOTATION",
     "REPOSITORY_TYPE_LABEL",
     "REPO_CREDENTIALS_KEY",
     "REPO_CREDENTIALS_SECRET",
     "REPO_DEFAULT_PASSWORD",
+    "REPO_NAME_LABEL",
     "RESTORE_UID_LABEL",
     "SELECTED_NODE_ANNOTATION",
     "SERVICE_ACCOUNT",
@@ -78,6 +82,10 @@ POD_VOLUME_FINALIZER: Final = "velero.io/pod-volume-finalizer"
 VOLUME_NAMESPACE_LABEL: Final = "velero.io/volume-namespace"
 STORAGE_LOCATION_LABEL: Final = "velero.io/storage-location"
 REPOSITORY_TYPE_LABEL: Final = "velero.io/repository-type"
+
+# On a maintenance Job and its pod: the name of its BackupRepository.
+REPO_NAME_LABEL: Final = "velero.io/repo-name"
+"""A Velero server waits for Jobs with this label, and counts them."""
 
 # On the objects of an expose.
 EXPOSER_POD_GROUP_LABEL: Final = "velero.io/exposer-pod-group"
@@ -122,6 +130,12 @@ NOT_PREPARED_ANNOTATION: Final = "nodeagent.io/not-prepared"
 """On a custom resource that failed before Prepared, for a cause that may be its node's: the cause."""
 PENDING_REASON_ANNOTATION: Final = "nodeagent.io/pending-reason"
 """On a custom resource: the pending reason, which `status.message` describes."""
+REPOSITORY_ID_ANNOTATION: Final = "nodeagent.io/repository-id"
+"""On a BackupRepository: the unique ID of the kopia repository, from the first time that it was opened."""
+REPOSITORY_CREATED_ANNOTATION: Final = "nodeagent.io/repository-created"
+"""On a BackupRepository: "true" if our init pod created the kopia repository, instead of finding it."""
+MAINTENANCE_ANNOTATION: Final = "nodeagent.io/maintenance"
+"""On a BackupRepository: what the next maintenance depends on, as JSON (`nodeagent.leader.maintenance.record`)."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"
 """On an agent's own pod: the hash of its active configuration."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"

@@ -15,6 +15,8 @@ from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOL
 __all__ = [
     "CACHE_LIMIT_KEY",
     "DEFAULT_CACHE_LIMIT_MIB",
+    "FULL_INTERVAL_KEY",
+    "FULL_INTERVAL_SECONDS",
     "REPOSITORY_TYPE",
     "BackupRepository",
     "BackupRepositorySpec",
@@ -22,6 +24,8 @@ __all__ = [
     "BackupStorageLocation",
     "BackupStorageLocationSpec",
     "BackupStorageLocationStatus",
+    "MaintenanceEntry",
+    "MaintenanceOutcome",
     "ObjectStorage",
     "RepositoryKey",
     "RepositoryPhase",
@@ -35,6 +39,12 @@ REPOSITORY_TYPE: Final = "kopia"
 
 CACHE_LIMIT_KEY: Final = "cacheLimitMB"
 """In `spec.repositoryConfig`: limit of kopia's cache, in MiB."""
+
+FULL_INTERVAL_KEY: Final = "fullMaintenanceInterval"
+"""In `spec.repositoryConfig`: how often kopia's full maintenance is due, a key of FULL_INTERVAL_SECONDS."""
+
+FULL_INTERVAL_SECONDS: Final = {"normalGC": 86_400, "fastGC": 43_200, "eagerGC": 21_600}
+"""Source: Velero v1.18, pkg/repository/udmrepo/repo_options.go."""
 
 DEFAULT_CACHE_LIMIT_MIB: Final = 5000
 """The cache limit where `spec.repositoryConfig` sets none.
@@ -140,12 +150,29 @@ class BackupRepositorySpec(WireModel):
     repository_config: dict[str, str] = field(default_factory=dict)
 
 
+class MaintenanceOutcome(StrEnum):
+    """`result` of an entry of `status.recentMaintenance`."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class MaintenanceEntry(WireModel, omit_defaults=True):
+    """One Job of the maintenance history; `start_timestamp` is the Job's creation. A success has no message."""
+
+    result: MaintenanceOutcome | None = None
+    start_timestamp: Time | None = None
+    complete_timestamp: Time | None = None
+    message: str = ""
+
+
 class BackupRepositoryStatus(WireModel):
-    """`status` of a BackupRepository."""
+    """`status` of a BackupRepository; the history is ordered from oldest to newest."""
 
     phase: RepositoryPhase | None = None
     message: str = ""
     last_maintenance_time: Time | None = None
+    recent_maintenance: tuple[MaintenanceEntry, ...] = ()
 
 
 class BackupRepository(CustomResource):

@@ -18,7 +18,13 @@ from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
 from core.models.base import JsonDict
-from core.models.storage import CACHE_LIMIT_KEY, DEFAULT_CACHE_LIMIT_MIB, REPOSITORY_TYPE
+from core.models.storage import (
+    CACHE_LIMIT_KEY,
+    DEFAULT_CACHE_LIMIT_MIB,
+    FULL_INTERVAL_KEY,
+    FULL_INTERVAL_SECONDS,
+    REPOSITORY_TYPE,
+)
 from core.models.units import parse_count
 from nodeagent.config.keys import Finding, guess, load_json, show_key
 
@@ -27,9 +33,7 @@ __all__ = ["ParsedSettings", "RepositoryConfig", "parse_settings_of"]
 _log = logging.getLogger(__name__)
 
 _FLAG: Final = "--backup-repository-configmap"
-_INTERVAL_KEY: Final = "fullMaintenanceInterval"
-_INTERVALS: Final = ("normalGC", "fastGC", "eagerGC")
-"""24, 12 and 6 hours. Source: Velero v1.18, pkg/repository/udmrepo/repo_options.go."""
+_INTERVALS: Final = tuple(FULL_INTERVAL_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -93,14 +97,14 @@ class _Found:
             self.errors.append(Finding(path, "expected a string, a number, true or false"))
         elif key == CACHE_LIMIT_KEY:
             self._take_limit(path, text)
-        elif key == _INTERVAL_KEY and text not in _INTERVALS:
+        elif key == FULL_INTERVAL_KEY and text not in _INTERVALS:
             problem = f"expected one of {', '.join(_INTERVALS)}, found {text}"
             self.errors.append(Finding(path, problem, guess(text, _INTERVALS)))
         else:
             self.settings[key] = text
-            if key != _INTERVAL_KEY:
+            if key != FULL_INTERVAL_KEY:
                 problem = "unknown key; passed on to the BackupRepository"
-                self.notes.append(Finding(path, problem, guess(key, (CACHE_LIMIT_KEY, _INTERVAL_KEY))))
+                self.notes.append(Finding(path, problem, guess(key, (CACHE_LIMIT_KEY, FULL_INTERVAL_KEY))))
 
     def _take_limit(self, path: str, text: str) -> None:
         limit = parse_count(text)

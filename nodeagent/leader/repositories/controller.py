@@ -34,7 +34,7 @@ from nodeagent.leader.repositories.init_pod import (
 )
 from nodeagent.leader.repositories.password import ensure_repository_password
 from nodeagent.leader.repositories.retry import RepositoryRetries, read_inputs
-from nodeagent.leader.repositories.server import has_velero_server
+from core.kube.velero_server import has_velero_server
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode

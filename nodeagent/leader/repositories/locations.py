@@ -31,7 +31,7 @@ from exposer.pods import validation_pod_name
 from exposer.settings import ExposeSettings
 from exposer.storage_access import is_in_directory
 from nodeagent.leader.repositories.init_pod import InitState, inspect_init_pod, tolerate_any_node
-from nodeagent.leader.repositories.server import has_velero_server
+from core.kube.velero_server import has_velero_server
 from nodeagent.leader.repositories.validation import Verdict, start_validation_pod
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics

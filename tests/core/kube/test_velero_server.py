@@ -7,7 +7,7 @@ import pytest
 from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
-from nodeagent.leader.repositories.server import has_velero_server
+from core.kube.velero_server import has_velero_server
 from tests.support.fakekube import FakeKube
 
 _BY_CHART = {"app.kubernetes.io/name": "velero", "app.kubernetes.io/instance": "backup", "component": "velero"}
@@ -20,7 +20,8 @@ _BY_CHART = {"app.kubernetes.io/name": "velero", "app.kubernetes.io/instance": "
         pytest.param({"labels": _BY_CHART, "name": "backup-velero"}, True, id="chart"),
         pytest.param({"labels": {"component": "velero"}, "kind": "DaemonSet"}, False, id="Velero's agents"),
         pytest.param({"labels": {"component": "velero"}, "namespace": "other"}, False, id="another namespace"),
-        pytest.param({"labels": {"component": "ui"}}, False, id="another Deployment"),
+        pytest.param({"labels": {}, "name": "velero"}, True, id="by its name"),
+        pytest.param({"labels": {"component": "ui"}, "name": "velero-ui"}, False, id="another Deployment"),
     ],
 )
 async def test_a_server_is_its_deployment_whatever_its_replicas(found: dict[str, Any], expected: bool) -> None:
