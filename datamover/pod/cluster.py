@@ -10,6 +10,7 @@ import base64
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Final, Self
 
@@ -64,6 +65,9 @@ _NO_PASSWORD: Final = "-"  # noqa: S105 - no password
 
 _RETRY_ATTEMPTS: Final = 100
 """A single API server is unavailable for minutes while its machine restarts."""
+
+_REREAD: Final = timedelta(seconds=1)
+"""The least time between two reads of a BackupRepository that is not Ready, after the first two."""
 
 FORBIDDEN_SECONDS: Final = 20.0
 """After its start it answers 403 for some seconds until RBAC is loaded; a mover pod is not retried as a whole."""
@@ -152,7 +156,7 @@ class ClusterReader:
             RepositoryError: its controller could not make it Ready; the message is the controller's.
                 Or it is still not Ready at the deadline.
         """
-        reported = ""
+        reported, next_read = "", Deadline.after(self._clock, timedelta())
         while True:
             found = await self._find_repository(volume_namespace, location)
             name = f"BackupRepository {self._namespace}/{found.name}"
@@ -167,6 +171,9 @@ class ClusterReader:
                 await on_wait(text)
                 reported = text
             await self._wait_for_change(found, deadline)
+            # A status that changes all the time, or that list and watch show differently, must not load the API server.
+            await self._clock.sleep(next_read.remaining_seconds)
+            next_read = Deadline.after(self._clock, _REREAD)
 
     async def _wait_for_change(self, repository: BackupRepository, deadline: Deadline) -> None:
         """Return when the repository's phase or message has changed, it was deleted, or the deadline has passed.

@@ -78,6 +78,25 @@ async def test_a_repository_is_awaited_by_a_watch_and_created_again_when_deleted
     assert [one["metadata"]["name"] for one in pod.stored()] == [REPOSITORY]
 
 
+@pytest.mark.looptime
+async def test_a_repository_that_changes_all_the_time_is_read_once_a_second(tmp_path: Path) -> None:
+    pod = MoverPod(FakeKube(), tmp_path, LoopClock())
+
+    async def change() -> None:
+        for number in range(1000):
+            pod.kube.put(_ready("app-dr", "default") | {"status": {"phase": "New", "message": str(number)}})
+            await asyncio.sleep(0.01)
+        pod.kube.put(_ready("app-dr", "default"))
+
+    changing = asyncio.create_task(change())
+    await asyncio.sleep(0)
+    found = await _ensure_repository(pod, timedelta(minutes=1))
+    await changing
+    assert found.name == "app-dr-default-kopia"
+    lists = [one for one in pod.kube.requests if "labelSelector" in one.query and "watch" not in one.query]
+    assert len(lists) <= 13
+
+
 def _requested(pod: MoverPod, word: str) -> bool:
     """Return whether the repositories were requested with `word` in the query."""
     return any(word in one.query and "/backuprepositories" in one.path for one in pod.kube.requests)
@@ -91,13 +110,13 @@ async def test_a_repository_that_is_not_ready_fails_the_transfer_with_its_messag
     assert pod.reasons() == ["Data-Path-Started", "Data-Path-Failed", "Data-Path-Stopped"]
 
 
-async def _ensure_repository(pod: MoverPod) -> BackupRepository:
+async def _ensure_repository(pod: MoverPod, within: timedelta = timedelta()) -> BackupRepository:
     """Return the repository of a volume of namespace app-dr, in location default."""
 
     async def ignore(_: str) -> None:
         """Ignore the message."""
 
-    deadline = Deadline.after(pod.clock, timedelta())
+    deadline = Deadline.after(pod.clock, within)
     return await pod.context.reader.ensure_repository("app-dr", "default", deadline=deadline, on_wait=ignore)
 
 
