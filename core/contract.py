@@ -178,9 +178,10 @@ class RestoreResult(WireModel):
 
 
 class InitResult(WireModel):
-    """The termination message of `init-repository` that succeeded."""
+    """The termination message of `init-repository` that succeeded; `created`: there was no repository before."""
 
     unique_id: _Id = field(name="uniqueID")
+    created: bool = False
 
 
 class LocationResult(WireModel):

@@ -42,6 +42,7 @@ __all__ = [
     "PVC_NAME_ANNOTATION",
     "REPOSITORY_CREATED_ANNOTATION",
     "REPOSITORY_ID_ANNOTATION",
+    "REPOSITORY_INPUTS_ANNOTATION",
     "REPOSITORY_TYPE_LABEL",
     "REPO_CREDENTIALS_KEY",
     "REPO_CREDENTIALS_SECRET",
@@ -130,6 +131,8 @@ NOT_PREPARED_ANNOTATION: Final = "nodeagent.io/not-prepared"
 """On a custom resource that failed before Prepared, for a cause that may be its node's: the cause."""
 PENDING_REASON_ANNOTATION: Final = "nodeagent.io/pending-reason"
 """On a custom resource: the pending reason, which `status.message` describes."""
+REPOSITORY_INPUTS_ANNOTATION: Final = "nodeagent.io/repository-inputs"
+"""On a BackupRepository: a hash of the location and credentials by which it was opened; others need a new check."""
 REPOSITORY_ID_ANNOTATION: Final = "nodeagent.io/repository-id"
 """On a BackupRepository: the unique ID of the kopia repository, from the first time that it was opened."""
 REPOSITORY_CREATED_ANNOTATION: Final = "nodeagent.io/repository-created"

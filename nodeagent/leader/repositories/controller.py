@@ -12,12 +12,26 @@ from functools import partial
 from typing import Final
 
 from core.clock import Clock
-from core.errors import AgentError, ExposeError
+from core.contract import InitResult, parse_result
+from core.errors import AgentError, ExposeError, RepositoryError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
+from core.kube.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    KubeError,
+    NotFoundError,
+)
 from core.kube.resources import BACKUP_REPOSITORIES, PODS
+from core.kube.velero_server import has_velero_server
 from core.logs import fields
 from core.models.base import JsonDict, format_time
+from core.models.names import (
+    REPOSITORY_CREATED_ANNOTATION,
+    REPOSITORY_ID_ANNOTATION,
+    REPOSITORY_INPUTS_ANNOTATION,
+)
 from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
 from core.redact import redact
 from exposer.causes import CauseFinder
@@ -32,9 +46,9 @@ from nodeagent.leader.repositories.init_pod import (
     start_init_pod,
     tolerate_any_node,
 )
+from nodeagent.leader.repositories.inputs import LocationInputs, read_inputs
 from nodeagent.leader.repositories.password import ensure_repository_password
-from nodeagent.leader.repositories.retry import RepositoryRetries, read_inputs
-from core.kube.velero_server import has_velero_server
+from nodeagent.leader.repositories.retry import RepositoryRetries
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
@@ -91,6 +105,7 @@ class RepositoryController:
         self._faults = Faults(_log)
         self._queue: WorkQueue[str] | None = None
         self._repositories: Informer[JsonDict] | None = None
+        self._inputs = LocationInputs(tools.client, tools.clock, namespace, self._enqueue_all_of)
 
     async def run(self) -> None:
         """Control the repositories until canceled, unless the mode is OFF."""
@@ -124,6 +139,7 @@ class RepositoryController:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repositories.run(), name="repositories")
             group.create_task(pods.run(), name="init pods")
+            group.create_task(self._inputs.run(), name="inputs of repositories")
             try:
                 if await self._in_charge():
                     tools.check_leading()
@@ -139,6 +155,14 @@ class RepositoryController:
         if current is None or current["metadata"]["uid"] != meta["uid"]:
             self._retries.forget(meta["uid"])
         queue.add(meta["name"])
+
+    def _enqueue_all_of(self, location: str) -> None:
+        """Enqueue the repositories in a location that has changed."""
+        if self._repositories is None or self._queue is None:
+            return
+        for raw in self._repositories.items():
+            if RepositoryKey.of(raw).location == location:
+                self._queue.add(raw["metadata"]["name"])
 
     def _forget(self, name: str) -> None:
         """Drop what is remembered about the deleted repository `name`."""
@@ -193,22 +217,48 @@ class RepositoryController:
             return await self._follow(repository, pod)
         self._pod_ages.forget(repository.name)
         if repository.phase is RepositoryPhase.READY:
+            return await self._check_again(repository)
+        await ensure_repository_password(self._tools.client, self._namespace)
+        inputs = await self._read_inputs(repository)
+        if repository.phase is RepositoryPhase.NOT_READY and not self._retries.is_due(repository.uid, inputs):
+            return Requeue(self._retries.pause_seconds)
+        return await self._attempt(repository, inputs)
+
+    async def _check_again(self, repository: BackupRepository) -> Requeue | None:
+        """Check a Ready repository again if its location, credentials or password have changed since it was opened."""
+        inputs = await self._inputs.of(repository.spec.backup_storage_location)
+        opened = repository.metadata.annotations.get(REPOSITORY_INPUTS_ANNOTATION)
+        if opened == inputs:
             return None
-        inputs = await read_inputs(self._tools.client, repository)
-        if repository.phase is RepositoryPhase.NOT_READY:
-            if not self._retries.is_due(repository.uid, inputs):
-                return Requeue(self._retries.pause_seconds)
-            # Transfers that need it wait for this attempt instead of failing with the last cause.
-            repository = await self._patch(repository, {"status": {"phase": RepositoryPhase.NEW, "message": None}})
+        if not opened:
+            # A Velero server or an earlier version made it Ready.
+            await self._patch(repository, {}, {REPOSITORY_INPUTS_ANNOTATION: inputs})
+            return None
+        text = "its backup storage location, credentials or password have changed: checking it again"
+        await self._tools.events.record(repository, "Checking", text)
+        return await self._attempt(repository, inputs)
+
+    async def _attempt(self, repository: BackupRepository, inputs: str) -> Requeue | None:
+        """Start an init pod. Transfers that need the repository wait for it, instead of failing with the last cause."""
+        change: JsonDict = {}
+        if repository.phase is not RepositoryPhase.NEW:
+            change["status"] = {"phase": RepositoryPhase.NEW, "message": None}
+        if change or repository.metadata.annotations.get(REPOSITORY_INPUTS_ANNOTATION) != inputs:
+            # Before the attempt: what changes during it is checked again after it.
+            repository = await self._patch(repository, change, {REPOSITORY_INPUTS_ANNOTATION: inputs})
         self._retries.begin(repository.uid, inputs)
         return await self._start(repository)
+
+    async def _read_inputs(self, repository: BackupRepository) -> str:
+        return await read_inputs(self._tools.client, self._namespace, repository.spec.backup_storage_location)
 
     async def _complete(self, repository: BackupRepository) -> BackupRepository:
         """Set defaults; a repository that was ready once keeps its values."""
         spec: JsonDict = {}
         if repository.spec.maintenance_frequency in _NO_FREQUENCY:
             spec["maintenanceFrequency"] = _DEFAULT_FREQUENCY
-        if repository.phase is RepositoryPhase.NEW and not repository.spec.repository_config:
+        new = repository.phase is RepositoryPhase.NEW and repository.status.last_maintenance_time is None
+        if new and not repository.spec.repository_config:
             settings = await self._tools.new_settings()
             if settings:
                 spec["repositoryConfig"] = dict(settings)
@@ -216,12 +266,11 @@ class RepositoryController:
 
     async def _start(self, repository: BackupRepository) -> Requeue | None:
         tools = self._tools
-        await ensure_repository_password(tools.client, self._namespace)
         tools.check_leading()
         try:
             await start_init_pod(tools.client, repository, tools.expose_settings())
-        except (ForbiddenError, InvalidError) as e:
-            if pending := diagnose_rejection(e):
+        except (ForbiddenError, InvalidError, RepositoryError) as e:
+            if isinstance(e, KubeError) and (pending := diagnose_rejection(e)):
                 # Its movers wait for the account too.
                 await self._report_pending(repository, pending)
                 return Requeue(_WORKING_SECONDS)
@@ -244,7 +293,7 @@ class RepositoryController:
             # The watch reports changes; this is for what depends on time.
             return Requeue(_WORKING_SECONDS)
         if report.state is InitState.SUCCEEDED:
-            await self._succeed(repository)
+            await self._succeed(repository, parse_result(InitResult, report.message))
         else:
             await self._fail(repository, report.message, by_mover=report.by_mover)
         meta = pod["metadata"]
@@ -268,17 +317,24 @@ class RepositoryController:
             stored = await self._patch(repository, {"status": {"message": message}})
             await self._tools.events.record(stored, pending.reason, message, warning=True)
 
-    async def _succeed(self, repository: BackupRepository) -> None:
+    async def _succeed(self, repository: BackupRepository, result: InitResult) -> None:
         if repository.phase is RepositoryPhase.READY:
             return
         status: JsonDict = {"phase": RepositoryPhase.READY, "message": None}
         if repository.status.last_maintenance_time is None:
             # A new repository needs no maintenance before its first interval has passed.
             status["lastMaintenanceTime"] = format_time(self._tools.clock.now())
-        stored = await self._patch(repository, {"status": status})
+        annotations: dict[str, str | None] = {REPOSITORY_ID_ANNOTATION: result.unique_id}
+        last_id = repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, result.unique_id)
+        if result.created or result.unique_id != last_id:
+            annotations[REPOSITORY_CREATED_ANNOTATION] = "true" if result.created else None
+        stored = await self._patch(repository, {"status": status}, annotations)
         self._retries.forget(stored.uid)
         self._tools.metrics.repository(stored.name, ok=True)
         await self._tools.events.record(stored, "Ready", "backup repository is ready")
+        if result.unique_id != last_id:
+            text = f"the location has another repository than before (ID {result.unique_id}, was {last_id})"
+            await self._tools.events.record(stored, "DifferentRepository", text, warning=True)
 
     async def _fail(self, repository: BackupRepository, message: str, *, by_mover: bool = False) -> None:
         cause = message if by_mover else ""
@@ -289,7 +345,7 @@ class RepositoryController:
             repository = await self._patch(repository, {"status": status})
             self._tools.metrics.repository(repository.name, ok=False)
             await self._tools.events.record(repository, "NotReady", message, warning=True)
-        self._retries.fail(repository.uid, await read_inputs(self._tools.client, repository), cause=cause)
+        self._retries.fail(repository.uid, await self._read_inputs(repository), cause=cause)
 
     async def _in_charge(self) -> bool:
         """Return whether this controller is in charge: by the mode, or because there is no Velero server."""
@@ -297,11 +353,16 @@ class RepositoryController:
             return self._mode is RepositoryControllerMode.ON
         return not await has_velero_server(self._tools.client, self._namespace)
 
-    async def _patch(self, repository: BackupRepository, change: JsonDict) -> BackupRepository:
+    async def _patch(
+        self, repository: BackupRepository, change: JsonDict, annotations: Mapping[str, str | None] | None = None
+    ) -> BackupRepository:
         """Send one merge patch with uid and resourceVersion; return the stored repository."""
         self._tools.check_leading()
         meta = repository.metadata
-        patch = {"metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version}} | change
+        held: JsonDict = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+        if annotations:
+            held["annotations"] = dict(annotations)
+        patch = {"metadata": held} | change
         stored = await self._tools.client.patch(BACKUP_REPOSITORIES, self._namespace, repository.name, patch)
         return BackupRepository.parse(stored)
 

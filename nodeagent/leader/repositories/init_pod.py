@@ -11,19 +11,19 @@ from functools import partial
 from typing import Final
 
 from core.contract import InitResult, parse_result
-from core.errors import ExposeError, ResultError
+from core.errors import ExposeError, RepositoryError, ResultError
 from core.kube.client import KubeClient
-from core.kube.resources import PODS
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
-from core.models.storage import BackupRepository, repository_labels
+from core.models.storage import BackupRepository, BackupStorageLocation, repository_labels
 from core.models.units import parse_quantity
 from exposer.model import Owner, Pending
 from exposer.ownership import create_pod
 from exposer.pod_status import PodEnd, diagnose_pod, parse_pod_end
 from exposer.pods import build_init_pod, init_pod_name
 from exposer.settings import ExposeSettings
-from exposer.storage_access import read_storage_access
+from exposer.storage_access import access_of
 from exposer.workload import ONTO_ANY_NODE
 
 __all__ = [
@@ -41,6 +41,9 @@ INIT_POD_SELECTOR: Final = f"{OWNER_UID_LABEL},{REPOSITORY_TYPE_LABEL}"
 
 _PENDING_LIMIT: Final = timedelta(seconds=90)
 """After this time without a start, the repository is NotReady with the cause: transfers wait for it."""
+
+_STARTING_LIMIT: Final = timedelta(minutes=5)
+"""The same for a pod without a fault, whose kubelet may be slow or restarting; a mover waits for 10 minutes."""
 
 _REQUEST_LIMITS: Final = {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "128Mi"}
 """Highest resource requests of an init pod: it connects, and writes one small file."""
@@ -67,7 +70,7 @@ class InitState(Enum):
 
 @dataclass(frozen=True)
 class PodReport:
-    """The state of an init pod; `message` is the cause of a failure, `by_mover` whether the mover reported it."""
+    """The state of an init pod; `message` is its result or the cause of its failure, `by_mover`: from the mover."""
 
     state: InitState
     message: str = ""
@@ -93,9 +96,8 @@ def inspect_init_pod(
     """
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"
-    late = age >= _PENDING_LIMIT
     if (meta.get("labels") or {}).get(OWNER_UID_LABEL) != uid:
-        if not late:
+        if age < _PENDING_LIMIT:
             # Most likely of an object with the same name that was just deleted.
             return PodReport(InitState.TERMINATING)
         message = (
@@ -112,7 +114,7 @@ def inspect_init_pod(
     except ExposeError as e:
         return PodReport(InitState.FAILED, str(e))
     pending = (pending or found) if found is not None else None
-    if pending is not None and late:
+    if pending is not None and age >= (_PENDING_LIMIT if pending.blocked else _STARTING_LIMIT):
         return PodReport(InitState.FAILED, pending.message)
     unscheduled = pending is not None and pending.blocked and not pod["spec"].get("nodeName")
     schedulable_only = ONTO_ANY_NODE not in (pod["spec"].get("tolerations") or [])
@@ -131,7 +133,7 @@ def _inspect_end(name: str, end: PodEnd, parse: Callable[[str], object]) -> PodR
         parse(end.message)
     except ResultError as e:
         return PodReport(InitState.FAILED, f"init pod {name}: {e}")
-    return PodReport(InitState.SUCCEEDED)
+    return PodReport(InitState.SUCCEEDED, end.message, by_mover=True)
 
 
 def init_resources(resources: JsonDict) -> JsonDict:
@@ -175,13 +177,18 @@ async def start_init_pod(client: KubeClient, repository: BackupRepository, setti
     """Create the repository's init pod.
 
     Raises:
+        RepositoryError: its location does not exist.
         AlreadyExistsError: the pod exists.
         KubeError: the API server rejected the request; InvalidError and ForbiddenError mean that
             it rejects this pod.
     """
     pod = replace(settings.pod, resources=init_resources(settings.pod.resources))
     owner, spec = Owner.of(repository), repository.spec
-    storage = await read_storage_access(client, owner.namespace, spec.backup_storage_location)
+    raw = await client.read(BACKUP_STORAGE_LOCATIONS, owner.namespace, spec.backup_storage_location)
+    if raw is None:
+        shown = f"{BACKUP_STORAGE_LOCATIONS.kind} {owner.namespace}/{spec.backup_storage_location}"
+        raise RepositoryError(f"{shown} does not exist")
+    storage = access_of(BackupStorageLocation.parse(raw))
     manifest = build_init_pod(owner, replace(settings, pod=pod), storage=storage)
     manifest["metadata"]["labels"] |= repository_labels(spec.volume_namespace, spec.backup_storage_location)
     await create_pod(client, manifest)

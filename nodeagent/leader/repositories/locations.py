@@ -19,6 +19,7 @@ from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
+from core.kube.velero_server import has_velero_server
 from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.storage import BackupStorageLocation
@@ -31,7 +32,6 @@ from exposer.pods import validation_pod_name
 from exposer.settings import ExposeSettings
 from exposer.storage_access import is_in_directory
 from nodeagent.leader.repositories.init_pod import InitState, inspect_init_pod, tolerate_any_node
-from core.kube.velero_server import has_velero_server
 from nodeagent.leader.repositories.validation import Verdict, start_validation_pod
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
@@ -250,6 +250,8 @@ class LocationController:
             await tolerate_any_node(self._tools.client, pod)
         if report.state is InitState.WORKING and age >= _POD_LIMIT:
             meta = pod["metadata"]
+            if pending is not None:
+                return Verdict(pending.message)
             return Verdict(f"pod {meta['namespace']}/{meta['name']} did not end: the storage may not answer")
         return Requeue(_WORKING_SECONDS)
 

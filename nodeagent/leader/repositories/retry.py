@@ -1,18 +1,11 @@
 """When to retry a backup repository that could not be opened."""
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import Final
 
 from core.clock import Clock
-from core.kube.client import KubeClient
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS
-from core.models.base import JsonDict
-from core.models.names import REPO_CREDENTIALS_SECRET
-from core.models.storage import BackupRepository, BackupStorageLocation
 
-__all__ = ["RepositoryRetries", "read_inputs"]
+__all__ = ["RepositoryRetries"]
 
 _RETRY_SECONDS: Final = 300.0
 _REQUESTED_RETRY_SECONDS: Final = 15.0
@@ -53,7 +46,7 @@ class RepositoryRetries:
         return max(_CHECK_SECONDS, failed / _CHECKS_PER_SECOND)
 
     def begin(self, uid: str, inputs: str) -> None:
-        """Record the start of an attempt that depends on `inputs` (see `read_inputs`)."""
+        """Record the start of an attempt that depends on `inputs` (`nodeagent.leader.repositories.inputs`)."""
         earlier = self._attempts.get(uid)
         self._attempts[uid] = _Attempt(inputs, earlier.cause if earlier else "")
 
@@ -92,27 +85,3 @@ class RepositoryRetries:
             return True
         age_seconds = self._clock.monotonic() - last.failed_at_seconds
         return age_seconds >= (_REQUESTED_RETRY_SECONDS if last.requested else _RETRY_SECONDS)
-
-
-async def read_inputs(client: KubeClient, repository: BackupRepository) -> str:
-    """Return a hash of what decides whether the repository can be opened: location, credentials, password.
-
-    Raises:
-        ContractError: the location cannot be parsed.
-        KubeError: the API server rejected a request.
-    """
-    namespace = repository.metadata.namespace
-    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, repository.spec.backup_storage_location)
-    names = [REPO_CREDENTIALS_SECRET]
-    spec: JsonDict = {}
-    if raw is not None:
-        location = BackupStorageLocation.parse(raw)
-        # The status changes with every validation and does not matter here.
-        spec = raw["spec"]
-        if location.spec.credential is not None:
-            names.append(location.spec.credential.name)
-        if (authority := location.spec.object_storage.ca_cert_ref) is not None:
-            names.append(authority.name)
-    secrets = [await client.read(SECRETS, namespace, name) for name in names]
-    versions = [secret["metadata"]["resourceVersion"] if secret is not None else "" for secret in secrets]
-    return hashlib.sha256(json.dumps([spec, versions], sort_keys=True).encode()).hexdigest()

@@ -121,6 +121,19 @@ async def test_a_pod_that_does_not_start_does_not_hide_the_cause_that_is_known()
         assert scene.message == ""
 
 
+async def test_a_pod_that_starts_slowly_fails_no_transfer_for_minutes() -> None:
+    scene = open_scene()
+    async with scene.running():
+        pod = await scene.until_pod()
+        scene.kube.put(pod | {"spec": pod["spec"] | {"nodeName": "node-a"}})
+        creating = {"name": "init", "state": {"waiting": {"reason": "ContainerCreating"}}}
+        scene.set_pod(phase="Pending", containerStatuses=[creating])
+        await asyncio.sleep(290)
+        assert (scene.phase, scene.message) == ("", "")
+        await scene.until_phase("NotReady", seconds=20)
+        assert scene.message == "Pod velero/app-default-kopia-init is starting on node node-a"
+
+
 @pytest.mark.parametrize("fixed", ["secret", "password", "location", "authority"])
 async def test_a_fixed_cause_is_retried_at_once(fixed: str) -> None:
     scene = open_scene()

@@ -211,6 +211,16 @@ async def test_a_pod_that_does_not_end_makes_the_location_unavailable() -> None:
     assert scene.status["message"].endswith("pod velero/default-validation did not end: the storage may not answer")
 
 
+async def test_a_pod_that_only_starts_makes_the_location_unavailable_for_that_reason() -> None:
+    scene = LocationScene(verdict=None)
+    async with scene.running():
+        pod = await scene.until_pod()
+        scene.kube.put(pod | {"spec": pod["spec"] | {"nodeName": "node-a"}})
+        scene.set_pod(phase="Pending")
+        await asyncio.sleep(190)
+    assert scene.status["message"].endswith("Pod velero/default-validation is starting on node node-a")
+
+
 async def test_a_rejected_pod_is_reported_and_not_repeated_before_ten_minutes() -> None:
     scene = LocationScene(verdict=None)
     scene.kube.fail_next("POST", "pods", 403, times=1)

@@ -1,0 +1,123 @@
+"""What decides whether the repositories of a location can be opened: the location, its credentials, the password."""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from core.clock import Clock
+from core.errors import AgentError
+from core.kube.client import KubeClient, Selection
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS
+from core.models.base import JsonDict
+from core.models.names import REPO_CREDENTIALS_SECRET
+from core.models.storage import BackupStorageLocation
+from nodeagent.runtime.informer import Informer
+
+__all__ = ["LocationInputs", "read_inputs"]
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS: Final = 60.0
+"""Between two reads of the Secrets of a location: the agent may get Secrets, but not watch them."""
+
+_RELEVANT: Final = ("provider", "config", "objectStorage", "credential", "accessMode")
+"""What of a location's spec decides whether its repositories can be opened."""
+
+
+class LocationInputs:
+    """The inputs of each location that was asked for, as a hash; a change of one is reported."""
+
+    def __init__(self, client: KubeClient, clock: Clock, namespace: str, on_change: Callable[[str], None]) -> None:
+        """Read in `namespace`; call `on_change` with the name of a location whose inputs may have changed."""
+        self._client = client
+        self._clock = clock
+        self._namespace = namespace
+        self._on_change = on_change
+        self._known: dict[str, str] = {}
+        self._seen: dict[str, JsonDict] = {}
+
+    async def of(self, location: str) -> str:
+        """Return the hash of the location's inputs; the Secrets' part of it may be a minute old.
+
+        Raises:
+            ContractError: the location cannot be parsed.
+            KubeError: the API server rejected a request.
+        """
+        if location not in self._known:
+            self._known[location] = await read_inputs(self._client, self._namespace, location)
+        return self._known[location]
+
+    async def run(self) -> None:
+        """Follow the locations until canceled.
+
+        Raises:
+            ExceptionGroup: with a KubeError if the first list was rejected.
+        """
+        locations: Informer[JsonDict] = Informer(
+            self._client,
+            Selection(BACKUP_STORAGE_LOCATIONS, self._namespace),
+            clock=self._clock,
+            trim=_trim,
+            on_change=lambda location: self._observe(location["name"], locations),
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(locations.run(), name="locations of repositories")
+            while True:
+                await self._clock.sleep(_POLL_SECONDS)
+                await self._poll()
+
+    def _observe(self, name: str, locations: Informer[JsonDict]) -> None:
+        """Report a location whose UID or relevant spec is new, or that was deleted; validations change its status."""
+        current = locations.get(self._namespace, name)
+        if self._seen.get(name) == current:
+            return
+        if current is None:
+            del self._seen[name]
+        else:
+            self._seen[name] = current
+        self._known.pop(name, None)
+        self._on_change(name)
+
+    async def _poll(self) -> None:
+        for name, last in list(self._known.items()):
+            try:
+                current = await read_inputs(self._client, self._namespace, name)
+            except AgentError as e:
+                _log.debug("could not read what BackupStorageLocation %s depends on, will retry: %s", name, e)
+                continue
+            if current != last and self._known.get(name) == last:
+                self._known[name] = current
+                self._on_change(name)
+
+
+def _trim(raw: JsonDict) -> JsonDict:
+    spec, meta = raw.get("spec"), raw["metadata"]
+    if isinstance(spec, dict):
+        spec = {key: spec.get(key) for key in _RELEVANT}
+    return {"name": meta["name"], "uid": meta["uid"], "spec": spec}
+
+
+async def read_inputs(client: KubeClient, namespace: str, location: str) -> str:
+    """Return a hash of what the repositories of the location depend on: the location, its Secrets, the password.
+
+    A location that was deleted has inputs, too, and so has one that was created again.
+
+    Raises:
+        ContractError: the location cannot be parsed.
+        KubeError: the API server rejected a request.
+    """
+    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, location)
+    names = [REPO_CREDENTIALS_SECRET]
+    if raw is not None:
+        spec = BackupStorageLocation.parse(raw).spec
+        if spec.credential is not None:
+            names.append(spec.credential.name)
+        if (authority := spec.object_storage.ca_cert_ref) is not None:
+            names.append(authority.name)
+    secrets = [await client.read(SECRETS, namespace, name) for name in names]
+    versions = [secret["metadata"]["resourceVersion"] if secret is not None else "" for secret in secrets]
+    inputs = [None if raw is None else _trim(raw), versions]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
