@@ -37,6 +37,9 @@ _LONG_SECONDS: Final = 10.0
 _PROBE_SECONDS: Final = 30.0
 """A probe takes a third of a second. The limit is for an address that drops packets."""
 
+_LEAST_PROBE_SECONDS: Final = 10.0
+"""A busy node needs seconds to start kopia."""
+
 _INDEXES: Final = "indexes"
 """Source: kopia 0.23.1, newCommittedContentIndex in repo/content/committed_content_index.go."""
 
@@ -83,12 +86,20 @@ class WaitLog:
 
 @dataclass(frozen=True)
 class Waits:
-    """How long to wait for a storage, who reports it, and how long a probe of the storage may take."""
+    """How long to wait for a storage, who reports it, and how long a probe of it may take; None: as `limits` say."""
 
     clock: Clock = field(default_factory=SystemClock)
     limits: StallLimits = field(default_factory=StallLimits)
     reporter: WaitReporter = field(default_factory=WaitLog)
-    probe_seconds: float = _PROBE_SECONDS
+    probe_limit_seconds: float | None = None
+
+    @property
+    def probe_seconds(self) -> float:
+        """How long a probe may take: hardly longer than a stall, so that a short timeout is kept."""
+        if self.probe_limit_seconds is not None:
+            return self.probe_limit_seconds
+        timeout = self.limits.timeout.total_seconds() or _PROBE_SECONDS
+        return min(_PROBE_SECONDS, max(timeout, _LEAST_PROBE_SECONDS))
 
 
 class _StorageOutageError(RepositoryError):

@@ -154,7 +154,7 @@ def silent_endpoint() -> Iterator[str]:
 
 
 def _waits(seconds: float) -> Waits:
-    return Waits(limits=StallLimits(timedelta(seconds=seconds)), probe_seconds=seconds)
+    return Waits(limits=StallLimits(timedelta(seconds=seconds)), probe_limit_seconds=seconds)
 
 
 async def test_an_endpoint_that_never_answers_times_out(s3: S3Server, silent_endpoint: str) -> None:
