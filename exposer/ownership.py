@@ -19,6 +19,7 @@ from core.models.reasons import PendingReason
 from exposer.model import Owner, Pending
 
 __all__ = [
+    "NO_PRIORITY_CLASS",
     "belongs",
     "check_copy",
     "copy_in_use",
@@ -35,8 +36,11 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 
-_NO_PRIORITY_CLASS = "no PriorityClass with name"
-"""Source: Kubernetes v1.34, plugin/pkg/admission/priority/admission.go."""
+NO_PRIORITY_CLASS = "no PriorityClass with name"
+"""In the rejection of a pod whose class does not exist.
+
+Source: Kubernetes v1.34, plugin/pkg/admission/priority/admission.go.
+"""
 
 
 async def create_pod(client: KubeClient, manifest: JsonDict) -> JsonDict:
@@ -52,7 +56,7 @@ async def create_pod(client: KubeClient, manifest: JsonDict) -> JsonDict:
     try:
         created = await client.create(PODS, manifest)
     except ForbiddenError as e:
-        if not priority_class or _NO_PRIORITY_CLASS not in str(e):
+        if not priority_class or NO_PRIORITY_CLASS not in str(e):
             raise
         _log.warning("PriorityClass %s does not exist, creating the pod without it: %s", priority_class, e, extra=extra)
         spec_without = {key: value for key, value in spec.items() if key != "priorityClassName"}

@@ -110,7 +110,7 @@ def build_agent(client: KubeClient, clock: Clock, spec: AgentSpec) -> Agent:
     skew = ClockSkew(clock, metrics)
     limited = LimitedTransport(client.transport, limit, on_answer=on_answer, on_date=skew.observe)
     counting = KubeClient(limited, Retry(clock), on_skipped=metrics.object_skipped)
-    parts = build_parts(counting, clock, spec, metrics)
+    parts = build_parts(counting, clock, spec, metrics, skew)
     node = build_node(parts)
     # The node's cache must also know what the leader's half of the same agent wrote.
     leader = build_leader(parts, on_stored=[node.cache.observe_written])
@@ -119,7 +119,7 @@ def build_agent(client: KubeClient, clock: Clock, spec: AgentSpec) -> Agent:
     return Agent(parts, node, leader, memory)
 
 
-def build_parts(client: KubeClient, clock: Clock, spec: AgentSpec, metrics: Metrics) -> AgentParts:
+def build_parts(client: KubeClient, clock: Clock, spec: AgentSpec, metrics: Metrics, skew: ClockSkew) -> AgentParts:
     """Return the parts that both halves share."""
     settings, namespace = spec.settings, spec.namespace
     recorder = EventRecorder(client, clock, component="node-agent", host=settings.node_name)
@@ -141,6 +141,7 @@ def build_parts(client: KubeClient, clock: Clock, spec: AgentSpec, metrics: Metr
         own_pod=pod,
         live=live,
         causes=causes,
+        skew=skew,
         kinds=build_kinds(client, causes, live.expose_settings, settings.datamover_names, node=settings.node_name),
     )
 

@@ -23,6 +23,7 @@ from nodeagent.config.live import LiveConfig
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.config.source import read_config
+from nodeagent.runtime.clock_skew import ClockSkew
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import OwnPod
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions, copy_permissions
@@ -76,6 +77,7 @@ class AgentParts:
     own_pod: OwnPod
     live: LiveConfig
     causes: CauseFinder
+    skew: ClockSkew
     kinds: Sequence[Kind[Any]]
 
 

@@ -308,6 +308,23 @@ class KubeClient:
         )
         return self._checked(resource, created)
 
+    async def try_create(self, resource: Resource, manifest: JsonDict) -> None:
+        """Return if the API server would create the object now: it is validated and admitted, and not stored.
+
+        Raises:
+            KubeError: it would be rejected, by validation, a quota or a webhook.
+        """
+        meta = manifest["metadata"]
+        request = Request(
+            "POST",
+            resource.path(meta.get("namespace", "")),
+            {"dryRun": "All"},
+            json.dumps(manifest).encode(),
+        )
+        attempted = _attempted("create (dry run)", resource, meta.get("namespace", ""), meta["name"])
+        # What is not stored has no resourceVersion.
+        await self._send(resource, request, attempted, _parse_object, again=True)
+
     async def patch(
         self, resource: Resource, namespace: str, name: str, patch: JsonDict, *, again: bool = True
     ) -> JsonDict:

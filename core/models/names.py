@@ -54,6 +54,7 @@ __all__ = [
     "STORAGE_LOCATION_LABEL",
     "VOLUME_NAMESPACE_LABEL",
     "label_value",
+    "repo_name_label",
 ]
 
 # On a data mover pod: the name of its custom resource.
@@ -147,6 +148,14 @@ ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
 _LABEL_VALUE_LIMIT: Final = 63
 _HASHED_PREFIX: Final = 57
 _HASH_DIGITS: Final = 6
+
+
+def repo_name_label(name: str) -> str:
+    """Return the value of REPO_NAME_LABEL: the BackupRepository's name, or its SHA3-224 in hex.
+
+    Source: Velero v1.18, ReturnNameOrHash in pkg/label/label.go.
+    """
+    return name if len(name) <= _LABEL_VALUE_LIMIT else hashlib.sha3_224(name.encode()).hexdigest()
 
 
 def label_value(name: str) -> str:

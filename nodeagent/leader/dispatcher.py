@@ -16,6 +16,7 @@ from core.errors import AgentError
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import HOLDING_PHASES, Phase
+from core.models.storage import RepositoryKey
 from core.models.transfers import Transfer
 from nodeagent.leader.admission.examiner import Examiner
 from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Reservations
@@ -75,6 +76,10 @@ class Dispatcher:
         self._on_accepted = on_accepted
         self._agreement = agreement
         self._term: _Term | None = None
+
+    def finished_backups(self, key: RepositoryKey) -> list[str]:
+        """Return the UIDs of the backups in the repository that have a final phase."""
+        return self._index.finished_backups(key)
 
     async def run(self) -> None:
         """Dispatch until canceled.

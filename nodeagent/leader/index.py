@@ -9,22 +9,26 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from core.clock import Clock
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
+from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared
+from core.models.storage import RepositoryKey
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Admits, read_copies
 
 __all__ = ["Entry", "TransferIndex", "build_entry"]
 
 _log = logging.getLogger(__name__)
+
+_BACKUPS: Final = frozenset({DATA_UPLOADS, POD_VOLUME_BACKUPS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class Entry:
     the one of its kind. `reason` is the pending reason as reported, empty where there is none.
     `not_prepared` is why it failed before Prepared, if that may be a fault of its node. `fault`
     names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.
-    `copies` are the Secrets and ConfigMaps that it was accepted with, such as `Secret/token`.
+    `copies` are the Secrets and ConfigMaps that it was accepted with, such as `Secret/token`. `location` is the name of
+    its backup storage location.
     """
 
     kind: str
@@ -55,6 +60,7 @@ class Entry:
     fault: str = ""
     not_prepared: NotPrepared | None = None
     copies: tuple[str, ...] = ()
+    location: str = ""
 
     @property
     def log_fields(self) -> dict[str, Any]:
@@ -69,13 +75,14 @@ class Entry:
 
 def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
     """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
-    fault = ""
+    fault = location = ""
     copies: tuple[str, ...] = ()
     try:
         cr = kind.parse(raw)
         copies = tuple(map(sys.intern, read_copies(cr)))
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
         stop, reason = cr.cancel_requested, sys.intern(str(cr.pending_reason))
+        location = sys.intern(cr.spec.backup_storage_location)
     except ContractError as e:
         meta = raw["metadata"]
         identity = fields(kind=kind.spec.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
@@ -101,6 +108,7 @@ def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
         fault=fault,
         not_prepared=_parse_not_prepared(meta),
         copies=copies,
+        location=location,
     )
 
 
@@ -133,6 +141,8 @@ class TransferIndex:
             )
             for kind in kinds
         ]
+        paired = zip(self._informers, kinds, strict=True)
+        self._backups = [informer for informer, kind in paired if kind.spec.resource in _BACKUPS]
 
     async def run(self) -> None:
         """Watch until canceled."""
@@ -148,3 +158,12 @@ class TransferIndex:
     def entries(self) -> list[Entry]:
         """Return the entries of all transfers."""
         return [entry for informer in self._informers for entry in informer.items()]
+
+    def finished_backups(self, key: RepositoryKey) -> list[str]:
+        """Return the UIDs of the backups in the repository that have a final phase."""
+        return [
+            entry.uid
+            for informer in self._backups
+            for entry in informer.items()
+            if entry.phase.final and (entry.queue, entry.location) == (key.volume_namespace, key.location)
+        ]

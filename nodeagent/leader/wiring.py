@@ -8,14 +8,19 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from core.models.base import JsonDict
 from core.models.transfers import Transfer
+from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
 from nodeagent.leader.live_agents import ConfigAgreement
+from nodeagent.leader.maintenance.controller import MaintenanceController
+from nodeagent.leader.maintenance.steps import MaintenanceTools
 from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
+from nodeagent.leader.repositories.inputs import read_inputs
 from nodeagent.leader.repositories.locations import LocationController, LocationTools
 from nodeagent.leader.repositories.validation import ValidationProcess
 from nodeagent.runtime.metrics import Metrics
@@ -34,6 +39,7 @@ class Leader:
     dispatcher: Dispatcher
     repositories: RepositoryController
     locations: LocationController
+    maintenance: MaintenanceController
 
     async def run(self) -> None:
         """Compete for the Lease, and lead while holding it, until canceled; then release it."""
@@ -44,6 +50,7 @@ class Leader:
         return {
             "dispatcher": {"holder": self.election.holder, "leading": self.election.may_write},
             "queue": self.dispatcher.report(),
+            "maintenance": self.maintenance.report(),
         }
 
     def bring_forward(self) -> None:
@@ -57,6 +64,7 @@ class Leader:
                 group.create_task(self.dispatcher.run(), name="dispatcher")
                 group.create_task(self.repositories.run(), name="repository controller")
                 group.create_task(self.locations.run(), name="location controller")
+                group.create_task(self.maintenance.run(), name="maintenance controller")
         finally:
             self.metrics.leader(is_leader=False)
             self.metrics.remove_repositories()
@@ -95,7 +103,9 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
         agreement=ConfigAgreement(parts.clock, parts.own_pod),
     )
     live.current.subscribe(dispatcher.request_pass)
-    return Leader(parts.metrics, election, dispatcher, repositories, _build_locations(parts, election))
+    locations = _build_locations(parts, election)
+    maintenance = _build_maintenance(parts, election, dispatcher)
+    return Leader(parts.metrics, election, dispatcher, repositories, locations, maintenance)
 
 
 def _build_repositories(parts: AgentParts, election: LeaderElection) -> RepositoryController:
@@ -129,4 +139,26 @@ def _build_locations(parts: AgentParts, election: LeaderElection) -> LocationCon
         ),
         namespace=parts.spec.namespace,
         mode=parts.spec.settings.repository_controller,
+    )
+
+
+def _build_maintenance(parts: AgentParts, election: LeaderElection, dispatcher: Dispatcher) -> MaintenanceController:
+    settings, namespace = parts.spec.settings, parts.spec.namespace
+    config = MaintenanceConfig(parts.client, namespace, settings.maintenance_config_map)
+    return MaintenanceController(
+        MaintenanceTools(
+            client=parts.client,
+            clock=parts.clock,
+            events=parts.events,
+            metrics=parts.metrics,
+            causes=parts.causes,
+            expose_settings=parts.live.expose_settings,
+            settings=config.settings_for,
+            inputs=partial(read_inputs, parts.client, namespace),
+            backups=dispatcher.finished_backups,
+            now=parts.skew.now,
+            check_leading=election.check,
+        ),
+        namespace=namespace,
+        switch=settings.maintenance,
     )

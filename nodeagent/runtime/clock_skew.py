@@ -1,9 +1,11 @@
 """The skew of this machine's wall clock, from the Date header of the API server's responses.
 
-It is shown only: no decision depends on a wall clock (`nodeagent.runtime.timers`).
+It is shown, and corrects the hours of repository maintenance; no outcome depends on a wall clock
+(`nodeagent.runtime.timers`).
 """
 
 import logging
+from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -19,13 +21,18 @@ _WARN_SECONDS: Final = 60.0
 
 
 class ClockSkew:
-    """Shows the skew as a metric, and warns once while it is large."""
+    """Knows the skew, shows it as a metric, and warns once while it is large."""
 
     def __init__(self, clock: Clock, metrics: Metrics) -> None:
         """Compare the wall clock of `clock`."""
         self._clock = clock
         self._metrics = metrics
         self._warned = False
+        self._seconds = 0.0
+
+    def now(self) -> datetime:
+        """Return the API server's time, give or take some seconds, by this machine's clock and its last known skew."""
+        return self._clock.now() - timedelta(seconds=self._seconds)
 
     def observe(self, date: str) -> None:
         """Compare with `date`, the Date header of a response that has just arrived; an invalid one is ignored.
@@ -37,6 +44,7 @@ class ClockSkew:
         except (ValueError, TypeError, OverflowError):
             # Among them a date without a time zone, which HTTP does not allow.
             return
+        self._seconds = seconds
         self._metrics.clock_skew(seconds)
         large = abs(seconds) >= _WARN_SECONDS
         if large and not self._warned:

@@ -31,10 +31,38 @@ _RESULTS: Final = {Phase.COMPLETED: "success", Phase.FAILED: "failure", Phase.CA
 
 _MINUTES: Final = (1, 5, 10, 15, 30, 60, 120, 180, 240)
 _LONG_BUCKETS: Final = tuple(minutes * 60.0 for minutes in _MINUTES)
+
 _OPERATIONS: Final = 100
 """PodVolumeBackups with series of their own: more than one node completes between many scrapes."""
 
 _WAIT_BUCKETS: Final = (1.0, 5.0, 15.0, *_LONG_BUCKETS)
+
+
+class _MaintenanceMetrics:
+    """The metrics of repository maintenance: Velero's three names, and our own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by_name = ["node", "repository_name"]
+        velero, ours = "velero_repo_maintenance", "nodeagent_maintenance"
+        self.succeeded = Counter(f"{velero}_success", "Maintenance Jobs that succeeded", by_name, registry=registry)
+        self.failed = Counter(f"{velero}_failure", "Maintenance Jobs that failed", by_name, registry=registry)
+        text = "Time from the creation of a maintenance Job to its success, in seconds"
+        self.duration = Histogram(f"{velero}_duration_seconds", text, by_name, buckets=_LONG_BUCKETS, registry=registry)
+        text = "When the last maintenance of a repository succeeded, in seconds since 1970, by mode"
+        self.last_success = Gauge(f"{ours}_last_success_seconds", text, [*by_name, "mode"], registry=registry)
+        text = "Decisions not to maintain a repository now, by reason"
+        self.skipped = Counter(f"{ours}_skipped", text, ["node", "reason"], registry=registry)
+        text = "Maintenance Jobs that ended at once because another cluster maintains the repository"
+        self.foreign = Counter(f"{ours}_foreign", text, by_name, registry=registry)
+        text = "Index blobs of a repository after its last maintenance"
+        self.index_blobs = Gauge("nodeagent_repository_index_blobs", text, by_name, registry=registry)
+        text = "Contents of a repository after its last maintenance"
+        self.contents = Gauge("nodeagent_repository_contents", text, by_name, registry=registry)
+
+    def forget(self, labels: dict[str, str]) -> None:
+        """Remove the gauges with these labels."""
+        for gauge in (self.last_success, self.index_blobs, self.contents):
+            gauge.remove_by_labels(labels)
 
 
 class Metrics:
@@ -81,6 +109,7 @@ class Metrics:
         self._leader = self._gauge("dispatcher", "1 if this agent is the leader and runs the dispatcher")
         self._repository = self._gauge("repository_ready", "1 if the backup repository is ready", "repository_name")
         self._location = self._velero_location()
+        self._maintenance = _MaintenanceMetrics(self._registry)
         self._wait = self._wait_times()
         self._enqueued = self._bare_counter("enqueue_count", "Number of PodVolumeBackups assigned to this node")
         self._dequeued = self._bare_counter("dequeue_count", "Number of PodVolumeBackups of this node in a final phase")
@@ -223,6 +252,37 @@ class Metrics:
     def remove_repositories(self) -> None:
         """Remove the series of all backup repositories: this agent does not control them any more."""
         self._repository.remove_by_labels({"node": self._node})
+        self._maintenance.forget({"node": self._node})
+
+    def maintenance_succeeded(self, name: str, seconds: float) -> None:
+        """Count a maintenance Job that succeeded, from its creation to its completion."""
+        self._maintenance.succeeded.labels(self._node, name).inc()
+        self._maintenance.duration.labels(self._node, name).observe(seconds)
+
+    def maintenance_failed(self, name: str) -> None:
+        """Count a maintenance that failed."""
+        self._maintenance.failed.labels(self._node, name).inc()
+
+    def maintenance_foreign(self, name: str) -> None:
+        """Count a maintenance that was held because another cluster or a person maintains the repository."""
+        self._maintenance.foreign.labels(self._node, name).inc()
+
+    def maintenance_held(self, reason: str) -> None:
+        """Count a decision not to maintain a repository now."""
+        self._maintenance.skipped.labels(self._node, reason).inc()
+
+    def maintained(self, name: str, mode: str, at: float) -> None:
+        """Set when the last maintenance in that mode succeeded, in seconds since 1970."""
+        self._maintenance.last_success.labels(self._node, name, mode).set(at)
+
+    def repository_size(self, name: str, index_blobs: int, contents: int) -> None:
+        """Set the size of a repository's index."""
+        self._maintenance.index_blobs.labels(self._node, name).set(index_blobs)
+        self._maintenance.contents.labels(self._node, name).set(contents)
+
+    def remove_maintenance(self, name: str) -> None:
+        """Remove the gauges of a backup repository that was deleted."""
+        self._maintenance.forget({"node": self._node, "repository_name": name})
 
     def location(self, name: str, ok: bool) -> None:  # noqa: FBT001 - as above
         """Set whether a backup storage location is available."""

@@ -216,7 +216,8 @@ class FakeKube:
             case "GET":
                 return _respond(self._list(target, request))
             case "POST" if not target.name:
-                return _respond(self._create(target, body), 201)
+                dry_run = request.query.get("dryRun") == "All"
+                return _respond(self._create(target, body, dry_run=dry_run), 201)
             case "PATCH" if target.name and request.content_type == MERGE_PATCH:
                 return _respond(self._patch(target, body))
             case "DELETE" if target.name:
@@ -276,7 +277,7 @@ class FakeKube:
             "items": page.rest[:limit],
         }
 
-    def _create(self, target: _Target, body: JsonDict) -> JsonDict:
+    def _create(self, target: _Target, body: JsonDict, *, dry_run: bool) -> JsonDict:
         resource, meta = target.resource, dict(body.get("metadata") or {})
         if resource.namespaced and meta.setdefault("namespace", target.namespace) != target.namespace:
             raise Rejection(
@@ -294,7 +295,8 @@ class FakeKube:
         for key in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
             meta.pop(key, None)
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return self._store.add(resource, prune(body | typed | {"metadata": meta}))
+        created = prune(body | typed | {"metadata": meta})
+        return created if dry_run else self._store.add(resource, created)
 
     def _patch(self, target: _Target, patch: JsonDict) -> JsonDict:
         before = self._require(target)

@@ -8,6 +8,7 @@ from core.kube.retry import Retry
 from exposer.template import AgentTemplate
 from nodeagent.app import build_parts
 from nodeagent.config.parse import parse_config
+from nodeagent.runtime.clock_skew import ClockSkew
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentParts, AgentSpec
@@ -26,4 +27,5 @@ def fake_parts(kube: FakeKube, text: str = "{}") -> AgentParts:
     clock = LoopClock()
     settings = Settings(NODE, namespace=NAMESPACE)
     spec = AgentSpec(settings, NAMESPACE, parse_config(text), AgentTemplate("mover:1", host_pods="/host_pods"))
-    return build_parts(KubeClient(kube, Retry(clock)), clock, spec, Metrics(NODE))
+    metrics = Metrics(NODE)
+    return build_parts(KubeClient(kube, Retry(clock)), clock, spec, metrics, ClockSkew(clock, metrics))

@@ -1,0 +1,1 @@
+"""Maintenance of backup repositories, in namespaces without a Velero server."""

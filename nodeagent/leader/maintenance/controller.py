@@ -1,0 +1,149 @@
+"""The controller of maintenance, for namespaces without a Velero server: one Job at a time for each repository.
+
+It runs no kopia: a Job does. When one is due is in `nodeagent.leader.maintenance.rules`, and each step in
+`nodeagent.leader.maintenance.steps`. A server that appears finds Jobs and a history like its own.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from core.errors import AgentError
+from core.kube.client import Selection
+from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
+from core.kube.resources import BACKUP_REPOSITORIES, JOBS
+from core.logs import fields
+from core.models.base import JsonDict, format_time
+from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL
+from core.models.storage import REPOSITORY_TYPE, BackupRepository
+from nodeagent.leader.maintenance.absence import ServerAbsence
+from nodeagent.leader.maintenance.history import HistoryTools, HistoryWriter
+from nodeagent.leader.maintenance.rules import Decision
+from nodeagent.leader.maintenance.steps import MaintenanceSteps, MaintenanceTools
+from nodeagent.runtime.informer import Informer
+from nodeagent.runtime.settings import MaintenanceSwitch
+from nodeagent.runtime.tasks import Faults, run_restarting
+from nodeagent.runtime.workqueue import Requeue, WorkQueue
+
+__all__ = ["MaintenanceController"]
+
+_log = logging.getLogger(__name__)
+
+_TYPES: Final = frozenset({"", REPOSITORY_TYPE})
+_WORKERS: Final = 4
+_FAULT_SECONDS: Final = 60.0
+
+
+class MaintenanceController:
+    """Maintains backup repositories while this agent is the leader and there is no Velero server."""
+
+    def __init__(self, tools: MaintenanceTools, *, namespace: str, switch: MaintenanceSwitch) -> None:
+        """Maintain the repositories in `namespace` as `switch` says."""
+        self._tools = tools
+        self._namespace = namespace
+        self._switch = switch
+        self._faults = Faults(_log)
+        self._decisions: dict[str, Decision] = {}
+        self._repositories: Informer[JsonDict] | None = None
+
+    async def run(self) -> None:
+        """Maintain the repositories until canceled, unless that is switched off."""
+        if self._switch is MaintenanceSwitch.OFF:
+            await asyncio.Event().wait()
+        await run_restarting(self._run_once, self._tools.clock, name="maintenance controller")
+
+    def report(self) -> JsonDict:
+        """Return the maintenance part of `/status`: of each repository, why nothing runs, and when it is due."""
+        return {
+            name: {
+                "hold": str(decision.hold or ""),
+                "due": format_time(decision.due_at) if decision.due_at is not None else "",
+                "overdue": decision.overdue,
+            }
+            for name, decision in sorted(self._decisions.items())
+        }
+
+    async def _run_once(self) -> None:
+        """Maintain the repositories until canceled.
+
+        Raises:
+            ExceptionGroup: with a KubeError if a first list was rejected.
+        """
+        tools, namespace = self._tools, self._namespace
+        queue: WorkQueue[str] = WorkQueue(tools.clock, name="maintenance", workers=_WORKERS)
+        repositories = Informer(
+            tools.client,
+            Selection(BACKUP_REPOSITORIES, namespace),
+            clock=tools.clock,
+            trim=lambda raw: raw,
+            on_change=lambda raw: queue.add(raw["metadata"]["name"]),
+        )
+
+        def enqueue_all(job: JsonDict) -> None:
+            """Enqueue all repositories: one whose Job ended makes room for another's."""
+            for raw in repositories.items() if _is_maintenance(job) else ():
+                queue.add(raw["metadata"]["name"])
+
+        jobs = Informer(
+            tools.client, Selection(JOBS, namespace), clock=tools.clock, trim=_trim_job, on_change=enqueue_all
+        )
+        absence = ServerAbsence(tools.client, tools.clock, namespace)
+        history = HistoryWriter(
+            HistoryTools(tools.client, tools.events, tools.metrics, tools.check_leading, tools.now), namespace
+        )
+        steps = MaintenanceSteps(tools, history, absence, namespace=namespace, switch=self._switch)
+
+        async def handle(name: str) -> Requeue | None:
+            raw = repositories.get(namespace, name)
+            return await self._handle(steps, name, raw, jobs.items())
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(repositories.run(), name="repositories to maintain")
+                group.create_task(jobs.run(), name="maintenance jobs")
+                await repositories.synced.wait()
+                await jobs.synced.wait()
+                await absence.look()
+                group.create_task(absence.run(), name="velero server")
+                await queue.run(handle)
+        finally:
+            self._decisions.clear()
+
+    async def _handle(
+        self, steps: MaintenanceSteps, name: str, raw: JsonDict | None, jobs: list[JsonDict]
+    ) -> Requeue | None:
+        """Take one step for a repository; what fails is tried again, and stops no other one."""
+        if raw is None:
+            self._decisions.pop(name, None)
+            self._faults.forget(name)
+            steps.forget(name)
+            self._tools.metrics.remove_maintenance(name)
+            return None
+        log_fields = fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name)
+        try:
+            repository = BackupRepository.parse(raw)
+            if repository.deleting or repository.spec.repository_type not in _TYPES:
+                return None
+            requeue, self._decisions[name] = await steps.step(repository, jobs)
+        except (AlreadyExistsError, ConflictError, NotFoundError) as e:
+            _log.debug("conflict, will retry: %s", e, extra=log_fields)
+            return Requeue(1.0)
+        except AgentError as e:
+            if e.retry:
+                raise
+            self._faults.report(name, "maintaining the repository failed", e, extra=log_fields)
+            return Requeue(_FAULT_SECONDS)
+        self._faults.forget(name)
+        return requeue
+
+
+def _is_maintenance(job: JsonDict) -> bool:
+    labels = job["metadata"].get("labels") or {}
+    return OWNER_UID_LABEL in labels or REPO_NAME_LABEL in labels
+
+
+def _trim_job(raw: JsonDict) -> JsonDict:
+    """Return what is read of a Job."""
+    meta = raw["metadata"]
+    kept = ("namespace", "name", "uid", "resourceVersion", "creationTimestamp", "labels")
+    return {"metadata": {key: meta[key] for key in kept if key in meta}, "status": raw.get("status") or {}}

@@ -1,0 +1,175 @@
+"""What has become of a repository's maintenance: written to its status in Velero's form, counted and reported.
+
+The result is stored before the Job is deleted. Everything here may run twice.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from msgspec.structs import replace
+
+from core.contract import MaintenanceMode, MaintenanceResult
+from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_REPOSITORIES
+from core.models.base import JsonDict, format_time
+from core.models.names import MAINTENANCE_ANNOTATION
+from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
+from core.redact import redact
+from nodeagent.leader.maintenance.jobs import JobEnd, MaintenanceJob
+from nodeagent.leader.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
+from nodeagent.leader.maintenance.rules import merge_history
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.transfers.events import EventLog
+
+__all__ = ["HistoryTools", "HistoryWriter"]
+
+_MESSAGE_LIMIT: Final = 1000
+"""Characters of a failure: 25 of them are in each BackupRepository."""
+
+
+@dataclass(frozen=True)
+class HistoryTools:
+    """What the writer works with; `check_leading` raises unless it may write now, `now` is corrected."""
+
+    client: KubeClient
+    events: EventLog
+    metrics: Metrics
+    check_leading: Callable[[], None]
+    now: Callable[[], datetime]
+
+
+class HistoryWriter:
+    """The only writer of maintenance results."""
+
+    def __init__(self, tools: HistoryTools, namespace: str) -> None:
+        """Write to the BackupRepositories of `namespace`."""
+        self._tools = tools
+        self._namespace = namespace
+
+    async def note_started(self, repository: BackupRepository, running: RunningJob) -> None:
+        """Store that a Job was created: so its loss is noticed, also by another leader."""
+        await self._patch(repository, replace(_record_of(repository), running=running))
+
+    async def write(
+        self, repository: BackupRepository, ends: Sequence[tuple[MaintenanceJob, JobEnd]], *, inputs: str
+    ) -> BackupRepository:
+        """Store the ends of Jobs, oldest first, that the history does not have; count and report them.
+
+        Raises:
+            ConflictError: the repository has changed.
+            KubeError: the API server rejected the write.
+        """
+        record = _record_of(repository)
+        for job, end in ends:
+            record = self._take(record, job, end, inputs)
+        entries = [_shorten(end.entry) for _, end in ends if end.entry is not None]
+        stored = await self._patch(repository, record, entries)
+        for job, end in ends:
+            await self._report(stored, job, end)
+        return stored
+
+    async def write_lost(self, repository: BackupRepository, running: RunningJob, *, inputs: str) -> None:
+        """Store that the Job was deleted before it ended.
+
+        Raises:
+            ConflictError: the repository has changed.
+            KubeError: the API server rejected the write.
+        """
+        job = MaintenanceJob.of_lost(running)
+        end = JobEnd(job.failure("it was deleted before it ended"))
+        await self.write(repository, [(job, end)], inputs=inputs)
+
+    def _take(self, record: MaintenanceRecord, job: MaintenanceJob, end: JobEnd, inputs: str) -> MaintenanceRecord:
+        """Return the record after the end of a Job."""
+        now = self._tools.now()
+        if not job.ours:
+            # It says nothing but whether it succeeded; kopia's own schedule has the rest.
+            return record
+        running = record.running
+        fingerprint = running.fingerprint if running is not None and running.uid == job.uid else record.fingerprint
+        record = replace(record, running=None)
+        if end.entry is not None and end.entry.result is MaintenanceOutcome.FAILED:
+            return after_failure(record, end.cause, inputs=inputs, limit_bytes=end.limit_bytes, at=now)
+        result = end.result or MaintenanceResult(mode=MaintenanceMode.NONE)
+        return after_success(record, result, fingerprint=fingerprint, at=now)
+
+    async def _patch(
+        self, repository: BackupRepository, record: MaintenanceRecord, entries: Sequence[MaintenanceEntry] = ()
+    ) -> BackupRepository:
+        """Send one merge patch with uid and resourceVersion; return the stored repository."""
+        tools, meta, status = self._tools, repository.metadata, repository.status
+        change: JsonDict = {
+            "metadata": {
+                "uid": meta.uid,
+                "resourceVersion": meta.resource_version,
+                "annotations": {MAINTENANCE_ANNOTATION: record.to_json()},
+            }
+        }
+        if entries:
+            merged = merge_history(status.recent_maintenance, entries)
+            change["status"] = {"recentMaintenance": [_to_wire(entry) for entry in merged]}
+            ended = [entry.complete_timestamp for entry in entries if entry.result is MaintenanceOutcome.SUCCEEDED]
+            if last := max(filter(None, (*ended, status.last_maintenance_time)), default=None):
+                change["status"]["lastMaintenanceTime"] = format_time(last)
+        tools.check_leading()
+        stored = await tools.client.patch(BACKUP_REPOSITORIES, self._namespace, repository.name, change)
+        return BackupRepository.parse(stored)
+
+    async def _report(self, repository: BackupRepository, job: MaintenanceJob, end: JobEnd) -> None:
+        tools, result = self._tools, end.result
+        if end.entry is None:
+            if result is not None and result.foreign_at is not None:
+                tools.metrics.maintenance_foreign(repository.name)
+                await tools.events.record(repository, "MaintenanceHeld", result.reason, warning=True)
+            return
+        if end.entry.result is MaintenanceOutcome.FAILED:
+            tools.metrics.maintenance_failed(repository.name)
+            message = redact(f"Job {job.name}: {end.entry.message}")
+            await tools.events.record(repository, "MaintenanceFailed", message, warning=True)
+            return
+        if job.completed is not None:
+            tools.metrics.maintenance_succeeded(repository.name, (job.completed - job.created).total_seconds())
+        if result is None:
+            return
+        tools.metrics.maintained(repository.name, str(result.mode), tools.now().timestamp())
+        tools.metrics.repository_size(repository.name, result.index_blobs, result.contents)
+        text = (
+            f"{result.mode} maintenance took {result.seconds:.0f} s: {result.index_blobs} index blobs, "
+            f"{result.contents} contents"
+        )
+        if result.freed_bytes > 0:
+            text += f", {result.freed_bytes} bytes freed"
+        await tools.events.record(repository, "Maintained", text)
+        if result.interval_differs:
+            text = (
+                "fullMaintenanceInterval of the BackupRepository differs from the interval of the kopia repository, "
+                "which this agent did not create: not changed"
+            )
+            await tools.events.record(repository, "IntervalDiffers", text, warning=True)
+
+
+def _record_of(repository: BackupRepository) -> MaintenanceRecord:
+    return MaintenanceRecord.parse(repository.metadata.annotations.get(MAINTENANCE_ANNOTATION))
+
+
+def _shorten(entry: MaintenanceEntry) -> MaintenanceEntry:
+    message = redact(entry.message)
+    if message == entry.message and len(message) <= _MESSAGE_LIMIT:
+        return entry
+    return replace(entry, message=message[:_MESSAGE_LIMIT])
+
+
+def _to_wire(entry: MaintenanceEntry) -> JsonDict:
+    """Return the entry as Velero writes it: absent fields are left out, times are in whole seconds."""
+    wire: JsonDict = {}
+    if entry.result is not None:
+        wire["result"] = str(entry.result)
+    if entry.start_timestamp is not None:
+        wire["startTimestamp"] = format_time(entry.start_timestamp)
+    if entry.complete_timestamp is not None:
+        wire["completeTimestamp"] = format_time(entry.complete_timestamp)
+    if entry.message:
+        wire["message"] = entry.message
+    return wire

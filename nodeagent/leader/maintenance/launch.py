@@ -1,0 +1,129 @@
+"""The start of one maintenance: a Job whose pod the API server accepts.
+
+The pod is tried by a dry run first: a Job whose pod is rejected never ends.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from exposer.maintenance_job import MaintenanceRun, build_maintenance_job
+
+from core.errors import RepositoryError
+from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError, InvalidError
+from core.kube.resources import JOBS, PODS
+from core.logs import fields
+from core.models.base import JsonDict
+from core.models.names import REPOSITORY_CREATED_ANNOTATION
+from core.models.storage import (
+    FULL_INTERVAL_KEY,
+    FULL_INTERVAL_SECONDS,
+    BackupRepository,
+    BackupStorageLocation,
+)
+from exposer.model import Owner
+from exposer.ownership import NO_PRIORITY_CLASS
+from exposer.settings import ExposeSettings
+from exposer.storage_access import access_of
+from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.leader.maintenance.jobs import MaintenanceJob
+from nodeagent.leader.maintenance.record import MaintenanceRecord
+from nodeagent.leader.maintenance.rules import decide_memory
+
+__all__ = ["JobRequest", "PodRejectedError", "create_job"]
+
+_log = logging.getLogger(__name__)
+
+
+class PodRejectedError(RepositoryError):
+    """The API server rejects the pod of the Job: a quota, or an admission webhook."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """One Job to create: its `name`, what it maintains, and what applies to it.
+
+    `ignore_foreign`: maintenance by another cluster does not hold it. `may_be_full`: the pod may run a full one.
+    """
+
+    name: str
+    repository: BackupRepository
+    location: BackupStorageLocation
+    settings: MaintenanceSettings
+    record: MaintenanceRecord
+    ignore_foreign: bool
+    may_be_full: bool
+
+
+async def create_job(
+    client: KubeClient, request: JobRequest, expose: ExposeSettings, check_leading: Callable[[], None]
+) -> MaintenanceJob:
+    """Create the Job and return it.
+
+    Raises:
+        AlreadyExistsError: a Job of that name exists: another leader created it in the same slot.
+        PodRejectedError: the API server rejects its pod.
+        KubeError: the API server rejected a request for another reason.
+    """
+    manifest = _build(request, expose)
+    manifest = await _try_pod(client, manifest)
+    check_leading()
+    return MaintenanceJob.parse(await client.create(JOBS, manifest))
+
+
+def _build(request: JobRequest, expose: ExposeSettings) -> JsonDict:
+    repository, settings = request.repository, request.settings
+    job = settings.job
+    if job.resources is None:
+        memory = decide_memory(
+            request.record, may_be_full=request.may_be_full, most_bytes=settings.memory_limit_max_bytes
+        )
+        job = replace(job, resources=memory.resources)
+    run = MaintenanceRun(
+        owner=Owner.of(repository),
+        name=request.name,
+        settings=job,
+        storage=access_of(request.location),
+        ignore_foreign=request.ignore_foreign,
+        verify_blobs=settings.verify_blob_limit,
+        full_interval=_full_interval(repository),
+    )
+    return build_maintenance_job(run, expose)
+
+
+def _full_interval(repository: BackupRepository) -> timedelta | None:
+    """Return the interval that a repository of ours gets; None: the one of any other is left as it is."""
+    wanted = repository.spec.repository_config.get(FULL_INTERVAL_KEY, "")
+    if repository.metadata.annotations.get(REPOSITORY_CREATED_ANNOTATION) != "true" or not wanted:
+        return None
+    seconds = FULL_INTERVAL_SECONDS.get(wanted)
+    return timedelta(seconds=seconds) if seconds else None
+
+
+async def _try_pod(client: KubeClient, manifest: JsonDict) -> JsonDict:
+    """Return the Job's manifest if the API server accepts its pod, without a priority class that does not exist.
+
+    Raises:
+        PodRejectedError: it does not accept it.
+    """
+    meta, template = manifest["metadata"], manifest["spec"]["template"]
+    pod: JsonDict = {
+        "apiVersion": PODS.api_version,
+        "kind": PODS.kind,
+        "metadata": template["metadata"] | {"name": meta["name"], "namespace": meta["namespace"]},
+        "spec": template["spec"],
+    }
+    extra = fields(kind=JOBS.kind, namespace=meta["namespace"], name=meta["name"])
+    try:
+        await client.try_create(PODS, pod)
+    except (ForbiddenError, InvalidError) as e:
+        priority_class = template["spec"].get("priorityClassName", "")
+        if not priority_class or NO_PRIORITY_CLASS not in str(e):
+            raise PodRejectedError(f"the pod of Job {meta['namespace']}/{meta['name']} is rejected: {e}") from e
+        _log.warning("PriorityClass %s does not exist, creating the Job without it: %s", priority_class, e, extra=extra)
+        spec = {key: value for key, value in template["spec"].items() if key != "priorityClassName"}
+        manifest = manifest | {"spec": manifest["spec"] | {"template": template | {"spec": spec}}}
+        return await _try_pod(client, manifest)
+    return manifest

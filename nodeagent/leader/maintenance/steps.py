@@ -1,0 +1,349 @@
+"""The steps of one repository's maintenance: attend a Job, store how it ended, or start the next one.
+
+Every step starts from what the API server has, and may run twice. A Job gets the label by which a Velero server sees it
+only once its pod runs, and no Job with that label is deleted before its end.
+"""
+
+import hashlib
+import logging
+from asyncio import Lock
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from core.clock import Clock
+from core.errors import ExposeError
+from core.kube.client import KubeClient, Selection
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, JOBS
+from core.models.base import JsonDict
+from core.models.names import MAINTENANCE_ANNOTATION, REPO_NAME_LABEL, REPOSITORY_ID_ANNOTATION, repo_name_label
+from core.models.storage import (
+    BackupRepository,
+    BackupStorageLocation,
+    RepositoryKey,
+    RepositoryPhase,
+)
+from core.models.units import parse_duration
+from exposer.causes import CauseFinder
+from exposer.settings import ExposeSettings
+from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.leader.maintenance.absence import ServerAbsence
+from nodeagent.leader.maintenance.history import HistoryWriter
+from nodeagent.leader.maintenance.jobs import JobEnd, MaintenanceJob, describe_end, jobs_of, read_pod
+from nodeagent.leader.maintenance.launch import JobRequest, PodRejectedError, create_job
+from nodeagent.leader.maintenance.record import MaintenanceRecord, RunningJob
+from nodeagent.leader.maintenance.rules import (
+    Decision,
+    Hold,
+    MaintenanceView,
+    count_failures,
+    decide_maintenance,
+    job_name,
+    location_state,
+    slot_of,
+)
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.settings import MaintenanceSwitch
+from nodeagent.runtime.timers import Timers
+from nodeagent.runtime.workqueue import Requeue
+from nodeagent.transfers.events import EventLog
+
+__all__ = ["MaintenanceSteps", "MaintenanceTools"]
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_FREQUENCY: Final = timedelta(hours=1)
+
+_STEP_SECONDS: Final = 5.0
+_LOOK_AGAIN_SECONDS: Final = 60.0
+"""Between two decisions about a repository, whatever the last one said: what it depends on is not all watched."""
+
+_REJECTED_SECONDS: Final = 300.0
+"""Between two attempts to start a Job whose pod is rejected: each is a dry run."""
+
+_START_SECONDS: Final = 600.0
+"""How long the pod of a Job may take to run; the Job, which no server sees, is deleted then."""
+
+_ABANDONED_SECONDS: Final = 3600.0
+"""How long a Job of a Velero server that is gone may have no pod."""
+
+
+@dataclass(frozen=True)
+class MaintenanceTools:
+    """What maintenance works with.
+
+    `now` is the wall clock, corrected by the API server's. `backups` returns the UIDs of a repository's finished
+    backups, `inputs` the hash of what decides whether the repositories of a location can be opened, and `settings` what
+    applies to a repository's Jobs. `check_leading` raises unless it may write now.
+    """
+
+    client: KubeClient
+    clock: Clock
+    events: EventLog
+    metrics: Metrics
+    causes: CauseFinder
+    expose_settings: Callable[[], ExposeSettings]
+    settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]]
+    inputs: Callable[[str], Awaitable[str]]
+    backups: Callable[[RepositoryKey], Iterable[str]]
+    now: Callable[[], datetime]
+    check_leading: Callable[[], None]
+
+
+class MaintenanceSteps:
+    """Takes the steps of all repositories of a namespace during one term of this leader."""
+
+    def __init__(
+        self,
+        tools: MaintenanceTools,
+        history: HistoryWriter,
+        absence: ServerAbsence,
+        *,
+        namespace: str,
+        switch: MaintenanceSwitch,
+    ) -> None:
+        """Maintain the repositories of `namespace` as `switch` says."""
+        self._tools = tools
+        self._history = history
+        self._absence = absence
+        self._namespace = namespace
+        self._switch = switch
+        self._ages = Timers(tools.clock)
+        self._rejected: dict[str, float] = {}
+        self._reported: dict[str, str] = {}
+        # Two repositories must not both take the last place of maxConcurrentJobs.
+        self._launching = Lock()
+
+    def forget(self, name: str) -> None:
+        """Drop what is remembered about a repository that was deleted."""
+        self._ages.forget(name)
+        self._rejected.pop(name, None)
+        self._reported.pop(name, None)
+
+    async def step(self, repository: BackupRepository, jobs: list[JsonDict]) -> tuple[Requeue, Decision]:
+        """Take one step for the repository; return when to look again, and what was decided.
+
+        Args:
+            repository: as last observed; each write fails if it has changed since.
+            jobs: all Jobs of the namespace, as last observed.
+        """
+        own = jobs_of(repository, jobs)
+        if self._absence.server:
+            return await self._leave_to_server(repository, own), Decision(Hold.SERVER)
+        ended = [job for job in own if job.ended]
+        if requeue := await self._store_ends(repository, ended):
+            return requeue, Decision(Hold.JOB_UNFINISHED)
+        unfinished = [job for job in own if not job.ended]
+        if unfinished:
+            return await self._attend(repository, unfinished[0]), Decision(Hold.JOB_UNFINISHED)
+        running = _record_of(repository).running
+        if running is not None:
+            return await self._look_for(repository, running), Decision(Hold.JOB_UNFINISHED)
+        return await self._decide(repository)
+
+    async def _leave_to_server(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> Requeue:
+        """Delete a Job that the server does not see and whose pod waits for the label; everything else is its own."""
+        for job in jobs:
+            if job.ours and not job.labeled and not job.ended:
+                await self._delete(job)
+        if self._switch is MaintenanceSwitch.ON:
+            text = "a Velero server is in the namespace: it maintains the repository, in spite of --repo-maintenance=on"
+            await self._report_once(repository, "MaintenanceHeld", text)
+        return Requeue(_LOOK_AGAIN_SECONDS)
+
+    async def _store_ends(self, repository: BackupRepository, ended: list[MaintenanceJob]) -> Requeue | None:
+        """Store the ends that the history lacks, then delete the Jobs that are no longer kept; None: all is done."""
+        starts = [entry.start_timestamp for entry in repository.status.recent_maintenance if entry.start_timestamp]
+        newest = max(starts, default=None)
+        new = [job for job in ended if newest is None or job.created > newest]
+        if new:
+            ends = [(job, describe_end(job, await read_pod(self._tools.client, self._namespace, job))) for job in new]
+            inputs = await self._tools.inputs(repository.spec.backup_storage_location)
+            await self._history.write(repository, ends, inputs=inputs)
+            for job, end in ends:
+                if end.entry is None:
+                    # A server that comes later would take it for a maintenance that succeeded.
+                    await self._delete(job)
+            return Requeue(_STEP_SECONDS)
+        if len(ended) > 1:
+            settings = await self._tools.settings(_key_of(repository))
+            for job in ended[: max(0, len(ended) - settings.keep_jobs)]:
+                await self._delete(job)
+        return None
+
+    async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
+        """Label the Job once its pod runs; delete one whose pod never comes."""
+        tools = self._tools
+        seconds = self._ages.seconds(repository.name, job.uid)
+        if job.labeled and job.ours:
+            # It ends by itself: its pod has a deadline, and so has the Job.
+            return Requeue(_LOOK_AGAIN_SECONDS)
+        pod = await read_pod(tools.client, self._namespace, job)
+        if not job.ours:
+            if pod is None and seconds >= _ABANDONED_SECONDS and not await self._absence.look():
+                await self._delete(job)
+            return Requeue(_LOOK_AGAIN_SECONDS)
+        phase = ((pod or {}).get("status") or {}).get("phase", "Pending")
+        if phase == "Pending" and seconds < _START_SECONDS:
+            return Requeue(_STEP_SECONDS)
+        if phase == "Pending":
+            await self._give_up(repository, job, pod)
+            return Requeue(_STEP_SECONDS)
+        if not await self._absence.look():
+            tools.check_leading()
+            meta = {"uid": job.uid, "labels": {REPO_NAME_LABEL: repo_name_label(repository.name)}}
+            await tools.client.patch(JOBS, self._namespace, job.name, {"metadata": meta})
+        return Requeue(_LOOK_AGAIN_SECONDS)
+
+    async def _give_up(self, repository: BackupRepository, job: MaintenanceJob, pod: JsonDict | None) -> None:
+        """Store that the Job's pod did not start, and why; then delete the Job."""
+        cause = "the Job controller did not create it"
+        if pod is not None:
+            try:
+                pending = await self._tools.causes.explain(pod)
+                cause = pending.message if pending is not None else "it is pending"
+            except ExposeError as e:
+                cause = str(e)
+        message = f"the pod of the Job did not start within {timedelta(seconds=_START_SECONDS)}: {cause}"
+        inputs = await self._tools.inputs(repository.spec.backup_storage_location)
+        await self._history.write(repository, [(job, JobEnd(job.failure(message)))], inputs=inputs)
+        await self._delete(job)
+
+    async def _look_for(self, repository: BackupRepository, running: RunningJob) -> Requeue:
+        """Store the loss of a Job that was deleted before it ended."""
+        raw = await self._tools.client.read(JOBS, self._namespace, running.name)
+        if raw is not None and raw["metadata"]["uid"] == running.uid:
+            # Not observed yet.
+            return Requeue(_STEP_SECONDS)
+        inputs = await self._tools.inputs(repository.spec.backup_storage_location)
+        await self._history.write_lost(repository, running, inputs=inputs)
+        return Requeue(_STEP_SECONDS)
+
+    async def _decide(self, repository: BackupRepository) -> tuple[Requeue, Decision]:
+        """Start a Job if a maintenance is due and nothing holds it."""
+        view = await self._view(repository)
+        decision = decide_maintenance(view)
+        if decision.hold is None:
+            rejected_at = self._rejected.get(repository.name)
+            if rejected_at is not None and self._tools.clock.monotonic() - rejected_at < _REJECTED_SECONDS:
+                return Requeue(_LOOK_AGAIN_SECONDS), Decision(Hold.REJECTED, due_at=decision.due_at)
+            async with self._launching:
+                decision = await self._start(repository, view)
+        await self._report_hold(repository, decision)
+        seconds = _LOOK_AGAIN_SECONDS
+        if decision.wait_until is not None:
+            seconds = max(1.0, min(seconds, (decision.wait_until - self._tools.now()).total_seconds()))
+        return Requeue(seconds), decision
+
+    async def _view(self, repository: BackupRepository) -> MaintenanceView:
+        """Return what is known without further reads; `_start` completes it."""
+        record, status = _record_of(repository), repository.status
+        inputs = await self._tools.inputs(repository.spec.backup_storage_location) if record.blocked_inputs else ""
+        ready_once = status.last_maintenance_time is not None or status.phase is RepositoryPhase.READY
+        return MaintenanceView(
+            now=self._tools.now(),
+            created_at=repository.metadata.creation_timestamp or self._tools.now(),
+            frequency=_frequency_of(repository),
+            last_maintenance=status.last_maintenance_time,
+            entries=status.recent_maintenance,
+            record=record,
+            fingerprint=_fingerprint(self._tools.backups(_key_of(repository))),
+            inputs=inputs,
+            switch=self._switch,
+            server=self._absence.server,
+            no_server_for=self._absence.lasts,
+            ready_once=ready_once or REPOSITORY_ID_ANNOTATION in repository.metadata.annotations,
+        )
+
+    async def _start(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
+        """Create a Job, unless reads that are made now show a reason not to."""
+        tools, name = self._tools, repository.spec.backup_storage_location
+        server = await self._absence.look()
+        jobs = await tools.client.list(Selection(JOBS, self._namespace))
+        raw = await tools.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
+        location = BackupStorageLocation.parse(raw) if raw is not None else None
+        settings = await tools.settings(_key_of(repository))
+        fresh = BackupRepository.parse(await tools.client.get(BACKUP_REPOSITORIES, self._namespace, repository.name))
+        if fresh.metadata.resource_version != repository.metadata.resource_version:
+            # Not observed yet.
+            return Decision(Hold.NOT_DUE, tools.now())
+        parsed = [MaintenanceJob.parse(one) for one in jobs]
+        view = replace(
+            view,
+            server=server,
+            no_server_for=self._absence.lasts,
+            location=location_state(location),
+            job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
+            running_jobs=sum(job.ours and not job.ended for job in parsed),
+            max_concurrent_jobs=settings.max_concurrent_jobs,
+            windows=settings.windows,
+        )
+        decision = decide_maintenance(view)
+        if decision.hold is not None or location is None:
+            return decision
+        request = JobRequest(
+            name=job_name(
+                repository.name,
+                slot_of(view.now, view.frequency, repository.uid),
+                count_failures(view.entries),
+            ),
+            repository=repository,
+            location=location,
+            settings=settings,
+            record=view.record,
+            ignore_foreign=self._switch is MaintenanceSwitch.ON,
+            may_be_full=decision.may_be_full,
+        )
+        try:
+            job = await create_job(tools.client, request, tools.expose_settings(), tools.check_leading)
+        except PodRejectedError as e:
+            self._rejected[repository.name] = tools.clock.monotonic()
+            await self._report_once(repository, "MaintenanceRejected", str(e))
+            return Decision(Hold.REJECTED, due_at=decision.due_at)
+        self._rejected.pop(repository.name, None)
+        self._reported.pop(repository.name, None)
+        running = RunningJob(name=job.name, uid=job.uid, created=job.created, fingerprint=view.fingerprint)
+        await self._history.note_started(repository, running)
+        return Decision(Hold.JOB_UNFINISHED)
+
+    async def _report_hold(self, repository: BackupRepository, decision: Decision) -> None:
+        """Record an Event for a hold that a person may have to end; the others are on the status page."""
+        if decision.hold is None:
+            return
+        self._tools.metrics.maintenance_held(str(decision.hold))
+        if decision.overdue:
+            text = f"maintenance has been due since {decision.due_at}, and may not start: {decision.hold}"
+            await self._report_once(repository, "MaintenanceOverdue", text)
+
+    async def _report_once(self, repository: BackupRepository, reason: str, message: str) -> None:
+        if self._reported.get(repository.name) != message:
+            self._reported[repository.name] = message
+            await self._tools.events.record(repository, reason, message, warning=True)
+
+    async def _delete(self, job: MaintenanceJob) -> None:
+        self._tools.check_leading()
+        await self._tools.client.delete(JOBS, self._namespace, job.name, uid=job.uid)
+        _log.debug("deleted Job %s", job.name)
+
+
+def _record_of(repository: BackupRepository) -> MaintenanceRecord:
+    return MaintenanceRecord.parse(repository.metadata.annotations.get(MAINTENANCE_ANNOTATION))
+
+
+def _frequency_of(repository: BackupRepository) -> timedelta:
+    """Return how often maintenance may run; an hour if that is invalid or not positive."""
+    try:
+        frequency = parse_duration(repository.spec.maintenance_frequency)
+    except ValueError:
+        return _DEFAULT_FREQUENCY
+    return frequency if frequency > timedelta() else _DEFAULT_FREQUENCY
+
+
+def _key_of(repository: BackupRepository) -> RepositoryKey:
+    return RepositoryKey(repository.spec.volume_namespace, repository.spec.backup_storage_location)
+
+
+def _fingerprint(uids: Iterable[str]) -> str:
+    """Return a hash of the finished backups: a new one changes it, and so does one that was deleted."""
+    return hashlib.sha256(",".join(sorted(uids)).encode()).hexdigest()[:16]

@@ -1,0 +1,379 @@
+"""The steps of a repository's maintenance, with two kinds of rivals: another leader, and a Velero server."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from exposer.maintenance_job import JobSettings
+from nodeagent.config.maintenance import MaintenanceSettings
+
+from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, JOBS, PODS
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from nodeagent.runtime.settings import MaintenanceSwitch
+from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
+from tests.nodeagent.support.repository_scene import SERVER
+from tests.support.clock import LoopClock
+
+pytestmark = pytest.mark.looptime
+
+_HOUR = 60 * MINUTE
+_ERROR = "Repo maintenance error: "
+
+
+async def _delete(scene: MaintenanceScene, job: JsonDict) -> None:
+    await KubeClient(scene.kube, Retry(LoopClock())).delete(JOBS, "velero", job["metadata"]["name"])
+
+
+async def test_a_due_repository_gets_one_job_and_the_status_that_velero_writes() -> None:
+    scene = MaintenanceScene()
+    async with scene.running() as controller:
+        await asyncio.sleep(59 * MINUTE)
+        assert scene.jobs == []
+        assert controller.report()["app-default-kopia"]["hold"] == "server-seen"
+        job = await scene.until_job(seconds=3 * MINUTE)
+        assert "velero.io/repo-name" not in job["metadata"]["labels"]
+        await asyncio.sleep(5 * MINUTE)
+        assert not scene.labeled(job)
+        scene.start_pod(job)
+        await scene.until_labeled(job)
+        assert scene.current(job)["metadata"]["labels"]["velero.io/repo-name"] == "app-default-kopia"
+        scene.end(job, 0, result())
+        await asyncio.sleep(10)
+        (entry,) = scene.history
+        completed = scene.current(job)["status"]["completionTime"]
+        assert entry == {
+            "result": "Succeeded",
+            "startTimestamp": job["metadata"]["creationTimestamp"],
+            "completeTimestamp": completed,
+        }
+        assert scene.repository()["status"]["lastMaintenanceTime"] == completed
+        assert scene.reasons() == ["Maintained"]
+        await asyncio.sleep(30 * MINUTE)
+        assert len(scene.jobs) == 1
+        text = scene.metrics.render().decode()
+    for line in (
+        'velero_repo_maintenance_success_total{node="node-a",repository_name="app-default-kopia"} 1.0',
+        'nodeagent_repository_index_blobs{node="node-a",repository_name="app-default-kopia"} 7.0',
+    ):
+        assert line in text
+
+
+async def test_on_does_not_wait_an_hour_and_off_does_nothing() -> None:
+    late: JsonDict = {"lastMaintenanceTime": "2026-11-21T10:00:00Z"}
+    on, off = MaintenanceScene(switch=MaintenanceSwitch.ON), MaintenanceScene(switch=MaintenanceSwitch.OFF)
+    for scene in (on, off):
+        scene.kube.put(repository_object(**late))
+    async with on.running(), off.running():
+        assert (
+            "--ignore-foreign" in (await on.until_job(seconds=5))["spec"]["template"]["spec"]["containers"][0]["args"]
+        )
+        await asyncio.sleep(3 * _HOUR)
+    assert off.jobs == []
+
+
+async def test_a_server_keeps_every_job_away_for_an_hour_after_it_is_gone() -> None:
+    scene = MaintenanceScene()
+    scene.kube.put(SERVER)
+    async with scene.running():
+        await asyncio.sleep(3 * _HOUR)
+        await _remove_server(scene)
+        await asyncio.sleep(59 * MINUTE)
+        assert scene.jobs == []
+        await scene.until_job(seconds=3 * MINUTE)
+
+
+async def _remove_server(scene: MaintenanceScene) -> None:
+    await KubeClient(scene.kube, Retry(LoopClock())).delete(DEPLOYMENTS, "velero", "velero")
+
+
+@pytest.mark.parametrize("step", ["created", "running", "labeled"])
+async def test_a_server_that_appears_meets_no_job_that_never_ends(step: str) -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * _HOUR)
+        if step == "labeled":
+            scene.start_pod(job)
+            await scene.until_labeled(job)
+        scene.kube.put(SERVER)
+        if step == "running":
+            scene.start_pod(job)
+        await asyncio.sleep(10 * MINUTE)
+        assert [scene.labeled(one) for one in scene.jobs] == ([True] if step == "labeled" else [])
+        assert scene.history == []
+
+
+async def test_on_beside_a_server_says_so_once_and_does_nothing() -> None:
+    scene = MaintenanceScene(switch=MaintenanceSwitch.ON)
+    scene.kube.put(SERVER)
+    async with scene.running():
+        await asyncio.sleep(3 * _HOUR)
+    assert scene.jobs == []
+    assert scene.reasons() == ["MaintenanceHeld"]
+
+
+async def test_a_failure_is_tried_again_with_a_growing_delay_and_moves_no_time() -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        first = await scene.run_once(f"log\n{_ERROR}blob not found: p1", exit_code=1)
+        assert scene.history == [
+            {
+                "result": "Failed",
+                "startTimestamp": first["metadata"]["creationTimestamp"],
+                "message": "blob not found: p1",
+            }
+        ]
+        assert scene.repository()["status"]["lastMaintenanceTime"] == "2026-11-21T12:00:00Z"
+        await asyncio.sleep(4 * MINUTE)
+        assert len(scene.jobs) == 1
+        await scene.run_once(f"{_ERROR}again", exit_code=1, seconds=2 * MINUTE)
+        await asyncio.sleep(8 * MINUTE)
+        assert len(scene.jobs) == 2
+        await scene.run_once(result("full"), seconds=4 * MINUTE)
+        assert [entry["result"] for entry in scene.history] == ["Failed", "Failed", "Succeeded"]
+        assert scene.reasons() == ["MaintenanceFailed", "MaintenanceFailed", "Maintained"]
+        names = {job["metadata"]["name"] for job in scene.jobs}
+        assert len(names) == 3
+
+
+@pytest.mark.parametrize("step", ["created", "running", "labeled"])
+async def test_a_job_that_was_deleted_by_hand_is_a_failure(step: str) -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * _HOUR)
+        await asyncio.sleep(1)
+        if step != "created":
+            scene.start_pod(job)
+        if step == "labeled":
+            await scene.until_labeled(job)
+        await _delete(scene, job)
+        await asyncio.sleep(10)
+        (entry,) = scene.history
+        assert entry["message"] == "it was deleted before it ended"
+        assert "running" not in scene.record
+        again = await scene.until_job(seconds=6 * MINUTE)
+        assert again["metadata"]["name"] != job["metadata"]["name"]
+
+
+async def test_a_run_that_was_out_of_memory_gets_twice_as_much_up_to_the_cap() -> None:
+    scene = MaintenanceScene(settings=MaintenanceSettings(memory_limit_max_bytes=768 * 2**20))
+    limits = []
+    async with scene.running():
+        for _ in range(3):
+            job = await scene.until_job(seconds=2 * _HOUR, but=len(scene.jobs))
+            limits.append(job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"])
+            scene.start_pod(job)
+            await scene.until_labeled(job)
+            scene.end(job, 137, "", reason="OOMKilled")
+            await asyncio.sleep(10)
+        assert limits == ["512Mi", "768Mi", "768Mi"]
+        assert scene.history[0]["message"] == "out of memory: the memory limit of its pod is 512Mi"
+
+
+async def test_a_priority_class_that_does_not_exist_is_left_out() -> None:
+    scene = MaintenanceScene(settings=MaintenanceSettings(JobSettings(priority_class_name="low")))
+    message = "no PriorityClass with name low was found"
+    scene.kube.fail_next("POST", "pods", 403, message=message)
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * _HOUR)
+    assert "priorityClassName" not in job["spec"]["template"]["spec"]
+
+
+async def test_a_pod_that_is_rejected_gets_no_job_and_holds_up_no_other_repository() -> None:
+    scene = MaintenanceScene()
+    scene.kube.put(repository_object("other-default-kopia"))
+    scene.kube.fail_next("POST", "pods", 403, message="exceeded quota: all")
+    async with scene.running() as controller:
+        await scene.until_job(seconds=2 * _HOUR)
+        assert len(scene.jobs) == 1
+        assert scene.reasons() == ["MaintenanceRejected"]
+        rejected = [name for name, shown in controller.report().items() if shown["hold"] == "rejected"]
+        assert len(rejected) == 1
+
+
+async def test_a_pod_that_never_starts_is_a_failure_with_its_cause() -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * _HOUR)
+        scene.start_pod(job, "Pending")
+        pod = scene.kube.objects(PODS)[0]
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: full"}
+        scene.kube.put(pod | {"status": {"phase": "Pending", "conditions": [condition]}})
+        await asyncio.sleep(11 * MINUTE)
+        assert "0/1 nodes: full" in scene.history[0]["message"]
+        assert not any(one["metadata"]["uid"] == job["metadata"]["uid"] for one in scene.jobs)
+
+
+@pytest.mark.parametrize("step", ["created", "running", "labeled", "ended"])
+async def test_a_new_leader_goes_on_with_the_job_that_it_finds(step: str) -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * _HOUR)
+        if step in {"labeled", "ended"}:
+            scene.start_pod(job)
+            await scene.until_labeled(job)
+    if step == "running":
+        scene.start_pod(job)
+    if step == "ended":
+        scene.end(job, 0, result())
+    async with scene.running():
+        await asyncio.sleep(10)
+        if step == "created":
+            scene.start_pod(job)
+        await scene.until_labeled(job)
+        if step != "ended":
+            scene.end(job, 0, result())
+        await asyncio.sleep(70)
+        assert len(scene.jobs) == 1
+        assert [entry["result"] for entry in scene.history] == ["Succeeded"]
+
+
+async def test_two_leaders_create_one_job() -> None:
+    scene = MaintenanceScene()
+    async with scene.running(), scene.running():
+        await scene.until_job(seconds=2 * _HOUR)
+        await asyncio.sleep(5 * MINUTE)
+        assert len(scene.jobs) == 1
+
+
+def _velero_job(**status: object) -> JsonDict:
+    labels = {"velero.io/repo-name": "app-default-kopia"}
+    meta = {"name": "app-default-kopia-maintain-job-1", "namespace": "velero", "labels": labels}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"template": {}}, "status": status}
+
+
+async def test_a_job_of_a_server_that_is_gone_is_waited_for_and_becomes_history() -> None:
+    old = {"result": "Succeeded", "startTimestamp": "2026-11-21T11:00:00Z", "completeTimestamp": "2026-11-21T11:01:00Z"}
+    scene = MaintenanceScene()
+    scene.kube.put(repository_object(recentMaintenance=[old]))
+    scene.kube.put(_velero_job())
+    async with scene.running():
+        await asyncio.sleep(50 * MINUTE)
+        assert len(scene.jobs) == 1
+        scene.kube.put(_velero_job(succeeded=1, completionTime="2026-11-21T12:50:00Z"))
+        await asyncio.sleep(10)
+        assert scene.history == [
+            old,
+            {
+                "result": "Succeeded",
+                "startTimestamp": "2026-11-21T12:00:00Z",
+                "completeTimestamp": "2026-11-21T12:50:00Z",
+            },
+        ]
+        assert scene.repository()["status"]["lastMaintenanceTime"] == "2026-11-21T12:50:00Z"
+        job = await scene.until_job(seconds=2 * _HOUR, but=1)
+        assert "maintain-job" in job["metadata"]["name"]
+
+
+async def test_an_unfinished_job_of_a_server_without_a_pod_is_removed_after_an_hour() -> None:
+    scene = MaintenanceScene()
+    scene.kube.put(_velero_job())
+    async with scene.running():
+        await asyncio.sleep(59 * MINUTE)
+        assert len(scene.jobs) == 1
+        await asyncio.sleep(3 * MINUTE)
+        assert all(job["metadata"]["name"] != _velero_job()["metadata"]["name"] for job in scene.jobs)
+
+
+async def test_as_many_finished_jobs_are_kept_as_configured() -> None:
+    scene = MaintenanceScene(settings=MaintenanceSettings(keep_jobs=2))
+    async with scene.running():
+        for _ in range(3):
+            scene.backups.append(f"uid-{len(scene.history)}")
+            await scene.run_once(result())
+        await asyncio.sleep(2 * MINUTE)
+        assert len(scene.jobs) == 2
+        assert len(scene.history) == 3
+
+
+async def test_maintenance_by_another_cluster_holds_ours_for_three_intervals() -> None:
+    scene = MaintenanceScene()
+    held = {"reason": "another cluster maintains it", "foreignAt": "2026-11-21T12:30:00Z"}
+    text = result("none", fullIntervalSeconds=86400, **held)
+    async with scene.running() as controller:
+        await scene.run_once(text)
+        assert scene.history == []
+        assert scene.jobs == []
+        assert scene.reasons() == ["MaintenanceHeld"]
+        await asyncio.sleep(2 * MINUTE)
+        assert controller.report()["app-default-kopia"]["hold"] == "foreign"
+        await asyncio.sleep(70 * _HOUR)
+        assert scene.jobs == []
+        await scene.until_job(seconds=4 * _HOUR)
+
+
+@pytest.mark.parametrize("change", [{"accessMode": "ReadOnly"}, None])
+async def test_a_location_that_cannot_be_written_gets_no_job(change: JsonDict | None) -> None:
+    scene = MaintenanceScene()
+    (location,) = scene.kube.objects(BACKUP_STORAGE_LOCATIONS)
+    status = {} if change else {"status": {"phase": "Unavailable"}}
+    scene.kube.put(location | {"spec": location["spec"] | (change or {})} | status)
+    async with scene.running() as controller:
+        await asyncio.sleep(3 * _HOUR)
+        assert controller.report()["app-default-kopia"]["hold"] in {"location-read-only", "location-unavailable"}
+    assert scene.jobs == []
+
+
+async def test_a_repository_that_is_not_ready_now_is_maintained_all_the_same() -> None:
+    scene = MaintenanceScene()
+    scene.kube.put(repository_object(phase="NotReady"))
+    never = repository_object("never-default-kopia")
+    scene.kube.put(never | {"status": {"phase": "NotReady"}})
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * _HOUR)
+        assert "--backup-repository=app-default-kopia" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+        await asyncio.sleep(9 * MINUTE)
+        assert len(scene.jobs) == 1
+
+
+async def test_an_idle_repository_gets_no_pod_for_a_week_and_a_backup_wakes_it() -> None:
+    scene = MaintenanceScene()
+    later = LoopClock().now() + timedelta(days=1)
+
+    def due(**changes: object) -> dict[str, object]:
+        return {"nextQuick": later.isoformat(), "nextFull": later.isoformat(), "fullIntervalSeconds": 86400} | changes
+
+    async with scene.running() as controller:
+        for _ in range(4):
+            await scene.run_once(result("full", **due(nextFull=LoopClock().now().isoformat())))
+        assert scene.record["fullsSinceChange"] == 4
+        before = len(scene.history)
+        await asyncio.sleep(24 * 6 * _HOUR)
+        assert len(scene.history) == before
+        assert controller.report()["app-default-kopia"]["hold"] == "idle"
+        scene.backups.append("uid-1")
+        await scene.run_once(result("quick"), seconds=_HOUR)
+
+
+async def test_as_many_jobs_run_at_a_time_as_configured() -> None:
+    scene = MaintenanceScene()
+    for number in range(3):
+        scene.kube.put(repository_object(f"r{number}-default-kopia"))
+    async with scene.running():
+        for number in range(4):
+            job = await scene.until_job(seconds=2 * _HOUR, but=number)
+            await asyncio.sleep(3 * MINUTE)
+            assert len(scene.jobs) == number + 1
+            scene.start_pod(job)
+            await scene.until_labeled(job)
+            scene.end(job, 0, result(nextQuick="2026-12-01T00:00:00Z", nextFull="2026-12-01T00:00:00Z"))
+
+
+_FAILURES: list[tuple[JsonDict, str]] = [
+    ({"reason": "Evicted", "message": "node low on memory"}, "Evicted: node low on memory"),
+    ({"reason": "DeadlineExceeded"}, "before its deadline of 6h0m0s"),
+]
+
+
+@pytest.mark.parametrize(("status", "text"), _FAILURES, ids=["evicted", "deadline"])
+async def test_the_end_of_a_pod_by_its_node_is_named(status: JsonDict, text: str) -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * _HOUR)
+        scene.start_pod(job)
+        await scene.until_labeled(job)
+        scene.kube.put(scene.kube.objects(PODS)[0] | {"status": {"phase": "Failed"} | status})
+        scene.kube.put(scene.current(job) | {"status": {"failed": 1}})
+        await asyncio.sleep(10)
+        assert text in scene.history[0]["message"]

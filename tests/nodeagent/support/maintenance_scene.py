@@ -1,0 +1,178 @@
+"""A fake API server with one Ready repository, its controller, and what Job controller and kubelet do."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from nodeagent.config.maintenance import MaintenanceSettings
+
+from core.kube.client import KubeClient
+from core.kube.events import EventRecorder
+from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, JOBS, PODS
+from core.kube.retry import Retry
+from core.models.base import JsonDict, format_time
+from core.models.storage import RepositoryKey
+from exposer.causes import CauseFinder
+from exposer.settings import ExposeSettings
+from exposer.template import AgentTemplate
+from nodeagent.leader.maintenance.controller import MaintenanceController
+from nodeagent.leader.maintenance.steps import MaintenanceTools
+from nodeagent.runtime.metrics import Metrics
+from nodeagent.runtime.settings import MaintenanceSwitch
+from nodeagent.transfers.events import EventLog
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__ = ["MINUTE", "MaintenanceScene", "repository_object", "result"]
+
+MINUTE = 60.0
+_NAME = "app-default-kopia"
+
+
+def result(mode: str = "quick", **fields: object) -> str:
+    """Return the termination message of a maintenance that succeeded."""
+    return json.dumps({"mode": mode, "seconds": 3.0, "indexBlobs": 7, "contents": 70, "peakBytes": 2**27} | fields)
+
+
+def repository_object(name: str = _NAME, *, frequency: str = "1h0m0s", **status: object) -> JsonDict:
+    """Return a BackupRepository that is Ready since noon."""
+    namespace = name.removesuffix("-default-kopia")
+    spec = {
+        "backupStorageLocation": "default",
+        "maintenanceFrequency": frequency,
+        "repositoryType": "kopia",
+        "volumeNamespace": namespace,
+    }
+    ready: JsonDict = {"phase": "Ready", "lastMaintenanceTime": "2026-11-21T12:00:00Z"} | status
+    meta = {"name": name, "namespace": "velero"}
+    return {"apiVersion": "velero.io/v1", "kind": "BackupRepository", "metadata": meta, "spec": spec, "status": ready}
+
+
+@dataclass
+class MaintenanceScene:
+    """The server, and the tools of the controller; `backups` are the UIDs of finished backups."""
+
+    kube: FakeKube = field(default_factory=FakeKube)
+    switch: MaintenanceSwitch = MaintenanceSwitch.AUTO
+    settings: MaintenanceSettings = field(default_factory=MaintenanceSettings)
+    backups: list[str] = field(default_factory=list)
+    inputs: str = "inputs"
+    metrics: Metrics = field(default_factory=lambda: Metrics("node-a"))
+
+    def __post_init__(self) -> None:
+        self.kube.put(repository_object())
+        location = {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "keys", "key": "cloud"}}
+        meta = {"name": "default", "namespace": "velero"}
+        self.kube.put(
+            {"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": meta, "spec": location}
+        )
+
+    def build(self) -> MaintenanceController:
+        """Return a controller, as a new leader has it."""
+        clock = LoopClock()
+        client = KubeClient(self.kube, Retry(clock))
+
+        async def settings(_: RepositoryKey) -> MaintenanceSettings:
+            return self.settings
+
+        async def inputs(_: str) -> str:
+            return self.inputs
+
+        tools = MaintenanceTools(
+            client=client,
+            clock=clock,
+            events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
+            metrics=self.metrics,
+            causes=CauseFinder(client, clock),
+            expose_settings=lambda: ExposeSettings(AgentTemplate(image="mover:1")),
+            settings=settings,
+            inputs=inputs,
+            backups=lambda _: self.backups,
+            now=clock.now,
+            check_leading=lambda: None,
+        )
+        return MaintenanceController(tools, namespace="velero", switch=self.switch)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[MaintenanceController]:
+        controller = self.build()
+        task = asyncio.create_task(controller.run(), name="controller")
+        try:
+            yield controller
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def jobs(self) -> list[JsonDict]:
+        return self.kube.objects(JOBS)
+
+    def repository(self, name: str = _NAME) -> JsonDict:
+        return next(one for one in self.kube.objects(BACKUP_REPOSITORIES) if one["metadata"]["name"] == name)
+
+    @property
+    def history(self) -> list[JsonDict]:
+        return list(self.repository()["status"].get("recentMaintenance", []))
+
+    @property
+    def record(self) -> JsonDict:
+        annotations = self.repository()["metadata"].get("annotations") or {}
+        return dict(json.loads(annotations.get("nodeagent.io/maintenance", "{}")))
+
+    def reasons(self) -> list[str]:
+        return [event["reason"] for event in self.kube.objects(EVENTS)]
+
+    async def until_job(self, *, seconds: float, but: int = 0) -> JsonDict:
+        """Return the newest Job once there are more than `but`."""
+        async with asyncio.timeout(seconds):
+            while len(self.jobs) <= but:
+                await asyncio.sleep(1)
+        return self.jobs[-1]
+
+    def start_pod(self, job: JsonDict, phase: str = "Running") -> None:
+        """Create the pod of the Job as the Job controller does, and let its kubelet start it."""
+        template = job["spec"]["template"]
+        name = job["metadata"]["name"]
+        labels = (template["metadata"].get("labels") or {}) | {"job-name": name}
+        meta = {"name": f"{name}-x", "namespace": "velero", "labels": labels}
+        self.kube.put(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"], "status": {"phase": phase}}
+        )
+
+    def current(self, job: JsonDict) -> JsonDict:
+        return next(one for one in self.jobs if one["metadata"]["name"] == job["metadata"]["name"])
+
+    def labeled(self, job: JsonDict) -> bool:
+        return "velero.io/repo-name" in self.current(job)["metadata"]["labels"]
+
+    async def until_labeled(self, job: JsonDict) -> None:
+        async with asyncio.timeout(10):
+            while not self.labeled(job):
+                await asyncio.sleep(0.05)
+
+    def end(self, job: JsonDict, exit_code: int, message: str, *, reason: str = "") -> None:
+        """End the container of the Job's pod, and the Job."""
+        job = self.current(job)
+        pod = next(
+            one
+            for one in self.kube.objects(PODS)
+            if one["metadata"]["labels"].get("job-name") == job["metadata"]["name"]
+        )
+        terminated: JsonDict = {"exitCode": exit_code, "message": message} | ({"reason": reason} if reason else {})
+        name = pod["spec"]["containers"][0]["name"]
+        state = [{"name": name, "state": {"terminated": terminated}}]
+        self.kube.put(pod | {"status": {"phase": "Failed" if exit_code else "Succeeded", "containerStatuses": state}})
+        now = format_time(LoopClock().now())
+        done = {"failed": 1} if exit_code else {"succeeded": 1, "completionTime": now}
+        self.kube.put(job | {"status": done})
+
+    async def run_once(self, message: str, *, exit_code: int = 0, seconds: float = 2 * 3600) -> JsonDict:
+        """Let the next Job start, run and end so; return it."""
+        job = await self.until_job(seconds=seconds, but=len(self.jobs))
+        self.start_pod(job)
+        await self.until_labeled(job)
+        self.end(job, exit_code, message)
+        await asyncio.sleep(12)
+        return job
