@@ -29,7 +29,10 @@ _MOUNTS = {
 }
 """How a kubelet's folder may be mounted. A bind mount has the device number of the folder around it."""
 
-_MACHINE = """
+_MACHINE = r"""
+awk '$5 ~ "^/var/lib/kubelet(/|$)" {{print $5}}' /proc/self/mountinfo | tac | while read -r mounted; do
+  umount --lazy "$(printf '%b' "$mounted")"
+done
 mount -t tmpfs lib /var/lib
 K=/var/lib/kubelet
 mkdir $K
@@ -41,7 +44,10 @@ cp /proc/self/mountinfo {out}/before
 unshare --mount --net --pid --fork --mount-proc {python} -c '{prepare}' {out}/bed >{out}/inside
 cp /proc/self/mountinfo {out}/after
 """
-"""A machine with a kubelet, in a mount namespace that ends with it, and a test bed's namespaces in that."""
+"""A machine with a kubelet, in a mount namespace that ends with it, and a test bed's namespaces in that.
+
+Mounts of a kubelet that this machine has are removed first: hidden below another one, no path leads to them.
+"""
 
 _PREPARE = """
 import json, pathlib, sys
