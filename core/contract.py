@@ -25,6 +25,7 @@ __all__ = [
     "DataPathReason",
     "InitResult",
     "LocationResult",
+    "MaintenanceCause",
     "MaintenanceMode",
     "MaintenanceResult",
     "MoverArgs",
@@ -93,6 +94,21 @@ class MaintenanceMode(StrEnum):
     """Nothing: `MaintenanceResult.reason` says why."""
     QUICK = "quick"
     FULL = "full"
+
+
+class MaintenanceCause(StrEnum):
+    """How the cause of a failed maintenance begins, up to a colon, if it is one of these."""
+
+    CLOCK_SKEW = "clock skew"
+    WRONG_PASSWORD = "wrong password"  # noqa: S105 - no password
+    NOT_OWNER = "not the owner"
+    OTHER_REPOSITORY = "another repository"
+    """The unique ID is not the recorded one."""
+    BLOB_NOT_FOUND = "blob not found"
+    OUT_OF_MEMORY = "out of memory"
+    LOCKED = "locked"
+    NOT_RECORDED = "nothing recorded"
+    """kopia exited with 0, without the evidence of a success."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +214,7 @@ class MaintenanceResult(WireModel, omit_defaults=True):
 
     `reason` says why nothing ran (mode `none`). `next_quick` and `next_full` are kopia's next due times,
     by the clock of the pod; `foreign_at` is when the newest maintenance began that this cluster did not start.
+    `interval_differs`: the full interval is not the one of the BackupRepository, and was not changed.
     Sizes in bytes; `peak_bytes` is kopia's highest resident memory, `freed_bytes` what the bucket shrank by.
     """
 
@@ -210,6 +227,7 @@ class MaintenanceResult(WireModel, omit_defaults=True):
     freed_bytes: Int64 = 0
     peak_bytes: Int64 = 0
     full_interval_seconds: float = 0.0
+    interval_differs: bool = False
     next_quick: Time | None = None
     next_full: Time | None = None
     foreign_at: Time | None = None

@@ -304,6 +304,15 @@ class _Data(_Object, total=False):
     data: _Strings
 
 
+class _JobStatus(TypedDict, total=False):
+    completionTime: Time
+    conditions: list[_Condition]
+
+
+class _Job(_Object, total=False):
+    status: _JobStatus
+
+
 class _LeaseSpec(TypedDict, total=False):
     holderIdentity: str
     leaseDurationSeconds: _Int32
@@ -381,6 +390,7 @@ _FORMS: Final[Mapping[Resource, Any]] = {
     resources.DATA_UPLOADS: _Object,
     resources.DEPLOYMENTS: _Object,
     resources.EVENTS: _Event,
+    resources.JOBS: _Job,
     resources.LEASES: _Lease,
     resources.NODES: _Node,
     resources.PERSISTENT_VOLUMES: _PersistentVolume,

@@ -11,6 +11,8 @@ from core.contract import (
     BackupResult,
     DataPathReason,
     InitResult,
+    MaintenanceMode,
+    MaintenanceResult,
     MoverArgs,
     MoverVerb,
     ProgressMessage,
@@ -101,6 +103,14 @@ def test_result_of_init_requires_the_repositorys_id() -> None:
     assert parse_result(InitResult, '{"uniqueID":"ab"}').unique_id == "ab"
     with pytest.raises(ResultError):
         parse_result(InitResult, '{"uniqueID":""}')
+
+
+def test_what_a_maintenance_has_not_found_is_omitted() -> None:
+    result = MaintenanceResult(mode=MaintenanceMode.NONE, reason="nothing is due", repository_id="ab")
+    assert result.to_json() == '{"mode":"none","reason":"nothing is due","repositoryID":"ab"}'
+    assert parse_result(MaintenanceResult, result.to_json()) == result
+    with pytest.raises(ResultError):
+        parse_result(MaintenanceResult, "{}")
 
 
 def test_progress_omits_zeros() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.contract import BackupResult, InitResult, RestoreResult, parse_progress, parse_result
+from core.contract import BackupResult, InitResult, MaintenanceResult, RestoreResult, parse_progress, parse_result
 from core.errors import ConfigError, ContractError, ResultError
 from core.kube.decode import parse_json
 from core.kube.errors import KubeError, MalformedObjectError, build_error, parse_retry_after
@@ -80,6 +80,8 @@ def test_texts_of_our_own_raise_contract_errors_alone(text: str) -> None:
         parse_result(RestoreResult, text)
     with suppress(ResultError):
         parse_result(InitResult, text)
+    with suppress(ResultError):
+        parse_result(MaintenanceResult, text)
     with suppress(ContractError):
         parse_time(text)
 
