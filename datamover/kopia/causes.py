@@ -10,11 +10,24 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["ACCESS_DENIED", "CACHE_FULL", "NOT_TRUSTED", "NO_BUCKET", "count_index_blobs", "find_cause", "find_outage"]
+from core.contract import MaintenanceCause
+
+__all__ = [
+    "ACCESS_DENIED",
+    "CACHE_FULL",
+    "NOT_TRUSTED",
+    "NO_BUCKET",
+    "WRONG_PASSWORD",
+    "count_index_blobs",
+    "find_cause",
+    "find_maintenance_cause",
+    "find_outage",
+]
 
 ACCESS_DENIED: Final = "the credentials have no access"
 NO_BUCKET: Final = "the bucket does not exist"
 CACHE_FULL: Final = "the volume of kopia's cache is full"
+WRONG_PASSWORD: Final = "the repository password does not match"  # noqa: S105 - no password
 NOT_TRUSTED: Final = "the endpoint's certificate is not trusted"
 _UNREACHABLE: Final = "the endpoint cannot be reached"
 _UNKNOWN_HOST: Final = "the endpoint's host name cannot be resolved"
@@ -29,7 +42,7 @@ _OUTAGES: Final = frozenset({_UNREACHABLE, _UNKNOWN_HOST, _BROKEN, _UNAVAILABLE,
 """Causes that may pass by themselves."""
 
 _CAUSES: Final = (
-    ("invalid repository password", "the repository password does not match"),
+    ("invalid repository password", WRONG_PASSWORD),
     ("signature we calculated does not match", "the secret access key is not accepted"),
     ("signaturedoesnotmatch", "the secret access key is not accepted"),
     ("access key id you provided does not exist", "the access key does not exist"),
@@ -68,6 +81,14 @@ _CAUSES: Final = (
 )
 """A regular expression for kopia's error in lower case, and the cause as messages name it."""
 
+_SKEW: Final = re.compile(r"clock skew detected: .*\bskew: (?P<skew>[^)]+)\)")
+_OWNER: Final = re.compile(r"maintenance must be run by designated user: (?P<owner>.*)")
+_MISSING_PACK: Final = re.compile(r'"packID":"(?P<pack>[^"]+)"')
+_MISSING_BLOB: Final = re.compile(r"failed to get blob with ID (?P<blob>[^\s:]+): BLOB not found")
+"""Source: kopia 0.23.1, repo/maintenance/maintenance_run.go, repo/content/verify.go, internal/cache."""
+
+_SHOWN_BLOBS: Final = 3
+
 _INDEX_BLOBS: Final = re.compile(r"found too many index blobs \((\d+)\)")
 """Source: kopia 0.23.1, loadPackIndexesLocked in repo/content/committed_read_manager.go."""
 
@@ -88,3 +109,18 @@ def count_index_blobs(lines: Iterable[str]) -> int:
     """Return the number of index blobs if kopia's output says that there are too many, else 0."""
     found = _INDEX_BLOBS.search("\n".join(lines).lower())
     return int(found[1]) if found else 0
+
+
+def find_maintenance_cause(lines: Iterable[str]) -> str:
+    """Return the cause that `lines` of kopia's output show for a failed maintenance, or an empty string."""
+    text = "\n".join(lines)
+    if found := _SKEW.search(text):
+        return f"{MaintenanceCause.CLOCK_SKEW}: the clocks of node and storage differ by {found['skew']}"
+    if found := _OWNER.search(text):
+        return f"{MaintenanceCause.NOT_OWNER}: maintenance belongs to {found['owner']}"
+    # Each once, in the order of kopia's output.
+    if missing := list(dict.fromkeys([*_MISSING_PACK.findall(text), *_MISSING_BLOB.findall(text)])):
+        more = f" and {len(missing) - _SHOWN_BLOBS} more" if len(missing) > _SHOWN_BLOBS else ""
+        return f"{MaintenanceCause.BLOB_NOT_FOUND}: {', '.join(missing[:_SHOWN_BLOBS])}{more}"
+    cause = find_cause(text.splitlines())
+    return f"{cause}: {text.splitlines()[-1]}" if cause else ""

@@ -14,12 +14,15 @@ from core.models.base import JsonDict
 from core.models.storage import CACHE_LIMIT_KEY
 from core.models.units import parse_count
 
-__all__ = ["IDENTITY_FLAGS", "CacheLimit", "build_config", "parse_cache_limit"]
+__all__ = ["IDENTITY", "IDENTITY_FLAGS", "CacheLimit", "build_config", "parse_cache_limit"]
 
 _logger = logging.getLogger(__name__)
 
 _CLIENT: Final = "default"
 """The identity that Velero uses: so each side finds the other's snapshots as its own."""
+
+IDENTITY: Final = f"{_CLIENT}@{_CLIENT}"
+"""How kopia writes it, for example as the owner of maintenance."""
 
 IDENTITY_FLAGS: Final = (f"--override-hostname={_CLIENT}", f"--override-username={_CLIENT}")
 

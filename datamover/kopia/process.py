@@ -114,6 +114,11 @@ class KopiaAnswer:
             return f"kopia was killed by signal {-self.exit_code}"
         return f"kopia exited with code {self.exit_code}"
 
+    @property
+    def shown_lines(self) -> list[str]:
+        """The last lines that may contain an error, for a message."""
+        return [line for line in self.lines if not line.startswith(_STATUS_LINES)][-_SHOWN_LINES:]
+
     def mentions(self, text: str) -> bool:
         """Return whether one of the last lines contains `text`, in any case."""
         return any(text.lower() in line.lower() for line in self.lines)
@@ -121,8 +126,7 @@ class KopiaAnswer:
     def error(self, cause: str = "") -> KopiaError:
         """Return the error for this call: one line with the cause, then kopia's last lines."""
         head = f"{self.attempted}: {cause or find_cause(self.lines) or self.exit_status}"
-        lines = [line for line in self.lines if not line.startswith(_STATUS_LINES)]
-        return KopiaError("\n".join([head, *lines[-_SHOWN_LINES:]]))
+        return KopiaError("\n".join([head, *self.shown_lines]))
 
     def check(self) -> "KopiaAnswer":
         """Return this answer if kopia exited with 0.

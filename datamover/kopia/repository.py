@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
@@ -22,7 +22,7 @@ from datamover.kopia.storage_calls import StorageCalls, Waits
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import Storage, StorageAccess
 
-__all__ = ["NotInitializedError", "Repository", "RepositoryAddress"]
+__all__ = ["NotInitializedError", "Repository", "RepositoryAddress", "RepositoryStatus"]
 
 _logger = logging.getLogger(__name__)
 
@@ -55,6 +55,13 @@ class RepositoryAddress:
     access: StorageAccess
 
 
+class RepositoryStatus(NamedTuple):
+    """The unique ID of a repository, and whether its indexes are in epochs, as in each format since 2."""
+
+    unique_id: str
+    epochs: bool
+
+
 class Repository:
     """The repository at an address, and the kopia whose environment gives access to it."""
 
@@ -79,6 +86,12 @@ class Repository:
         self._check_access = None if check is None else check.access(work_dir)
         self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=waits, probe=self.probe)
         self._connected = False
+        self._created = False
+
+    @property
+    def created(self) -> bool:
+        """Whether `ensure` has created the repository."""
+        return self._created
 
     @property
     def kopia(self) -> Kopia:
@@ -209,6 +222,7 @@ class Repository:
                 text = f"{self.description}: another process created it at the same time"
                 raise RepositoryError(text) from None
             _logger.info("created %s", self.description)
+            self._created = True
             return created
         return await self.unique_id()
 
@@ -256,11 +270,21 @@ class Repository:
 
     async def unique_id(self) -> str:
         """Return the unique ID of the connected repository."""
+        return (await self.status()).unique_id
+
+    async def status(self) -> RepositoryStatus:
+        """Return what kopia tells about the connected repository."""
         answer = await self.call(f"{self.description}: status", "repository", "status", "--json")
-        unique_id = answer.check().document().get("uniqueIDHex")
+        document = answer.check().document()
+        unique_id = document.get("uniqueIDHex")
         if not isinstance(unique_id, str) or not unique_id:
             raise answer.error("no uniqueIDHex in kopia's output")
-        return unique_id
+        try:
+            epochs = bool(document["contentFormat"]["epochParameters"]["Enabled"])
+        except (KeyError, TypeError):
+            # kopia omits the parameters in an old format.
+            epochs = False
+        return RepositoryStatus(unique_id, epochs)
 
     def _write_config(self, *, read_only: bool) -> bool:
         """Write the configuration that `repository connect` would; return False if it is unknown for the storage."""

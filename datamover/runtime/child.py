@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,15 @@ from core.errors import DataPathError
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.confinement import Confinement
 
-__all__ = ["WRITING", "ChildCommand", "ChildExit", "run_child", "sync_device", "sync_file_system"]
+__all__ = [
+    "WRITING",
+    "ChildCommand",
+    "ChildExit",
+    "children_peak_bytes",
+    "run_child",
+    "sync_device",
+    "sync_file_system",
+]
 
 _PR_SET_PDEATHSIG: Final = 1
 """Source: linux/prctl.h."""
@@ -34,6 +43,7 @@ _KILL_TIMEOUT: Final = timedelta(seconds=1)
 
 The mover does not wait longer: a canceled transfer ends within 2 seconds."""
 
+_KIB: Final = 1024
 _PIECE_BYTES: Final = 65536
 _LINE_END: Final = re.compile(rb"[\r\n]+")
 
@@ -99,6 +109,11 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
         return ChildExit(await process.wait(), output.result())
     finally:
         await _end(process)
+
+
+def children_peak_bytes() -> int:
+    """Return the highest resident memory of any child that has exited."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _KIB
 
 
 def _before_exec(command: ChildCommand, die_with_parent: Callable[[], None]) -> None:

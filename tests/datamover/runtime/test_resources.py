@@ -86,7 +86,18 @@ def test_little_memory_suffices_for_one_kopia_at_a_time(limit_mib: int | None, l
 
 
 def test_settings_in_the_environment_are_kept() -> None:
-    assert ResourceLimits(4).go_settings({"GOGC": "100", "GOMEMLIMIT": "1GiB"}) == {}
+    own = {"GOGC": "100", "GOMEMLIMIT": "1GiB"}
+    assert ResourceLimits(4).go_settings(own) == {}
+    assert ResourceLimits(4, 256 * _MIB).maintenance_settings(own) == {}
+
+
+@pytest.mark.parametrize(
+    ("limit_mib", "settings"),
+    [(None, {"GOGC": "50"}), (256, {"GOGC": "50", "GOMEMLIMIT": "179MiB"})],
+    ids=["no limit", "limit"],
+)
+def test_maintenance_uses_most_of_the_memory(limit_mib: int | None, settings: dict[str, str]) -> None:
+    assert ResourceLimits(4, limit_mib * _MIB if limit_mib else None).maintenance_settings({}) == settings
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,220 @@
+"""What kopia recorded of its maintenance, in documents of kopia 0.23.1: what is due, what succeeded, whose it was."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.contract import MaintenanceMode
+from core.errors import ContractError
+from datamover.kopia.causes import find_maintenance_cause
+from datamover.kopia.maintenance import (
+    MaintenanceInfo,
+    Span,
+    decide_mode,
+    find_foreign_run,
+    find_missing_evidence,
+    parse_full_interval,
+)
+
+_RECORDED = Path(__file__).parents[2] / "recordings/kopia-0.23.1"
+_NONE, _QUICK, _FULL = MaintenanceMode.NONE, MaintenanceMode.QUICK, MaintenanceMode.FULL
+
+_DAY = timedelta(days=1)
+_QUICK_BEGAN = datetime(2026, 11, 23, 1, 43, 17, 958602, UTC)
+_FULL_BEGAN = datetime(2026, 11, 23, 1, 43, 18, 248414, UTC)
+"""When the runs of the documents began."""
+
+_SOON = _FULL_BEGAN + timedelta(minutes=10)
+_KILLED = "2026-11-23T01:50:00.123456789Z"
+"""When a run began that recorded nothing, in the changes below."""
+
+
+def _document(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((_RECORDED / f"maintenance-info-{name}.json").read_text())
+    return document
+
+
+def _info(name: str, **changes: Mapping[str, Any]) -> MaintenanceInfo:
+    """Return the document with changed fields of its parts."""
+    document = _document(name)
+    return MaintenanceInfo.from_wire(document | {part: {**document[part], **new} for part, new in changes.items()})
+
+
+def _begun_at(moment: str, *, full: bool) -> dict[str, Any]:
+    """Return the changed schedule after a run that began then."""
+    began = datetime.fromisoformat(f"{moment[:19]}Z")
+    rest = moment[19:]
+    due = {"nextQuickMaintenance": f"{(began + timedelta(hours=1)).isoformat()[:19]}{rest}"}
+    return due | ({"nextFullMaintenance": f"{(began + _DAY).isoformat()[:19]}{rest}"} if full else {})
+
+
+def _without(*tasks: str) -> dict[str, Any]:
+    return {"runs": {task: runs for task, runs in _document("full")["schedule"]["runs"].items() if task not in tasks}}
+
+
+@pytest.mark.parametrize(
+    ("info", "now", "mode", "reason"),
+    [
+        pytest.param(_info("never"), _SOON, _FULL, "full maintenance never ran", id="never"),
+        pytest.param(_info("never", full={"enabled": False}), _SOON, _QUICK, "never ran", id="never, full is disabled"),
+        pytest.param(_info("quick"), _SOON, _FULL, "full maintenance never ran", id="after a quick run"),
+        pytest.param(_info("full"), _SOON, _NONE, "full maintenance is due at 2026-11-24T01:43:18Z", id="after a full"),
+        pytest.param(_info("full"), _FULL_BEGAN + timedelta(hours=1), _QUICK, "due since", id="quick is due"),
+        pytest.param(_info("full"), _FULL_BEGAN + _DAY, _FULL, "due since", id="both are due"),
+        pytest.param(
+            _info("full", full={"enabled": False}), _FULL_BEGAN + _DAY, _QUICK, "due since", id="due, but disabled"
+        ),
+        pytest.param(
+            _info("full", full={"enabled": False}, quick={"enabled": False}),
+            _FULL_BEGAN + _DAY,
+            _NONE,
+            "nothing is due: full maintenance is disabled, quick maintenance is disabled",
+            id="both are disabled",
+        ),
+        pytest.param(_info("failed"), _SOON, _FULL, "the last full maintenance did not finish", id="a full run failed"),
+        pytest.param(
+            _info("full", schedule=_begun_at(_KILLED, full=True)), _SOON, _FULL, "did not finish", id="a killed full"
+        ),
+        pytest.param(
+            _info("full", schedule=_begun_at(_KILLED, full=True), full={"enabled": False}),
+            _SOON,
+            _QUICK,
+            "the last quick maintenance did not finish",
+            id="a killed full, now disabled",
+        ),
+        pytest.param(
+            _info("full", schedule=_begun_at(_KILLED, full=False)), _SOON, _QUICK, "did not finish", id="a killed quick"
+        ),
+        pytest.param(
+            _info("full", schedule=_begun_at("2026-11-23T03:50:00Z", full=True)),
+            _SOON,
+            _FULL,
+            "did not finish",
+            id="refused for a clock that was ahead",
+        ),
+    ],
+)
+def test_the_mode_is_what_is_due_or_did_not_finish(
+    info: MaintenanceInfo, now: datetime, mode: MaintenanceMode, reason: str
+) -> None:
+    decision = decide_mode(info, now, epochs=True)
+    assert decision.mode is mode
+    assert reason in decision.reason
+
+
+@pytest.mark.parametrize(("epochs", "mode"), [(True, _QUICK), (False, _NONE)])
+def test_a_quick_run_of_an_old_format_ends_with_the_logs(*, epochs: bool, mode: MaintenanceMode) -> None:
+    info = _info("full", schedule=_without("advance-epoch"))
+    assert decide_mode(info, _SOON, epochs=epochs).mode is mode
+
+
+@pytest.mark.parametrize("next_full", [None, "0001-01-01T00:00:00Z"])
+def test_a_schedule_of_nulls_is_that_of_a_repository_without_runs(next_full: str | None) -> None:
+    document = {"owner": "default@default", "full": {"enabled": True, "interval": 1}, "quick": None}
+    schedule = {"nextFullMaintenance": next_full, "nextQuickMaintenance": None, "runs": None}
+    info = MaintenanceInfo.from_wire(document | {"schedule": schedule})
+    assert (info.next_full, info.next_quick, info.starts) == (None, None, [])
+
+
+def test_a_document_of_another_form_is_rejected() -> None:
+    with pytest.raises(ContractError, match="schedule"):
+        MaintenanceInfo.from_wire({"schedule": []})
+
+
+@pytest.mark.parametrize(
+    ("info", "mode", "began", "missing"),
+    [
+        pytest.param(_info("full"), _FULL, _FULL_BEGAN, "", id="full"),
+        pytest.param(_info("full"), _QUICK, _FULL_BEGAN, "", id="a full run is one of the epochs too"),
+        pytest.param(_info("quick"), _QUICK, _QUICK_BEGAN, "", id="quick"),
+        pytest.param(
+            _info("quick"), _FULL, _QUICK_BEGAN, "without a success of snapshot-gc, cleanup-logs", id="quick, not full"
+        ),
+        pytest.param(
+            _info("full", schedule=_without("snapshot-gc")), _FULL, _FULL_BEGAN, "snapshot-gc", id="without collection"
+        ),
+        pytest.param(
+            _info("full", schedule=_without("cleanup-logs")), _FULL, _FULL_BEGAN, "cleanup-logs", id="without an end"
+        ),
+        pytest.param(_info("full"), _FULL, _SOON, "snapshot-gc, cleanup-logs", id="nothing new"),
+        pytest.param(
+            _info("failed"), _QUICK, _FULL_BEGAN, "compact-single-epoch: maintenance verify contents", id="an error"
+        ),
+    ],
+)
+def test_a_success_is_what_kopia_recorded_since_the_run_began(
+    info: MaintenanceInfo, mode: MaintenanceMode, began: datetime, missing: str
+) -> None:
+    found = find_missing_evidence(info, mode, began, epochs=True)
+    assert missing in found
+    assert bool(missing) is bool(found)
+
+
+def _around(moment: datetime, minutes: int = 5) -> Span:
+    return Span(moment - timedelta(minutes=minutes), moment + timedelta(minutes=minutes))
+
+
+_OLD = _FULL_BEGAN - _DAY
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "foreign"),
+    [
+        pytest.param("never", [], False, id="no run"),
+        pytest.param("full", [], True, id="runs, and no Job is known"),
+        pytest.param("full", [_around(_FULL_BEGAN)], False, id="all within a Job"),
+        pytest.param("full", [_around(_OLD)], True, id="after a Job"),
+        pytest.param("full", [_around(_SOON)], False, id="before the oldest Job"),
+        pytest.param("full", [_around(_OLD), _around(_SOON)], True, id="between two Jobs"),
+        pytest.param("full", [_around(_OLD), _around(_FULL_BEGAN)], False, id="in the second Job"),
+    ],
+)
+def test_a_run_is_foreign_outside_of_the_jobs_of_this_cluster(name: str, known: list[Span], *, foreign: bool) -> None:
+    found = find_foreign_run(_info(name), known)
+    assert found == (datetime(2026, 11, 23, 1, 43, 18, 286284, UTC) if foreign else None)
+
+
+def test_a_failed_run_is_foreign_too() -> None:
+    last = datetime(2026, 11, 23, 1, 43, 19, 647345, UTC)
+    assert find_foreign_run(_info("failed"), [Span(_OLD, last - timedelta(milliseconds=1))]) == last
+
+
+@pytest.mark.parametrize(
+    ("config", "hours"),
+    [({}, None), ({"fullMaintenanceInterval": "eagerGC"}, 6), ({"fullMaintenanceInterval": "lazy"}, None)],
+    ids=["none", "eager", "unknown"],
+)
+def test_the_full_interval_of_a_backup_repository_is_read(config: dict[str, str], hours: int | None) -> None:
+    assert parse_full_interval(config) == (None if hours is None else timedelta(hours=hours))
+
+
+_SKEW = (
+    "error checking for clock skew: clock skew detected: local clock is out of sync with repository timestamp by more "
+    "than allowed 5m0s (local: 2026-11-23 01:00:00 +0000 UTC repository: 2026-11-23 02:00:00 +0000 UTC "
+    "skew: 1h0m0s). Refusing to run maintenance."
+)
+_PACKS = [f'missingPack {{"packID":"p{n}","numberOfReferencedContents":300}}' for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ([_SKEW], "clock skew: the clocks of node and storage differ by 1h0m0s"),
+        (["maintenance must be run by designated user: a@b"], "not the owner: maintenance belongs to a@b"),
+        ([*_PACKS[:1], "the repository is corrupted"], "blob not found: p0"),
+        ([*_PACKS, "the repository is corrupted"], "blob not found: p0, p1, p2 and 2 more"),
+        (
+            ["x", "snapshot GC failure: failed to get blob with ID q1-s2: BLOB not found"],
+            "blob not found: q1-s2",
+        ),
+        (["dial tcp: connection refused"], "the endpoint cannot be reached: dial tcp: connection refused"),
+        (["something else"], ""),
+    ],
+    ids=["skew", "owner", "pack", "packs", "blob", "outage", "other"],
+)
+def test_the_cause_of_a_failure_is_one_line(lines: list[str], cause: str) -> None:
+    assert find_maintenance_cause(lines) == cause
