@@ -22,6 +22,8 @@ __all__ = [
     "LocalOptions",
     "LocalRestore",
     "LogOptions",
+    "MaintenanceOptions",
+    "PodCommand",
     "PodOptions",
     "RepositoryOptions",
     "ValidationOptions",
@@ -75,6 +77,26 @@ class ValidationOptions:
     log: LogOptions
 
 
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceOptions:
+    """Maintenance of the repository of a BackupRepository, in a pod of a Job.
+
+    A full run checks that no blob is missing if there are fewer than `verify_blobs`. `full_interval` is to be
+    kopia's; 0: it stays as it is.
+    """
+
+    name: str
+    job: str
+    ignore_foreign: bool = False
+    verify_blobs: int = 100_000
+    full_interval: timedelta = timedelta()
+    termination_file: Path
+    log: LogOptions
+
+
+PodCommand = PodOptions | InitOptions | ValidationOptions | MaintenanceOptions
+
+
 @dataclass(frozen=True)
 class RepositoryOptions:
     """The repository of local mode: a directory's path or `s3://bucket/prefix`, and how to access it."""
@@ -119,9 +141,7 @@ class LocalOptions:
     log: LogOptions
 
 
-def parse_arguments(
-    argv: Sequence[str], environment: Mapping[str, str]
-) -> PodOptions | InitOptions | ValidationOptions | LocalOptions:
+def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodCommand | LocalOptions:
     """Return the options of the command line's mode; `environment` may contain the repository password.
 
     Raises:
@@ -135,6 +155,16 @@ def parse_arguments(
         return ValidationOptions(
             name=parsed.backup_storage_location,
             keys_only=parsed.keys_only,
+            termination_file=parsed.termination_message_path,
+            log=log,
+        )
+    if parsed.command == MoverVerb.MAINTAIN_REPOSITORY:
+        return MaintenanceOptions(
+            name=parsed.backup_repository,
+            job=parsed.job,
+            ignore_foreign=parsed.ignore_foreign,
+            verify_blobs=parsed.verify_blobs,
+            full_interval=timedelta(seconds=parsed.full_interval),
             termination_file=parsed.termination_message_path,
             log=log,
         )

@@ -50,7 +50,7 @@ examples:
     datamover backup --source /data --repository s3://bucket/prefix --s3-endpoint https://s3.example.com
 
 exit codes:
-  0 success   1 API request or internal error   2 invalid usage or configuration   10 data path failed
+  0 success   1 API request, maintenance or internal error   2 invalid usage or configuration   10 data path failed
   11 kopia failed   12 repository unusable   14 canceled, or stopped by a signal"""
 
 
@@ -102,6 +102,27 @@ def _add_leader_commands(commands: "argparse._SubParsersAction[_RaisingParser]")
     init = _add_command(commands, MoverVerb.INIT_REPOSITORY, "initialize the repository of a BackupRepository")
     in_pod = init.add_argument_group(_POD_MODE)
     in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
+    _add_pod(in_pod)
+
+    maintain = _add_command(
+        commands, MoverVerb.MAINTAIN_REPOSITORY, "run the maintenance of a BackupRepository's repository that is due"
+    )
+    in_pod = maintain.add_argument_group(_POD_MODE)
+    in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
+    in_pod.add_argument("--job", metavar="NAME", required=True, help="name of this pod's Job")
+    in_pod.add_argument(
+        "--ignore-foreign", action="store_true", help="run although another cluster maintains the repository"
+    )
+    in_pod.add_argument(
+        "--verify-blobs",
+        metavar="NUMBER",
+        type=int,
+        default=100_000,
+        help="full maintenance checks that no blob is missing if there are fewer than this (default: %(default)s)",
+    )
+    in_pod.add_argument(
+        "--full-interval", metavar="SECONDS", type=int, default=0, help="set how often full maintenance is due"
+    )
     _add_pod(in_pod)
 
     validate = _add_command(commands, MoverVerb.VALIDATE_LOCATION, "validate a BackupStorageLocation")

@@ -246,15 +246,20 @@ class PodContext:
     redactor: Redactor = field(default_factory=Redactor, repr=False)
 
     @property
-    def reader(self) -> ClusterReader:
-        """The reader to use before data moves; it retries for minutes, since a mover pod is not retried as a whole."""
+    def patient_client(self) -> KubeClient:
+        """The client to use before data moves; it retries for minutes, since a mover pod is not retried as a whole."""
         retry = Retry(
             self.clock,
             attempts=_RETRY_ATTEMPTS,
             total_seconds=_RETRY_SECONDS,
             forbidden_seconds=FORBIDDEN_SECONDS,
         )
-        return ClusterReader(KubeClient(self.client.transport, retry), self.clock, self.namespace)
+        return KubeClient(self.client.transport, retry)
+
+    @property
+    def reader(self) -> ClusterReader:
+        """The reader to use before data moves."""
+        return ClusterReader(self.patient_client, self.clock, self.namespace)
 
     def with_go_settings(self, restore_workers: int = 0) -> Self:
         """Return a copy with settings of the Go runtime for a restore with so many workers, or for a backup (0)."""

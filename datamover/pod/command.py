@@ -1,4 +1,4 @@
-"""The commands that the node agent starts: a transfer, initialization of a repository, validation of a location.
+"""The commands that the node agent starts: a transfer, or something about a repository or a location.
 
 Knows what a pod's environment and service account provide, and that nothing is created in a
 read-only BackupStorageLocation.
@@ -13,14 +13,16 @@ from typing import Any, Final
 
 from core.clock import SystemClock
 from core.contract import InitResult, LocationResult
-from core.errors import AgentError, ConfigError, RepositoryError
+from core.errors import AgentError, ConfigError, DataPathError, RepositoryError
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.retry import Retry
+from core.models.storage import BackupRepository
 from core.redact import Redactor
-from datamover.arguments import InitOptions, PodOptions, ValidationOptions
+from datamover.arguments import InitOptions, MaintenanceOptions, PodCommand, PodOptions, ValidationOptions
+from datamover.kopia.maintenance import Maintenance, parse_full_interval
 from datamover.kopia.repository import NotInitializedError, Repository
-from datamover.kopia.stalls import StallLimits, read_stall_limits
+from datamover.kopia.stalls import StallLimits, Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.api_transport import pod_transport
 from datamover.pod.cluster import (
@@ -31,6 +33,7 @@ from datamover.pod.cluster import (
     resolve_repository,
     resolve_storage,
 )
+from datamover.pod.maintenance import build_maintenance_failure, maintain
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
@@ -39,7 +42,7 @@ from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import open_work_dir
 
-__all__ = ["run_in_pod", "run_init", "run_validation"]
+__all__ = ["run_in_pod", "run_init", "run_maintenance", "run_validation"]
 
 _logger = logging.getLogger(__name__)
 
@@ -66,14 +69,30 @@ async def run_validation(options: ValidationOptions, context: PodContext) -> int
     return await _run(lambda: _validate(options, context), context, "validation")
 
 
-async def _run(work: Callable[[], Coroutine[Any, Any, Termination]], context: PodContext, what: str) -> int:
+async def run_maintenance(options: MaintenanceOptions, context: PodContext) -> int:
+    """Run the maintenance of the repository that is due, and return the exit code.
+
+    The termination message is the MaintenanceResult, or ends in the error.
+    """
+    return await _run(
+        lambda: maintain(options, context), context, "repository maintenance", fail=build_maintenance_failure
+    )
+
+
+async def _run(
+    work: Callable[[], Coroutine[Any, Any, Termination]],
+    context: PodContext,
+    what: str,
+    *,
+    fail: Callable[[Exception, Redactor], Termination] = build_failure,
+) -> int:
     """Do the work until a signal arrives, write the termination message, and return the exit code."""
     canceler = Canceler()
     canceler.cancel_on(context.stop)
     try:
         termination = await run_unless_canceled(work, canceler)
     except Exception as e:
-        termination = build_failure(e, context.redactor)
+        termination = fail(e, context.redactor)
         _logger.log(logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "%s failed", what, exc_info=True)
     write_termination_message(termination, context.termination_file)
     return termination.exit_code
@@ -94,7 +113,22 @@ async def _initialize(name: str, context: PodContext) -> Termination:
             unique_id = await repository.unique_id()
         else:
             unique_id = await repository.ensure()
-    return build_success(InitResult(unique_id=unique_id).to_json())
+        if repository.created:
+            watchdog = Watchdog(context.clock, reporter.warn, repository.probe, waits.limits)
+            await _set_full_interval(wanted, Maintenance(repository, watchdog))
+    return build_success(InitResult(unique_id=unique_id, created=repository.created).to_json())
+
+
+async def _set_full_interval(wanted: BackupRepository, maintenance: Maintenance) -> None:
+    """Set the full interval of the BackupRepository, if it has one, in the repository that was created for it.
+
+    A failure only delays it: the leader has maintenance set it.
+    """
+    if interval := parse_full_interval(wanted.spec.repository_config):
+        try:
+            await maintenance.set_full_interval(interval)
+        except DataPathError as e:
+            _logger.warning("cannot set the interval of full maintenance: %s", e)
 
 
 async def _connect_read_only(repository: Repository) -> None:
@@ -119,9 +153,7 @@ async def _validate(options: ValidationOptions, context: PodContext) -> Terminat
     return build_success(LocationResult().to_json())
 
 
-async def run_in_pod(
-    options: PodOptions | InitOptions | ValidationOptions, stop: StopSignal, redactor: Redactor
-) -> int:
+async def run_in_pod(options: PodCommand, stop: StopSignal, redactor: Redactor) -> int:
     """Run the command that the node agent started this pod for, and return the exit code.
 
     What it learns of secrets is added to `redactor`.
@@ -144,10 +176,14 @@ async def run_in_pod(
         redactor=redactor,
     )
     try:
-        if isinstance(options, InitOptions):
-            return await run_init(options.name, context)
-        if isinstance(options, ValidationOptions):
-            return await run_validation(options, context)
-        return await PodTransfer(options, context).run()
+        match options:
+            case InitOptions():
+                return await run_init(options.name, context)
+            case ValidationOptions():
+                return await run_validation(options, context)
+            case MaintenanceOptions():
+                return await run_maintenance(options, context)
+            case PodOptions():
+                return await PodTransfer(options, context).run()
     finally:
         await transport.close()

@@ -180,6 +180,13 @@ MOVER_PERMISSIONS: Final = (
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get",), "the bucket of a location"),
     Permission(_OWN, kube.SECRETS, ("get",), "credentials and CA of a location; the repository password"),
     Permission(_OWN, kube.EVENTS, ("create",), "progress, waits and results"),
+    Permission(
+        _OWN,
+        kube.JOBS,
+        ("list", "watch"),
+        "the start of a maintenance; which runs were Jobs of this cluster",
+    ),
+    Permission(_OWN, kube.DEPLOYMENTS, ("list",), "no maintenance beside a Velero server"),
 )
 """The permissions of data movers, each with its reason."""
 

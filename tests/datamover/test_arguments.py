@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from datamover.arguments import (
     LocalOptions,
     LocalRestore,
     LogOptions,
+    MaintenanceOptions,
     PodOptions,
     RepositoryOptions,
     parse_arguments,
@@ -74,6 +76,29 @@ def test_an_init_pods_command_line_names_its_backup_repository() -> None:
     argv = MoverArgs(verb=MoverVerb.INIT_REPOSITORY, kind_flag="backup-repository", resource_name="app-kopia").argv
     options = parse_arguments([*argv, "--termination-message-path=/tmp/message"], {})
     assert options == InitOptions(name="app-kopia", termination_file=Path("/tmp/message"), log=LogOptions("info"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ((), {}),
+        (
+            ("--ignore-foreign", "--verify-blobs=7", "--full-interval=21600"),
+            {"ignore_foreign": True, "verify_blobs": 7, "full_interval": timedelta(hours=6)},
+        ),
+    ],
+    ids=["defaults", "all"],
+)
+def test_a_maintenance_pods_command_line_names_its_job(flags: tuple[str, ...], options: dict[str, Any]) -> None:
+    argv = MoverArgs(
+        verb=MoverVerb.MAINTAIN_REPOSITORY,
+        kind_flag="backup-repository",
+        resource_name="app-kopia",
+        options=("--job=job-1", *flags),
+    ).argv
+    assert parse_arguments(argv, {}) == MaintenanceOptions(
+        name="app-kopia", job="job-1", termination_file=_TERMINATION_FILE, log=LogOptions("info"), **options
+    )
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,9 @@ def test_pod_mode_imports_stay_light(tmp_path: Path) -> None:
     assert peak_kib < 45 * 1024
 
 
-@pytest.mark.parametrize("command", [[], ["backup"], ["restore"], ["list"], ["init-repository"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [[], ["backup"], ["restore"], ["list"], ["init-repository"], ["maintain-repository"]], ids=" ".join
+)
 def test_help_has_examples(command: list[str]) -> None:
     done = _run(*command, "--help")
     assert done.returncode == 0

@@ -16,10 +16,16 @@ from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import NODE_LABEL, REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
-from datamover.arguments import LogOptions, PodOptions
+from core.models.names import (
+    NODE_LABEL,
+    OWNER_UID_LABEL,
+    REPO_CREDENTIALS_KEY,
+    REPO_CREDENTIALS_SECRET,
+    REPO_NAME_LABEL,
+)
+from datamover.arguments import LogOptions, MaintenanceOptions, PodOptions
 from datamover.pod.cluster import PodContext
-from datamover.pod.command import run_init
+from datamover.pod.command import run_init, run_maintenance
 from datamover.pod.mounts import MOUNTS
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.resources import ResourceLimits
@@ -27,10 +33,11 @@ from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.support.fakekube import FakeKube
 
-__all__ = ["REPOSITORY", "TRANSFER", "MoverPod", "repository_manifest"]
+__all__ = ["JOB", "REPOSITORY", "TRANSFER", "MoverPod", "repository_manifest"]
 
 REPOSITORY: Final = "app-default-kopia"
 TRANSFER: Final = "transfer-1"
+JOB: Final = f"{REPOSITORY}-maintain-job-1"
 _NAMESPACE: Final = "velero"
 _POLL_SECONDS: Final = 0.02
 
@@ -67,6 +74,7 @@ class MoverPod:
     folder: Path
     clock: Clock = field(default_factory=SystemClock)
     mounts: Path = MOUNTS
+    limits: ResourceLimits = field(default_factory=lambda: ResourceLimits(2))
 
     def __post_init__(self) -> None:
         self.stop = StopSignal()
@@ -88,8 +96,13 @@ class MoverPod:
             }
         )
 
-    def put_repository(self, **status: str) -> None:
-        self.kube.put(repository_manifest("app", "default") | {"status": status})
+    def put_repository(
+        self, annotations: dict[str, str] | None = None, config: dict[str, str] | None = None, **status: Any
+    ) -> None:
+        manifest = repository_manifest("app", "default")
+        manifest["metadata"]["annotations"] = annotations or {}
+        manifest["spec"]["repositoryConfig"] = config or {}
+        self.kube.put(manifest | {"status": status})
 
     def put_transfer(self, kind: str, phase: str = "InProgress", **spec: Any) -> None:
         """Create or replace the transfer `TRANSFER`; `spec` is merged into the minimal one of its kind."""
@@ -114,7 +127,7 @@ class MoverPod:
             namespace=_NAMESPACE,
             node="node-a",
             environment=os.environ,
-            limits=ResourceLimits(2),
+            limits=self.limits,
             stop=self.stop,
             termination_file=self.folder / "termination-log",
             mounts=self.mounts,
@@ -136,6 +149,20 @@ class MoverPod:
     async def init(self) -> int:
         """Run `init-repository` and return its exit code."""
         return await run_init(REPOSITORY, self.context)
+
+    def put_job(self, name: str = JOB, *, released: bool = True, **status: Any) -> None:
+        """Create or replace a maintenance Job of the repository; the leader has released it or not."""
+        (repository,) = self.stored()
+        labels = {OWNER_UID_LABEL: repository["metadata"]["uid"]} | ({REPO_NAME_LABEL: REPOSITORY} if released else {})
+        self.kube.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(name, labels=labels)} | status)
+
+    async def maintain(self, **options: Any) -> int:
+        """Run `maintain-repository` in the Job `JOB` and return its exit code."""
+        file = self.context.termination_file
+        return await run_maintenance(
+            MaintenanceOptions(name=REPOSITORY, job=JOB, termination_file=file, log=LogOptions("info"), **options),
+            self.context,
+        )
 
     @property
     def message(self) -> str:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
+from email.utils import format_datetime, parsedate_to_datetime
 from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -43,7 +45,7 @@ class S3Proxy:
 
     `latency_seconds` delays each request, and `seconds_per_request` all requests together, for objects
     whose key contains `slow`. `armed` is a fault that begins after the first request that contains its
-    text. `requests` are the lines of all requests.
+    text. `requests` are the lines of all requests. `skew` is how far the storage's clock is ahead.
     """
 
     server: S3Server
@@ -53,6 +55,7 @@ class S3Proxy:
     slow: str = ""
     latency_seconds: float = 0.0
     seconds_per_request: float = 0.0
+    skew: timedelta = timedelta()
     requests: list[str] = field(default_factory=list)
     _pace: threading.Lock = field(default_factory=threading.Lock)
     _listening: "_Listener | None" = None
@@ -165,7 +168,11 @@ class _Handler(BaseHTTPRequestHandler):
         answer = self.upstream.getresponse()
         proxy.take(self.requestline)
         kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_HEADERS]
-        self._answer(answer.status, kept, answer.read())
+        shown = [(name, self._shift(value) if name.lower() == "last-modified" else value) for name, value in kept]
+        self._answer(answer.status, shown, answer.read())
+
+    def _shift(self, time_text: str) -> str:
+        return format_datetime(parsedate_to_datetime(time_text) + self.proxy.skew, usegmt=True)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward  # noqa: N815 - names of http.server
 

@@ -1,0 +1,277 @@
+"""The maintenance of one repository in the pod of a Job: may it run, which mode is due, what came of it.
+
+Knows what the leader, a Velero server and other clusters have to do with it. Does not know kopia's schedule
+(`datamover.kopia.maintenance`).
+"""
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec import structs
+
+from core.contract import (
+    CANCELED_ENDING,
+    MAINTENANCE_ERROR,
+    DataPathReason,
+    MaintenanceCause,
+    MaintenanceMode,
+    MaintenanceResult,
+)
+from core.errors import AgentError, DataPathError
+from core.kube.client import Selection, select_labels
+from core.kube.events import EventRecorder, ObjectRef
+from core.kube.resources import JOBS
+from core.kube.velero_server import has_velero_server
+from core.kube.watch import watch_one
+from core.models.base import JsonDict, format_time, parse_time
+from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, REPOSITORY_ID_ANNOTATION, repo_name_label
+from core.models.storage import BackupRepository, BackupStorageLocation
+from core.models.units import format_duration
+from core.redact import Redactor
+from datamover.arguments import MaintenanceOptions
+from datamover.kopia.causes import WRONG_PASSWORD
+from datamover.kopia.client_config import IDENTITY
+from datamover.kopia.maintenance import (
+    Maintenance,
+    MaintenanceError,
+    MaintenanceInfo,
+    Span,
+    decide_mode,
+    find_foreign_run,
+    parse_full_interval,
+)
+from datamover.kopia.repository import Repository, RepositoryStatus
+from datamover.kopia.stalls import Watchdog, read_stall_limits
+from datamover.kopia.storage_calls import Waits
+from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
+from datamover.pod.reporting import Reporter, Termination, build_failure, build_success
+from datamover.runtime.child import children_peak_bytes
+from datamover.runtime.work_dir import open_work_dir
+
+__all__ = ["build_maintenance_failure", "maintain"]
+
+_logger = logging.getLogger(__name__)
+
+_LABEL_TIMEOUT: Final = timedelta(minutes=10)
+"""The leader adds the label within seconds after the pod runs, unless another leader takes over."""
+
+_UNAVAILABLE: Final = "Unavailable"
+"""`status.phase` of a BackupStorageLocation."""
+
+_MARGIN: Final = timedelta(minutes=5)
+"""How far the clock of a pod may be from the API server's; kopia runs no maintenance beyond."""
+
+_LONGEST_JOB: Final = timedelta(hours=6, minutes=15)
+"""A Job that failed has no completion. Ours end by this deadline."""
+
+_FOREIGN_INTERVALS: Final = 3
+"""Another cluster maintains the repository if its last run is younger than so many full intervals."""
+
+_ENDED: Final = frozenset({"Complete", "Failed"})
+"""Conditions of a Job. Source: Kubernetes v1.34, batch/v1 JobConditionType."""
+
+_CAUSE_LIMIT: Final = 1000
+"""Characters: the termination message has room for the whole cause."""
+
+
+async def maintain(options: MaintenanceOptions, context: PodContext) -> Termination:
+    """Run the maintenance that is due, once the leader has released it, and return the MaintenanceResult.
+
+    Raises:
+        AgentError: it may not run, or failed.
+    """
+    await _wait_for_release(options.job, context)
+    if await has_velero_server(context.patient_client, context.namespace):
+        raise MaintenanceError(f"a Velero server is in namespace {context.namespace}: it does the maintenance")
+    reader = context.reader
+    wanted = await reader.repository(options.name)
+    location = await reader.location(wanted.spec.backup_storage_location)
+    _check_writable(location)
+    with open_work_dir(context.environment) as work_dir:
+        settings = context.limits.maintenance_settings(context.environment)
+        environment = {**context.environment, **settings, "TMPDIR": str(work_dir.path)}
+        context = replace(context, environment=environment)
+        recorder = EventRecorder(context.client, context.clock, component=options.job, host=context.node)
+        reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
+        waits = Waits(context.clock, read_stall_limits(environment), reporter)
+        repository = await resolve_repository(context, location, wanted, MoverTools(work_dir, waits))
+        watchdog = Watchdog(context.clock, reporter.warn, repository.probe, waits.limits)
+        maintenance = Maintenance(repository, watchdog)
+        result = await _Run(options, context, wanted, repository, maintenance).run()
+    return build_success(result.to_json())
+
+
+async def _wait_for_release(job: str, context: PodContext) -> None:
+    """Return once the Job has the label by which a Velero server would wait for it.
+
+    Raises:
+        MaintenanceError: it has not got it in time, or does not exist.
+    """
+    shown = f"Job {context.namespace}/{job}"
+    states = watch_one(context.client, JOBS, context.namespace, name=job, clock=context.clock)
+    try:
+        async with asyncio.timeout(_LABEL_TIMEOUT.total_seconds()), aclosing(states):
+            async for raw in states:
+                if raw is None:
+                    raise MaintenanceError(f"{shown} does not exist")
+                if REPO_NAME_LABEL in raw["metadata"].get("labels", {}):
+                    return
+    except TimeoutError as e:
+        waited = format_duration(_LABEL_TIMEOUT)
+        raise MaintenanceError(f"{shown} has no label {REPO_NAME_LABEL} after {waited}: no leader released it") from e
+
+
+def _check_writable(location: BackupStorageLocation) -> None:
+    """Check that maintenance may write to the location.
+
+    Raises:
+        MaintenanceError: it is read-only or unavailable.
+    """
+    if location.read_only:
+        raise MaintenanceError(f"BackupStorageLocation {location.name} is read-only")
+    if location.status.phase == _UNAVAILABLE:
+        reason = location.status.message or "its status gives no reason"
+        raise MaintenanceError(f"BackupStorageLocation {location.name} is unavailable: {reason}")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The maintenance of a repository that the leader has released."""
+
+    options: MaintenanceOptions
+    context: PodContext
+    wanted: BackupRepository
+    repository: Repository
+    maintenance: Maintenance
+
+    async def run(self) -> MaintenanceResult:
+        """Run what is due, and return what came of it."""
+        info = await self.repository.open(self.maintenance.read_info)
+        status = await self.repository.status()
+        self._check_identity(info, status)
+        now = self.context.clock.now()
+        foreign_at = find_foreign_run(info, await self._list_known_spans(now))
+        result = MaintenanceResult(
+            mode=MaintenanceMode.NONE,
+            repository_id=status.unique_id,
+            full_interval_seconds=info.full.duration.total_seconds(),
+            interval_differs=self._interval_differs(info),
+            next_quick=info.next_quick,
+            next_full=info.next_full,
+            foreign_at=foreign_at,
+        )
+        if hold := self._find_hold(info, foreign_at, now):
+            return structs.replace(result, reason=hold)
+        if wanted := self._find_new_interval(info):
+            await self.maintenance.set_full_interval(wanted)
+            result = structs.replace(result, full_interval_seconds=wanted.total_seconds())
+        decision = decide_mode(info, now, epochs=status.epochs)
+        _logger.info("%s maintenance: %s", decision.mode, decision.reason)
+        if decision.mode is MaintenanceMode.NONE:
+            return structs.replace(result, reason=decision.reason)
+        return await self._execute(result, decision.mode, epochs=status.epochs)
+
+    def _check_identity(self, info: MaintenanceInfo, status: RepositoryStatus) -> None:
+        """Check that the repository is the recorded one, and its maintenance this client's.
+
+        Raises:
+            MaintenanceError: it is not.
+        """
+        recorded = self.wanted.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, "")
+        if recorded and recorded != status.unique_id:
+            raise MaintenanceError(
+                f"{MaintenanceCause.OTHER_REPOSITORY}: {self.repository.description} has the unique ID "
+                f"{status.unique_id}, and {recorded} is recorded"
+            )
+        if info.owner != IDENTITY:
+            owner = info.owner or "nobody"
+            raise MaintenanceError(f"{MaintenanceCause.NOT_OWNER}: maintenance belongs to {owner}, not to {IDENTITY}")
+
+    def _interval_differs(self, info: MaintenanceInfo) -> bool:
+        """Return whether the full interval is to stay as it is, although the BackupRepository has another one."""
+        wanted = parse_full_interval(self.wanted.spec.repository_config)
+        return not self.options.full_interval and wanted not in (None, info.full.duration)
+
+    def _find_new_interval(self, info: MaintenanceInfo) -> timedelta | None:
+        """Return the full interval to set; None: none was requested, or it is set already."""
+        wanted = self.options.full_interval
+        return wanted if wanted and wanted != info.full.duration else None
+
+    def _find_hold(self, info: MaintenanceInfo, foreign_at: datetime | None, now: datetime) -> str:
+        """Return why nothing may run now, because of another cluster; empty: it may."""
+        if foreign_at is None or self.options.ignore_foreign:
+            return ""
+        until = foreign_at + _FOREIGN_INTERVALS * info.full.duration
+        if now >= until:
+            return ""
+        return (
+            f"another cluster or a person ran maintenance at {format_time(foreign_at)}: "
+            f"none of ours before {format_time(until)}"
+        )
+
+    async def _list_known_spans(self, now: datetime) -> list[Span]:
+        """Return when Jobs of this cluster ran; this one has not begun."""
+        spans = [
+            Span(entry.start_timestamp, entry.complete_timestamp or entry.start_timestamp + _LONGEST_JOB)
+            for entry in self.wanted.status.recent_maintenance
+            if entry.start_timestamp
+        ]
+        client, namespace = self.context.patient_client, self.context.namespace
+        for label in ({OWNER_UID_LABEL: self.wanted.uid}, {REPO_NAME_LABEL: repo_name_label(self.wanted.name)}):
+            jobs = await client.list(Selection(JOBS, namespace, label_selector=select_labels(label)))
+            spans += [_span_of(job, now) for job in jobs if job["metadata"]["name"] != self.options.job]
+        return [Span(start - _MARGIN, end + _MARGIN) for start, end in spans]
+
+    async def _execute(self, result: MaintenanceResult, mode: MaintenanceMode, *, epochs: bool) -> MaintenanceResult:
+        """Run maintenance, and return `result` with what came of it."""
+        maintenance, clock = self.maintenance, self.context.clock
+        before = await maintenance.measure_bucket() if mode is MaintenanceMode.FULL else None
+        started = clock.monotonic()
+        info = await maintenance.run(
+            mode, epochs=epochs, verify=before is not None and before.blobs < self.options.verify_blobs
+        )
+        result = structs.replace(
+            result,
+            mode=mode,
+            seconds=round(clock.monotonic() - started, 1),
+            next_quick=info.next_quick,
+            next_full=info.next_full,
+            peak_bytes=children_peak_bytes(),
+        )
+        try:
+            return structs.replace(
+                result,
+                contents=await maintenance.count_contents(),
+                index_blobs=await maintenance.count_index_blobs(),
+                freed_bytes=max(0, before.bytes - (await maintenance.measure_bucket()).bytes) if before else 0,
+            )
+        except DataPathError as e:
+            # The maintenance succeeded all the same.
+            _logger.warning("cannot measure %s: %s", self.repository.description, e)
+            return result
+
+
+def _span_of(job: JsonDict, now: datetime) -> Span:
+    """Return when a Job ran; one that failed has no completion, but a condition."""
+    status = job.get("status") or {}
+    ends = [
+        condition.get("lastTransitionTime")
+        for condition in status.get("conditions") or []
+        if condition["type"] in _ENDED and condition["status"] == "True"
+    ]
+    end = next(filter(None, [status.get("completionTime"), *ends]), None)
+    return Span(parse_time(job["metadata"]["creationTimestamp"]), parse_time(end) if end else now)
+
+
+def build_maintenance_failure(error: Exception, redactor: Redactor) -> Termination:
+    """Return the termination that `error` causes: its message ends in the cause, where a Velero server looks for it."""
+    text = build_failure(error, redactor).message.removesuffix(f": {CANCELED_ENDING}")
+    cause, *details = text.splitlines() or [""]
+    if WRONG_PASSWORD in cause:
+        cause = f"{MaintenanceCause.WRONG_PASSWORD}: {cause}"
+    message = "\n".join([*details, f"{MAINTENANCE_ERROR}{cause[:_CAUSE_LIMIT]}"])
+    return Termination(DataPathReason.FAILED, message, AgentError.exit_code)

@@ -1,0 +1,120 @@
+"""What a maintenance pod checks before kopia runs, and how its failure is reported. There is no kopia here."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES, shorten_message
+from core.errors import AgentError, CanceledError, KopiaError
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, JOBS
+from core.models.names import REPO_NAME_LABEL
+from core.redact import Redactor
+from datamover.pod.maintenance import build_maintenance_failure
+from tests.datamover.support.pods import JOB, REPOSITORY, MoverPod
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+_ERROR: Final = "Repo maintenance error: "
+_READ_ONLY: Final = f"{_ERROR}BackupStorageLocation default is read-only"
+"""What the next check finds after the Job is released."""
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MoverPod:
+    """A pod whose location is read-only, and whose Job is not released."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    clock = LoopClock()
+    pod = MoverPod(FakeKube(clock), tmp_path, clock)
+    pod.put_location({}, accessMode="ReadOnly")
+    pod.put_repository(phase="Ready")
+    pod.put_job(released=False)
+    return pod
+
+
+async def test_the_leaders_release_is_awaited(pod: MoverPod, looptime: float) -> None:
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.maintain())
+        await asyncio.sleep(590)
+        assert not running.done()
+        pod.put_job()
+    assert running.result() == 1
+    assert pod.message == _READ_ONLY
+    assert 590 <= looptime < 591
+
+
+async def test_without_a_release_nothing_runs(pod: MoverPod, looptime: float) -> None:
+    assert await pod.maintain() == 1
+    assert pod.message == (
+        f"{_ERROR}Job velero/{JOB} has no label {REPO_NAME_LABEL} after 10m0s: no leader released it"
+    )
+    assert 600 <= looptime < 601
+
+
+async def test_a_deleted_job_ends_the_wait(pod: MoverPod, looptime: float) -> None:
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.maintain())
+        await asyncio.sleep(5)
+        await pod.context.client.delete(JOBS, "velero", JOB)
+    assert running.result() == 1
+    assert pod.message == f"{_ERROR}Job velero/{JOB} does not exist"
+    assert looptime < 6
+
+
+async def test_a_signal_ends_the_wait(pod: MoverPod) -> None:
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.maintain())
+        await asyncio.sleep(5)
+        pod.stop._take(signal.SIGTERM, None)
+    assert running.result() == 1
+    assert pod.message == f"{_ERROR}the data mover was stopped by SIGTERM"
+
+
+async def test_a_velero_server_maintains_its_repositories_itself(pod: MoverPod) -> None:
+    pod.put_job()
+    meta = {"namespace": "velero", "name": "velero"}
+    pod.kube.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": {"replicas": 0}})
+    assert await pod.maintain() == 1
+    assert pod.message == f"{_ERROR}a Velero server is in namespace velero: it does the maintenance"
+
+
+async def test_an_unavailable_location_is_left_alone(pod: MoverPod) -> None:
+    pod.put_job()
+    pod.put_location({})
+    (location,) = pod.stored(BACKUP_STORAGE_LOCATIONS)
+    pod.kube.put(location | {"status": {"phase": "Unavailable", "message": "the bucket does not exist"}})
+    assert await pod.maintain() == 1
+    assert pod.message == f"{_ERROR}BackupStorageLocation default is unavailable: the bucket does not exist"
+
+
+async def test_a_missing_backup_repository_is_named(pod: MoverPod) -> None:
+    pod.put_job()
+    await pod.context.client.delete(BACKUP_REPOSITORIES, "velero", REPOSITORY)
+    assert await pod.maintain() == 1
+    assert pod.message == f"{_ERROR}BackupRepository velero/{REPOSITORY} does not exist"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KopiaError("cause\nline 1\nline 2"), f"line 1\nline 2\n{_ERROR}cause"),
+        (AgentError(""), _ERROR),
+        (CanceledError("stopped: data path is canceled"), f"{_ERROR}stopped"),
+        (ValueError("a-secret is wrong"), f"{_ERROR}unexpected ValueError: *** is wrong"),
+    ],
+    ids=["lines", "empty", "canceled", "defect"],
+)
+async def test_a_failure_ends_in_its_cause(error: Exception, message: str) -> None:
+    termination = build_maintenance_failure(error, Redactor(["a-secret"]))
+    assert (termination.message, termination.exit_code) == (message, 1)
+
+
+async def test_a_long_cause_keeps_its_beginning() -> None:
+    error = AgentError("\n".join(["c" * 10_000, *["l" * 1000] * 12]))
+    message = shorten_message(build_maintenance_failure(error, Redactor()).message)
+    assert len(message.encode()) <= TERMINATION_MESSAGE_LIMIT_BYTES
+    assert message.rpartition("\n")[2] == f"{_ERROR}{'c' * 1000}"
