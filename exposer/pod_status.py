@@ -16,7 +16,7 @@ from typing import Final
 from core.errors import ExposeError
 from core.kube.errors import KubeError
 from core.models.base import JsonDict
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import MAINTENANCE_CONTAINER, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.model import Pending
 from exposer.placement import describe_nodes
@@ -165,11 +165,14 @@ def explain_exit(end: PodEnd) -> str:
 
 
 def _mover_of(pod: JsonDict, containers: list[JsonDict]) -> JsonDict:
-    """Return the container that has the UID of the pod's owner as its name, as with Velero, or the only one."""
+    """Return the container that has the UID of the pod's owner as its name, as with Velero, or the only one.
+
+    That of a maintenance Job has a name of its own.
+    """
     meta = pod.get("metadata") or {}
-    uids = {reference.get("uid") for reference in meta.get("ownerReferences") or []}
-    uids.add((meta.get("labels") or {}).get(OWNER_UID_LABEL))
-    found = [each for each in containers if each.get("name") in uids - {None}] or containers
+    names = {reference.get("uid") for reference in meta.get("ownerReferences") or []} | {MAINTENANCE_CONTAINER}
+    names.add((meta.get("labels") or {}).get(OWNER_UID_LABEL))
+    found = [each for each in containers if each.get("name") in names - {None}] or containers
     return found[0] if len(found) == 1 else {}
 
 

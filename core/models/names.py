@@ -27,6 +27,7 @@ __all__ = [
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
     "MAINTENANCE_ANNOTATION",
+    "MAINTENANCE_CONTAINER",
     "MANAGED_BY_LABEL",
     "MOVER_LOST_ANNOTATION",
     "MOVER_SERVICE_ACCOUNT",
@@ -88,6 +89,8 @@ REPOSITORY_TYPE_LABEL: Final = "velero.io/repository-type"
 # On a maintenance Job and its pod: the name of its BackupRepository.
 REPO_NAME_LABEL: Final = "velero.io/repo-name"
 """A Velero server waits for Jobs with this label, and counts them."""
+MAINTENANCE_CONTAINER: Final = "velero-repo-maintenance-container"
+"""Source: Velero v1.18, buildJob in pkg/repository/maintenance/maintenance.go."""
 
 # On the objects of an expose.
 EXPOSER_POD_GROUP_LABEL: Final = "velero.io/exposer-pod-group"

@@ -12,7 +12,7 @@ from exposer.settings import BackupPVCSettings, CacheRule, ExposeSettings, PodSe
 from nodeagent.config.models import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
 from nodeagent.config.selectors import LabelSelector
 
-__all__ = ["build_expose_settings"]
+__all__ = ["build_expose_settings", "node_requirements"]
 
 
 def build_expose_settings(
@@ -79,12 +79,13 @@ def _pod_settings(defaults: PodSettings, config: AgentConfig, priority_class: st
 
 def _node_rules(config: AgentConfig) -> PlacementRules:
     rules = tuple(
-        PlacementRule(tuple(_requirements(entry.node_selector)), entry.storage_class) for entry in config.load_affinity
+        PlacementRule(tuple(node_requirements(entry.node_selector)), entry.storage_class)
+        for entry in config.load_affinity
     )
     return PlacementRules(rules, any_of=config.load_affinity_mode is AffinityMode.ANY)
 
 
-def _requirements(selector: LabelSelector) -> list[dict[str, object]]:
+def node_requirements(selector: LabelSelector) -> list[dict[str, object]]:
     """Return a node selector as the `matchExpressions` of a pod."""
     labels: list[dict[str, object]] = [
         {"key": key, "operator": "In", "values": [value]} for key, value in sorted(selector.match_labels.items())

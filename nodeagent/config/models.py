@@ -39,6 +39,7 @@ __all__ = [
     "LoadAffinity",
     "LoadConcurrency",
     "NodeRule",
+    "PodLabels",
     "PodResources",
     "Requirement",
     "RestorePVC",
@@ -68,6 +69,17 @@ def _check_copied(name: str) -> str:
 
 
 _CopiedNames = tuple[Annotated[ObjectName, AfterValidator(_check_copied)], ...]
+
+
+def _check_no_agent_labels(labels: dict[str, str]) -> dict[str, str]:
+    # A mover pod with them would count as the agent of its node, and transfers would be assigned to it.
+    if labels.items() >= AGENT_LABELS.items():
+        raise expected(f"labels other than {AGENT_LABELS}, which select the agents")
+    return labels
+
+
+PodLabels = Annotated[LabelMap, AfterValidator(_check_no_agent_labels)]
+"""Labels of our pods."""
 
 
 class NodeRule(Section):
@@ -307,7 +319,7 @@ class AgentConfig(Section):
         description="run data movers of PodVolumeBackups and PodVolumeRestores as privileged, if nodes require it",
         examples=[True],
     )
-    pod_labels: LabelMap = Field(
+    pod_labels: PodLabels = Field(
         default_factory=dict,
         description="labels of mover pods, instead of the inherited ones",
         examples=[{"team": "storage"}],
@@ -344,11 +356,3 @@ class AgentConfig(Section):
     @property
     def _pvcs(self) -> list[BackupPVC | RestorePVC]:
         return [*self.backup_pvc.values(), self.restore_pvc]
-
-    @field_validator("pod_labels")
-    @classmethod
-    def _check_no_agent_labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        # A mover pod with them would count as the agent of its node, and transfers would be assigned to it.
-        if labels.items() >= AGENT_LABELS.items():
-            raise expected(f"labels other than {AGENT_LABELS}, which select the agents")
-        return labels

@@ -10,8 +10,9 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -22,15 +23,20 @@ from core.models.units import parse_quantity
 from nodeagent.config.keys import Finding, Location, SortedKeys, ask, close_name, load_json, show_key, sort_keys
 from nodeagent.config.models import LARGEST_PREPARE_QUEUE, AffinityMode, AgentConfig, LoadConcurrency
 from nodeagent.config.own_keys import OWN_KEY
+from nodeagent.config.selectors import Section
 
 __all__ = [
     "LARGEST_PREPARE_QUEUE",
     "AgentConfig",
     "Finding",
+    "InvalidValues",
     "LoadConcurrency",
     "ParsedConfig",
     "advise",
+    "has_wrong_type",
     "parse_config",
+    "parse_object",
+    "validate",
 ]
 
 
@@ -87,6 +93,13 @@ Source: Velero v1.18, docs: podResources with one invalid value is ignored.
 """
 
 
+_LISTS: Final = (("loadConcurrency", "perNodeConfig"), (OWN_KEY, "repositoryVolumes"), ("windows",))
+"""Lists of which an invalid entry is dropped as a whole, and the others stay: its rest would mean something else.
+
+Source: Velero v1.18, for perNodeConfig.
+"""
+
+
 _DIGEST_DIGITS: Final = 12
 
 
@@ -126,41 +139,58 @@ def parse_config(text: str) -> ParsedConfig:
     Raises:
         ConfigError: `text` is not a JSON object.
     """
-    try:
-        document = load_json(text)
-    except (ValueError, RecursionError) as e:
-        raise ConfigError(f"the configuration is not JSON: {e}") from e
-    if document is None:
-        document = {}
-    if not isinstance(document, dict):
-        raise ConfigError(f"the configuration is not a JSON object but {_describe(document)}")
-    keys = sort_keys(document, AgentConfig)
-    errors = _Errors()
-    config = _validate(keys, errors)
+    keys = sort_keys(parse_object(text, "the configuration"), AgentConfig)
+    errors = InvalidValues(_is_fatal)
+    config = validate(keys, AgentConfig, errors)
     notes = (*keys.notes, *advise(config))
     fatal = tuple(errors.found[path] for path in errors.fatal)
     return ParsedConfig(config, tuple(errors.found.values()), fatal, notes, _digest(text))
 
 
-@dataclass
-class _Errors:
-    """The invalid values of a document by path, and the paths of those with which no agent starts, in order."""
+def parse_object(text: str, what: str) -> JsonDict:
+    """Return the JSON object in `text`; empty for `null`.
 
+    Raises:
+        ConfigError: there is none; the message begins with `what`.
+    """
+    try:
+        document = load_json(text)
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{what} is not JSON: {e}") from e
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{what} is not a JSON object but {_describe(document)}")
+    return document
+
+
+@dataclass
+class InvalidValues:
+    """The invalid values of a document by path, and the paths of the fatal ones, in order.
+
+    `is_fatal` is called with an error of pydantic and its location.
+    """
+
+    is_fatal: Callable[[ErrorDetails, Location], bool]
     found: dict[str, Finding] = field(default_factory=dict)
     fatal: list[str] = field(default_factory=list)
 
     def add(self, error: ErrorDetails, place: Location, path: str) -> None:
+        """Add the value at `place`, which findings call `path`."""
         if path not in self.found:
             self.found[path] = _explain(error, path)
-            if _is_fatal(error, place):
+            if self.is_fatal(error, place):
                 self.fatal.append(path)
 
 
-def _validate(keys: SortedKeys, errors: _Errors) -> AgentConfig:
-    """Return the configuration without the invalid values, which are added to `errors`."""
+_Section = TypeVar("_Section", bound=Section)
+
+
+def validate(keys: SortedKeys, section: type[_Section], errors: InvalidValues) -> _Section:
+    """Return the `section` in `keys` without the invalid values, which are added to `errors`."""
     for _ in range(_ROUNDS):
         try:
-            return AgentConfig.model_validate(keys.document)
+            return section.model_validate(keys.document)
         except ValidationError as e:
             found = e.errors(include_url=False)
         invalid: set[Location] = set()
@@ -170,7 +200,7 @@ def _validate(keys: SortedKeys, errors: _Errors) -> AgentConfig:
             invalid.add(_unit_of(place))
         for unit in sorted(invalid, key=_index_of, reverse=True):
             _remove(keys.document, unit)
-    return AgentConfig()
+    return section()
 
 
 def _place_of(error: ErrorDetails) -> Location:
@@ -187,24 +217,24 @@ def _is_fatal(error: ErrorDetails, place: Location) -> bool:
     Source: Velero v1.18, GetConfigs in pkg/nodeagent/node_agent.go: a value that json.Unmarshal
     cannot store. It does not check `loadAffinity`; the API server rejects each of its mover pods.
     """
-    kind, value = error["type"], error["input"]
-    if place[0] == "loadAffinity" or kind in _TYPE_ERRORS:
-        return True
     if place == ("tolerations",):
-        return not isinstance(value, (str, list))
-    return kind in _CHOICE_ERRORS and not isinstance(value, str)
+        return not isinstance(error["input"], (str, list))
+    return place[0] == "loadAffinity" or has_wrong_type(error)
+
+
+def has_wrong_type(error: ErrorDetails) -> bool:
+    """Return whether the value is of a JSON type that Go cannot store in the field."""
+    kind, value = error["type"], error["input"]
+    return kind in _TYPE_ERRORS or (kind in _CHOICE_ERRORS and not isinstance(value, str))
 
 
 def _unit_of(place: Location) -> Location:
     """Return what is removed for an error at `place`."""
     if place[0] in _WHOLE:
         return place[:1]
-    if place[:2] == ("loadConcurrency", "perNodeConfig"):
-        # A rule is dropped as a whole, the others stay, as in Velero v1.18.
-        return place[:3]
-    if place[:2] == (OWN_KEY, "repositoryVolumes"):
-        # Without its rest, an entry would name another volume, or none.
-        return place[:3]
+    for of_list in _LISTS:
+        if place[: len(of_list)] == of_list:
+            return place[: len(of_list) + 1]
     return place
 
 

@@ -7,16 +7,18 @@ Source: Kubernetes v1.34, apimachinery pkg/util/validation and pkg/apis/core/val
 """
 
 import re
+from datetime import timedelta
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, StrictStr, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, StrictStr, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from core.models.units import parse_quantity
+from core.models.units import parse_duration, parse_quantity
 
 __all__ = [
     "AbsolutePath",
     "AnnotationMap",
+    "Duration",
     "HostName",
     "KeyPrefix",
     "LabelKey",
@@ -155,6 +157,18 @@ def _check_quantity(text: str) -> str:
     return text
 
 
+def _parse_duration(value: object) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    try:
+        duration = parse_duration(value) if isinstance(value, str) else timedelta()
+    except ValueError:
+        duration = timedelta()
+    if duration <= timedelta():
+        raise expected('a positive duration such as "30m" or "6h"')
+    return duration
+
+
 def _schema(pattern: str, **more: object) -> WithJsonSchema:
     """Return the schema of a string: `pattern` as JSON Schema has it, anchored at both ends."""
     return WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern})$", **more})
@@ -177,6 +191,9 @@ MountPath = Annotated[StrictStr, AfterValidator(_check_mount_path), _schema(_PAT
 
 KeyPrefix = Annotated[StrictStr, AfterValidator(_check_key_prefix), _schema(_KEY_PREFIX.pattern)]
 """How the key of an annotation or label begins; never empty, which would be every key."""
+
+Duration = Annotated[timedelta, BeforeValidator(_parse_duration)]
+"""A positive duration, written as Go does."""
 
 LabelKey = Annotated[StrictStr, AfterValidator(_check_label_key), _schema(_LABEL_KEY_PATTERN)]
 OptionalLabelKey = Annotated[

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from core.models.base import JsonDict
 
-__all__ = ["assert_golden", "recorded"]
+__all__ = ["RECORDINGS", "assert_golden", "recorded"]
 
 _TESTS = Path(__file__).parent.parent
 _GOLDEN = _TESTS / "golden"
-_RECORDINGS = _TESTS / "recordings" / "velero-1.18.2"
+RECORDINGS = _TESTS / "recordings" / "velero-1.18.2"
 
 
 def assert_golden(name: str, manifest: JsonDict) -> None:
@@ -30,7 +30,7 @@ def recorded(name: str, index: int = 0, *, called: str = "") -> JsonDict:
 
     `index` counts the events; `called` narrows them to those of one object.
     """
-    events = json.loads((_RECORDINGS / f"{name}.json").read_text())
+    events = json.loads((RECORDINGS / f"{name}.json").read_text())
     objects = [event["object"] for event in events]
     named: list[JsonDict] = [o for o in objects if not called or o["metadata"]["name"] == called]
     return named[index]

@@ -1,0 +1,159 @@
+"""The Job that maintains one backup repository: a mover pod's spec, run once.
+
+Does no I/O; when a Job runs, and what it may use, is decided elsewhere.
+Source: Velero v1.18, buildJob in pkg/repository/maintenance/maintenance.go, as recorded in
+tests/recordings/velero-1.18.2/maintenance; tests/exposer/test_maintenance_job.py lists every difference.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Final
+
+from core.contract import MoverArgs, MoverVerb
+from core.models.base import JsonDict
+from core.models.names import MAINTENANCE_CONTAINER, OWNER_UID_LABEL
+from core.models.storage import DEFAULT_CACHE_LIMIT_MIB
+from exposer.model import Owner
+from exposer.placement import WINDOWS, Alternatives, Placement
+from exposer.pod_manifest import MoverPod, build_mover_pod
+from exposer.settings import CacheVolume, ExposeSettings, StorageAccess
+
+__all__ = ["JobSettings", "MaintenanceRun", "build_maintenance_job", "is_reserved_label"]
+
+_POD_NAME: Final = "velero-repo-maintenance-pod"
+
+_JOB_EXTRA: Final = timedelta(minutes=15)
+"""The Job's own deadline comes after that of its pod: a Job that fails by its own counts no failed pod, for which a
+Velero server would wait."""
+
+_TEMPORARY_GIB: Final = 2
+"""Room for kopia's temporary files beside its cache: sets of contents, from some ten million on."""
+
+_TOLERATIONS: Final = ({"key": "os", "operator": "Equal", "value": WINDOWS, "effect": "NoSchedule"},)
+"""As in Velero's Jobs, though no Windows node is eligible."""
+
+_RESERVED_PREFIXES: Final = ("velero.io/", "nodeagent.io/", "batch.kubernetes.io/")
+_RESERVED_LABELS: Final = frozenset({"job-name", "controller-uid"})
+
+
+def is_reserved_label(key: str) -> bool:
+    """Return whether the label decides whose pod it is, so that no configuration may set it."""
+    return key in _RESERVED_LABELS or key.startswith(_RESERVED_PREFIXES)
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """The configuration of a maintenance Job.
+
+    `resources` are those of its container; None: the leader decides. `alternatives` are the requirements on its node.
+    `labels` and `annotations` replace the inherited ones, if there are any.
+    """
+
+    resources: JsonDict | None = None
+    alternatives: Alternatives = ()
+    priority_class_name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    active_deadline: timedelta = timedelta(hours=6)
+
+
+@dataclass(frozen=True)
+class MaintenanceRun:
+    """One run: the Job `name` maintains the repository of `owner`, a BackupRepository.
+
+    With `ignore_foreign` it also runs where another cluster maintains the repository. `verify_blobs` is up to how many
+    blobs kopia checks its index against the bucket; None: the mover's default. `full_interval` is set in the
+    repository before; None: it stays. `cache_limit_mib` is the limit of kopia's cache.
+    """
+
+    owner: Owner
+    name: str
+    settings: JobSettings
+    storage: StorageAccess
+    ignore_foreign: bool = False
+    verify_blobs: int | None = None
+    full_interval: timedelta | None = None
+    cache_limit_mib: int = DEFAULT_CACHE_LIMIT_MIB
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The flags of this verb."""
+        flags = [f"--job={self.name}"]
+        if self.ignore_foreign:
+            flags.append("--ignore-foreign")
+        if self.verify_blobs is not None:
+            flags.append(f"--verify-blobs={self.verify_blobs}")
+        if self.full_interval is not None:
+            flags.append(f"--full-interval={int(self.full_interval.total_seconds())}")
+        return tuple(flags)
+
+
+def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDict:
+    """Return the manifest of the Job, a batch/v1 Job as JSON dict.
+
+    It has no owner reference: Kubernetes would delete it with the BackupRepository, and a Velero server would wait for
+    ever for a Job that vanished before its end. Its label says whose it is. It has no label of Velero's either: the
+    leader adds that once the pod runs.
+    """
+    owner, configured = run.owner, run.settings
+    deadline_seconds = int(configured.active_deadline.total_seconds())
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": run.name, "namespace": owner.namespace, "labels": owner.labels},
+        "spec": {
+            # A run that failed is judged before the next one.
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": deadline_seconds + int(_JOB_EXTRA.total_seconds()),
+            "template": _build_template(run, expose, deadline_seconds),
+        },
+    }
+
+
+def _build_template(run: MaintenanceRun, expose: ExposeSettings, deadline_seconds: int) -> JsonDict:
+    configured = run.settings
+    pod_settings = replace(
+        expose.pod,
+        resources=configured.resources or {},
+        priority_class_name=configured.priority_class_name,
+        labels={key: value for key, value in configured.labels.items() if not is_reserved_label(key)},
+        annotations=dict(configured.annotations),
+    )
+    args = MoverArgs(
+        verb=MoverVerb.MAINTAIN_REPOSITORY,
+        kind_flag="backup-repository",
+        resource_name=run.owner.name,
+        resource_timeout=expose.mover.resource_timeout,
+        log_level=expose.mover.log_level,
+        log_format=expose.mover.log_format,
+        options=run.options,
+    )
+    placement = Placement(alternatives=configured.alternatives)
+    plan = MoverPod(run.owner, run.name, args, run.storage, placement=placement, tolerations=_TOLERATIONS)
+    pod = build_mover_pod(plan, replace(expose, pod=pod_settings))
+    meta, spec = pod["metadata"], pod["spec"]
+    (container,) = spec["containers"]
+    return {
+        "metadata": {
+            "name": _POD_NAME,
+            # With it, garbage collection would take the pod for that of a deleted transfer.
+            "labels": {key: value for key, value in meta["labels"].items() if key != OWNER_UID_LABEL},
+            "annotations": meta.get("annotations") or {},
+        },
+        "spec": spec
+        | {
+            "activeDeadlineSeconds": deadline_seconds,
+            "containers": [container | {"name": MAINTENANCE_CONTAINER}],
+            "volumes": [_limit(volume, run.cache_limit_mib) for volume in spec["volumes"]],
+        },
+    }
+
+
+def _limit(volume: JsonDict, cache_limit_mib: int) -> JsonDict:
+    """Return the volume of a pod; a directory of the node that has no size limit gets one."""
+    directory = volume.get("emptyDir")
+    if directory is None or directory.get("sizeLimit"):
+        return volume
+    size_gib = CacheVolume("", cache_limit_mib).size_gib + _TEMPORARY_GIB
+    return volume | {"emptyDir": directory | {"sizeLimit": f"{size_gib}Gi"}}

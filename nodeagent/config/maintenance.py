@@ -1,0 +1,335 @@
+"""The configuration of maintenance Jobs: the ConfigMap of `--repo-maintenance-job-configmap`.
+
+Knows its keys, and what applies to one repository. Does not know when a Job runs, nor its manifest
+(`exposer.maintenance_job`).
+Source: Velero v1.18, pkg/types/repo_maintenance.go; getJobConfig in pkg/repository/maintenance/maintenance.go;
+VerifyJSONConfigs in pkg/util/kube/utils.go.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, StrictInt, StrictStr
+from pydantic_core import ErrorDetails
+
+from core.errors import ConfigError
+from core.kube.client import KubeClient
+from core.kube.errors import KubeError
+from core.kube.resources import CONFIG_MAPS
+from core.models.base import JsonDict
+from core.models.storage import REPOSITORY_TYPE, RepositoryKey
+from core.models.units import parse_quantity
+from exposer.maintenance_job import JobSettings, is_reserved_label
+from exposer.placement import Alternatives
+from nodeagent.config.expose_settings import node_requirements
+from nodeagent.config.keys import Finding, Location, show_key, sort_keys
+from nodeagent.config.models import AffinityMode, LoadAffinity, PodLabels, PodResources
+from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, validate
+from nodeagent.config.selectors import Section
+from nodeagent.config.value_types import AnnotationMap, Duration, ObjectName, QuantityText, expected, is_zero
+from nodeagent.config.windows import Window, parse_schedule, parse_time_zone
+
+__all__ = [
+    "FLAG",
+    "MaintenanceConfig",
+    "MaintenanceSettings",
+    "ParsedMaintenance",
+    "parse_maintenance",
+    "read_maintenance",
+]
+
+_log = logging.getLogger(__name__)
+
+FLAG: Final = "--repo-maintenance-job-configmap"
+_GLOBAL: Final = "global"
+
+_REQUIRED_STRINGS: Final = {
+    "cpuRequest": "cpu_request",
+    "memoryRequest": "memory_request",
+    "cpuLimit": "cpu_limit",
+    "memoryLimit": "memory_limit",
+}
+"""A Velero server starts no Job if one of them is missing."""
+
+_GLOBAL_BY_DOCUMENTATION: Final = {
+    "priorityClassName": "priority_class_name",
+    "podLabels": "pod_labels",
+    "podAnnotations": "pod_annotations",
+}
+
+
+def _checked_by(parse: Callable[[str], object], what: str) -> AfterValidator:
+    """Return the validator of a string that `parse` accepts."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ValueError as e:
+            raise expected(f"{what} ({e})") from e
+        return text
+
+    return AfterValidator(check)
+
+
+def _check_limit(text: str) -> str:
+    if is_zero(text or "0"):
+        raise expected('a quantity such as "4Gi"')
+    return text
+
+
+class MaintenanceWindow(Section):
+    """One of `windows`: when maintenance may start."""
+
+    schedule: Annotated[StrictStr, _checked_by(parse_schedule, 'a schedule of a CronJob such as "0 22 * * *"')]
+    time_zone: Annotated[StrictStr, _checked_by(parse_time_zone, 'a time zone such as "Europe/Berlin"')] = "UTC"
+    duration: Duration
+
+    def to_window(self) -> Window:
+        """Return it for decisions."""
+        return Window(parse_schedule(self.schedule), parse_time_zone(self.time_zone), self.duration)
+
+
+class RepositoryEntry(Section):
+    """The value of a repository's key: Velero's keys."""
+
+    load_affinity: tuple[LoadAffinity, ...] = ()
+    pod_resources: PodResources | None = None
+    keep_latest_maintenance_jobs: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = None
+    priority_class_name: ObjectName = ""
+    pod_annotations: AnnotationMap = Field(default_factory=dict)
+    pod_labels: PodLabels = Field(default_factory=dict)
+
+
+class GlobalEntry(RepositoryEntry):
+    """The value of `global`: Velero's keys, and our own."""
+
+    load_affinity_mode: AffinityMode = AffinityMode.FIRST
+    max_concurrent_jobs: Annotated[StrictInt, Field(ge=1, le=1000)] = 1
+    windows: tuple[MaintenanceWindow, ...] = ()
+    active_deadline: Duration = timedelta(hours=6)
+    memory_limit_max: Annotated[QuantityText, AfterValidator(_check_limit)] = "4Gi"
+    verify_blob_limit: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 100_000
+
+
+_OWN_KEYS: Final = frozenset(
+    info.alias or name for name, info in GlobalEntry.model_fields.items() if name not in RepositoryEntry.model_fields
+)
+
+
+@dataclass(frozen=True)
+class MaintenanceSettings:
+    """What applies to the maintenance of one repository; the defaults are those without a ConfigMap.
+
+    `keep_jobs` is how many finished Jobs are kept. `memory_limit_max_bytes` ends the doubling after a run that was out
+    of memory. Up to `verify_blob_limit` blobs, kopia checks its index against the bucket.
+    """
+
+    job: JobSettings = field(default_factory=JobSettings)
+    keep_jobs: int = 3
+    max_concurrent_jobs: int = 1
+    windows: tuple[Window, ...] = ()
+    memory_limit_max_bytes: int = 4 * 2**30
+    verify_blob_limit: int = 100_000
+
+
+@dataclass(frozen=True)
+class ParsedMaintenance:
+    """The document: its entries by key, and the findings.
+
+    `unreadable` are the keys whose value no Velero server can read, each with the problem. `errors` are invalid values,
+    which count as absent; `notes` are tolerated.
+    """
+
+    entries: Mapping[str, RepositoryEntry] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    errors: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
+
+    @property
+    def invalid(self) -> list[Finding]:
+        """All errors: keys that cannot be read, and invalid values."""
+        return [*(Finding(key, text) for key, text in self.unreadable.items()), *self.errors]
+
+    @property
+    def warnings(self) -> list[str]:
+        """All findings as text."""
+        return [
+            *(f"its key {key}: {text}; all defaults are used" for key, text in self.unreadable.items()),
+            *(f"{error}; it counts as absent" for error in self.errors),
+            *map(str, self.notes),
+        ]
+
+    def settings_for(self, key: RepositoryKey) -> MaintenanceSettings:
+        """Return what applies to that repository; the defaults, if what it depends on cannot be read."""
+        own = "-".join(key)
+        if self.unreadable.keys() & {own, _GLOBAL}:
+            return MaintenanceSettings()
+        common = self.entries.get(_GLOBAL)
+        return _merge(
+            self.entries.get(own) or RepositoryEntry(), common if isinstance(common, GlobalEntry) else GlobalEntry()
+        )
+
+
+def _merge(own: RepositoryEntry, common: GlobalEntry) -> MaintenanceSettings:
+    """Return the settings of the repository with its `own` entry.
+
+    Velero's code, not its documentation, decides: the repository's priority class, labels and annotations
+    apply if `global` has none.
+    """
+    resources = own.pod_resources if own.pod_resources is not None else common.pod_resources
+    keeps = (own.keep_latest_maintenance_jobs, common.keep_latest_maintenance_jobs, MaintenanceSettings.keep_jobs)
+    job = JobSettings(
+        resources=resources.to_wire() if resources is not None else None,
+        alternatives=_alternatives(own.load_affinity or common.load_affinity, common.load_affinity_mode),
+        priority_class_name=common.priority_class_name or own.priority_class_name,
+        labels=common.pod_labels or own.pod_labels,
+        annotations=common.pod_annotations or own.pod_annotations,
+        active_deadline=common.active_deadline,
+    )
+    return MaintenanceSettings(
+        job=job,
+        keep_jobs=next(keep for keep in keeps if keep is not None),
+        max_concurrent_jobs=common.max_concurrent_jobs,
+        windows=tuple(window.to_window() for window in common.windows),
+        memory_limit_max_bytes=int(parse_quantity(common.memory_limit_max)),
+        verify_blob_limit=common.verify_blob_limit,
+    )
+
+
+def _alternatives(affinity: tuple[LoadAffinity, ...], mode: AffinityMode) -> Alternatives:
+    chosen = affinity if mode is AffinityMode.ANY else affinity[:1]
+    return tuple(tuple(node_requirements(entry.node_selector)) for entry in chosen)
+
+
+def parse_maintenance(config_map: JsonDict) -> ParsedMaintenance:
+    """Return the configuration in `config_map`, a v1 ConfigMap as JSON dict, with all findings."""
+    entries: dict[str, RepositoryEntry] = {}
+    unreadable: dict[str, str] = {}
+    errors: list[Finding] = []
+    notes: list[Finding] = []
+    for key, text in sorted((config_map.get("data") or {}).items()):
+        section = GlobalEntry if key == _GLOBAL else RepositoryEntry
+        try:
+            keys = sort_keys(parse_object(text, "the value"), section)
+        except ConfigError as e:
+            unreadable[key] = str(e)
+            continue
+        invalid = InvalidValues(_is_fatal)
+        entry = entries[key] = validate(keys, section, invalid)
+        if invalid.fatal:
+            unreadable[key] = "; ".join(str(invalid.found.pop(path)) for path in invalid.fatal)
+        errors += _below(key, invalid.found.values())
+        notes += _below(key, (*map(_explain_unknown, keys.notes), *_advise(key, entry)))
+    return ParsedMaintenance(entries, unreadable, tuple(errors), tuple(notes))
+
+
+def _is_fatal(error: ErrorDetails, place: Location) -> bool:
+    """Return whether a Velero server could not read the value: it ignores our own keys."""
+    return place[0] not in _OWN_KEYS and has_wrong_type(error)
+
+
+def _explain_unknown(note: Finding) -> Finding:
+    """Return the finding about an unknown key; in the entry of a repository, it may be one of `global`."""
+    return Finding(note.path, f"has an effect in {_GLOBAL} only; ignored") if note.path in _OWN_KEYS else note
+
+
+def _advise(key: str, entry: RepositoryEntry) -> Iterator[Finding]:
+    """Yield a finding for each setting that has no effect, or that a Velero server treats in another way."""
+    if key != _GLOBAL and not key.endswith(f"-{REPOSITORY_TYPE}"):
+        yield Finding("", f"applies to no repository: neither {_GLOBAL} nor <namespace>-<location>-{REPOSITORY_TYPE}")
+    if (resources := entry.pod_resources) is not None:
+        for name, attribute in _REQUIRED_STRINGS.items():
+            if not getattr(resources, attribute):
+                problem = "missing, counts as 0; a Velero server starts no Job without it"
+                yield Finding(f"podResources.{name}", problem)
+    for name, attribute in _GLOBAL_BY_DOCUMENTATION.items():
+        if key != _GLOBAL and getattr(entry, attribute):
+            problem = f"applies only if {_GLOBAL} has none; ignored according to Velero's documentation"
+            yield Finding(name, problem)
+    for label in filter(is_reserved_label, entry.pod_labels):
+        yield Finding(f"podLabels{show_key(label)}", "reserved; ignored")
+    for index, affinity in enumerate(entry.load_affinity):
+        if affinity.storage_class:
+            yield Finding(f"loadAffinity[{index}].storageClass", "has no effect on maintenance")
+
+
+def _below(key: str, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings about the value of `key` with whole paths."""
+    place = show_key(key).removeprefix(".")
+    return [replace(one, path=f"{place}{'' if one.path[:1] in {'', '['} else '.'}{one.path}") for one in findings]
+
+
+async def read_maintenance(client: KubeClient, namespace: str, name: str) -> JsonDict:
+    """Return the ConfigMap, as an agent needs it at start.
+
+    Raises:
+        ConfigError: it does not exist, has no data, or cannot be read.
+    """
+    place = f"ConfigMap {namespace}/{name}"
+    try:
+        found = await client.read(CONFIG_MAPS, namespace, name)
+    except KubeError as e:
+        raise ConfigError(f"{place} cannot be read: {e}") from e
+    if found is None:
+        raise ConfigError(f"{place} does not exist: create it, or start without {FLAG}")
+    if not found.get("data"):
+        raise ConfigError(f"{place} has no data: add the key {_GLOBAL}, or start without {FLAG}")
+    return found
+
+
+class MaintenanceConfig:
+    """The settings of maintenance Jobs, read for each one."""
+
+    def __init__(self, client: KubeClient, namespace: str, name: str) -> None:
+        """Read the ConfigMap `name`; empty: there is none."""
+        self._client = client
+        self._namespace = namespace
+        self._name = name
+        self._logged: list[str] = []
+
+    async def check(self) -> None:
+        """Read the ConfigMap once, so that an unusable one is reported at start.
+
+        Raises:
+            ConfigError: it cannot be read, has no data, or has a value that a Velero server could not read either.
+        """
+        if not self._name:
+            return
+        parsed = parse_maintenance(await read_maintenance(self._client, self._namespace, self._name))
+        if parsed.unreadable:
+            problems = "; ".join(f"its key {key}: {text}" for key, text in parsed.unreadable.items())
+            raise ConfigError(f"{self._place}: {problems}")
+        self._log(parsed.warnings)
+
+    async def settings_for(self, key: RepositoryKey) -> MaintenanceSettings:
+        """Return the settings of that repository; the defaults for all of them if they cannot be parsed.
+
+        Raises:
+            KubeError: the ConfigMap could not be read; without its windows, nothing may start.
+        """
+        if not self._name:
+            return MaintenanceSettings()
+        found = await self._client.read(CONFIG_MAPS, self._namespace, self._name)
+        if found is None:
+            self._log(["it does not exist; all defaults are used"])
+            return MaintenanceSettings()
+        if not found.get("data"):
+            self._log(["it has no data; all defaults are used"])
+            return MaintenanceSettings()
+        parsed = parse_maintenance(found)
+        self._log(parsed.warnings)
+        return parsed.settings_for(key)
+
+    @property
+    def _place(self) -> str:
+        return f"ConfigMap {self._namespace}/{self._name}"
+
+    def _log(self, warnings: list[str]) -> None:
+        """Log the findings when they have changed."""
+        if warnings != self._logged:
+            self._logged = warnings
+            for warning in warnings:
+                _log.warning("configuration of maintenance, %s: %s", self._place, warning)

@@ -1,0 +1,379 @@
+"""Maintenance Jobs: Velero's own for the same ConfigMap, less the differences that are listed here."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from core.models.base import JsonDict
+from core.models.names import MAINTENANCE_CONTAINER, OWNER_UID_LABEL, REPO_NAME_LABEL
+from core.models.storage import BackupRepository, RepositoryKey
+from exposer.maintenance_job import JobSettings, MaintenanceRun, build_maintenance_job, is_reserved_label
+from exposer.model import Owner
+from exposer.pod_status import parse_pod_end
+from exposer.settings import ExposeSettings, MoverOptions, PodSettings, RepositoryVolume, StorageAccess
+from nodeagent.config.maintenance import parse_maintenance
+from tests.exposer.support.inputs import POD_SETTINGS, template
+from tests.exposer.test_pods_velero import flat
+from tests.support.golden import RECORDINGS, assert_golden
+
+_FOLDER: Final = RECORDINGS / "maintenance"
+_NAME: Final = "app1-default-kopia-maintain-job-1795331160000"
+_POD: Final = "spec.template.spec"
+_CONTAINER: Final = f"{_POD}.containers[{MAINTENANCE_CONTAINER}]"
+_AFFINITY: Final = f"{_POD}.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
+
+_STORED: Final = (
+    "metadata.creationTimestamp",
+    "metadata.generation",
+    "metadata.resourceVersion",
+    "metadata.uid",
+    "status",
+    # Defaults and admission: the recordings have the Jobs as the API server stored them.
+    "spec.completionMode",
+    "spec.completions",
+    "spec.manualSelector",
+    "spec.parallelism",
+    "spec.podReplacementPolicy",
+    "spec.selector",
+    "spec.suspend",
+    "spec.template.metadata.labels.batch.kubernetes.io/",
+    "spec.template.metadata.labels.controller-uid",
+    "spec.template.metadata.labels.job-name",
+    f"{_POD}.dnsPolicy",
+    f"{_POD}.schedulerName",
+    f"{_POD}.serviceAccount",
+    f"{_CONTAINER}.terminationMessagePath",
+)
+
+
+def _recorded(name: str, index: int = 0) -> JsonDict:
+    job: JsonDict = json.loads((_FOLDER / f"{name}.json").read_text())["items"][index]
+    return job
+
+
+def _repository() -> BackupRepository:
+    return BackupRepository.parse(_recorded("backuprepository-two-entries"))
+
+
+OWNER: Final = Owner.of(_repository())
+_KEY: Final = RepositoryKey("app1", "default")
+
+
+def expose(**changes: Any) -> ExposeSettings:
+    """The settings of an agent whose DaemonSet has what the recorded Deployment had: no labels, no annotations."""
+    plain = replace(template(tolerations=[]), labels={}, annotations={})
+    return ExposeSettings(**({"template": plain} | changes))
+
+
+def run(settings: JobSettings | None = None, **changes: Any) -> MaintenanceRun:
+    storage = StorageAccess(inherits_credentials=True)
+    return replace(MaintenanceRun(OWNER, _NAME, settings or JobSettings(), storage), **changes)
+
+
+def settings_of(**data: str) -> JobSettings:
+    """Return what applies to the recorded repository by a ConfigMap; `own` is its entry, `common` that of all."""
+    names = {"own": "app1-default-kopia", "common": "global"}
+    return parse_maintenance({"data": {names[key]: text for key, text in data.items()}}).settings_for(_KEY).job
+
+
+def differences(theirs: JsonDict, mine: JsonDict) -> dict[str, tuple[Any, Any]]:
+    """Return the flat leaves that differ, without the API server's additions: path to (Velero's, ours)."""
+    found = {}
+    for path in sorted(theirs.keys() | mine.keys()):
+        pair = tuple(None if leaf in ({}, []) else leaf for leaf in (theirs.get(path), mine.get(path)))
+        if pair[0] != pair[1] and not path.startswith(_STORED):
+            found[path] = (pair[0], pair[1])
+    return found
+
+
+_ENV: Final = f"{_CONTAINER}.env"
+_MOUNTS: Final = f"{_CONTAINER}.volumeMounts"
+_VOLUMES: Final = f"{_POD}.volumes"
+
+LISTED: Final[dict[str, tuple[Any, Any]]] = {
+    # The program is ours, in the image of the agent.
+    f"{_CONTAINER}.command": (["/velero"], ["python", "-m", "datamover"]),
+    f"{_CONTAINER}.args": (
+        [
+            "repo-maintenance",
+            "--repo-name=app1",
+            "--repo-type=kopia",
+            "--backup-storage-location=default",
+            "--log-level=info",
+            "--log-format=text",
+        ],
+        [
+            "maintain-repository",
+            "--backup-repository=app1-default-kopia",
+            "--resource-timeout=10m0s",
+            "--log-level=info",
+            "--log-format=text",
+            f"--job={_NAME}",
+        ],
+    ),
+    f"{_CONTAINER}.image": ("docker.io/velero/velero:v1.18.2", "velero/velero:v1.18.2"),
+    # The slot instead of the time. Whose Job it is.
+    f"metadata.labels.{OWNER_UID_LABEL}": (None, OWNER.uid),
+    # The leader adds it to the Job once its pod runs: a server waits for each Job that has it.
+    f"metadata.labels.{REPO_NAME_LABEL}": ("app1-default-kopia", None),
+    f"spec.template.metadata.labels.{REPO_NAME_LABEL}": ("app1-default-kopia", None),
+    # A run ends by itself.
+    f"{_POD}.activeDeadlineSeconds": (None, 21_600),
+    "spec.activeDeadlineSeconds": (None, 22_500),
+    # The confinement of every mover pod, whose image is for Linux.
+    f"{_POD}.securityContext.runAsUser": (None, 0),
+    f"{_POD}.securityContext.seccompProfile.type": (None, "RuntimeDefault"),
+    f"{_CONTAINER}.securityContext.allowPrivilegeEscalation": (None, False),
+    f"{_CONTAINER}.securityContext.capabilities.drop": (None, ["ALL"]),
+    f"{_CONTAINER}.securityContext.capabilities.add": (
+        None,
+        ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SYS_CHROOT"],
+    ),
+    f"{_CONTAINER}.securityContext.readOnlyRootFilesystem": (None, True),
+    f"{_MOUNTS}[cloud-credentials].readOnly": (None, True),
+    f"{_POD}.os.name": (None, "linux"),
+    # Inherited from the DaemonSet, which has no plugins, instead of the server's Deployment.
+    f"{_ENV}[NODE_NAME].name": (None, "NODE_NAME"),
+    f"{_ENV}[NODE_NAME].valueFrom.fieldRef.apiVersion": (None, "v1"),
+    f"{_ENV}[NODE_NAME].valueFrom.fieldRef.fieldPath": (None, "spec.nodeName"),
+    f"{_ENV}[LD_LIBRARY_PATH].name": ("LD_LIBRARY_PATH", None),
+    f"{_ENV}[LD_LIBRARY_PATH].value": ("/plugins", None),
+    f"{_MOUNTS}[plugins].name": ("plugins", None),
+    f"{_MOUNTS}[plugins].mountPath": ("/plugins", None),
+    f"{_VOLUMES}[plugins].name": ("plugins", None),
+    # Temporary files and the cache do not fill the node.
+    f"{_VOLUMES}[scratch].emptyDir.sizeLimit": (None, "8Gi"),
+}
+"""The differences of every Job: path to (Velero's, ours)."""
+
+
+def requirement(index: int, key: str, operator: str, *values: str) -> dict[str, Any]:
+    """Return the leaves of a requirement of the one term of a Job's affinity."""
+    path = f"{_AFFINITY}.matchExpressions[{index}]"
+    leaves: dict[str, Any] = {f"{path}.key": key, f"{path}.operator": operator}
+    return leaves | {f"{path}.values": list(values)} if values else leaves
+
+
+def listed(requirements: int, name: str) -> dict[str, tuple[Any, Any]]:
+    """Return the differences of a Job whose nodes must meet so many requirements by its ConfigMap."""
+    not_windows = requirement(requirements, "kubernetes.io/os", "NotIn", "windows")
+    return LISTED | {"metadata.name": (name, _NAME)} | {path: (None, leaf) for path, leaf in not_windows.items()}
+
+
+def test_a_job_without_a_config_map_is_veleros_as_listed() -> None:
+    velero = _recorded("job-running")
+    ours = build_maintenance_job(run(), expose())
+    assert differences(flat(velero), flat(ours)) == listed(0, velero["metadata"]["name"])
+
+
+def test_a_job_by_the_recorded_config_map_is_veleros_as_listed() -> None:
+    config_map = yaml.safe_load((_FOLDER / "configmap.yaml").read_text())
+    velero = _recorded("jobs-second-running", -1)
+    settings = parse_maintenance(config_map).settings_for(_KEY)
+    ours = build_maintenance_job(run(settings.job), expose())
+    assert differences(flat(velero), flat(ours)) == listed(1, velero["metadata"]["name"])
+    assert settings.keep_jobs == 2
+
+
+_SMALL = '{"podResources": {"cpuRequest": "10m", "memoryRequest": "32Mi", "cpuLimit": "1", "memoryLimit": "512Mi"}}'
+_LARGE = '{"podResources": {"cpuRequest": "1", "memoryRequest": "1Gi", "cpuLimit": "0", "memoryLimit": "0"}}'
+_REQUESTS = f"{_CONTAINER}.resources.requests"
+_LIMITS = f"{_CONTAINER}.resources.limits"
+_IN_A = '{"loadAffinity": [{"nodeSelector": {"matchLabels": {"pool": "a"}}}]}'
+_IN_B_OR_C = (
+    '{"loadAffinity": [{"nodeSelector": {"matchLabels": {"pool": "b"},'
+    ' "matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]}},'
+    ' {"nodeSelector": {"matchLabels": {"pool": "c"}}}]}'
+)
+_META = "spec.template.metadata"
+_LABELS = '{"podLabels": {"team": "%s"}, "podAnnotations": {"note": "%s"}, "priorityClassName": "%s"}'
+
+ROWS: Final[dict[str, tuple[dict[str, str], dict[str, Any], int]]] = {
+    "resources of global": (
+        {"common": _SMALL},
+        {
+            f"{_REQUESTS}.cpu": "10m",
+            f"{_REQUESTS}.memory": "32Mi",
+            f"{_LIMITS}.cpu": "1",
+            f"{_LIMITS}.memory": "512Mi",
+        },
+        0,
+    ),
+    "resources of the repository as a whole, 0 unbounded": (
+        {"common": _SMALL, "own": _LARGE},
+        {f"{_REQUESTS}.cpu": "1", f"{_REQUESTS}.memory": "1Gi"},
+        0,
+    ),
+    "affinity of global": ({"common": _IN_A}, requirement(0, "pool", "In", "a"), 1),
+    "affinity of the repository, its first entry as one term": (
+        {"common": _IN_A, "own": _IN_B_OR_C},
+        requirement(0, "pool", "In", "b") | requirement(1, "spot", "DoesNotExist"),
+        2,
+    ),
+    "empty affinity of the repository": (
+        {"common": _IN_A, "own": '{"loadAffinity": []}'},
+        requirement(0, "pool", "In", "a"),
+        1,
+    ),
+    "priority class, labels and annotations of global": (
+        {"common": _LABELS % ("a", "b", "c"), "own": _LABELS % ("x", "y", "z")},
+        {f"{_META}.labels.team": "a", f"{_META}.annotations.note": "b", f"{_POD}.priorityClassName": "c"},
+        0,
+    ),
+    "priority class, labels and annotations of the repository": (
+        {"common": "{}", "own": _LABELS % ("x", "y", "z")},
+        {f"{_META}.labels.team": "x", f"{_META}.annotations.note": "y", f"{_POD}.priorityClassName": "z"},
+        0,
+    ),
+    "unreadable, so the defaults": ({"common": "{", "own": _SMALL}, {}, 0),
+    "number of kept Jobs": ({"common": '{"keepLatestMaintenanceJobs": 0}'}, {}, 0),
+}
+"""The rows of the merge rules: a ConfigMap, what Velero's Job then has beside the recorded one, and requirements.
+
+Source: Velero v1.18, getJobConfig and buildJob in pkg/repository/maintenance/maintenance.go.
+"""
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_job_of_each_merge_rule_is_veleros_as_listed(row: str) -> None:
+    data, changes, requirements = ROWS[row]
+    velero = flat(_recorded("job-running")) | changes
+
+    ours = build_maintenance_job(run(settings_of(**data)), expose())
+
+    assert differences(velero, flat(ours)) == listed(requirements, velero["metadata.name"])
+
+
+def test_what_the_deployment_of_velero_passes_on_the_daemonset_passes_on() -> None:
+    tolerations = [
+        {"key": "CriticalAddonsOnly", "operator": "Exists"},
+        {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot"},
+        {"key": "dedicated", "operator": "Exists"},
+    ]
+    inherited = template(tolerations=tolerations, imagePullSecrets=[{"name": "pull"}], priorityClassName="agents")
+    spec = build_maintenance_job(run(), expose(template=inherited))["spec"]["template"]
+    assert spec["metadata"] == {
+        "name": "velero-repo-maintenance-pod",
+        "labels": {"azure.workload.identity/use": "true"},
+        "annotations": {"iam.amazonaws.com/role": "mover"},
+    }
+    windows = {"key": "os", "operator": "Equal", "value": "windows", "effect": "NoSchedule"}
+    assert spec["spec"]["tolerations"] == [*tolerations[:2], windows]
+    assert spec["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    assert "priorityClassName" not in spec["spec"]
+
+
+def test_of_the_configuration_of_movers_their_account_and_tolerations_apply() -> None:
+    toleration = {"key": "storage", "operator": "Exists", "effect": "NoSchedule"}
+    pod = replace(POD_SETTINGS, service_account="movers", tolerations=(toleration,))
+    job = build_maintenance_job(run(), expose(pod=pod))
+    spec = job["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == "movers"
+    assert toleration in spec["tolerations"]
+    assert job["spec"]["template"]["metadata"]["labels"] == job["spec"]["template"]["metadata"]["annotations"] == {}
+    assert "priorityClassName" not in spec
+    assert "resources" not in spec["containers"][0]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [REPO_NAME_LABEL, "velero.io/data-upload", OWNER_UID_LABEL, "job-name", "controller-uid", "batch.kubernetes.io/x"],
+)
+def test_a_configured_label_never_overwrites_a_reserved_one(key: str) -> None:
+    settings = JobSettings(labels={key: "mine", "team": "storage"})
+    labels = build_maintenance_job(run(settings), expose())["spec"]["template"]["metadata"]["labels"]
+    assert labels == {"team": "storage"}
+    assert is_reserved_label(key)
+
+
+def test_the_pod_has_no_owner_label_and_the_job_no_owner_reference() -> None:
+    """Garbage collection would delete the pod; Kubernetes the Job, unfinished, with the BackupRepository."""
+    job = build_maintenance_job(run(), expose())
+    assert job["metadata"] == {"name": _NAME, "namespace": "velero", "labels": {OWNER_UID_LABEL: OWNER.uid}}
+    assert "ownerReferences" not in job["spec"]["template"]["metadata"]
+    assert OWNER_UID_LABEL not in job["spec"]["template"]["metadata"]["labels"]
+
+
+def test_deadlines_of_pod_and_job() -> None:
+    job = build_maintenance_job(run(JobSettings(active_deadline=timedelta(minutes=30))), expose())
+    assert job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 1800
+    assert job["spec"]["activeDeadlineSeconds"] == 2700
+    assert (job["spec"]["backoffLimit"], job["spec"]["template"]["spec"]["restartPolicy"]) == (0, "Never")
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        ({}, []),
+        ({"ignore_foreign": True}, ["--ignore-foreign"]),
+        ({"verify_blobs": 0}, ["--verify-blobs=0"]),
+        (
+            {"verify_blobs": 100_000, "full_interval": timedelta(hours=6)},
+            ["--verify-blobs=100000", "--full-interval=21600"],
+        ),
+    ],
+)
+def test_the_arguments_of_a_run(changes: dict[str, Any], flags: list[str]) -> None:
+    mover = MoverOptions(timedelta(minutes=3), "debug", "json")
+    job = build_maintenance_job(run(**changes), expose(mover=mover))
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"] == [
+        "maintain-repository",
+        "--backup-repository=app1-default-kopia",
+        "--resource-timeout=3m0s",
+        "--log-level=debug",
+        "--log-format=json",
+        f"--job={_NAME}",
+        *flags,
+    ]
+
+
+def test_the_size_of_scratch_follows_the_limit_of_the_cache() -> None:
+    def size(limit_mib: int, **changes: Any) -> Any:
+        inherited = replace(template(), **changes)
+        spec = build_maintenance_job(run(cache_limit_mib=limit_mib), expose(template=inherited))["spec"]["template"]
+        return next(v["emptyDir"] for v in spec["spec"]["volumes"] if "emptyDir" in v)
+
+    assert size(5000) == {"sizeLimit": "8Gi"}
+    assert size(1024) == {"sizeLimit": "4Gi"}
+    own = ({"name": "scratch", "emptyDir": {"sizeLimit": "1Gi", "medium": "Memory"}},)
+    assert size(5000, volumes=own) == own[0]["emptyDir"]
+    assert size(5000, volumes=(), volume_mounts=()) == {"sizeLimit": "8Gi"}
+
+
+def test_a_repository_on_a_shared_volume_is_mounted_writable() -> None:
+    shared = (RepositoryVolume("/backups", {"persistentVolumeClaim": {"claimName": "shared"}}),)
+    storage = StorageAccess(directory="/backups/a")
+    job = build_maintenance_job(run(storage=storage), expose(repository_volumes=shared))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert {"name": "mover-repository", "mountPath": "/backups"} in container["volumeMounts"]
+
+
+def test_its_container_is_found_beside_that_of_a_webhook() -> None:
+    terminated = {"state": {"terminated": {"exitCode": 0, "message": "{}"}}}
+    other = {"name": "sidecar", "state": {"running": {}}}
+    pod = {
+        "metadata": {"name": "p", "ownerReferences": [{"kind": "Job", "uid": "u"}]},
+        "status": {"containerStatuses": [other, {"name": MAINTENANCE_CONTAINER, **terminated}]},
+    }
+    end = parse_pod_end(pod)
+    assert end is not None
+    assert (end.exit_code, end.message) == (0, "{}")
+
+
+def test_whole_jobs() -> None:
+    assert_golden("maintenance-job", build_maintenance_job(run(), expose(template=template())))
+    configured = settings_of(common=_LABELS % ("a", "b", "c"), own=_IN_B_OR_C)
+    resources = {"requests": {"memory": "256Mi"}, "limits": {"memory": "512Mi"}}
+    whole = run(
+        replace(configured, resources=resources),
+        ignore_foreign=True,
+        verify_blobs=100_000,
+        full_interval=timedelta(hours=12),
+        cache_limit_mib=2048,
+    )
+    pod = PodSettings(service_account="node-agent-mover")
+    assert_golden("maintenance-job-configured", build_maintenance_job(whole, expose(template=template(), pod=pod)))
