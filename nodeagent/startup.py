@@ -20,6 +20,7 @@ from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.live import LiveConfig
+from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.config.source import read_config
@@ -105,7 +106,9 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
         ConfigError: the cluster, the configuration or the DaemonSet is missing or invalid; the
             message is one line.
     """
-    permissions = agent_permissions(settings.config_map_name, settings.backup_repository_config_map)
+    permissions = agent_permissions(
+        settings.config_map_name, settings.backup_repository_config_map, settings.maintenance_config_map
+    )
     await check_cluster(client, namespace, permissions)
     parsed = await read_config(client, namespace, settings.config_map_name)
     if parsed.fatal:
@@ -118,6 +121,7 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
     for warning in parsed.warnings:
         _log.warning("configuration: %s", warning)
     await RepositoryConfig(client, namespace, settings.backup_repository_config_map).check()
+    await MaintenanceConfig(client, namespace, settings.maintenance_config_map).check()
     return AgentSpec(settings, namespace, parsed, await read_template(client, namespace))
 
 

@@ -27,6 +27,8 @@ examples:
         standard input
   nodeagent check-config --from-cluster
         the ConfigMap that the installed agent uses
+  nodeagent check-config --repo-maintenance maintenance.yaml
+        the manifest of the ConfigMap of --repo-maintenance-job-configmap
 
 exit codes:
   0  valid; there may be warnings
@@ -50,6 +52,17 @@ def set_up_check_config(parser: argparse.ArgumentParser) -> None:
         default="",
         help="name of the ConfigMap (default: the one that the DaemonSet node-agent names)",
     )
+    source.add_argument(
+        "--repo-maintenance",
+        action="store_true",
+        help="check the ConfigMap of maintenance Jobs (serve --repo-maintenance-job-configmap) instead",
+    )
+    source.add_argument(
+        "--repo-maintenance-job-configmap",
+        metavar="NAME",
+        default="",
+        help="name of that ConfigMap (default: the one that the DaemonSet node-agent names)",
+    )
     add_namespace(source, "namespace of the ConfigMap")
     behavior = parser.add_argument_group("behavior")
     add_kubeconfig(behavior)
@@ -71,7 +84,10 @@ def _run(arguments: argparse.Namespace) -> int:
         kubeconfig=arguments.kubeconfig or None,
         kubecontext=arguments.kubecontext,
         namespace=arguments.namespace or os.environ.get("VELERO_NAMESPACE", ""),
-        config_map_name=arguments.node_agent_configmap,
+        config_map_name=arguments.repo_maintenance_job_configmap
+        if arguments.repo_maintenance
+        else arguments.node_agent_configmap,
+        maintenance=arguments.repo_maintenance,
         strict=arguments.strict,
         offline=arguments.offline,
         as_json=arguments.json,

@@ -18,7 +18,14 @@ from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS
 from core.models.units import format_duration, parse_duration
 from nodeagent.cli.flags import add_kubeconfig, add_namespace
 from nodeagent.cli.velero_flags import IGNORED_FLAGS, add_velero_flags
-from nodeagent.runtime.settings import ListenAddress, RepositoryControllerMode, Settings, node_name_from, parse_address
+from nodeagent.runtime.settings import (
+    ListenAddress,
+    MaintenanceSwitch,
+    RepositoryControllerMode,
+    Settings,
+    node_name_from,
+    parse_address,
+)
 
 __all__ = ["parse_settings", "set_up_serve"]
 
@@ -91,6 +98,7 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         kubecontext=arguments.kubecontext,
         config_map_name=arguments.node_agent_configmap,
         backup_repository_config_map=arguments.backup_repository_configmap,
+        maintenance_config_map=arguments.repo_maintenance_job_configmap,
         mover_service_account=arguments.mover_service_account,
         prepare_timeout=arguments.data_mover_prepare_timeout,
         resource_timeout=arguments.resource_timeout,
@@ -102,6 +110,8 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         # No other agent handles those of the block data mover: they would stay New.
         datamover_names=names | BUILT_IN_DATA_MOVERS | {BLOCK_DATA_MOVER} if names & BUILT_IN_DATA_MOVERS else names,
         repository_controller=RepositoryControllerMode(arguments.repository_controller),
+        maintenance=MaintenanceSwitch(arguments.repo_maintenance),
+        maintenance_frequency=arguments.default_repo_maintain_frequency,
         lease_duration=arguments.lease_duration,
         client_qps=arguments.client_qps,
         client_burst=arguments.client_burst,
@@ -130,6 +140,13 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
         help="ConfigMap with the configuration of new backup repositories: one key per type (kopia), "
         "a JSON document. It must exist (default: none)",
     )
+    group.add_argument(
+        "--repo-maintenance-job-configmap",
+        metavar="NAME",
+        default="",
+        help="ConfigMap with the configuration of maintenance Jobs: the key global, and one for each repository, "
+        "JSON documents. It must exist (default: none)",
+    )
 
 
 def _add_behavior(parser: argparse.ArgumentParser) -> None:
@@ -156,6 +173,25 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         default=RepositoryControllerMode.AUTO.value,
         help="make backup repositories ready; auto: unless the namespace has a Velero server; unless off, "
         "backup storage locations are validated in a namespace without one (default: auto)",
+    )
+    _add_maintenance(group)
+
+
+def _add_maintenance(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--repo-maintenance",
+        choices=[choice.value for choice in MaintenanceSwitch],
+        default=MaintenanceSwitch.AUTO.value,
+        help="run the maintenance of backup repositories, in a namespace without a Velero server; auto: from an hour "
+        "after the last sign of one, and not while another cluster maintains the repository (default: auto)",
+    )
+    group.add_argument(
+        "--default-repo-maintain-frequency",
+        metavar="DURATION",
+        type=_any_duration,
+        default=Settings.maintenance_frequency,
+        help="how often the maintenance of a repository without a maintenanceFrequency may run; 0: every hour "
+        "(default: 0)",
     )
 
 
@@ -239,11 +275,15 @@ def _shown(duration: timedelta) -> str:
     return text.removesuffix("0s") if text.endswith("m0s") else text
 
 
-def _duration(text: str) -> timedelta:
+def _any_duration(text: str) -> timedelta:
     try:
-        duration = parse_duration(text)
+        return parse_duration(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from e
+
+
+def _duration(text: str) -> timedelta:
+    duration = _any_duration(text)
     if duration <= timedelta(0):
         raise argparse.ArgumentTypeError(f'not a positive duration such as 30s, 10m or 1h30m: "{text}"')
     return duration

@@ -8,8 +8,9 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,15 +24,17 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION
 from nodeagent.config.keys import Finding, guess, show_key
 from nodeagent.config.live import NO_CONFIG
+from nodeagent.config.maintenance import FLAG as MAINTENANCE_FLAG
+from nodeagent.config.maintenance import ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.models import AgentConfig
-from nodeagent.config.parse import parse_config
+from nodeagent.config.parse import ParsedConfig, parse_config
 from nodeagent.config.selectors import LabelSelector
-from nodeagent.config.source import read_config, read_document
+from nodeagent.config.source import read_config, read_config_map, read_document
 from nodeagent.runtime.own_pod import AGENT_SELECTOR, shown
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 from nodeagent.runtime.transport import load_transport
 
-__all__ = ["CheckRequest", "check_config", "check_names"]
+__all__ = ["CheckRequest", "check_config", "check_maintenance_names", "check_names"]
 
 
 async def check_names(client: KubeClient, config: AgentConfig) -> list[Finding]:
@@ -87,15 +90,32 @@ async def _check_storage_classes(client: KubeClient, named: Iterable[tuple[str, 
     return found
 
 
-async def _check_priority_class(client: KubeClient, name: str) -> list[Finding]:
+async def check_maintenance_names(client: KubeClient, parsed: ParsedMaintenance) -> list[Finding]:
+    """Return a finding for each name in the configuration of maintenance Jobs that does not exist in the cluster."""
+    findings: list[Finding] = []
+    for key, entry in parsed.entries.items():
+        above = f"{show_key(key).removeprefix('.')}."
+        if entry.priority_class_name:
+            findings += await _check_priority_class(client, entry.priority_class_name, above=above)
+        selectors = [
+            (f"{above}loadAffinity[{index}].nodeSelector", one.node_selector)
+            for index, one in enumerate(entry.load_affinity)
+            if not one.node_selector.empty
+        ]
+        if selectors:
+            findings += await _check_selectors(client, selectors)
+    return findings
+
+
+async def _check_priority_class(client: KubeClient, name: str, *, above: str = "") -> list[Finding]:
     listed = await _list(client, PRIORITY_CLASSES, "priority classes")
     if isinstance(listed, Finding):
         return [listed]
     known = {obj["metadata"]["name"] for obj in listed}
     if name in known:
         return []
-    problem = f"PriorityClass {name} does not exist: data movers get the default priority"
-    return [Finding("priorityClassName", problem, guess(name, known))]
+    problem = f"PriorityClass {name} does not exist: {'Jobs' if above else 'data movers'} get the default priority"
+    return [Finding(f"{above}priorityClassName", problem, guess(name, known))]
 
 
 async def _check_selectors(client: KubeClient, selectors: Iterable[tuple[str, LabelSelector]]) -> list[Finding]:
@@ -127,8 +147,8 @@ _EXIT_INVALID: Final = 1
 class CheckRequest:
     """What is checked, and how.
 
-    `path` is a file, or empty for the ConfigMap in the cluster. `strict` treats warnings as
-    errors. `offline` accesses no cluster.
+    `path` is a file, or empty for the ConfigMap in the cluster. `maintenance` selects the one of maintenance Jobs.
+    `strict` treats warnings as errors. `offline` accesses no cluster.
     """
 
     path: str
@@ -136,6 +156,7 @@ class CheckRequest:
     kubecontext: str = ""
     namespace: str = ""
     config_map_name: str = ""
+    maintenance: bool = False
     strict: bool = False
     offline: bool = False
     as_json: bool = False
@@ -175,24 +196,47 @@ async def check_config(request: CheckRequest) -> int:
     return _EXIT_INVALID if result.errors or (request.strict and result.warnings) else 0
 
 
+@dataclass(frozen=True)
+class _Checked:
+    """A document: its findings, and the check of the names in it."""
+
+    errors: Sequence[Finding]
+    notes: Sequence[Finding]
+    find_names: Callable[[KubeClient], Awaitable[list[Finding]]]
+    digest: str = NO_CONFIG
+
+
+def _checked(parsed: ParsedConfig) -> _Checked:
+    find_names = partial(check_names, config=parsed.config)
+    return _Checked(parsed.errors, parsed.notes, find_names, parsed.digest or NO_CONFIG)
+
+
+def _checked_maintenance(config_map: JsonDict) -> _Checked:
+    parsed = parse_maintenance(config_map)
+    return _Checked(parsed.invalid, parsed.notes, partial(check_maintenance_names, parsed=parsed))
+
+
 async def _check_file(request: CheckRequest) -> _CheckResult:
-    text = read_document(request.path)
-    try:
-        parsed = parse_config(text)
-    except ConfigError as e:
-        return _CheckResult(request.path, [Finding("", str(e))])
+    if request.maintenance:
+        checked = _checked_maintenance(read_config_map(request.path))
+    else:
+        text = read_document(request.path)
+        try:
+            checked = _checked(parse_config(text))
+        except ConfigError as e:
+            return _CheckResult(request.path, [Finding("", str(e))])
     if request.offline or not _has_cluster(request):
-        return _CheckResult(request.path, parsed.errors, parsed.notes)
+        return _CheckResult(request.path, checked.errors, checked.notes)
     try:
         transport, _ = await load_transport(request.kubeconfig, request.kubecontext)
     except ConfigError as e:
         unchecked = Finding("", f"names were not checked against a cluster: {e}")
-        return _CheckResult(request.path, parsed.errors, [*parsed.notes, unchecked])
+        return _CheckResult(request.path, checked.errors, [*checked.notes, unchecked])
     try:
-        names = await check_names(KubeClient(transport, _retry()), parsed.config)
+        names = await checked.find_names(KubeClient(transport, _retry()))
     finally:
         await transport.close()
-    return _CheckResult(request.path, parsed.errors, [*parsed.notes, *names])
+    return _CheckResult(request.path, checked.errors, [*checked.notes, *names])
 
 
 async def _check_cluster(request: CheckRequest) -> _CheckResult:
@@ -200,20 +244,33 @@ async def _check_cluster(request: CheckRequest) -> _CheckResult:
     try:
         client = KubeClient(transport, _retry())
         namespace = request.namespace or context_namespace or DEFAULT_NAMESPACE
-        name = request.config_map_name or await _read_flag(client, namespace)
+        flag = MAINTENANCE_FLAG if request.maintenance else _FLAG
+        name = request.config_map_name or await _read_flag(client, namespace, flag)
         source = f"ConfigMap {namespace}/{name}" if name else "no ConfigMap"
         try:
-            parsed = await read_config(client, namespace, name)
+            checked = await _read_checked(client, namespace, name, maintenance=request.maintenance)
         except ConfigError as e:
             # What prevents the agent from starting is an error; an API server that cannot be reached is not a finding.
             if isinstance(e.__cause__, KubeError):
                 raise
             return _CheckResult(source, [Finding("", str(e))])
-        warnings = [*parsed.notes, *await check_names(client, parsed.config)]
-        warnings += await _check_active(client, namespace, parsed.digest or NO_CONFIG)
-        return _CheckResult(source, parsed.errors, warnings)
+        warnings = [*checked.notes, *await checked.find_names(client)]
+        if not request.maintenance:
+            warnings += await _check_active(client, namespace, checked.digest)
+        return _CheckResult(source, checked.errors, warnings)
     finally:
         await transport.close()
+
+
+async def _read_checked(client: KubeClient, namespace: str, name: str, *, maintenance: bool) -> _Checked:
+    """Return the document in the cluster.
+
+    Raises:
+        ConfigError: no agent would start with it, or it cannot be read.
+    """
+    if not maintenance:
+        return _checked(await read_config(client, namespace, name))
+    return _checked_maintenance(await read_maintenance(client, namespace, name) if name else {})
 
 
 async def _check_active(client: KubeClient, namespace: str, digest: str) -> list[Finding]:
@@ -235,7 +292,7 @@ async def _check_active(client: KubeClient, namespace: str, digest: str) -> list
     ]
 
 
-async def _read_flag(client: KubeClient, namespace: str) -> str:
+async def _read_flag(client: KubeClient, namespace: str, flag: str) -> str:
     """Return the ConfigMap that the installed agent uses; empty if it uses none.
 
     Raises:
@@ -246,19 +303,19 @@ async def _read_flag(client: KubeClient, namespace: str) -> str:
     except KubeError as e:
         raise ConfigError(f"DaemonSet {namespace}/{AGENT_DAEMONSET} cannot be read: {e}") from e
     if daemonset is None:
-        raise ConfigError(f"DaemonSet {namespace}/{AGENT_DAEMONSET} does not exist: use {_FLAG} NAME, or --namespace")
-    return _flag_value(daemonset)
+        raise ConfigError(f"DaemonSet {namespace}/{AGENT_DAEMONSET} does not exist: use {flag} NAME, or --namespace")
+    return _flag_value(daemonset, flag)
 
 
-def _flag_value(daemonset: JsonDict) -> str:
+def _flag_value(daemonset: JsonDict, flag: str = _FLAG) -> str:
     """Return the value of the flag among the arguments of the DaemonSet's first container."""
     container = daemonset["spec"]["template"]["spec"]["containers"][0]
     words = [str(word) for word in (*(container.get("command") or []), *(container.get("args") or []))]
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == _FLAG:
+        if word == flag:
             return following
-        if word.startswith(f"{_FLAG}="):
-            return word.removeprefix(f"{_FLAG}=")
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
     return ""
 
 

@@ -18,7 +18,15 @@ from core.models.base import JsonDict
 from nodeagent.config.keys import load_json
 from nodeagent.config.parse import ParsedConfig, parse_config
 
-__all__ = ["absent", "document_in", "document_of", "parse_config_map", "read_config", "read_document"]
+__all__ = [
+    "absent",
+    "document_in",
+    "document_of",
+    "parse_config_map",
+    "read_config",
+    "read_config_map",
+    "read_document",
+]
 
 
 async def read_config(client: KubeClient, namespace: str, name: str) -> ParsedConfig:
@@ -82,14 +90,33 @@ def read_document(path: str) -> str:
     Raises:
         ConfigError: the file cannot be read, or contains no single document.
     """
-    try:
-        text = sys.stdin.read() if path == _STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"{path} cannot be read: {e}") from e
+    text = _read(path)
     try:
         return document_in(text)
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from e
+
+
+def read_config_map(path: str) -> JsonDict:
+    """Return the v1 ConfigMap whose manifest is in the file at `path`; `-` is standard input.
+
+    Raises:
+        ConfigError: the file cannot be read, or contains no single ConfigMap whose data are strings.
+    """
+    manifests = _manifests_in(_read(path))
+    if len(manifests) != 1:
+        raise ConfigError(f"{path}: contains {len(manifests)} ConfigMaps, expected one")
+    data = manifests[0].get("data") or {}
+    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
+        raise ConfigError(f"{path}: the values of data are not strings")
+    return manifests[0]
+
+
+def _read(path: str) -> str:
+    try:
+        return sys.stdin.read() if path == _STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{path} cannot be read: {e}") from e
 
 
 def document_in(text: str) -> str:
@@ -98,16 +125,20 @@ def document_in(text: str) -> str:
     Raises:
         ConfigError: `text` has several ConfigMaps, or one without exactly one key.
     """
-    try:
-        whole = load_json(text)
-    except (ValueError, RecursionError):
-        manifests = _config_maps(_load_yaml(text))
-    else:
-        manifests = _config_maps([whole])
+    manifests = _manifests_in(text)
     if len(manifests) > 1:
         raise ConfigError(f"contains {len(manifests)} ConfigMaps, expected one")
     # Anything else is treated as the document, so that parsing it reports what is invalid.
     return document_of(manifests[0]) if manifests else text
+
+
+def _manifests_in(text: str) -> list[JsonDict]:
+    """Return the ConfigMaps in `text`, which is JSON or YAML."""
+    try:
+        whole = load_json(text)
+    except (ValueError, RecursionError):
+        return _config_maps(_load_yaml(text))
+    return _config_maps([whole])
 
 
 def _load_yaml(text: str) -> list[Any]:

@@ -123,6 +123,12 @@ _AGENT_PERMISSIONS: Final = (
     ),
     Permission(_OWN, kube.DEPLOYMENTS, ("list",), "whether a Velero server runs here"),
     Permission(
+        _OWN,
+        kube.JOBS,
+        ("get", "list", "watch", "create", "patch", "delete"),
+        "maintenance Jobs of backup repositories, without a Velero server",
+    ),
+    Permission(
         _ALL,
         kube.PODS,
         ("get", "list", "watch"),
@@ -204,21 +210,27 @@ COPY_PERMISSIONS: Final = (
 """The agent's permissions of `deploy/volume-secrets`, which only `secretNames` and `configMapNames` need."""
 
 
-def agent_permissions(config_map: str = "", repository_config_map: str = "") -> tuple[Permission, ...]:
+def agent_permissions(
+    config_map: str = "", repository_config_map: str = "", maintenance_config_map: str = ""
+) -> tuple[Permission, ...]:
     """Return the permissions of the agent, each with its reason.
 
     Args:
         config_map: the ConfigMap with the configuration; empty: none is named.
         repository_config_map: the one with the configuration of new backup repositories.
+        maintenance_config_map: the one with the configuration of maintenance Jobs.
     """
     named = []
     if config_map:
         named.append(
             Permission(_OWN, kube.CONFIG_MAPS, ("get", "list", "watch"), "the configuration", names=(config_map,))
         )
-    if repository_config_map:
-        reason = "the configuration of new backup repositories"
-        named.append(Permission(_OWN, kube.CONFIG_MAPS, ("get",), reason, names=(repository_config_map,)))
+    for name, reason in (
+        (repository_config_map, "the configuration of new backup repositories"),
+        (maintenance_config_map, "the configuration of maintenance Jobs"),
+    ):
+        if name:
+            named.append(Permission(_OWN, kube.CONFIG_MAPS, ("get",), reason, names=(name,)))
     return (*_AGENT_PERMISSIONS, *named)
 
 

@@ -12,6 +12,7 @@ from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS
 __all__ = [
     "DEFAULT_NAMESPACE",
     "ListenAddress",
+    "MaintenanceSwitch",
     "RepositoryControllerMode",
     "Settings",
     "node_name_from",
@@ -27,6 +28,15 @@ class RepositoryControllerMode(StrEnum):
 
     AUTO = "auto"
     """Yes, unless a Velero server's Deployment is in the namespace."""
+    ON = "on"
+    OFF = "off"
+
+
+class MaintenanceSwitch(StrEnum):
+    """Whether the leader runs the maintenance of backup repositories; never where there is a Velero server."""
+
+    AUTO = "auto"
+    """An hour after the last sign of a server, and not where another cluster maintains the repository."""
     ON = "on"
     OFF = "off"
 
@@ -64,7 +74,9 @@ class Settings:
         namespace: empty if neither flag nor environment names one; then the kubeconfig's
             namespace counts, else `DEFAULT_NAMESPACE`.
         kubecontext: empty for the kubeconfig's current context.
-        config_map_name: empty if no ConfigMap is named; so is `backup_repository_config_map`.
+        config_map_name: empty if no ConfigMap is named; so are `backup_repository_config_map` and
+            `maintenance_config_map`.
+        maintenance_frequency: `spec.maintenanceFrequency` of repositories that have none; not positive: 1 hour.
         mover_service_account: the account of mover pods; empty: the agent's own.
         prepare_timeout: from Accepted to Prepared. Default: Velero's; so is that of
             `resource_timeout`. Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go.
@@ -82,6 +94,7 @@ class Settings:
     kubecontext: str = ""
     config_map_name: str = ""
     backup_repository_config_map: str = ""
+    maintenance_config_map: str = ""
     mover_service_account: str = ""
     prepare_timeout: timedelta = timedelta(minutes=30)
     resource_timeout: timedelta = timedelta(minutes=10)
@@ -92,6 +105,8 @@ class Settings:
     log_format: str = "text"
     datamover_names: frozenset[str] = BUILT_IN_DATA_MOVERS | {BLOCK_DATA_MOVER}
     repository_controller: RepositoryControllerMode = RepositoryControllerMode.AUTO
+    maintenance: MaintenanceSwitch = MaintenanceSwitch.AUTO
+    maintenance_frequency: timedelta = timedelta()
     lease_duration: timedelta = timedelta(seconds=15)
     client_qps: float = 400.0
     client_burst: int = 800

@@ -66,6 +66,20 @@ async def test_no_agent_is_built_with_a_value_that_ends_veleros(
 
 
 @pytest.mark.looptime
+async def test_no_agent_is_built_without_the_config_map_of_maintenance_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Permission] = []
+
+    async def check(_client: object, _namespace: str, permissions: Iterable[Permission]) -> None:
+        checked.extend(permissions)
+
+    monkeypatch.setattr("nodeagent.startup.check_cluster", check)
+    settings = Settings("node-a", mover_service_account="movers", maintenance_config_map="maintenance-config")
+    with pytest.raises(ConfigError, match=r"^ConfigMap velero/maintenance-config does not exist"):
+        await read_spec(KubeClient(FakeKube(), Retry(LoopClock())), settings, "velero")
+    assert [each.verbs for each in checked if each.names == ("maintenance-config",)] == [("get",)]
+
+
+@pytest.mark.looptime
 async def test_the_permissions_for_copies_are_checked_where_some_are_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

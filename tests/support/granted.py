@@ -19,7 +19,7 @@ from tests.support.fakekube import FakeKube
 __all__ = ["only_granted_requests"]
 
 _NAMESPACE = "velero"
-_AGENT = (*agent_permissions("agent-config", "repository-config"), *COPY_PERMISSIONS)
+_AGENT = (*agent_permissions("agent-config", "repository-config", "maintenance-config"), *COPY_PERMISSIONS)
 _PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS}
 """Of the product's packages."""
 

@@ -15,7 +15,14 @@ from core.errors import ConfigError
 from core.version import VERSION
 from nodeagent.cli.main import _parser
 from nodeagent.cli.serve import parse_settings
-from nodeagent.runtime.settings import ListenAddress, RepositoryControllerMode, Settings, node_name_from, parse_address
+from nodeagent.runtime.settings import (
+    ListenAddress,
+    MaintenanceSwitch,
+    RepositoryControllerMode,
+    Settings,
+    node_name_from,
+    parse_address,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -91,6 +98,8 @@ def test_help_loads_no_library() -> None:
         ),
         (["serve", "--log-level=loud"], "invalid choice: 'loud'"),
         (["serve", "--repository-controller=maybe"], "invalid choice: 'maybe'"),
+        (["serve", "--repo-maintenance=maybe"], "invalid choice: 'maybe'"),
+        (["serve", "--default-repo-maintain-frequency=1d"], 'not a duration such as 30s, 10m or 1h30m: "1d"'),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -120,6 +129,7 @@ def test_every_flag_is_used() -> None:
         "--kubecontext=c",
         "--node-agent-configmap=agent",
         "--backup-repository-configmap=repositories",
+        "--repo-maintenance-job-configmap=maintenance",
         "--mover-service-account=movers",
         "--data-mover-prepare-timeout=1h",
         "--resource-timeout=90s",
@@ -130,6 +140,8 @@ def test_every_flag_is_used() -> None:
         "--log-format=json",
         "--datamover=mine",
         "--repository-controller=off",
+        "--repo-maintenance=on",
+        "--default-repo-maintain-frequency=30m",
         "--lease-duration=5s",
         "--client-qps=7.5",
         "--client-burst=9",
@@ -142,6 +154,7 @@ def test_every_flag_is_used() -> None:
         kubecontext="c",
         config_map_name="agent",
         backup_repository_config_map="repositories",
+        maintenance_config_map="maintenance",
         mover_service_account="movers",
         prepare_timeout=timedelta(hours=1),
         resource_timeout=timedelta(seconds=90),
@@ -152,10 +165,18 @@ def test_every_flag_is_used() -> None:
         log_format="json",
         datamover_names=frozenset({"mine"}),
         repository_controller=RepositoryControllerMode.OFF,
+        maintenance=MaintenanceSwitch.ON,
+        maintenance_frequency=timedelta(minutes=30),
         lease_duration=timedelta(seconds=5),
         client_qps=7.5,
         client_burst=9,
     )
+
+
+@pytest.mark.parametrize("duration", ["0", "-1h"])
+def test_a_maintenance_frequency_that_is_not_positive_is_none(duration: str) -> None:
+    """As with a Velero server, which then takes its default."""
+    assert _settings(f"--default-repo-maintain-frequency={duration}").maintenance_frequency <= timedelta()
 
 
 def test_the_namespace_comes_from_the_environment() -> None:
