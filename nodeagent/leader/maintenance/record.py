@@ -1,0 +1,148 @@
+"""What the next maintenance of a repository depends on, kept in an annotation of its BackupRepository.
+
+Pure: the annotation is read and written elsewhere. Whatever the annotation holds, it only decides when a maintenance
+runs and how much memory it gets; the history is in the BackupRepository's status.
+"""
+
+from datetime import datetime
+from enum import Enum, auto
+from typing import Final, Self
+
+from msgspec.structs import replace
+
+from core.contract import MaintenanceMode, MaintenanceResult
+from core.errors import ContractError
+from core.models.base import Int64, Time, WireModel
+
+__all__ = ["FULLS_AFTER_CHANGE", "FailureCause", "MaintenanceRecord", "RunningJob", "after_failure", "after_success"]
+
+FULLS_AFTER_CHANGE: Final = 4
+"""How many full maintenances must succeed after a deletion, until its space is free and there is no more to do.
+
+Source: kopia v0.23.1, repo/maintenance/maintenance_safety.go: each step waits for the one before to be older.
+"""
+
+
+class FailureCause(Enum):
+    """What a failed maintenance means for the next one."""
+
+    OTHER = auto()
+    NEEDS_CHANGE = auto()
+    """Fails again until location, credentials or password change: a wrong password, another owner or unique ID."""
+    CLOCK_SKEW = auto()
+    OUT_OF_MEMORY = auto()
+
+
+class RunningJob(WireModel):
+    """The Job that was started last; `fingerprint` is that of the finished backups before it began."""
+
+    name: str
+    uid: str
+    created: Time
+    fingerprint: str
+
+
+class MaintenanceRecord(WireModel, omit_defaults=True):
+    """The facts about one repository. By default there are none: the leader has not maintained it yet.
+
+    `at` is when the last run that succeeded ended, `mode` what it ran, and `seconds` how long; `at` and `last_failure`
+    are by the leader's clock.
+    `fingerprint` is that of the finished backups when it began, `fulls_since_change` how many full ones have succeeded
+    since that changed. `next_quick`, `next_full` and `full_interval_seconds` are kopia's. `foreign_at` is when another
+    cluster or a person last maintained it. `memory_bytes` is the memory limit of the next attempt after one that
+    was out of memory; 0: by the peaks. `blocked_inputs` is the hash of what a failure depends on that needs a change;
+    empty: none. `retry_at_frequency`: the last attempt found a wrong clock, so the next one is not soon.
+    `running` is the Job whose end is not stored yet; None: there is none.
+    """
+
+    at: Time | None = None
+    mode: MaintenanceMode = MaintenanceMode.NONE
+    seconds: float = 0.0
+    fingerprint: str = ""
+    fulls_since_change: Int64 = 0
+    last_full: Time | None = None
+    next_quick: Time | None = None
+    next_full: Time | None = None
+    full_interval_seconds: float = 0.0
+    foreign_at: Time | None = None
+    contents: Int64 = 0
+    index_blobs: Int64 = 0
+    peak_quick_bytes: Int64 = 0
+    peak_full_bytes: Int64 = 0
+    memory_bytes: Int64 = 0
+    last_failure: Time | None = None
+    blocked_inputs: str = ""
+    retry_at_frequency: bool = False
+    running: RunningJob | None = None
+
+    @classmethod
+    def parse(cls, annotation: str | None) -> Self:
+        """Return the record in the annotation's value; an invalid one counts as none."""
+        try:
+            return cls.from_json(annotation) if annotation else cls()
+        except ContractError:
+            return cls()
+
+
+def after_success(
+    record: MaintenanceRecord, result: MaintenanceResult, *, fingerprint: str, at: datetime
+) -> MaintenanceRecord:
+    """Return the record after a maintenance that ended `at` with `result`.
+
+    Args:
+        record: the one before.
+        result: what ran, or that nothing was due.
+        fingerprint: that of the finished backups before it began.
+        at: by the leader's clock.
+    """
+    facts = replace(
+        record,
+        at=at,
+        mode=result.mode,
+        seconds=result.seconds,
+        next_quick=result.next_quick,
+        next_full=result.next_full,
+        full_interval_seconds=result.full_interval_seconds or record.full_interval_seconds,
+        foreign_at=max(filter(None, (record.foreign_at, result.foreign_at)), default=None),
+        contents=result.contents or record.contents,
+        index_blobs=result.index_blobs or record.index_blobs,
+        last_failure=None,
+        blocked_inputs="",
+        retry_at_frequency=False,
+    )
+    if result.mode is MaintenanceMode.NONE:
+        # What has changed is still to be maintained.
+        return facts
+    fulls = record.fulls_since_change if fingerprint == record.fingerprint else 0
+    ran = replace(facts, fingerprint=fingerprint, fulls_since_change=fulls, memory_bytes=0)
+    if result.mode is MaintenanceMode.QUICK:
+        return replace(ran, peak_quick_bytes=result.peak_bytes or record.peak_quick_bytes)
+    return replace(
+        ran,
+        # No more are counted: the annotation of an idle repository would change with each.
+        fulls_since_change=min(fulls + 1, FULLS_AFTER_CHANGE),
+        last_full=at,
+        peak_full_bytes=result.peak_bytes or record.peak_full_bytes,
+    )
+
+
+def after_failure(
+    record: MaintenanceRecord, cause: FailureCause, *, inputs: str, limit_bytes: int, at: datetime
+) -> MaintenanceRecord:
+    """Return the record after a maintenance that failed.
+
+    Args:
+        record: the one before.
+        cause: what it means for the next one.
+        inputs: the hash of what decides whether the repository can be opened.
+        limit_bytes: the memory limit that the attempt had; 0: none.
+        at: when it failed, by the leader's clock.
+    """
+    out_of_memory = cause is FailureCause.OUT_OF_MEMORY
+    return replace(
+        record,
+        last_failure=at,
+        blocked_inputs=inputs if cause is FailureCause.NEEDS_CHANGE else "",
+        retry_at_frequency=cause is FailureCause.CLOCK_SKEW,
+        memory_bytes=2 * limit_bytes if out_of_memory else record.memory_bytes,
+    )
