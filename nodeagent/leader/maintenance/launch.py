@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from exposer.maintenance_job import MaintenanceRun, build_maintenance_job
-
 from core.errors import RepositoryError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError
@@ -23,6 +21,7 @@ from core.models.storage import (
     BackupRepository,
     BackupStorageLocation,
 )
+from exposer.maintenance_job import MaintenanceRun, build_maintenance_job
 from exposer.model import Owner
 from exposer.ownership import NO_PRIORITY_CLASS
 from exposer.settings import ExposeSettings

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from nodeagent.config.maintenance import MaintenanceSettings
-
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, JOBS, PODS
@@ -17,6 +15,7 @@ from core.models.storage import RepositoryKey
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
+from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.maintenance.controller import MaintenanceController
 from nodeagent.leader.maintenance.steps import MaintenanceTools
 from nodeagent.runtime.metrics import Metrics

@@ -4,13 +4,13 @@ import asyncio
 from datetime import timedelta
 
 import pytest
-from exposer.maintenance_job import JobSettings
-from nodeagent.config.maintenance import MaintenanceSettings
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, JOBS, PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
+from exposer.maintenance_job import JobSettings
+from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
 from tests.nodeagent.support.repository_scene import SERVER
