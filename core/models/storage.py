@@ -172,7 +172,7 @@ class BackupRepositoryStatus(WireModel):
     phase: RepositoryPhase | None = None
     message: str = ""
     last_maintenance_time: Time | None = None
-    recent_maintenance: tuple[MaintenanceEntry, ...] = ()
+    recent_maintenance: list[MaintenanceEntry] = field(default_factory=list)
 
 
 class BackupRepository(CustomResource):

@@ -120,6 +120,7 @@ def _build_repositories(parts: AgentParts, election: LeaderElection) -> Reposito
             new_settings=live.repositories.settings,
             check_leading=election.check,
             causes=parts.causes,
+            frequency=parts.spec.settings.maintenance_frequency,
         ),
         namespace=parts.spec.namespace,
         mode=parts.spec.settings.repository_controller,

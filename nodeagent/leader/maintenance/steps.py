@@ -246,7 +246,7 @@ class MaintenanceSteps:
             created_at=repository.metadata.creation_timestamp or self._tools.now(),
             frequency=_frequency_of(repository),
             last_maintenance=status.last_maintenance_time,
-            entries=status.recent_maintenance,
+            entries=tuple(status.recent_maintenance),
             record=record,
             fingerprint=_fingerprint(self._tools.backups(_key_of(repository))),
             inputs=inputs,

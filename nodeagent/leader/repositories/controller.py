@@ -1,6 +1,6 @@
 """The controller of BackupRepositories, for namespaces without a Velero server.
 
-It runs no kopia: an init pod does (`nodeagent.leader.repositories.init_pod`). It runs no maintenance.
+It runs no kopia: an init pod does (`nodeagent.leader.repositories.init_pod`).
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from core.models.names import (
     REPOSITORY_INPUTS_ANNOTATION,
 )
 from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
+from core.models.units import format_duration
 from core.redact import redact
 from exposer.causes import CauseFinder
 from exposer.model import Pending
@@ -62,7 +63,7 @@ __all__ = ["RepositoryController", "RepositoryTools"]
 _log = logging.getLogger(__name__)
 
 _TYPES: Final = frozenset({"", REPOSITORY_TYPE})
-_DEFAULT_FREQUENCY: Final = "1h0m0s"
+_DEFAULT_FREQUENCY: Final = timedelta(hours=1)
 """What a Velero server sets for kopia if no frequency is set.
 
 Source: tests/recordings/velero-1.18.2/backuprepository.json.
@@ -79,7 +80,8 @@ class RepositoryTools:
     """What the controller works with.
 
     `new_settings` returns what repositories that are created now get as `repositoryConfig`.
-    `check_leading` raises unless it may write now.
+    `check_leading` raises unless it may write now. `frequency` is how often repositories without a
+    `maintenanceFrequency` are maintained; not positive: every hour.
     """
 
     client: KubeClient
@@ -90,6 +92,7 @@ class RepositoryTools:
     new_settings: Callable[[], Awaitable[Mapping[str, str]]]
     check_leading: Callable[[], None]
     causes: CauseFinder
+    frequency: timedelta = timedelta()
 
 
 class RepositoryController:
@@ -256,7 +259,9 @@ class RepositoryController:
         """Set defaults; a repository that was ready once keeps its values."""
         spec: JsonDict = {}
         if repository.spec.maintenance_frequency in _NO_FREQUENCY:
-            spec["maintenanceFrequency"] = _DEFAULT_FREQUENCY
+            spec["maintenanceFrequency"] = format_duration(
+                max(self._tools.frequency, timedelta()) or _DEFAULT_FREQUENCY
+            )
         new = repository.phase is RepositoryPhase.NEW and repository.status.last_maintenance_time is None
         if new and not repository.spec.repository_config:
             settings = await self._tools.new_settings()
