@@ -77,9 +77,9 @@ class Dispatcher:
         self._agreement = agreement
         self._term: _Term | None = None
 
-    def finished_backups(self, key: RepositoryKey) -> list[str]:
-        """Return the UIDs of the backups in the repository that have a final phase."""
-        return self._index.finished_backups(key)
+    def finished_backups(self, key: RepositoryKey) -> list[str] | None:
+        """Return the UIDs of the backups in the repository that have a final phase; None before all were listed."""
+        return self._term.finished_backups(key) if self._term is not None else None
 
     async def run(self) -> None:
         """Dispatch until canceled.
@@ -135,6 +135,7 @@ class _Term:
         self._pass = AdmissionPass(rules, self._ledger, examiner=examiner, pending=self._pending, writer=writer)
         kinds = [kind.spec.name for kind in rules.kinds]
         self._view = QueueView(tools.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
+        self.finished_backups = self._index.finished_backups
         self._orphans = OrphanRecovery(tools, rules, self._index, agents=self._agents)
         self._garbage = GarbageCollector(
             client,

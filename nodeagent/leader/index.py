@@ -159,8 +159,10 @@ class TransferIndex:
         """Return the entries of all transfers."""
         return [entry for informer in self._informers for entry in informer.items()]
 
-    def finished_backups(self, key: RepositoryKey) -> list[str]:
-        """Return the UIDs of the backups in the repository that have a final phase."""
+    def finished_backups(self, key: RepositoryKey) -> list[str] | None:
+        """Return the UIDs of the backups in the repository that have a final phase; None before all were listed."""
+        if not all(informer.synced.is_set() for informer in self._backups):
+            return None
         return [
             entry.uid
             for informer in self._backups

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cluster.apart import ApartAgent, installed_apart
 from tests.testbed.api import Resource
-from tests.testbed.demonstration.manifests import NAMESPACE, build_location
+from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
 from tests.testbed.processes import BedError
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(400)]
 
-_DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
-_ACCOUNTS = ("node-agent", "node-agent-mover")
 _NODE = "bed-2"
 _PODS_FOLDER = "/var/lib/kubelet/pods"
 _SECONDS = 120
@@ -33,42 +32,29 @@ _POLL_SECONDS = 0.2
 
 
 class _Install:
-    """An agent of the DaemonSet of `deploy/` on one node, in another namespace and changed by a test."""
+    """An agent that has the volume in a way that a test chooses."""
 
-    def __init__(self, bed: Bed, space: str) -> None:
-        self._bed = bed
-        self._space = space
-        for account in _ACCOUNTS:
-            bed.user.kubectl("create", "serviceaccount", account, "-n", space)
-        group = f"--group=system:serviceaccounts:{space}"
-        bed.user.kubectl("create", "clusterrolebinding", space, "--clusterrole=cluster-admin", group)
-        for item in build_location(bed.env):
-            bed.user.apply(item | {"metadata": item["metadata"] | {"namespace": space}})
+    def __init__(self, agent: ApartAgent) -> None:
+        self._agent = agent
+        self._bed = agent.bed
+        self._space = agent.space
 
     def run(self, *, folder: str = _PODS_FOLDER, mounted: bool = True, **security: Any) -> None:
         """Apply the DaemonSet with this folder of the node as `host-pods`, or without that volume."""
-        spec: Json = (self._bed.api.get(_DAEMON_SETS, NAMESPACE, "node-agent") or {})["spec"]
-        pod = spec["template"]["spec"]
-        pod["nodeSelector"] = {"kubernetes.io/hostname": _NODE}
-        pod["securityContext"] |= security
-        container = pod["containers"][0]
-        container["args"] = ["serve", "--mover-service-account=node-agent-mover"]
-        for holder, field in ((pod, "volumes"), (container, "volumeMounts")):
-            holder[field] = [each for each in holder[field] if mounted or each["name"] != "host-pods"]
-        for volume in pod["volumes"]:
-            if volume["name"] == "host-pods":
-                volume["hostPath"]["path"] = folder
-        metadata = {"namespace": self._space, "name": "node-agent"}
-        manifest = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
-        self._bed.user.kubectl("delete", "daemonset", "node-agent", "-n", self._space, "--ignore-not-found", "--wait")
-        self._bed.user.kubectl("delete", "pod", "-l", AGENT_LABEL, "-n", self._space, "--wait")
-        self._bed.user.apply(manifest)
+
+        def change(pod: Json) -> None:
+            pod["securityContext"] |= security
+            for holder, field in ((pod, "volumes"), (pod["containers"][0], "volumeMounts")):
+                holder[field] = [each for each in holder[field] if mounted or each["name"] != "host-pods"]
+            for volume in pod["volumes"]:
+                if volume["name"] == "host-pods":
+                    volume["hostPath"]["path"] = folder
+
+        self._agent.run(change)
 
     def ready_log(self) -> list[str]:
         """Return the log of the agent, once it is ready."""
-        timeout = f"--timeout={_SECONDS}s"
-        self._bed.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", self._space, timeout)
-        return self._bed.user.kubectl("logs", "daemonset/node-agent", "-n", self._space).splitlines()
+        return self._agent.ready_log()
 
     def end(self) -> tuple[int, str]:
         """Return the exit code of the agent and the last line of its log, once it has ended."""
@@ -99,17 +85,12 @@ class _Install:
         found = self._bed.api.get(Resource("/apis/velero.io/v1", "podvolumebackups"), self._space, "backup") or {}
         return str(found["status"]["message"])
 
-    def remove(self) -> None:
-        """Delete what is not in the namespace."""
-        self._bed.user.kubectl("delete", "clusterrolebinding", self._space)
-
 
 @pytest.fixture
 def install(agent: Bed, space: str) -> Iterator[_Install]:
     """A namespace in which a test may run an agent."""
-    own = _Install(agent, space)
-    yield own
-    own.remove()
+    with installed_apart(agent, space) as own:
+        yield _Install(own)
 
 
 def _warnings(log: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import COPIES_ANNOTATION, COPY_LABEL, OUTCOME_ANNOTATION, OWNER_UID_LABEL
+from core.models.names import COPIES_ANNOTATION, COPY_LABEL, OUTCOME_ANNOTATION, OWNER_UID_LABEL, REPO_NAME_LABEL
 from datamover.kinds import TRANSFER_KINDS
 from datamover.pod.cluster import ClusterReader
 from datamover.pod.follower import TransferFollower, WatchedTransfer
@@ -29,7 +29,7 @@ from datamover.runtime.cancellation import Canceler
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, build_agent
 from nodeagent.config.parse import parse_config
-from nodeagent.runtime.settings import Settings
+from nodeagent.runtime.settings import MaintenanceSwitch, Settings
 from nodeagent.startup import AgentSpec
 from tests.fuzz.distorter import Distorter, ObjectKey
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
@@ -168,6 +168,12 @@ def _surroundings() -> list[JsonDict]:
             "spec": location,
         },
         repository,
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": place | {"name": "maintain", "labels": {REPO_NAME_LABEL: repository["metadata"]["name"]}},
+            "status": {"succeeded": 1, "completionTime": "2026-11-21T11:00:00Z", "conditions": []},
+        },
         {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "low"}, "value": 1},
         {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-1"}, "spec": volume},
         {
@@ -317,7 +323,7 @@ async def open_world() -> AsyncIterator[World]:
     for obj in _INITIAL.values():
         kube.put(obj)
     clock, distorter = LoopClock(), Distorter(kube)
-    settings = Settings(NODE, namespace=NAMESPACE, config_map_name=CONFIG_MAP)
+    settings = Settings(NODE, namespace=NAMESPACE, config_map_name=CONFIG_MAP, maintenance=MaintenanceSwitch.ON)
     template = AgentTemplate("mover:1", host_pods="/host_pods")
     spec = AgentSpec(settings, NAMESPACE, parse_config(json.dumps(_CONFIG)), template)
     agent = build_agent(KubeClient(distorter, Retry(clock)), clock, spec)

@@ -16,11 +16,14 @@ from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import REPOSITORY_CREATED_ANNOTATION
 from core.models.storage import (
+    CACHE_LIMIT_KEY,
+    DEFAULT_CACHE_LIMIT_MIB,
     FULL_INTERVAL_KEY,
     FULL_INTERVAL_SECONDS,
     BackupRepository,
     BackupStorageLocation,
 )
+from core.models.units import parse_count
 from exposer.maintenance_job import MaintenanceRun, build_maintenance_job
 from exposer.model import Owner
 from exposer.ownership import NO_PRIORITY_CLASS
@@ -88,6 +91,8 @@ def _build(request: JobRequest, expose: ExposeSettings) -> JsonDict:
         ignore_foreign=request.ignore_foreign,
         verify_blobs=settings.verify_blob_limit,
         full_interval=_full_interval(repository),
+        cache_limit_mib=parse_count(repository.spec.repository_config.get(CACHE_LIMIT_KEY, ""))
+        or DEFAULT_CACHE_LIMIT_MIB,
     )
     return build_maintenance_job(run, expose)
 

@@ -74,8 +74,8 @@ class MaintenanceTools:
     """What maintenance works with.
 
     `now` is the wall clock, corrected by the API server's. `backups` returns the UIDs of a repository's finished
-    backups, `inputs` the hash of what decides whether the repositories of a location can be opened, and `settings` what
-    applies to a repository's Jobs. `check_leading` raises unless it may write now.
+    backups, None before they are known, and `inputs` the hash of what decides whether the repositories of a location
+    can be opened. `settings` returns what applies to a repository's Jobs. `check_leading` raises unless it may write now.
     """
 
     client: KubeClient
@@ -86,7 +86,7 @@ class MaintenanceTools:
     expose_settings: Callable[[], ExposeSettings]
     settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]]
     inputs: Callable[[str], Awaitable[str]]
-    backups: Callable[[RepositoryKey], Iterable[str]]
+    backups: Callable[[RepositoryKey], Iterable[str] | None]
     now: Callable[[], datetime]
     check_leading: Callable[[], None]
 
@@ -222,7 +222,10 @@ class MaintenanceSteps:
 
     async def _decide(self, repository: BackupRepository) -> tuple[Requeue, Decision]:
         """Start a Job if a maintenance is due and nothing holds it."""
-        view = await self._view(repository)
+        backups = self._tools.backups(_key_of(repository))
+        if backups is None:
+            return Requeue(_STEP_SECONDS), Decision(Hold.NOT_DUE)
+        view = await self._view(repository, _fingerprint(backups))
         decision = decide_maintenance(view)
         if decision.hold is None:
             rejected_at = self._rejected.get(repository.name)
@@ -236,7 +239,7 @@ class MaintenanceSteps:
             seconds = max(1.0, min(seconds, (decision.wait_until - self._tools.now()).total_seconds()))
         return Requeue(seconds), decision
 
-    async def _view(self, repository: BackupRepository) -> MaintenanceView:
+    async def _view(self, repository: BackupRepository, fingerprint: str) -> MaintenanceView:
         """Return what is known without further reads; `_start` completes it."""
         record, status = _record_of(repository), repository.status
         inputs = await self._tools.inputs(repository.spec.backup_storage_location) if record.blocked_inputs else ""
@@ -248,7 +251,7 @@ class MaintenanceSteps:
             last_maintenance=status.last_maintenance_time,
             entries=tuple(status.recent_maintenance),
             record=record,
-            fingerprint=_fingerprint(self._tools.backups(_key_of(repository))),
+            fingerprint=fingerprint,
             inputs=inputs,
             switch=self._switch,
             server=self._absence.server,

@@ -10,10 +10,12 @@ from core.kube.resources import DATA_UPLOADS
 from core.kube.transport import Request, Response
 from core.models.names import NOT_PREPARED_ANNOTATION
 from core.models.reasons import NotPrepared
-from nodeagent.leader.index import build_entry
+from core.models.storage import RepositoryKey
+from nodeagent.leader.index import TransferIndex, build_entry
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import Scene, ScriptedKind, agent_pod, open_scene
-from tests.nodeagent.support.transfers import data_upload
+from tests.nodeagent.support.parts import fake_parts
+from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upload, pod_volume_backup
 from tests.support.fakekube import FakeKube
 
 __all__: list[str] = []
@@ -100,3 +102,33 @@ async def test_a_pending_transfer_takes_two_kibibytes_at_most(what: str) -> None
         tracemalloc.stop()
     per_transfer = (full - alone) / TRANSFERS
     assert 500 < per_transfer <= MAX_BYTES_PER_TRANSFER
+
+
+@pytest.mark.looptime
+async def test_the_finished_backups_of_a_repository_are_known_once_all_are_listed() -> None:
+    kube = FakeKube()
+    parts = fake_parts(kube)
+    uids = {}
+    for name, make, phase in (
+        ("done", data_upload, "Completed"),
+        ("failed", pod_volume_backup, "Failed"),
+        ("running", data_upload, "InProgress"),
+        ("restored", data_download, "Completed"),
+    ):
+        uids[name] = kube.put(make(name) | {"status": {"phase": phase}})["metadata"]["uid"]
+    elsewhere = data_upload("elsewhere")
+    kube.put(
+        elsewhere | {"spec": elsewhere["spec"] | {"backupStorageLocation": "other"}, "status": {"phase": "Failed"}}
+    )
+    index = TransferIndex(parts.client, parts.clock, namespace=NAMESPACE, kinds=parts.kinds, on_change=lambda _: None)
+    key = RepositoryKey(data_upload()["spec"]["sourceNamespace"], "default")
+    assert index.finished_backups(key) is None
+    task = asyncio.create_task(index.run())
+    try:
+        await index.wait_synced()
+        namespaces = {data_upload()["spec"]["sourceNamespace"], pod_volume_backup()["spec"]["pod"]["namespace"]}
+        found = {uid for one in namespaces for uid in index.finished_backups(RepositoryKey(one, "default")) or []}
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert found == {uids["done"], uids["failed"]}

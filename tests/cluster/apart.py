@@ -1,0 +1,70 @@
+"""An agent of a test's own: that of `deploy/`, on one node and in another namespace, changed by the test."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE, build_location
+from tests.testbed.install import AGENT_LABEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
+
+__all__ = ["ApartAgent", "installed_apart"]
+
+_DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
+_ACCOUNTS = ("node-agent", "node-agent-mover")
+_NODE = "bed-2"
+_SECONDS = 120
+
+
+@dataclass
+class ApartAgent:
+    """The agent of the namespace `space`."""
+
+    bed: Bed
+    space: str
+
+    def run(self, change: Callable[[Json], None] = lambda _: None, *, arguments: Sequence[str] = ()) -> None:
+        """Apply the DaemonSet with these arguments more; `change` is called with its pod's spec."""
+        spec: Json = (self.bed.api.get(_DAEMON_SETS, NAMESPACE, "node-agent") or {})["spec"]
+        pod = spec["template"]["spec"]
+        pod["nodeSelector"] = {"kubernetes.io/hostname": _NODE}
+        pod["containers"][0]["args"] = ["serve", "--mover-service-account=node-agent-mover", *arguments]
+        change(pod)
+        metadata = {"namespace": self.space, "name": "node-agent"}
+        manifest = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
+        self.kubectl("delete", "daemonset", "node-agent", "--ignore-not-found", "--wait")
+        self.kubectl("delete", "pod", "-l", AGENT_LABEL, "--wait")
+        self.bed.user.apply(manifest)
+
+    def ready_log(self) -> list[str]:
+        """Return the log of the agent, once it is ready."""
+        self.kubectl("rollout", "status", "daemonset/node-agent", f"--timeout={_SECONDS}s")
+        return self.kubectl("logs", "daemonset/node-agent").splitlines()
+
+    def kubectl(self, *arguments: str) -> str:
+        """Run kubectl in the namespace, and return what it printed."""
+        return self.bed.user.kubectl(*arguments, "-n", self.space)
+
+
+@contextmanager
+def installed_apart(bed: Bed, space: str) -> Iterator[ApartAgent]:
+    """Accounts with all permissions, and a location, for an agent in the namespace `space`."""
+    for account in _ACCOUNTS:
+        bed.user.kubectl("create", "serviceaccount", account, "-n", space)
+    group = f"--group=system:serviceaccounts:{space}"
+    bed.user.kubectl("create", "clusterrolebinding", space, "--clusterrole=cluster-admin", group)
+    for item in build_location(bed.env):
+        bed.user.apply(item | {"metadata": item["metadata"] | {"namespace": space}})
+    try:
+        yield ApartAgent(bed, space)
+    finally:
+        # It is not in the namespace.
+        bed.user.kubectl("delete", "clusterrolebinding", space)
