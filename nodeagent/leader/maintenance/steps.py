@@ -75,7 +75,8 @@ class MaintenanceTools:
 
     `now` is the wall clock, corrected by the API server's. `backups` returns the UIDs of a repository's finished
     backups, None before they are known, and `inputs` the hash of what decides whether the repositories of a location
-    can be opened. `settings` returns what applies to a repository's Jobs. `check_leading` raises unless it may write now.
+    can be opened. `settings` returns what applies to a repository's Jobs. `check_leading` raises unless it may write
+    now.
     """
 
     client: KubeClient
