@@ -92,6 +92,8 @@ _AT = _NAME + ": "
 _REFUSED = _NAME + " did not answer for [0-9ms]+: the endpoint cannot be reached: "
 _PENDING = r"BackupRepository velero/{space}-{location}-kopia is not ready: "
 _NOT_READY = _PENDING + _AT
+_CHECKED_AGAIN = f"({_PENDING})?"
+"""What has changed since the repository was Ready is found by the data mover, or before by the leader."""
 
 _NO_LOCATION = "could not start within 2m0s: BackupStorageLocation velero/{location} does not exist"
 
@@ -112,7 +114,10 @@ _CASES = {
         "credentials-wrong", _NOT_READY + "the secret access key is not accepted: ", {"secret_key": _WRONG_KEY}
     ),
     "wrong-keys-later": Case(
-        "credentials-wrong", _AT + "the secret access key is not accepted: ", ready=True, spoil=_replace_keys
+        "credentials-wrong",
+        _CHECKED_AGAIN + _AT + "the secret access key is not accepted: ",
+        ready=True,
+        spoil=_replace_keys,
     ),
     "wrong-password": Case(
         "password-wrong", _NOT_READY + "the repository password does not match: ", prepare=_create_with_password
@@ -122,7 +127,7 @@ _CASES = {
     ),
     "no-bucket": Case("bucket-missing", _NOT_READY + "the bucket does not exist: ", {"bucket": "missing-bucket"}),
     "refusing": Case("storage-unreachable", _PENDING + _REFUSED, {"url": _REFUSING}),
-    "refusing-later": Case("storage-unreachable", _REFUSED, ready=True, spoil=_change_url),
+    "refusing-later": Case("storage-unreachable", _CHECKED_AGAIN + _REFUSED, ready=True, spoil=_change_url),
 }
 
 
