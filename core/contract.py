@@ -212,14 +212,16 @@ class LocationResult(WireModel):
 class MaintenanceResult(WireModel, omit_defaults=True):
     """The termination message of `maintain-repository` that succeeded, or had nothing to do.
 
-    `reason` says why nothing ran (mode `none`). `next_quick` and `next_full` are kopia's next due times,
-    by the clock of the pod; `foreign_at` is when the newest maintenance began that this cluster did not start.
+    `reason` says why nothing ran (mode `none`); `held`: because another cluster maintains the repository. `next_quick`
+    and `next_full` are kopia's next due times, by the clock of the pod; `foreign_at` is when the newest maintenance
+    began that this cluster did not start.
     `interval_differs`: the full interval is not the one of the BackupRepository, and was not changed.
     Sizes in bytes; `peak_bytes` is kopia's highest resident memory, `freed_bytes` what the bucket shrank by.
     """
 
     mode: MaintenanceMode
     reason: str = ""
+    held: bool = False
     repository_id: str = field(name="repositoryID", default="")
     seconds: float = 0.0
     contents: Int64 = 0

@@ -165,7 +165,7 @@ class _Run:
             foreign_at=foreign_at,
         )
         if hold := self._find_hold(info, foreign_at, now):
-            return structs.replace(result, reason=hold)
+            return structs.replace(result, reason=hold, held=True)
         if wanted := self._find_new_interval(info):
             await self.maintenance.set_full_interval(wanted)
             result = structs.replace(result, full_interval_seconds=wanted.total_seconds())

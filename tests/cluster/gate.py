@@ -30,6 +30,7 @@ HELD_BYTES = 24 << 20
 """Random data of this size does not pass a shut gate: it is one blob of about 20 MiB, and more."""
 
 _POLL_SECONDS = 0.05
+_LAST_CALLBACKS = 5
 _WAIT_SECONDS = 120
 
 
@@ -85,6 +86,9 @@ class Gate:
             for writer in self._writers:
                 writer.transport.abort()
             await asyncio.wait(carrying, timeout=_POLL_SECONDS)
+        # A socket is closed by a callback, which may come after the task of its connection has ended.
+        for _ in range(_LAST_CALLBACKS):
+            await asyncio.sleep(0)
 
     def end(self) -> None:
         """Let `serve` return; connections that are left are dropped."""

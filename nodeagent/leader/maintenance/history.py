@@ -120,7 +120,7 @@ class HistoryWriter:
     async def _report(self, repository: BackupRepository, job: MaintenanceJob, end: JobEnd) -> None:
         tools, result = self._tools, end.result
         if end.entry is None:
-            if result is not None and result.foreign_at is not None:
+            if result is not None and result.held:
                 tools.metrics.maintenance_foreign(repository.name)
                 await tools.events.record(repository, "MaintenanceHeld", result.reason, warning=True)
             return

@@ -111,6 +111,7 @@ async def test_another_clusters_maintenance_is_not_joined(released: MoverPod, ot
     assert await released.maintain() == 0, released.message
     assert released.result["mode"] == "none"
     assert "another cluster or a person ran maintenance at " in released.result["reason"]
+    assert released.result["held"]
     assert "foreignAt" in released.result
     assert _contents(bucket) == before
     assert await released.maintain(ignore_foreign=True) == 0, released.message
@@ -137,6 +138,7 @@ async def test_a_run_of_this_cluster_is_not_foreign(released: MoverPod, other: P
             released.put_job("job-0", status={"conditions": [condition]})
     assert await released.maintain() == 0, released.message
     assert "nothing is due" in released.result["reason"]
+    assert "held" not in released.result
     assert "foreignAt" not in released.result
 
 

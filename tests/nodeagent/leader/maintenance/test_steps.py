@@ -290,7 +290,7 @@ async def test_as_many_finished_jobs_are_kept_as_configured() -> None:
 async def test_maintenance_by_another_cluster_holds_ours_for_three_intervals() -> None:
     scene = MaintenanceScene()
     held = {"reason": "another cluster maintains it", "foreignAt": "2026-11-21T12:30:00Z"}
-    text = result("none", fullIntervalSeconds=86400, **held)
+    text = result("none", held=True, fullIntervalSeconds=86400, **held)
     async with scene.running() as controller:
         await scene.run_once(text)
         assert scene.history == []
