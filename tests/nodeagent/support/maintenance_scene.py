@@ -10,6 +10,7 @@ from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, JOBS, PODS
 from core.kube.retry import Retry
+from core.kube.transport import Transport
 from core.models.base import JsonDict, format_time
 from core.models.storage import RepositoryKey
 from exposer.causes import CauseFinder
@@ -68,10 +69,10 @@ class MaintenanceScene:
             {"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": meta, "spec": location}
         )
 
-    def build(self) -> MaintenanceController:
-        """Return a controller, as a new leader has it."""
+    def build(self, transport: Transport | None = None) -> MaintenanceController:
+        """Return a controller, as a new leader has it; its requests go through `transport`."""
         clock = LoopClock()
-        client = KubeClient(self.kube, Retry(clock))
+        client = KubeClient(transport or self.kube, Retry(clock))
 
         async def settings(_: RepositoryKey) -> MaintenanceSettings:
             return self.settings
@@ -95,8 +96,8 @@ class MaintenanceScene:
         return MaintenanceController(tools, namespace="velero", switch=self.switch)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[MaintenanceController]:
-        controller = self.build()
+    async def running(self, transport: Transport | None = None) -> AsyncIterator[MaintenanceController]:
+        controller = self.build(transport)
         task = asyncio.create_task(controller.run(), name="controller")
         try:
             yield controller
