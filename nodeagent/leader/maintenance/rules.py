@@ -95,6 +95,8 @@ class Hold(StrEnum):
     BACK_OFF = "back-off"
     IDLE = "idle"
     """Nothing has changed."""
+    NOT_OBSERVED = "not-observed"
+    """The leader's caches are behind its own writes."""
     NOT_DUE = "not-due"
     WINDOW = "window"
     CONCURRENCY = "concurrency"

@@ -59,11 +59,14 @@ _STEP_SECONDS: Final = 5.0
 _LOOK_AGAIN_SECONDS: Final = 60.0
 """Between two decisions about a repository, whatever the last one said: what it depends on is not all watched."""
 
-_REJECTED_SECONDS: Final = 300.0
-"""Between two attempts to start a Job whose pod is rejected: each is a dry run."""
+_HELD_SECONDS: Final = 300.0
+"""Between two looks at what holds a maintenance that is due: each costs half a dozen requests."""
 
 _START_SECONDS: Final = 600.0
 """How long the pod of a Job may take to run; the Job, which no server sees, is deleted then."""
+
+_WATCHED: Final = frozenset({Hold.JOB_UNFINISHED, Hold.CONCURRENCY, Hold.NOT_OBSERVED})
+"""Holds whose end is observed without further reads."""
 
 _ABANDONED_SECONDS: Final = 3600.0
 """How long a Job of a Velero server that is gone may have no pod."""
@@ -111,15 +114,16 @@ class MaintenanceSteps:
         self._namespace = namespace
         self._switch = switch
         self._ages = Timers(tools.clock)
-        self._rejected: dict[str, float] = {}
+        self._held: dict[str, tuple[float, Decision]] = {}
         self._reported: dict[str, str] = {}
         # Two repositories must not both take the last place of maxConcurrentJobs.
         self._launching = Lock()
+        self._most = MaintenanceSettings().max_concurrent_jobs
 
     def forget(self, name: str) -> None:
         """Drop what is remembered about a repository that was deleted."""
         self._ages.forget(name)
-        self._rejected.pop(name, None)
+        self._held.pop(name, None)
         self._reported.pop(name, None)
 
     async def step(self, repository: BackupRepository, jobs: list[JsonDict]) -> tuple[Requeue, Decision]:
@@ -141,7 +145,7 @@ class MaintenanceSteps:
         running = _record_of(repository).running
         if running is not None:
             return await self._look_for(repository, running), Decision(Hold.JOB_UNFINISHED)
-        return await self._decide(repository)
+        return await self._decide(repository, jobs)
 
     async def _leave_to_server(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> Requeue:
         """Delete a Job that the server does not see and whose pod waits for the label; everything else is its own."""
@@ -221,21 +225,17 @@ class MaintenanceSteps:
         await self._history.write_lost(repository, running, inputs=inputs)
         return Requeue(_STEP_SECONDS)
 
-    async def _decide(self, repository: BackupRepository) -> tuple[Requeue, Decision]:
+    async def _decide(self, repository: BackupRepository, jobs: list[JsonDict]) -> tuple[Requeue, Decision]:
         """Start a Job if a maintenance is due and nothing holds it."""
         backups = self._tools.backups(_key_of(repository))
         if backups is None:
-            return Requeue(_STEP_SECONDS), Decision(Hold.NOT_DUE)
+            return Requeue(_STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
         view = await self._view(repository, _fingerprint(backups))
-        decision = decide_maintenance(view)
+        decision = decide_maintenance(replace(view, running_jobs=_count_running(jobs), max_concurrent_jobs=self._most))
         if decision.hold is None:
-            rejected_at = self._rejected.get(repository.name)
-            if rejected_at is not None and self._tools.clock.monotonic() - rejected_at < _REJECTED_SECONDS:
-                return Requeue(_LOOK_AGAIN_SECONDS), Decision(Hold.REJECTED, due_at=decision.due_at)
-            async with self._launching:
-                decision = await self._start(repository, view)
+            decision = self._recall_hold(repository.name, view.now) or await self._start_alone(repository, view)
         await self._report_hold(repository, decision)
-        seconds = _LOOK_AGAIN_SECONDS
+        seconds = _STEP_SECONDS if decision.hold is Hold.NOT_OBSERVED else _LOOK_AGAIN_SECONDS
         if decision.wait_until is not None:
             seconds = max(1.0, min(seconds, (decision.wait_until - self._tools.now()).total_seconds()))
         return Requeue(seconds), decision
@@ -260,6 +260,23 @@ class MaintenanceSteps:
             ready_once=ready_once or REPOSITORY_ID_ANNOTATION in repository.metadata.annotations,
         )
 
+    def _recall_hold(self, name: str, now: datetime) -> Decision | None:
+        """Return what held the maintenance a few minutes ago; None: nothing did, or it may be over."""
+        at_seconds, decision = self._held.get(name, (-_HELD_SECONDS, None))
+        if decision is None or self._tools.clock.monotonic() - at_seconds >= _HELD_SECONDS:
+            return None
+        return decision if decision.wait_until is None or now < decision.wait_until else None
+
+    async def _start_alone(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
+        """Start a Job while no other repository's is being started; remember what holds it."""
+        async with self._launching:
+            decision = await self._start(repository, view)
+        if decision.hold in _WATCHED:
+            self._held.pop(repository.name, None)
+        else:
+            self._held[repository.name] = (self._tools.clock.monotonic(), decision)
+        return decision
+
     async def _start(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
         """Create a Job, unless reads that are made now show a reason not to."""
         tools, name = self._tools, repository.spec.backup_storage_location
@@ -271,15 +288,15 @@ class MaintenanceSteps:
         fresh = BackupRepository.parse(await tools.client.get(BACKUP_REPOSITORIES, self._namespace, repository.name))
         if fresh.metadata.resource_version != repository.metadata.resource_version:
             # Not observed yet.
-            return Decision(Hold.NOT_DUE, tools.now())
-        parsed = [MaintenanceJob.parse(one) for one in jobs]
+            return Decision(Hold.NOT_OBSERVED)
+        self._most = settings.max_concurrent_jobs
         view = replace(
             view,
             server=server,
             no_server_for=self._absence.lasts,
             location=location_state(location),
             job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
-            running_jobs=sum(job.ours and not job.ended for job in parsed),
+            running_jobs=_count_running(jobs),
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )
@@ -302,10 +319,8 @@ class MaintenanceSteps:
         try:
             job = await create_job(tools.client, request, tools.expose_settings(), tools.check_leading)
         except PodRejectedError as e:
-            self._rejected[repository.name] = tools.clock.monotonic()
             await self._report_once(repository, "MaintenanceRejected", str(e))
             return Decision(Hold.REJECTED, due_at=decision.due_at)
-        self._rejected.pop(repository.name, None)
         self._reported.pop(repository.name, None)
         running = RunningJob(name=job.name, uid=job.uid, created=job.created, fingerprint=view.fingerprint)
         await self._history.note_started(repository, running)
@@ -329,6 +344,11 @@ class MaintenanceSteps:
         self._tools.check_leading()
         await self._tools.client.delete(JOBS, self._namespace, job.name, uid=job.uid)
         _log.debug("deleted Job %s", job.name)
+
+
+def _count_running(jobs: Iterable[JsonDict]) -> int:
+    parsed = (MaintenanceJob.parse(raw) for raw in jobs)
+    return sum(job.ours and not job.ended for job in parsed)
 
 
 def _record_of(repository: BackupRepository) -> MaintenanceRecord:

@@ -181,7 +181,7 @@ async def test_a_priority_class_that_does_not_exist_is_left_out() -> None:
 
 
 async def test_a_pod_that_is_rejected_gets_no_job_and_holds_up_no_other_repository() -> None:
-    scene = MaintenanceScene()
+    scene = MaintenanceScene(settings=MaintenanceSettings(max_concurrent_jobs=2))
     scene.kube.put(repository_object("other-default-kopia"))
     scene.kube.fail_next("POST", "pods", 403, message="exceeded quota: all")
     async with scene.running() as controller:

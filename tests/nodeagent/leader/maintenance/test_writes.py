@@ -1,17 +1,21 @@
-"""A maintenance that is disturbed at each of its writes: the leader stops, or a Velero server appears."""
+"""A maintenance that is disturbed at each of its writes, and what one that is held costs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
+from zoneinfo import ZoneInfo
 
 import pytest
 
-from core.kube.resources import PODS
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, result
+from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.config.windows import Window, parse_schedule
+from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
 from tests.nodeagent.support.repository_scene import SERVER
 from tests.support.fakekube import FakeKube
 
@@ -136,3 +140,36 @@ async def test_a_server_that_appears_at_any_write_never_waits_for_ever(after: bo
         if not transport.reached:
             break
     assert 4 <= number < _MOST_WRITES - 1
+
+
+_NEVER = Window(parse_schedule("0 0 1 1 *"), ZoneInfo("UTC"), timedelta(minutes=1))
+
+
+@pytest.mark.parametrize("hold", ["location-read-only", "window", "rejected", "concurrency", "idle"])
+async def test_repositories_that_are_held_cost_few_requests(hold: str) -> None:
+    """Without any, the leader looks for a server every half minute."""
+    count = 10
+    windows = (_NEVER,) if hold == "window" else ()
+    scene = MaintenanceScene(settings=MaintenanceSettings(windows=windows))
+    if hold == "location-read-only":
+        (location,) = scene.kube.objects(BACKUP_STORAGE_LOCATIONS)
+        scene.kube.put(location | {"spec": location["spec"] | {"accessMode": "ReadOnly"}})
+    if hold == "rejected":
+        scene.kube.fail_next("POST", "pods", 403, times=10_000, message="exceeded quota")
+    for number in range(count):
+        scene.kube.put(repository_object(f"r{number}-default-kopia"))
+    if hold == "idle":
+        for one in scene.kube.objects(BACKUP_REPOSITORIES):
+            scene.kube.put(one | {"spec": one["spec"] | {"maintenanceFrequency": "100h"}})
+    async with scene.running() as controller:
+        await asyncio.sleep(90 * MINUTE)
+        if hold == "concurrency":
+            scene.start_pod(scene.jobs[0])
+            await scene.until_labeled(scene.jobs[0])
+        before = len(scene.kube.requests)
+        await asyncio.sleep(60 * MINUTE)
+        per_minute = (len(scene.kube.requests) - before) / 60
+        found = {shown["hold"] for shown in controller.report().values()}
+    if hold != "idle":
+        assert hold in found
+    assert per_minute <= 2 + (1.8 * count if hold in {"location-read-only", "window", "rejected"} else 1)
